@@ -19,7 +19,7 @@ use tokio::{
     process::{Child, Command},
     sync::OnceCell,
 };
-use tower_lock_faults::{MariaDb, skipped};
+use tower_lock_testkit::{MariaDb, skipped};
 
 use super::soon;
 
@@ -34,8 +34,7 @@ pub(crate) async fn example(name: &str) -> Command {
                     ["reward_claim", "stock_sale", "nightly_mail", "grpc_status"]
                         .map(|name| format!("--example={name}")),
                 )
-                // As the tests are built: other features would rebuild all dependencies.
-                .args(cfg!(feature = "redis").then_some("--all-features"))
+                .args(["-p", "tower-lock", "--all-features"])
                 .current_dir(env!("CARGO_MANIFEST_DIR"))
                 .status()
                 .await

@@ -11,9 +11,13 @@ use tower_lock::{
         QueueConfig, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreEvent, YieldReply, YieldRequest,
     },
 };
-use tower_lock_faults::{Connection, Reply};
+use tower_lock_testkit::{Connection, Reply};
+use tower_lock_testkit::{
+    locks::key,
+    wait::{ms, soon, until},
+};
 
-use crate::support::{Environment, NAME, QUEUE, environment, key, ms, soon, until};
+use crate::support::{Environment, NAME, QUEUE, environment};
 
 const FENCES: &str = "tower-lock:lock:f";
 const LEASE: Duration = ms(30_000);
@@ -21,7 +25,7 @@ const TERMS: QueueConfig = QueueConfig::new(ms(20_000), ms(20_000), 8);
 
 macro_rules! recorded {
     ($name:literal) => {
-        include_str!(concat!("../simulator/recorded/scripts/", $name, ".lua"))
+        include_str!(concat!("../../simulator/recorded/scripts/", $name, ".lua"))
     };
 }
 

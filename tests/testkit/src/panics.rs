@@ -20,13 +20,13 @@ static PLANNED: LazyLock<Mutex<Vec<String>>> = LazyLock::new(|| {
 });
 
 /// The number of panics with this message since the first call; it begins with `planned: `.
-pub(crate) fn panics(message: &str) -> usize {
+pub fn panics(message: &str) -> usize {
     assert!(message.starts_with("planned: "), "{message}");
     PLANNED.lock().unwrap_or_else(PoisonError::into_inner).iter().filter(|panic| *panic == message).count()
 }
 
 /// The number of polls after a panic.
-pub(crate) fn resumed() -> usize {
+pub fn resumed() -> usize {
     let resumed = |panic: &&String| panic.contains("resumed after panicking");
     PLANNED.lock().unwrap_or_else(PoisonError::into_inner).iter().filter(resumed).count()
 }

@@ -19,17 +19,11 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep};
 use tower_lock::{LockLayer, LockManager, key};
 
-use crate::support::wire::{Cut, Http2, Reply, Wire};
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Version {
-    Http1,
-    Http2,
-}
+use crate::http::{Client, Cut, Reply, Version};
 
 /// One kind of response, and how a client sees it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ending {
+pub struct Ending {
     path: &'static str,
     make: fn() -> Response<Body>,
     sees: Sees,
@@ -49,9 +43,12 @@ enum Sees {
 
 /// The next step of a body.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Step {
+pub enum Step {
+    /// A frame of this many bytes.
     Data(usize),
+    /// The trailer `x-end: 1`.
     Trailers,
+    /// An error instead of a frame.
     Error,
     /// Panics with this message.
     Panic(&'static str),
@@ -59,7 +56,8 @@ pub(crate) enum Step {
 
 /// The source of the size of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SizeSource {
+pub enum SizeSource {
+    /// None: the size is unknown.
     Nobody,
     /// The size hint.
     Size,
@@ -68,7 +66,8 @@ pub(crate) enum SizeSource {
 }
 
 /// A body that takes its steps, with or without a pause before each and before its end.
-pub(crate) struct Steps {
+#[derive(Debug)]
+pub struct Steps {
     steps: VecDeque<Step>,
     size_source: SizeSource,
     left: usize,
@@ -77,24 +76,13 @@ pub(crate) struct Steps {
     pause: Option<Pin<Box<Sleep>>>,
 }
 
-/// A client of one instance, with a kept connection.
-pub(crate) struct Client {
-    address: SocketAddr,
-    version: Version,
-    connection: Option<Connection>,
-}
-
-enum Connection {
-    Http1(Wire),
-    Http2(Http2),
-}
-
 /// A body longer than the frames and bytes that are read before its head is sent.
 const LONG: [Step; 40] = [Step::Data(5000); 40];
 const LONG_BYTES: usize = 200_000;
 const SHORT: [Step; 3] = [Step::Data(10); 3];
 
-pub(crate) const ENDINGS: [Ending; 27] = [
+/// Responses of each kind.
+pub const ENDINGS: [Ending; 27] = [
     ending("/empty", Response::default, Sees::Head(200)),
     ending("/204", || with_status(204), Sees::Head(204)),
     ending("/304", || with_status(304), Sees::Head(304)),
@@ -125,7 +113,7 @@ pub(crate) const ENDINGS: [Ending; 27] = [
 ];
 
 /// They announce an empty body that has not ended: a body without a length is not polled.
-pub(crate) const NOTHING: [Ending; 2] = [
+pub const NOTHING: [Ending; 2] = [
     ending("/header/zero", || announced(0, paused([], SizeSource::Nobody)), Sees::Bytes(0)),
     ending("/size/zero", || sized([], SizeSource::Size, true), Sees::Bytes(0)),
 ];
@@ -135,7 +123,7 @@ const RELEASE_WAIT: Duration = Duration::from_millis(250);
 
 /// Each ending has its own key, and they run concurrently. A client that has read the end sends a
 /// request to another instance, which rejects busy keys at once: none is rejected.
-pub(crate) async fn assert_next_request_is_served_elsewhere(
+pub async fn assert_next_request_is_served_elsewhere(
     endings: &[Ending],
     instances: [SocketAddr; 2],
     version: Version,
@@ -166,7 +154,7 @@ pub(crate) async fn assert_next_request_is_served_elsewhere(
 }
 
 /// A service with all endings, each under its own key.
-pub(crate) fn service(locks: &LockManager) -> Router {
+pub fn service(locks: &LockManager) -> Router {
     let all = ENDINGS.iter().chain(&NOTHING);
     let router = all.fold(Router::new(), |router, ending| router.route(ending.path, get(async || (ending.make)())));
     router.route_layer(LockLayer::new(locks, key::from_parts(|parts| ("ending", parts.uri.path().to_owned()))))
@@ -236,7 +224,8 @@ impl Ending {
 // === impl Steps ===
 
 impl Steps {
-    pub(crate) fn new(steps: impl Into<VecDeque<Step>>, size_source: SizeSource, paused: bool) -> Self {
+    /// A body that pauses before each step and before its end, if it is `paused`.
+    pub fn new(steps: impl Into<VecDeque<Step>>, size_source: SizeSource, paused: bool) -> Self {
         let steps = steps.into();
         let left = steps.iter().map(|step| if let Step::Data(len) = step { *len } else { 0 }).sum();
         Self { steps, size_source, left, at_once: if paused { 0 } else { usize::MAX }, pause: None }
@@ -276,34 +265,5 @@ impl HttpBody for Steps {
 
     fn is_end_stream(&self) -> bool {
         self.size_source == SizeSource::SizeAndEnd && self.left == 0
-    }
-}
-
-// === impl Client ===
-
-impl Client {
-    pub(crate) fn new(address: SocketAddr, version: Version) -> Self {
-        Self { address, version, connection: None }
-    }
-
-    /// Sends a request and reads the response to its end.
-    pub(crate) async fn request(&mut self, method: &str, path: &str) -> Result<Reply, Cut> {
-        let connection = match (&mut self.connection, self.version) {
-            (Some(connection), _) => connection,
-            (none, Version::Http1) => none.insert(Connection::Http1(Wire::connect(self.address).await)),
-            (none, Version::Http2) => none.insert(Connection::Http2(Http2::connect(self.address).await)),
-        };
-        let response = match connection {
-            Connection::Http1(wire) => {
-                wire.write(format!("{method} {path} HTTP/1.1\r\nhost: x\r\nte: trailers\r\n\r\n")).await;
-                wire.response(method == "HEAD").await
-            }
-            Connection::Http2(http2) => http2.response(method, path).await,
-        };
-        // In HTTP/2 only the stream has ended.
-        if response.is_err() && self.version == Version::Http1 {
-            self.connection = None;
-        }
-        response
     }
 }

@@ -16,32 +16,60 @@ use tokio::{
     task::AbortHandle,
 };
 
-use super::soon;
+use crate::wait::soon;
 
 /// One HTTP/1.1 connection.
-pub(crate) struct Wire {
+#[derive(Debug)]
+pub struct Http1 {
     stream: TcpStream,
     read: Vec<u8>,
 }
 
+/// A version of HTTP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Version {
+    /// HTTP/1.1.
+    Http1,
+    /// HTTP/2 without negotiation.
+    Http2,
+}
+
+/// A client of one instance, with a kept connection.
+#[derive(Debug)]
+pub struct Client {
+    address: SocketAddr,
+    version: Version,
+    connection: Option<Connection>,
+}
+
+#[derive(Debug)]
+enum Connection {
+    Http1(Http1),
+    Http2(Http2),
+}
+
 /// A response as received; header names in lower case.
 #[derive(Debug)]
-pub(crate) struct Reply {
-    pub(crate) status: u16,
-    pub(crate) head: String,
+pub struct Reply {
+    /// The status code.
+    pub status: u16,
+    /// The header section, in HTTP/1.1 with the status line.
+    pub head: String,
     /// With the chunk sizes, if it was chunked.
-    pub(crate) body: Vec<u8>,
+    pub body: Vec<u8>,
     /// Bytes of the body alone.
-    pub(crate) len: usize,
-    pub(crate) has_trailers: bool,
+    pub len: usize,
+    /// Whether trailers followed the body.
+    pub has_trailers: bool,
 }
 
 /// The connection or the stream ended before the response did.
 #[derive(Debug)]
-pub(crate) struct Cut;
+pub struct Cut;
 
 /// One HTTP/2 connection.
-pub(crate) struct Http2 {
+#[derive(Debug)]
+pub struct Http2 {
     send: SendRequest<Bytes>,
     address: SocketAddr,
     window: watch::Sender<u32>,
@@ -55,39 +83,71 @@ struct Chunks {
     has_trailers: bool,
 }
 
-// === impl Wire ===
+// === impl Client ===
 
-impl Wire {
-    pub(crate) async fn connect(address: SocketAddr) -> Self {
+impl Client {
+    /// Connects with its first request.
+    pub fn new(address: SocketAddr, version: Version) -> Self {
+        Self { address, version, connection: None }
+    }
+
+    /// Sends a request and reads the response to its end.
+    pub async fn request(&mut self, method: &str, path: &str) -> Result<Reply, Cut> {
+        let connection = match (&mut self.connection, self.version) {
+            (Some(connection), _) => connection,
+            (none, Version::Http1) => none.insert(Connection::Http1(Http1::connect(self.address).await)),
+            (none, Version::Http2) => none.insert(Connection::Http2(Http2::connect(self.address).await)),
+        };
+        let response = match connection {
+            Connection::Http1(wire) => {
+                wire.write(format!("{method} {path} HTTP/1.1\r\nhost: x\r\nte: trailers\r\n\r\n")).await;
+                wire.response(method == "HEAD").await
+            }
+            Connection::Http2(http2) => http2.response(method, path).await,
+        };
+        // In HTTP/2 only the stream has ended.
+        if response.is_err() && self.version == Version::Http1 {
+            self.connection = None;
+        }
+        response
+    }
+}
+
+// === impl Http1 ===
+
+impl Http1 {
+    /// Connects to a server.
+    pub async fn connect(address: SocketAddr) -> Self {
         let stream = TcpStream::connect(address).await.expect("a server");
         stream.set_nodelay(true).expect("a socket");
         Self { stream, read: Vec::new() }
     }
 
-    /// A client with small socket buffers.
-    pub(crate) async fn narrow(address: SocketAddr) -> Self {
+    /// Connects with a small socket buffer.
+    pub async fn narrow(address: SocketAddr) -> Self {
         let socket = TcpSocket::new_v4().expect("a socket");
         socket.set_recv_buffer_size(4096).expect("a socket");
         let stream = socket.connect(address).await.expect("a server");
         Self { stream, read: Vec::new() }
     }
 
-    pub(crate) async fn write(&mut self, bytes: impl AsRef<[u8]>) {
+    /// Sends bytes.
+    pub async fn write(&mut self, bytes: impl AsRef<[u8]>) {
         self.stream.write_all(bytes.as_ref()).await.expect("an open connection");
     }
 
     /// Reads to the end of a head; the bytes after it stay.
-    pub(crate) async fn head(&mut self) -> (u16, String) {
+    pub async fn head(&mut self) -> (u16, String) {
         self.try_head().await.expect("closed before a head")
     }
 
     /// Reads one response to the byte that completes it.
-    pub(crate) async fn reply(&mut self, to_head: bool) -> Reply {
+    pub async fn reply(&mut self, to_head: bool) -> Reply {
         self.response(to_head).await.expect("closed within a response")
     }
 
     /// Reads one response to the byte that completes it, or to the end of the connection.
-    pub(crate) async fn response(&mut self, to_head: bool) -> Result<Reply, Cut> {
+    pub async fn response(&mut self, to_head: bool) -> Result<Reply, Cut> {
         let (status, head) = self.try_head().await?;
         let length = head.split("content-length: ").nth(1).and_then(|rest| rest.lines().next()?.parse().ok());
         let (mut raw, mut len, mut has_trailers) = (0, 0, false);
@@ -113,7 +173,7 @@ impl Wire {
     }
 
     /// Raw bytes after a head.
-    pub(crate) async fn bytes(&mut self, n: usize) -> Vec<u8> {
+    pub async fn bytes(&mut self, n: usize) -> Vec<u8> {
         while self.read.len() < n {
             self.more().await.expect("closed before as many bytes");
         }
@@ -121,7 +181,7 @@ impl Wire {
     }
 
     /// All bytes to the end of the connection.
-    pub(crate) async fn rest(mut self) -> Vec<u8> {
+    pub async fn rest(mut self) -> Vec<u8> {
         while self.more().await.is_ok() {}
         self.read
     }
@@ -180,12 +240,13 @@ impl Chunks {
 // === impl Http2 ===
 
 impl Http2 {
-    pub(crate) async fn connect(address: SocketAddr) -> Self {
+    /// Connects with a window that no test fills.
+    pub async fn connect(address: SocketAddr) -> Self {
         Self::with_window(address, 1 << 20).await
     }
 
-    /// With this window per response.
-    pub(crate) async fn with_window(address: SocketAddr, window: u32) -> Self {
+    /// Connects with this window per response.
+    pub async fn with_window(address: SocketAddr, window: u32) -> Self {
         let stream = TcpStream::connect(address).await.expect("a server");
         stream.set_nodelay(true).expect("a socket");
         let mut builder = h2::client::Builder::new();
@@ -211,35 +272,32 @@ impl Http2 {
     }
 
     /// Increases the window of each response, including those in flight.
-    pub(crate) fn open_window(&self, window: u32) {
+    pub fn open_window(&self, window: u32) {
         self.window.send_replace(window);
     }
 
     /// Sends a request without a body. Dropping the response sends `RST_STREAM`.
-    pub(crate) async fn send(&mut self, method: &str, path: &str) -> ResponseFuture {
+    pub async fn send(&mut self, method: &str, path: &str) -> ResponseFuture {
         let uri = format!("http://{}{path}", self.address);
         let request = Request::builder().method(method).uri(uri).header("te", "trailers").body(());
         self.request(request.expect("a request"), true).await.0
     }
 
-    pub(crate) async fn request(
-        &mut self,
-        request: Request<()>,
-        ends: bool,
-    ) -> (ResponseFuture, h2::SendStream<Bytes>) {
+    /// Sends the head of a request. The stream takes its body, if it `ends` not.
+    pub async fn request(&mut self, request: Request<()>, ends: bool) -> (ResponseFuture, h2::SendStream<Bytes>) {
         self.send = soon("capacity for a stream", self.send.clone().ready()).await.expect("an open connection");
         self.send.send_request(request, ends).expect("an open connection")
     }
 
     /// Reads one response to `END_STREAM` or `RST_STREAM`.
-    pub(crate) async fn response(&mut self, method: &str, path: &str) -> Result<Reply, Cut> {
+    pub async fn response(&mut self, method: &str, path: &str) -> Result<Reply, Cut> {
         let response = self.send(method, path).await;
         read(soon("a head", response).await.map_err(|_| Cut)?).await
     }
 }
 
 /// Reads a body to `END_STREAM` or `RST_STREAM`.
-pub(crate) async fn read(response: Response<RecvStream>) -> Result<Reply, Cut> {
+pub async fn read(response: Response<RecvStream>) -> Result<Reply, Cut> {
     let (head, mut incoming) = response.into_parts();
     let mut body = Vec::new();
     while let Some(data) = soon("more data", incoming.data()).await {

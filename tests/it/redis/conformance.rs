@@ -16,8 +16,9 @@ use tower_lock::{
     },
     test_util::conformance,
 };
+use tower_lock_testkit::wait::ms;
 
-use crate::support::{environment, ms};
+use crate::support::environment;
 
 #[tokio::test]
 async fn redis_store_passes_conformance() {

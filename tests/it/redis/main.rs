@@ -22,7 +22,3 @@ mod names;
 mod outages;
 mod recorded;
 mod error_mapping;
-
-#[path = "../it/sockets/matrix.rs"]
-#[allow(dead_code, reason = "partly used by the tests of `it` only")]
-mod matrix;

@@ -6,8 +6,12 @@ use std::sync::{
 };
 
 use tower_lock::{LockError, LockManager, RedisStore};
+use tower_lock_testkit::{
+    locks::key,
+    wait::{soon, until},
+};
 
-use crate::support::{environment, key, soon, until};
+use crate::support::environment;
 
 /// Guarantee: G1.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -10,9 +10,14 @@ use tower_lock::{
         StoreErrorKind,
     },
 };
-use tower_lock_faults::{RedisServer, Reply};
+use tower_lock_testkit::{RedisServer, Reply};
+use tower_lock_testkit::{
+    locks::key,
+    log::Log,
+    wait::{ms, until},
+};
 
-use crate::support::{Log, NAME, environment, key, ms, until};
+use crate::support::{NAME, environment};
 
 async fn store_error(locks: &LockManager) -> StoreError {
     match locks.try_lock(key()).await {

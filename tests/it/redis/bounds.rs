@@ -9,8 +9,9 @@ use tower_lock::{
         LockStore, QueueConfig, ReleaseRequest,
     },
 };
+use tower_lock_testkit::{locks::key, wait::ms};
 
-use crate::support::{Environment, NAME, QUEUE, environment, key, ms};
+use crate::support::{Environment, NAME, QUEUE, environment};
 
 const TERMS: QueueConfig = QueueConfig::new(ms(4_000), ms(10_000), 1024);
 

@@ -9,7 +9,7 @@ use std::{
 };
 
 use tokio::time::{sleep, timeout};
-use tower_lock_faults::{
+use tower_lock_testkit::{
     Chaos, Connection, Direction, MariaDb, NetworkFault, Process, Proxy, RedisServer, Reply, skipped,
 };
 

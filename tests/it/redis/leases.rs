@@ -7,8 +7,12 @@ use std::{
 
 use tokio::time::sleep;
 use tower_lock::{Lease, LockManager, RedisStore};
+use tower_lock_testkit::{
+    locks::key,
+    wait::{ms, until},
+};
 
-use crate::support::{Environment, NAME, environment, key, ms, until};
+use crate::support::{Environment, NAME, environment};
 
 /// What the child process of this test holds: `url lease_ms fixed_ms`; zero selects the default.
 const HOLDS: &str = "TOWER_LOCK_TEST_HOLDS";

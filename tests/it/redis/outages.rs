@@ -11,9 +11,13 @@ use axum::{
 use tokio::time::{Instant, sleep};
 use tower::ServiceExt;
 use tower_lock::{LockLayer, LockLost, LockManager, RedisStore, key, test_util::Clock};
-use tower_lock_faults::{Direction, RedisServer};
+use tower_lock_testkit::{Direction, RedisServer};
+use tower_lock_testkit::{
+    locks::key,
+    wait::{ms, soon, until},
+};
 
-use crate::support::{Environment, environment, key, ms, soon, until};
+use crate::support::{Environment, environment};
 
 fn service(locks: &LockManager) -> Router {
     let layer = |wait| LockLayer::new(locks, key::from_parts(|_| ("k",))).wait(wait);

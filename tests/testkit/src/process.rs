@@ -202,7 +202,7 @@ impl Drop for Process {
 // === impl Folder ===
 
 impl TempFolder {
-    const NAME: &str = "tower-lock-faults-";
+    const NAME: &str = "tower-lock-testkit-";
 
     pub(crate) fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);

@@ -7,9 +7,13 @@ use tower_lock::{
     AcquisitionId, LockError, LockKey,
     store::{AcquireReply, AcquireRequest, AcquisitionIds, EventSink, IfBusy, LockStore, QueueConfig},
 };
-use tower_lock_faults::Direction;
+use tower_lock_testkit::Direction;
+use tower_lock_testkit::{
+    locks::key,
+    wait::{ms, soon, until},
+};
 
-use crate::support::{NAME, QUEUE, environment, key, ms, soon, until};
+use crate::support::{NAME, QUEUE, environment};
 
 /// The format of Redisson: a hash with one field and a TTL.
 #[tokio::test]

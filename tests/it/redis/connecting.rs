@@ -21,9 +21,14 @@ use tower_lock::{
     store::{LockStore, RedisConnectError, StoreErrorKind},
     test_util::conformance,
 };
-use tower_lock_faults::{RedisServer, Reply};
+use tower_lock_testkit::{RedisServer, Reply};
+use tower_lock_testkit::{
+    locks::key,
+    log::Log,
+    wait::{ms, soon, until},
+};
 
-use crate::support::{Log, NAME, QUEUE, environment, key, ms, soon, until};
+use crate::support::{NAME, QUEUE, environment};
 
 async fn works(store: RedisStore) {
     let locks = LockManager::new(store);
@@ -90,11 +95,6 @@ async fn invalid_and_unreachable_addresses_are_errors() {
     assert!(whole(&error).contains("is the server up, and the address correct?"), "{}", whole(&error));
     if std::env::var_os("REDIS_URL").is_none() {
         assert!(matches!(RedisStore::from_env().await, Err(RedisConnectError::MissingUrl)));
-    }
-    #[cfg(not(feature = "redis-tls"))]
-    {
-        let error = RedisStore::connect("rediss://localhost").await.expect_err("not built");
-        assert!(error.to_string().ends_with("turn on its feature `redis-tls`"), "{error}");
     }
 }
 
@@ -170,7 +170,7 @@ async fn missing_pubsub_is_detected_at_start() {
 
 /// The ACL of `docs/redis.md`.
 fn smallest_acl() -> Vec<String> {
-    let docs = include_str!("../../docs/redis.md");
+    let docs = include_str!("../../../docs/redis.md");
     let (_, rest) = docs.split_once("ACL SETUSER locks ").expect("the smallest ACL");
     let rules = rest.split("\n```").next().expect("its end").replace("\\\n", " ");
     rules.split_whitespace().map(|rule| rule.trim_matches('\'').to_owned()).collect()
@@ -282,7 +282,6 @@ async fn evicting_server_is_warned_of() {
 }
 
 /// A self-signed certificate for this machine.
-#[cfg(feature = "redis-tls")]
 fn certificate(folder: &std::path::Path) -> bool {
     let script = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key -out crt -days 2 \
                   -subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1 -addext basicConstraints=critical,CA:false";
@@ -290,7 +289,6 @@ fn certificate(folder: &std::path::Path) -> bool {
     made.is_ok_and(|made| made.status.success())
 }
 
-#[cfg(feature = "redis-tls")]
 #[tokio::test]
 async fn tls_connects_and_rejects_untrusted_certificates() {
     use tower_lock::deadpool_redis::{
@@ -300,7 +298,7 @@ async fn tls_connects_and_rejects_untrusted_certificates() {
     let Some(environment) = environment().await else { return };
     let folder = environment.redis.folder();
     if !certificate(folder) {
-        return tower_lock_faults::skipped("TLS", "openssl");
+        return tower_lock_testkit::skipped("TLS", "openssl");
     }
     let file = |name: &str| folder.join(name).to_str().expect("text").to_owned();
     let port = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr().expect("bound").port();

@@ -1,25 +1,9 @@
 //! A Redis server, and several instances of a service in front of it.
 
-use std::{
-    future::Future,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::sync::Arc;
 
-use tokio::time::{Instant, sleep, timeout};
-use tower_lock::{LockKey, LockManager, RedisStore};
-use tower_lock_faults::{Proxy, RedisServer, Reply};
-use tracing_subscriber::{fmt::MakeWriter, layer::SubscriberExt};
-
-#[path = "../it/support/panics.rs"]
-#[allow(dead_code, reason = "partly used by the tests of `it` only")]
-pub(crate) mod panics;
-#[path = "../it/support/wire.rs"]
-#[allow(dead_code, reason = "partly used by the tests of `it` only")]
-pub(crate) mod wire;
-
-/// Longer than any step takes, even on a busy machine.
-const TIMEOUT: Duration = Duration::from_secs(120);
+use tower_lock::{LockManager, RedisStore};
+use tower_lock_testkit::{Proxy, RedisServer, Reply, wait::until};
 
 /// A Redis server with a proxy in front of it.
 pub(crate) struct Environment {
@@ -30,7 +14,7 @@ pub(crate) struct Environment {
 /// Returns `None`, with a note on stderr, if there is no `redis-server`.
 pub(crate) async fn environment() -> Option<Environment> {
     if !RedisServer::is_available() {
-        tower_lock_faults::skipped(std::thread::current().name().unwrap_or("a test"), "redis-server");
+        tower_lock_testkit::skipped(std::thread::current().name().unwrap_or("a test"), "redis-server");
         return None;
     }
     let redis = RedisServer::start().await;
@@ -84,61 +68,6 @@ impl Environment {
     }
 }
 
-pub(crate) fn key() -> LockKey {
-    LockKey::from(("k",))
-}
-
-/// The name of [`key`] in Redis.
+/// The name of [`key`](tower_lock_testkit::locks::key) in Redis.
 pub(crate) const NAME: &str = "lock:k";
 pub(crate) const QUEUE: &str = "tower-lock:lock:q:{lock:k}";
-
-pub(crate) async fn soon<F: Future>(what: &str, future: F) -> F::Output {
-    timeout(TIMEOUT, future).await.unwrap_or_else(|_| panic!("never happened: {what}"))
-}
-
-/// Polls until the condition holds.
-pub(crate) async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
-    let began = Instant::now();
-    while !is_so().await {
-        assert!(began.elapsed() < TIMEOUT, "it never held: {what}");
-        sleep(Duration::from_millis(5)).await;
-    }
-}
-
-pub(crate) const fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
-
-/// The text of the log.
-#[derive(Clone, Default)]
-pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl std::io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl<'a> MakeWriter<'a> for Log {
-    type Writer = Self;
-
-    fn make_writer(&'a self) -> Self {
-        self.clone()
-    }
-}
-
-impl Log {
-    pub(crate) fn listen(&self) -> tracing::subscriber::DefaultGuard {
-        let to_us = tracing_subscriber::fmt::layer().with_writer(self.clone()).with_ansi(false);
-        tracing::subscriber::set_default(tracing_subscriber::registry().with(to_us))
-    }
-
-    pub(crate) fn text(&self) -> String {
-        String::from_utf8_lossy(&self.0.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
-    }
-}

@@ -10,9 +10,13 @@ use tower_lock::{
         AcquireReply, AcquireRequest, AcquisitionIds, IfBusy, LockStore, QueueConfig, ReleaseReply, ReleaseRequest,
     },
 };
-use tower_lock_faults::{Direction, NetworkFault, Request};
+use tower_lock_testkit::{Direction, NetworkFault, Request};
+use tower_lock_testkit::{
+    locks::key,
+    wait::{ms, soon, until},
+};
 
-use crate::support::{Environment, NAME, QUEUE, environment, key, ms, soon, until};
+use crate::support::{Environment, NAME, QUEUE, environment};
 
 fn terms() -> QueueConfig {
     QueueConfig::new(ms(4_000), ms(10_000), 8)

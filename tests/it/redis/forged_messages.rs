@@ -4,9 +4,13 @@ use std::{future::IntoFuture, time::Duration};
 
 use tokio::time::{sleep, timeout};
 use tower_lock::LockError;
-use tower_lock_faults::{Connection, Reply};
+use tower_lock_testkit::{Connection, Reply};
+use tower_lock_testkit::{
+    locks::key,
+    wait::{ms, soon, until},
+};
 
-use crate::support::{Environment, NAME, environment, key, ms, soon, until};
+use crate::support::{Environment, NAME, environment};
 
 /// The channel of the instance with this name, as the server lists it.
 async fn channel(environment: &Environment, instance: &str) -> String {

@@ -10,8 +10,9 @@ use axum::{
 };
 use tower::ServiceExt;
 use tower_lock::{LockError, LockKey, LockLayer, LogKey, Rejection, key, store::StoreErrorKind};
+use tower_lock_testkit::{log::Log, wait::until};
 
-use crate::support::{Log, environment, until};
+use crate::support::environment;
 
 /// The request is at fault: a repetition is rejected again. Neither the log nor the error shows the
 /// name.

@@ -3,20 +3,17 @@
 use std::net::SocketAddr;
 
 use axum::{Router, body::Body, http::Response, routing::get};
-use tokio::{net::TcpListener, time::Instant};
+use tokio::time::Instant;
 use tower_lock::{LockLayer, LockManager, key};
-
-use crate::{
-    matrix::{self, Client, ENDINGS, SizeSource, Step, Steps, Version, assert_next_request_is_served_elsewhere},
-    support::{Environment, environment, ms, panics::panics},
+use tower_lock_testkit::{
+    app::serve,
+    endings::{self, ENDINGS, SizeSource, Step, Steps, assert_next_request_is_served_elsewhere},
+    http::{Client, Version},
+    panics::panics,
+    wait::ms,
 };
 
-async fn serve(app: Router) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let address = listener.local_addr().expect("bound");
-    tokio::spawn(async move { axum::serve(listener, app).await });
-    address
-}
+use crate::support::{Environment, environment};
 
 async fn instances(environment: &Environment, service: impl Fn(&LockManager) -> Router) -> [SocketAddr; 2] {
     let (one, two) = (environment.direct_instance("a").await, environment.direct_instance("b").await);
@@ -26,7 +23,7 @@ async fn instances(environment: &Environment, service: impl Fn(&LockManager) -> 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_with_a_response_is_served_at_another_instance() {
     let Some(environment) = environment().await else { return };
-    let instances = instances(&environment, matrix::service).await;
+    let instances = instances(&environment, endings::service).await;
     for version in [Version::Http1, Version::Http2] {
         assert_next_request_is_served_elsewhere(&ENDINGS, instances, version, 30).await;
     }

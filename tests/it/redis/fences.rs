@@ -15,8 +15,13 @@ use tower_lock::{
         ReleaseRequest, YieldReply, YieldRequest,
     },
 };
+use tower_lock_testkit::{
+    locks::key,
+    log::Log,
+    wait::{ms, until},
+};
 
-use crate::support::{Log, environment, key, ms, until};
+use crate::support::environment;
 
 const KEYS: usize = 20;
 const GRANTS: usize = 500;

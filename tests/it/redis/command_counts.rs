@@ -5,8 +5,9 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::time::Instant;
 use tower_lock::{LockError, LockManager};
+use tower_lock_testkit::locks::key;
 
-use crate::support::{Environment, environment, key};
+use crate::support::{Environment, environment};
 
 /// Loads the scripts and waits for the subscriptions.
 async fn warm(environment: &Environment, instances: &[LockManager]) {
