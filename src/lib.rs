@@ -233,6 +233,7 @@ pub mod guide {
     //! - [Observability](observability): logs, spans, metrics, the state of a key
     //! - [Testing handlers](testing_handlers): a 409, a store that fails, a lock that is lost
     //! - [Without HTTP](without_http): jobs, guards, revocation, shutdown
+    //! - [Redis in production](redis_in_production): sizing, permissions, failures, a runbook
     //! - [Recipes](recipes): a nightly job, server-sent events, gRPC, an outbox
 
     #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
@@ -266,6 +267,9 @@ pub mod guide {
     #[doc = include_str!("../docs/guide/without-http.md")]
     pub mod without_http {}
     #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
+    #[doc = include_str!("../docs/guide/redis-in-production.md")]
+    pub mod redis_in_production {}
+    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
     #[doc = include_str!("../docs/guide/recipes.md")]
     pub mod recipes {}
 }
@@ -273,11 +277,9 @@ pub mod guide {
 /// The other pages of `docs/`.
 #[cfg(any(doc, doctest))]
 pub mod docs {
-    #[doc = "[redis-failures]: self::redis#when-something-goes-wrong\n"]
+    #[doc = "[redis-failures]: crate::guide::redis_in_production#what-happens-when-redis-fails\n"]
     #[doc = include_str!("../docs/guarantees.md")]
     pub mod guarantees {}
-    #[doc = include_str!("../docs/redis.md")]
-    pub mod redis {}
     #[doc = include_str!("../docs/comparison.md")]
     pub mod comparison {}
     #[doc = "[`LockStore`]: crate::store::LockStore\n[`StoreErrorKind`]: crate::store::StoreErrorKind\n"]

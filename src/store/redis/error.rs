@@ -56,7 +56,7 @@ pub enum RedisConnectError {
         version: String,
     },
     /// The user lacks a permission, or the server does not support a command.
-    #[error("Redis at {address} refused required commands (docs/redis.md has the minimal ACL): {}", .refusals.join("; "))]
+    #[error("Redis at {address} refused required commands (docs/guide/redis-in-production.md has the minimal ACL): {}", .refusals.join("; "))]
     PermissionDenied {
         /// Host and port, or the path of a socket.
         address: String,
@@ -178,7 +178,7 @@ impl CallError {
 
 const CLIENTS_HINT: &str = "raise `maxclients`, or find the client with too many connections (`CLIENT LIST`)";
 const NO_REPLY_HINT: &str = "is the server stopped, overloaded, or busy with a slow command (`SLOWLOG GET`)?";
-const PERMISSION_HINT: &str = "the user lacks a permission: docs/redis.md has the minimal ACL";
+const PERMISSION_HINT: &str = "the user lacks a permission: docs/guide/redis-in-production.md has the minimal ACL";
 const PASSWORD_HINT: &str = "are user and password in the URL, and correct?";
 const MEMORY_HINT: &str = "raise `maxmemory`, or remove other data; held locks can still be renewed and released";
 const TYPE_HINT: &str = "the name of a lock is used by other data: check its `TYPE`, or choose another prefix";

@@ -45,8 +45,8 @@ use crate::{
 ///
 /// A lock is a hash with one field, the acquisition id. This is the format of Redisson, so locks of
 /// both libraries exclude each other. Waiters queue in a list next to the lock. A release offers
-/// the lock to the first live waiter. `docs/redis.md` describes the data model, and the behaviour
-/// when Redis is slow, down, restarted or flushed.
+/// the lock to the first live waiter. [Redis in production](crate::guide::redis_in_production)
+/// describes the data model, and the behaviour when Redis is slow, down, restarted or flushed.
 ///
 /// A store has three connections: one for acquisitions, one for renewals and releases, and one for
 /// messages. Renewals and releases therefore never wait for acquisitions. A broken connection is

@@ -168,9 +168,9 @@ async fn missing_pubsub_is_detected_at_start() {
     assert!(error.to_string().contains(&environment.proxy.address().to_string()), "{error}");
 }
 
-/// The ACL of `docs/redis.md`.
+/// The ACL of the guide.
 fn smallest_acl() -> Vec<String> {
-    let docs = include_str!("../../../docs/redis.md");
+    let docs = include_str!("../../../docs/guide/redis-in-production.md");
     let (_, rest) = docs.split_once("ACL SETUSER locks ").expect("the smallest ACL");
     let rules = rest.split("\n```").next().expect("its end").replace("\\\n", " ");
     rules.split_whitespace().map(|rule| rule.trim_matches('\'').to_owned()).collect()
@@ -207,7 +207,7 @@ async fn smallest_acl_suffices_and_missing_rights_are_named() {
     }
 }
 
-/// Another application on the same Redis, with the ACL of `docs/redis.md` for its own prefix.
+/// Another application on the same Redis, with the ACL of the guide for its own prefix.
 /// Guarantee: G1.
 #[tokio::test]
 async fn smallest_acl_cannot_touch_another_prefix() {

@@ -186,7 +186,7 @@ async fn name_and_braced_name_have_separate_queues() {
     environment.wait_until_clean().await;
 }
 
-/// The procedure of `docs/redis.md` for an operator with `redis-cli`.
+/// The procedure of the guide for an operator with `redis-cli`.
 #[tokio::test]
 async fn lock_deleted_by_redis_cli_is_lost_by_its_holder() {
     let Some(environment) = environment().await else { return };

@@ -32,7 +32,7 @@
 //! cargo run -p tower-lock-simulator -- 0 1000 --mutant no_call_expiry --stop
 //! ```
 //!
-//! The simulation does not cover tasks, sockets and the runtime (`tests/redis` and the storm do), a
+//! The simulation does not cover tasks, sockets and the runtime (`tests/it/redis` and the storm do), a
 //! Redis that loses acknowledged data (except that fences rise), several keys in one call, and
 //! several servers.
 //!
