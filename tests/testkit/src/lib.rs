@@ -9,7 +9,7 @@
 //! | [`locks`] | keys and lock managers of the tests |
 //! | [`log`] | the text of the log |
 //! | [`panics`] | planned panics |
-//! | the root | real servers for one test each, and a proxy that injects network faults in front of them |
+//! | the root | real servers for one test each, and a proxy that injects network faults |
 //!
 //! ```no_run
 //! # async fn example() {
@@ -23,6 +23,7 @@
 //! # }
 //! ```
 #![allow(clippy::disallowed_methods, reason = "tests run within a runtime and wait in real time")]
+#![allow(clippy::missing_errors_doc, reason = "`Cut` and `io::Error` say it")]
 #![allow(clippy::missing_panics_doc, reason = "a helper panics if its test fails")]
 #![allow(clippy::must_use_candidate, reason = "only tests use it")]
 
