@@ -114,7 +114,9 @@ async fn extractor_detects_a_method_added_outside_the_lock() {
         assert_eq!(text(send(&app, request(locked, "/7")).await).await, "order:7", "{how}");
         let response = send(&app, request(unlocked, "/7")).await;
         assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR, "{how}");
-        assert!(text(response).await.contains("holds no lock for `HeldLock`"), "{how}");
+        let text = text(response).await;
+        assert!(text.contains("holds no lock for `HeldLock`: no `LockLayer` is around this handler"), "{how}: {text}");
+        assert!(text.contains("methods and routes that were added before it"), "{how}: {text}");
     }
     // The alternative from the docs.
     for (method, methods) in [
