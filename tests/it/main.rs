@@ -8,7 +8,6 @@ mod key_fields;
 mod request_body;
 mod body_budget;
 mod layers;
-mod stack;
 mod policies;
 mod rejections;
 mod release_timing;
@@ -34,9 +33,4 @@ mod cancel;
 mod random;
 mod metrics;
 mod telemetry;
-mod examples;
-mod example_fencing;
-mod examples_multi_instance;
 mod tidy;
-
-mod support;

@@ -33,10 +33,15 @@ mod redis;
 mod mariadb;
 mod proxy;
 
+#[cfg(feature = "service")]
 pub mod app;
+#[cfg(feature = "service")]
 pub mod endings;
+#[cfg(feature = "service")]
 pub mod http;
+#[cfg(feature = "service")]
 pub mod locks;
+#[cfg(feature = "service")]
 pub mod log;
 pub mod panics;
 pub mod wait;
