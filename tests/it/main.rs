@@ -8,7 +8,6 @@ mod key_fields;
 mod request_body;
 mod body_budget;
 mod layers;
-mod stack;
 mod policies;
 mod rejections;
 mod release_timing;
@@ -36,10 +35,6 @@ mod random;
 mod metrics;
 #[cfg(feature = "metrics")]
 mod telemetry;
-mod examples;
-mod example_fencing;
-#[cfg(feature = "redis")]
-mod examples_multi_instance;
 mod tidy;
 
 mod support;

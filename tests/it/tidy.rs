@@ -93,7 +93,7 @@ fn architecture_page_lists_every_source_file_once() {
 /// The tests that carry the id of a guarantee: `/// Guarantee: G1, G5.` above their attributes.
 fn tests_by_guarantee() -> BTreeMap<String, BTreeSet<String>> {
     let mut found = BTreeMap::<_, BTreeSet<_>>::new();
-    let sources = ["src", "tests"].iter().flat_map(|folder| files(&root().join(folder)));
+    let sources = ["src", "tests", "examples"].iter().flat_map(|folder| files(&root().join(folder)));
     for (_, text) in sources.filter(|(file, _)| !file.ends_with("tidy.rs")) {
         for part in text.split("/// Guarantee: ").skip(1) {
             let (ids, below) = part.split_once(".\n").expect("a sentence");

@@ -1,7 +1,14 @@
 //! Shared by three examples: locks, a database, a server with graceful shutdown, concurrent
 //! requests, a table.
 
-#![allow(unreachable_pub, reason = "a module of three programs")]
+#![allow(
+    missing_docs,
+    missing_debug_implementations,
+    clippy::missing_errors_doc,
+    clippy::must_use_candidate,
+    reason = "a library of three programs"
+)]
+#![allow(clippy::disallowed_methods, reason = "for programs with a runtime of their own")]
 
 use std::{
     env,
