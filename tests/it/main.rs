@@ -38,6 +38,7 @@ mod metrics;
 mod telemetry;
 mod examples;
 mod example_fencing;
+mod example_sessions;
 #[cfg(feature = "redis")]
 mod examples_multi_instance;
 mod tidy;

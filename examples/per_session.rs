@@ -1,0 +1,115 @@
+//! One request at a time per session: two requests that change one session lose no update.
+//!
+//! ```sh
+//! cargo run --example per_session
+//! ```
+//!
+//! The session layer of `tower-sessions` saves a session after the handler has responded. The lock
+//! layer therefore belongs outside of it, and its key comes from the session cookie.
+
+use std::{convert::Infallible, time::Duration};
+
+use axum::{
+    Router,
+    body::Body,
+    http::{
+        Request,
+        header::{COOKIE, SET_COOKIE},
+        request::Parts,
+    },
+    routing::post,
+};
+use http_body_util::BodyExt;
+use tokio::time::sleep;
+use tower::ServiceExt;
+use tower_lock::{LockKey, LockLayer, LockManager, key};
+use tower_sessions::{
+    MemoryStore, Session, SessionManagerLayer, SessionStore,
+    cookie::Cookie,
+    session::{Error, Id},
+};
+
+/// The name of the session cookie.
+const SESSION_COOKIE: &str = "id";
+
+/// How long the handler works between its read and its write of the session.
+const WORK: Duration = Duration::from_millis(50);
+
+/// The key of a request: its session id. A request without a valid id needs no lock, because the
+/// session layer starts a new session for it.
+pub(crate) fn session_key(head: &Parts) -> Option<LockKey> {
+    let headers = head.headers.get_all(COOKIE).iter().filter_map(|value| value.to_str().ok());
+    let cookies = headers.flat_map(Cookie::split_parse_encoded).flatten();
+    // Of several cookies the session layer reads the last one.
+    let id: Id = cookies.filter(|cookie| cookie.name() == SESSION_COOKIE).last()?.value().parse().ok()?;
+    // Hashed, because a session id is a secret, and a key is in logs and in the store.
+    Some(LockKey::hashed(("session", id.to_string())))
+}
+
+/// Adds one item to the cart of the session.
+pub(crate) async fn add(session: Session) -> Result<String, String> {
+    let items: u32 = session.get("items").await.map_err(text)?.unwrap_or(0);
+    sleep(WORK).await;
+    session.insert("items", items + 1).await.map_err(text)?;
+    Ok((items + 1).to_string())
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "for `map_err`")]
+fn text(error: Error) -> String {
+    error.to_string()
+}
+
+/// A route whose requests run one at a time for each session.
+pub(crate) fn app<S: SessionStore + Clone>(locks: &LockManager, store: S) -> Router {
+    let one_at_a_time = LockLayer::new(locks, key::from_parts(session_key)).wait(Duration::from_secs(5));
+    // The last one is the outermost: the lock is held until the session is saved.
+    Router::new().route("/cart", post(add).route_layer(sessions(store)).route_layer(one_at_a_time))
+}
+
+pub(crate) fn app_without_lock<S: SessionStore + Clone>(store: S) -> Router {
+    Router::new().route("/cart", post(add).route_layer(sessions(store)))
+}
+
+pub(crate) fn sessions<S: SessionStore + Clone>(store: S) -> SessionManagerLayer<S> {
+    // Not `Secure`, because this example has no TLS.
+    SessionManagerLayer::new(store).with_name(SESSION_COOKIE).with_secure(false)
+}
+
+/// Adds an item with one request, then five items with concurrent ones, then one more. Returns how
+/// many items the cart has at the end.
+pub(crate) async fn items_in_cart(app: &Router) -> Result<u32, Box<dyn std::error::Error>> {
+    let (cookie, _) = send(app, None).await?;
+    let cookie = cookie.ok_or("no session cookie")?;
+    let five = || send(app, Some(&cookie));
+    tokio::try_join!(five(), five(), five(), five(), five())?;
+    let (_, items) = send(app, Some(&cookie)).await?;
+    Ok(items.parse()?)
+}
+
+/// Returns the session cookie that the response sets, and its body.
+pub(crate) async fn send(
+    app: &Router,
+    cookie: Option<&str>,
+) -> Result<(Option<String>, String), Box<dyn std::error::Error>> {
+    let mut request = Request::post("/cart");
+    if let Some(cookie) = cookie {
+        request = request.header(COOKIE, cookie);
+    }
+    let response: Result<_, Infallible> = app.clone().oneshot(request.body(Body::empty())?).await;
+    let (head, body) = response?.into_parts();
+    if !head.status.is_success() {
+        return Err(head.status.to_string().into());
+    }
+    let cookie = head.headers.get(SET_COOKIE).map(|cookie| cookie.to_str().map(str::to_owned)).transpose()?;
+    Ok((cookie, String::from_utf8(body.collect().await?.to_bytes().into())?))
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("Seven requests of one session, five of them at the same time, add an item each:\n");
+    let without = items_in_cart(&app_without_lock(MemoryStore::default())).await?;
+    println!("  without a lock                {without} items");
+    let with = items_in_cart(&app(&LockManager::in_memory(), MemoryStore::default())).await?;
+    println!("  one at a time per session     {with} items");
+    Ok(())
+}
