@@ -37,6 +37,7 @@ mod metrics;
 #[cfg(feature = "metrics")]
 mod telemetry;
 mod examples;
+mod shown_commands;
 mod example_fencing;
 mod example_sessions;
 #[cfg(feature = "redis")]

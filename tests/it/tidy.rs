@@ -1,5 +1,6 @@
 //! Checks of the repository itself: manifest, pages, imports and language.
 
+mod code_blocks;
 mod imports;
 mod language;
 

@@ -21,6 +21,7 @@ mod network_faults;
 mod names;
 mod outages;
 mod recorded;
+mod runbook;
 mod error_mapping;
 
 #[path = "../it/sockets/matrix.rs"]
