@@ -1,7 +1,7 @@
 //! Local handoff of a key within a process, compared with a bare `tokio::sync::Mutex`.
 //!
 //! ```sh
-//! cargo bench --bench handoff
+//! cargo bench -p tower-lock-benches --bench handoff
 //! ```
 //!
 //! 64 tasks on two workers acquire one key, 100 sections each: one iteration is 6 400 handoffs.

@@ -1,7 +1,7 @@
 //! The cost of locks without HTTP: on the memory store, in one process.
 //!
 //! ```sh
-//! cargo bench --bench locks
+//! cargo bench -p tower-lock-benches --bench locks
 //! ```
 //!
 //! Times depend on the machine and include the counting of allocations: compare them within one

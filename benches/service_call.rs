@@ -2,7 +2,7 @@
 //! end of the body, in memory, with one key.
 //!
 //! ```sh
-//! cargo bench --bench service_call
+//! cargo bench -p tower-lock-benches --bench service_call
 //! ```
 //!
 //! Times depend on the machine: compare them with `bare` of the same run. The other benches are the

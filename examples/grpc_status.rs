@@ -27,7 +27,7 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// The result of a call, as a gRPC status code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Code {
+enum Code {
     Ok = 0,
     Unknown = 2,
     InvalidArgument = 3,
@@ -37,7 +37,7 @@ pub(crate) enum Code {
 }
 
 /// For `LockLayer::on_reject`, or `LockManagerLayer::on_reject` for a whole server.
-pub(crate) fn as_grpc(rejection: &Rejection) -> Response<Empty<Bytes>> {
+fn as_grpc(rejection: &Rejection) -> Response<Empty<Bytes>> {
     let code = match rejection {
         // Another call is changing the resource, so the data of the caller may be stale. It reads
         // again, then retries.
@@ -59,7 +59,7 @@ pub(crate) fn as_grpc(rejection: &Rejection) -> Response<Empty<Bytes>> {
 }
 
 /// A response without a message: the trailers are in the head.
-pub(crate) fn trailers_only(code: Code, message: &str) -> Response<Empty<Bytes>> {
+fn trailers_only(code: Code, message: &str) -> Response<Empty<Bytes>> {
     let mut response = Response::new(Empty::new());
     *response.headers_mut() = trailers(code, message);
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
@@ -76,7 +76,7 @@ fn trailers(code: Code, message: &str) -> HeaderMap {
 }
 
 /// Percent-encodes a gRPC message: printable ASCII except `%` stays as it is.
-pub(crate) fn percent_encoded(text: &str) -> HeaderValue {
+fn percent_encoded(text: &str) -> HeaderValue {
     let encoded: String = text
         .bytes()
         .map(|byte| match byte {
@@ -174,4 +174,48 @@ async fn main() -> Result<(), Failure> {
 
     locks.shutdown(Duration::ZERO).await;
     call("instance is shutting down", service, "11").await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use http::StatusCode;
+    use http_body::Body as _;
+    use tower_lock::{
+        lock::QueueBound,
+        store::{StoreError, StoreErrorKind},
+    };
+
+    use super::*;
+
+    /// Clients retry UNAVAILABLE automatically.
+    #[test]
+    fn grpc_client_does_not_retry_unknown_outcomes() {
+        let retry_after = Duration::from_millis(187);
+        let source = Arc::new(StoreError::new("shelf", "acquire", StoreErrorKind::Unavailable));
+        for (rejection, status, pushback) in [
+            (Rejection::Busy { retry_after }, "10", "187"),
+            (Rejection::TimedOut { waited: Duration::ZERO, retry_after, status: StatusCode::CONFLICT }, "10", "187"),
+            (Rejection::QueueFull { bound: QueueBound::Key, retry_after }, "14", "187"),
+            (Rejection::StoreUnavailable { retry_after, source }, "14", "187"),
+            (Rejection::ShuttingDown { retry_after }, "14", "187"),
+            (Rejection::BodyTooLarge, "8", "-1"),
+            (Rejection::BodyBufferFull { retry_after }, "14", "187"),
+            (Rejection::InvalidKey { status: StatusCode::BAD_REQUEST, field: None, extractor: None }, "3", "-1"),
+            (Rejection::Lost, "2", "-1"),
+            (Rejection::HoldLimitReached, "2", "-1"),
+        ] {
+            let response = as_grpc(&rejection);
+            assert_eq!(response.status(), StatusCode::OK, "{rejection}: gRPC has its own status");
+            let header = |name: &str| response.headers()[name].to_str().expect("text");
+            assert_eq!(header("content-type"), "application/grpc", "{rejection}");
+            assert_eq!((header("grpc-status"), header("grpc-retry-pushback-ms")), (status, pushback), "{rejection}");
+            assert_eq!(header("grpc-message"), rejection.to_string());
+            assert!(response.body().is_end_stream(), "{rejection}: nothing behind the head");
+        }
+        for (text, encoded) in [("100 %", "100 %25"), ("für\n~", "f%C3%BCr%0A~"), ("", "")] {
+            assert_eq!(percent_encoded(text), encoded);
+        }
+    }
 }

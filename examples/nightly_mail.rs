@@ -12,9 +12,6 @@
 
 #![allow(clippy::disallowed_methods, reason = "a program with a runtime of its own, timed by a real clock")]
 
-#[allow(dead_code, reason = "parts of it are for the examples with HTTP")]
-mod support;
-
 use std::{
     env,
     process::ExitCode,
@@ -26,7 +23,7 @@ use sqlx::AnyPool;
 use tokio::{join, sync::Notify, time::sleep};
 use tower_lock::{LockError, LockManager, MemoryStore};
 
-use self::support::{Failure, Table};
+use support::{Failure, Table};
 
 const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS mail (
     id INTEGER PRIMARY KEY AUTOINCREMENT,

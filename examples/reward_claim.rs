@@ -14,8 +14,6 @@
 
 #![allow(clippy::disallowed_methods, reason = "a program with a runtime of its own, timed by a real clock")]
 
-mod support;
-
 use std::{
     process::ExitCode,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -33,7 +31,7 @@ use serde_json::json;
 use sqlx::{AnyConnection, AnyPool};
 use tower_lock::{HeldLock, LockLayer, LockManager, key};
 
-use self::support::{
+use support::{
     ApiError, Failure, Mode, Server, THINK_TIME, Table,
     database::{check_fence, last_id},
     send_at_once, timed, worked,

@@ -24,11 +24,11 @@ use tower_http::{
 use tower_lock::{HeldLock, LockLayer, LockManager, key, middleware::RequestBody};
 
 /// How long a client waits for a response.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The lock is on the methods of a route. The other layers are on the router, outside of every
 /// lock.
-pub(crate) fn app(locks: &LockManager, work: Duration) -> Router {
+fn app(locks: &LockManager, work: Duration) -> Router {
     let order = |Path(id): Path<u64>| ("order", id);
     // `HeldLock`: without the lock layer the handler does not run.
     let pay = async move |_lock: HeldLock| {
@@ -48,7 +48,7 @@ pub(crate) fn app(locks: &LockManager, work: Duration) -> Router {
 }
 
 /// The same without Axum: one stack, with a limit for the handler inside of the lock.
-pub(crate) fn service(
+fn service(
     locks: &LockManager,
 ) -> impl Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + use<> {
     let account = key::from_parts(|head| {
@@ -98,4 +98,94 @@ where
     let response = service.clone().oneshot(request.body(Body::empty())?).await?;
     println!("{name:<22} {}", response.status());
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+    use tokio::{task::yield_now, time::Instant};
+    use tower_lock::{
+        Rejection,
+        test_util::{StoreOp, TestStore},
+    };
+
+    use super::*;
+
+    fn store_and_locks() -> (TestStore, LockManager) {
+        let store = TestStore::new();
+        (store.clone(), LockManager::new(store))
+    }
+
+    async fn send(app: &Router, method: Method, path: &str) -> Response<Body> {
+        let request = Request::builder().method(method).uri(path).body(Body::empty()).expect("a request");
+        app.clone().oneshot(request).await.expect("infallible")
+    }
+
+    async fn pay(app: &Router) -> Response<Body> {
+        send(app, Method::POST, "/orders/7/pay").await
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn documented_stack_locks_nothing_for_404_405_and_preflight() {
+        let (store, locks) = store_and_locks();
+        let app = app(&locks, Duration::from_secs(1));
+        assert_eq!(send(&app, Method::GET, "/nope").await.status(), StatusCode::NOT_FOUND);
+        assert_eq!(send(&app, Method::GET, "/orders/7/pay").await.status(), StatusCode::METHOD_NOT_ALLOWED);
+        let preflight = Request::options("/orders/7/pay")
+            .header("origin", "https://shop.example")
+            .header("access-control-request-method", "POST");
+        let request = preflight.body(Body::empty()).expect("a request");
+        let preflight = app.clone().oneshot(request).await.expect("infallible");
+        assert_eq!(preflight.status(), StatusCode::OK);
+        assert_eq!(preflight.headers()["access-control-allow-methods"], "POST");
+        assert_eq!(store.on(StoreOp::Acquire).calls(), 0);
+
+        let second = async {
+            // The first payment holds its lock.
+            while store.held_count() == 0 {
+                yield_now().await;
+            }
+            pay(&app).await
+        };
+        let (first, second) = tokio::join!(pay(&app), second);
+        assert_eq!(second.status(), StatusCode::CONFLICT);
+        assert!(matches!(second.extensions().get(), Some(Rejection::Busy { .. })), "it passes through all layers");
+        assert_eq!(first.status(), StatusCode::OK);
+        let body = first.into_body().collect().await.expect("a body").to_bytes();
+        assert_eq!(body, "paid");
+        assert_eq!((store.on(StoreOp::Acquire).calls(), store.held_count()), (1, 0));
+    }
+
+    /// Guarantee: G4.
+    #[tokio::test(start_paused = true)]
+    async fn documented_stack_timeout_responds_while_handler_finishes() {
+        let (store, locks) = store_and_locks();
+        // Longer than a lock-delay that starts with the timeout.
+        let work = TIMEOUT + Duration::from_secs(3);
+        let app = app(&locks, work);
+        let began = Instant::now();
+        let timed_out = pay(&app).await;
+        assert_eq!((timed_out.status(), began.elapsed()), (StatusCode::GATEWAY_TIMEOUT, TIMEOUT));
+        assert_eq!(pay(&app).await.status(), StatusCode::CONFLICT);
+        locks.lock(("order", 7)).await.expect("the handler ends").release().await.expect("held");
+        assert_eq!(began.elapsed(), work, "ended in order: no lock-delay");
+        assert_eq!(store.held_count(), 0);
+    }
+
+    /// Guarantee: G14.
+    #[tokio::test(start_paused = true)]
+    async fn plain_service_stack_rejects_an_invalid_key() {
+        let (store, locks) = store_and_locks();
+        let service = service(&locks);
+        for (account, status) in [(Some("7"), 200), (Some("007"), 200), (Some("7a"), 400), (None, 400)] {
+            let mut request = Request::post("/");
+            if let Some(account) = account {
+                request = request.header("x-account", account);
+            }
+            let request = request.body(Body::empty()).expect("a request");
+            let response = service.clone().oneshot(request).await.unwrap_or_else(|_| panic!("{account:?}"));
+            assert_eq!(response.status().as_u16(), status, "{account:?}");
+        }
+        assert_eq!(store.on(StoreOp::Acquire).calls(), 2);
+    }
 }

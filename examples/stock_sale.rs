@@ -12,8 +12,6 @@
 
 #![allow(clippy::disallowed_methods, reason = "a program with a runtime of its own, timed by a real clock")]
 
-mod support;
-
 use std::{
     process::ExitCode,
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -30,7 +28,7 @@ use serde_json::{Value, json};
 use sqlx::{AnyConnection, AnyExecutor, AnyPool};
 use tower_lock::{HeldLock, Lease, LockLayer, LockManager, key};
 
-use self::support::{ApiError, Failure, Mode, Server, THINK_TIME, Table, database::check_fence, send_at_once, timed};
+use support::{ApiError, Failure, Mode, Server, THINK_TIME, Table, database::check_fence, send_at_once, timed};
 
 const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS good (
     id BIGINT PRIMARY KEY,

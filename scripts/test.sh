@@ -165,7 +165,7 @@ if [ "$long" ]; then
         cargo run --quiet -p tower-lock-simulator -- 1000000 1010000 $option
     done
     step 'benchmarks'
-    cargo bench --quiet --bench service_call --bench locks --bench handoff
+    cargo bench --quiet -p tower-lock-benches --bench service_call --bench locks --bench handoff
 else
     skipped+=('licences, bans and sources of dependencies, their lowest versions, types of other crates in the public API, pairs of features, repeated storms, 80 000 simulations, benchmarks: scripts/test.sh --long')
 fi

@@ -270,7 +270,7 @@ pub mod guide {
     #[doc = include_str!("../docs/guide/redis-in-production.md")]
     pub mod redis_in_production {}
     #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
-    #[doc = include_str!("../docs/guide/recipes.md")]
+    #[cfg_attr(not(doctest), doc = include_str!("../docs/guide/recipes.md"))]
     pub mod recipes {}
 }
 
@@ -278,7 +278,7 @@ pub mod guide {
 #[cfg(any(doc, doctest))]
 pub mod docs {
     #[doc = "[redis-failures]: crate::guide::redis_in_production#what-happens-when-redis-fails\n"]
-    #[doc = include_str!("../docs/guarantees.md")]
+    #[cfg_attr(not(doctest), doc = include_str!("../docs/guarantees.md"))]
     pub mod guarantees {}
     #[doc = include_str!("../docs/comparison.md")]
     pub mod comparison {}

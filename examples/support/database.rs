@@ -117,7 +117,6 @@ pub async fn check_fence(transaction: &mut AnyConnection, lock: &HeldLock) -> Re
 }
 
 /// Returns the id of the last `INSERT` on this connection.
-#[allow(dead_code, reason = "used by one of three programs")]
 pub async fn last_id(connection: &mut AnyConnection) -> Result<i64, ApiError> {
     let query =
         if is_mysql(connection) { "SELECT CAST(last_insert_id() AS SIGNED)" } else { "SELECT last_insert_rowid()" };

@@ -4,7 +4,7 @@ use axum::{
     extract::{FromRequest, FromRequestParts, Request},
     response::{IntoResponse, Response},
 };
-use http::{Extensions, StatusCode, request::Parts};
+use http::{Extensions, Method, StatusCode, request::Parts};
 
 use crate::{
     body::budget::Reservation,
@@ -98,12 +98,17 @@ pub struct Locked<E>(
     pub HeldLock,
 );
 
-const MISSING_LAYER: &str = "`Locked` found no `LockManagerLayer`. Put one on the router, outside of the handler and after its \
-    routes: `Router::new().route(\"/claim\", post(claim)).layer(LockManagerLayer::new(&locks))`. This also occurs after the response has ended.";
+const MISSING_LAYER: &str = "`Locked` found no `LockManagerLayer`. Put one on the router, outside of the handler: \
+    `Router::new().route(\"/claim\", post(claim)).layer(LockManagerLayer::new(&locks))`. A layer covers only the routes \
+    that were added before it: call `.layer(..)` after `.route(..)`.";
+
+const HANDLER_RETURNED: &str = "`Locked` acquired no lock, because the handler of the request has already returned. \
+    Extract it before the handler returns, and not from a copy of the request in a spawned task.";
 
 /// The context that keeps the lock.
 struct LockTarget {
     context: RequestContext,
+    method: Method,
     route: Route,
     client: Option<ClientConnection>,
 }
@@ -116,7 +121,7 @@ where
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Response> {
-        let target = LockTarget::from_extensions(&parts.extensions)?;
+        let target = LockTarget::new(&parts.method, &parts.extensions)?;
         let value = E::from_request_parts(parts, state).await.map_err(IntoResponse::into_response)?;
         let key = value.lock_key().into();
         let _waits = target.context.start_waiting();
@@ -141,7 +146,7 @@ where
     type Rejection = Response;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Response> {
-        let target = LockTarget::from_extensions(request.extensions())?;
+        let target = LockTarget::new(request.method(), request.extensions())?;
         let _waits = target.context.start_waiting();
         let (mut parts, body) = request.into_parts();
         let mut reservation = target.read_body(&mut parts).await?;
@@ -153,10 +158,12 @@ where
 }
 
 impl LockTarget {
-    fn from_extensions(extensions: &Extensions) -> Result<Self, Response> {
-        let context = extensions.get::<RequestContext>().cloned().ok_or_else(missing_layer)?;
+    fn new(method: &Method, extensions: &Extensions) -> Result<Self, Response> {
+        let Some(context) = extensions.get::<RequestContext>().cloned() else {
+            return Err(setup_error(method, &Route::from_extensions(extensions, None), MISSING_LAYER));
+        };
         let route = context.route(extensions);
-        Ok(Self { context, route, client: extensions.get().cloned() })
+        Ok(Self { context, method: method.clone(), route, client: extensions.get().cloned() })
     }
 
     /// Reads the body of the request, so that the extractor or the handler finds it complete.
@@ -170,20 +177,17 @@ impl LockTarget {
 
     /// Acquires the lock and keeps it until the end of the response.
     async fn acquire(&self, key: LockKey, body: Option<&mut Reservation>) -> Result<HeldLock, Response> {
-        let Self { context, route, client } = self;
+        let Self { context, method, route, client } = self;
         let lock = context.acquire(route, key, client.as_ref(), body).await;
         let lock = lock.map_err(|rejection| self.rejected(rejection))?;
         let view = lock.held_lock();
-        // The handler has returned: the extractor ran on a copy of the request, and gets no lock.
-        context.keep(lock).map_err(|_| missing_layer())?;
+        context.keep(lock).map_err(|_| setup_error(method, route, HANDLER_RETURNED))?;
         Ok(view)
     }
 }
 
-/// 500: the routes are not set up correctly.
-fn missing_layer() -> Response {
-    // The reader of the response may not be the operator of the service.
-    #[cfg(feature = "tracing")]
-    tracing::error!(target: "tower_lock", "{MISSING_LAYER}");
-    (StatusCode::INTERNAL_SERVER_ERROR, MISSING_LAYER).into_response()
+/// 500: the service is not set up correctly.
+fn setup_error(method: &Method, route: &Route, message: &'static str) -> Response {
+    route.log_error(method, message);
+    (StatusCode::INTERNAL_SERVER_ERROR, message).into_response()
 }

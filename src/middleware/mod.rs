@@ -4,6 +4,7 @@
 mod layer;
 mod config;
 mod service;
+pub(crate) mod unlocked;
 mod reject;
 mod connection;
 mod manager_layer;

@@ -5,7 +5,10 @@ use http::{Response, StatusCode, request::Parts};
 use crate::{
     key_source::{KeyRejection, has_matched_route},
     rejection::{OnReject, Rejection, RejectionBody},
-    telemetry::{route::Route, span::LockSpan},
+    telemetry::{
+        route::Route,
+        span::{InvalidKeyCause, LockSpan},
+    },
 };
 
 impl KeyRejection {
@@ -27,7 +30,12 @@ impl KeyRejection {
             Self::Response(mut response, extractor) => {
                 let extractor = extractor.map(short_type_name);
                 let status = response.status();
-                LockSpan::rejected_before_lock(route, "invalid_key", status, extractor.as_deref());
+                let cause = extractor.as_deref().map(|name| InvalidKeyCause {
+                    extractor: Some(name),
+                    field: None,
+                    text: extractor_error(name, status),
+                });
+                LockSpan::rejected_before_lock(route, "invalid_key", status, cause);
                 response.extensions_mut().insert(Rejection::InvalidKey { status, field: None, extractor });
                 response
             }
@@ -38,7 +46,13 @@ impl KeyRejection {
                     Rejection::BodyBufferFull { .. } => "body_buffer_full",
                     _ => "invalid_key",
                 };
-                LockSpan::rejected_before_lock(route, result, rejection.status(), None);
+                let cause = match &rejection {
+                    Rejection::InvalidKey { field: Some(error), .. } => {
+                        Some(InvalidKeyCause { extractor: None, field: Some(error.name()), text: error.log_text() })
+                    }
+                    _ => None,
+                };
+                LockSpan::rejected_before_lock(route, result, rejection.status(), cause);
                 on_reject.respond(rejection)
             }
             Self::NoRoute => {
@@ -48,6 +62,16 @@ impl KeyRejection {
             }
         }
     }
+}
+
+/// The text of an extractor's rejection for the operator of the service.
+fn extractor_error(name: &str, status: StatusCode) -> String {
+    let mut text = format!("extractor `{name}` of the key function rejected the request");
+    if status.is_server_error() {
+        text += ". A layer that inserts an extension must be outside of the lock layer, and a path parameter must be in \
+                 the route";
+    }
+    text
 }
 
 /// Whether this is an extractor of Axum that reads the matched route.

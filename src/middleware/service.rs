@@ -11,7 +11,7 @@ use tower::{BoxError, Service, ServiceExt, util::Oneshot};
 
 use super::{
     config::LayerConfig, context::RequestContext, future::ResponseFuture, manager_state::ManagerState,
-    request_locks::RequestLocks, response, response_body::ResponseBody,
+    request_locks::RequestLocks, response, response_body::ResponseBody, unlocked::Unlocked,
 };
 use crate::{
     body::{reader::BodyReader, request_body::RequestBody},
@@ -54,8 +54,9 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let inner = self.inner.clone();
-        let (head, body) = request.map(RequestBody::new).into_parts();
+        let (mut head, body) = request.map(RequestBody::new).into_parts();
         if self.config.skips(&head) {
+            mark_unlocked(&mut head, Unlocked::Skipped);
             return ResponseFuture::pass_through(inner.oneshot(Request::from_parts(head, body)));
         }
         let (context, owner_lifetime) = RequestContext::new(self.config.params(&head), &head.headers, &head.extensions);
@@ -87,6 +88,7 @@ where
         Ok(None) => {
             drop(waits);
             let (body, reservation) = body.into_parts();
+            mark_unlocked(&mut head, Unlocked::NoKey);
             let ready = inner.ready().await?;
             drop(reservation);
             return Ok(ready.call(Request::from_parts(head, body)).await?.map(ResponseBody::pass_through));
@@ -137,6 +139,13 @@ where
     };
     let done = locks.run(handler).await;
     response::finish_response(locks, &method, done).await
+}
+
+fn mark_unlocked(head: &mut Parts, why: Unlocked) {
+    // For extractors, which only Axum has.
+    if cfg!(feature = "axum") {
+        head.extensions.insert(why);
+    }
 }
 
 impl<S: Clone, K> Clone for LockService<S, K> {

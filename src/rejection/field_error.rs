@@ -99,6 +99,23 @@ impl FieldError {
     }
 }
 
+impl FieldError {
+    /// The error for the operator of the service. Clients need not know the names of Rust types.
+    pub(crate) fn log_text(&self) -> String {
+        let Self { location, name, problem } = self;
+        match (location, problem) {
+            (FieldLocation::Extension, _) => format!(
+                "no extension of type `{name}` was found: put the layer that inserts it outside of the lock layer"
+            ),
+            #[cfg(feature = "axum")]
+            (FieldLocation::Path, FieldProblem::Missing) => {
+                format!("the path of this route has no parameter `{{{name}}}`")
+            }
+            _ => self.to_string(),
+        }
+    }
+}
+
 impl fmt::Display for FieldError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { location, name, problem } = self;

@@ -1,8 +1,12 @@
 //! The route of a request in logs and metrics.
 
+#[cfg(feature = "axum")]
+use std::fmt::Display;
 use std::sync::Arc;
 
 use http::Extensions;
+#[cfg(feature = "axum")]
+use http::Method;
 
 /// The matched path of a request, else the name of its layer, else `none`. Never a path that a
 /// client chose.
@@ -34,6 +38,15 @@ impl Route {
     #[expect(clippy::unused_self, reason = "the same call as with the feature")]
     pub(crate) fn label(&self) -> Option<Arc<str>> {
         None
+    }
+
+    /// Logs an error in the setup of the service, because the reader of the response may not be its
+    /// operator.
+    #[cfg(feature = "axum")]
+    #[cfg_attr(not(feature = "tracing"), expect(unused_variables, clippy::unused_self, reason = "there is no log"))]
+    pub(crate) fn log_error(&self, method: &Method, error: impl Display) {
+        #[cfg(feature = "tracing")]
+        tracing::error!(target: "tower_lock", %method, route = self.as_str(), "{error}");
     }
 
     pub(crate) fn as_str(&self) -> &str {

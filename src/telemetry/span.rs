@@ -24,6 +24,17 @@ pub(crate) struct LockSpan {
     has_result: bool,
 }
 
+/// The part of a key source that rejected a request. It is named, so that the rejection is not
+/// attributed to the handler.
+#[cfg_attr(not(feature = "tracing"), expect(dead_code, reason = "there is no log"))]
+pub(crate) struct InvalidKeyCause<'a> {
+    /// An extractor of the key function.
+    pub(crate) extractor: Option<&'a str>,
+    /// A named field.
+    pub(crate) field: Option<&'a str>,
+    pub(crate) text: String,
+}
+
 /// The span that is current where a future is created, for a future that moves to a task.
 #[derive(Debug)]
 pub(crate) struct CapturedSpan(#[cfg(feature = "tracing")] tracing::Span);
@@ -54,7 +65,9 @@ mod enabled {
 
     use tracing::{Instrument, field::Empty, instrument::Instrumented};
 
-    use super::{Display, Duration, FencingToken, LockError, LockKey, LockLost, LockSpan, Route, StatusCode};
+    use super::{
+        Display, Duration, FencingToken, InvalidKeyCause, LockError, LockKey, LockLost, LockSpan, Route, StatusCode,
+    };
 
     impl LockSpan {
         pub(crate) fn start(route: &Route, key: &LockKey, shows_key: bool) -> Self {
@@ -74,35 +87,36 @@ mod enabled {
             route: &Route,
             result: &'static str,
             status: StatusCode,
-            extractor: Option<&str>,
+            cause: Option<InvalidKeyCause<'_>>,
         ) {
             let span = open(route);
             span.record("result", result);
-            let status = status.as_u16();
-            // The extractor is named, so that its 422 is not attributed to the handler.
-            match extractor {
-                // A mistake of the service: the route has no such parameter or extension.
-                Some(extractor) if status >= 500 => tracing::error!(
+            let code = status.as_u16();
+            match cause {
+                // A mistake of the service: the request has no such parameter or extension.
+                Some(InvalidKeyCause { extractor, field, text }) if status.is_server_error() => tracing::error!(
                     target: "tower_lock",
                     parent: &span,
                     result,
-                    status,
+                    status = code,
                     extractor,
-                    "request rejected: its lock key cannot be derived",
+                    field,
+                    "request rejected: its lock key cannot be derived: {text}",
                 ),
-                Some(extractor) => tracing::debug!(
+                Some(InvalidKeyCause { extractor, field, text }) => tracing::debug!(
                     target: "tower_lock",
                     parent: &span,
                     result,
-                    status,
+                    status = code,
                     extractor,
-                    "request rejected: its lock key cannot be derived",
+                    field,
+                    "request rejected: its lock key cannot be derived: {text}",
                 ),
                 None => tracing::debug!(
                     target: "tower_lock",
                     parent: &span,
                     result,
-                    status,
+                    status = code,
                     "request rejected before its lock was requested",
                 ),
             }
@@ -197,7 +211,9 @@ mod enabled {
 mod disabled {
     use std::future::Future;
 
-    use super::{Display, Duration, FencingToken, LockError, LockKey, LockLost, LockSpan, Route, StatusCode};
+    use super::{
+        Display, Duration, FencingToken, InvalidKeyCause, LockError, LockKey, LockLost, LockSpan, Route, StatusCode,
+    };
 
     #[expect(clippy::unused_self, clippy::needless_pass_by_ref_mut, reason = "the same calls as with the span")]
     impl LockSpan {
@@ -205,7 +221,7 @@ mod disabled {
             Self {}
         }
 
-        pub(crate) fn rejected_before_lock(_: &Route, _: &'static str, _: StatusCode, _: Option<&str>) {}
+        pub(crate) fn rejected_before_lock(_: &Route, _: &'static str, _: StatusCode, _: Option<InvalidKeyCause<'_>>) {}
 
         pub(crate) fn granted(&mut self, _: Duration, _: impl FnOnce() -> u32, _: FencingToken) {}
 

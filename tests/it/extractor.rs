@@ -66,23 +66,24 @@ async fn missing_layer_is_a_500_that_names_layer_and_route() {
     let locks = LockManager::in_memory();
     let lock = || LockLayer::new(&locks, one_key());
     // Not on this route; added before `.route`; skipped; and a route that needs no lock.
+    let no_key = || LockLayer::new(&locks, key::from_fn(|| None::<(&str, u8)>));
+    let absent = "no `LockLayer` is around this handler";
     let apps = [
-        Router::new().route("/", get(needs)),
-        Router::new().route("/other", get(needs)).layer(lock()).route("/", get(needs)),
-        Router::new().route("/", get(needs).route_layer(lock().skip(|_| true))),
-        Router::new().route("/", get(needs).route_layer(LockLayer::new(&locks, key::from_fn(|| None::<(&str, u8)>)))),
+        (absent, Router::new().route("/", get(needs))),
+        (absent, Router::new().route("/other", get(needs)).layer(lock()).route("/", get(needs))),
+        (
+            "the `LockLayer` of this route skipped it",
+            Router::new().route("/", get(needs).route_layer(lock().skip(|_| true))),
+        ),
+        ("the key function of this route returned `None`", Router::new().route("/", get(needs).route_layer(no_key()))),
     ];
-    for app in apps {
+    for (reason, app) in apps {
         let response = fetch(&app, "/").await;
         assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
         let text = text(response).await;
-        for word in [
-            "`LockLayer`",
-            "route_layer(LockLayer::new(&locks, key::from_fn(..)))",
-            "after `.route(..)`",
-            "`Option<HeldLock>`",
-        ] {
-            assert!(text.contains(word), "{word} is missing in {text}");
+        assert!(text.contains(reason) && text.contains("`Option<HeldLock>`"), "{text}");
+        for word in ["route_layer(LockLayer::new(&locks, key::from_fn(..)))", "after `.route(..)`"] {
+            assert_eq!(text.contains(word), reason == absent, "{word}: {text}");
         }
     }
     let app =

@@ -13,8 +13,8 @@ use axum::{
     Router,
     body::{Body, Bytes},
     extract::Path,
-    http::{Request, Response, StatusCode},
-    routing::{get, post},
+    http::{Method, Request, Response, StatusCode},
+    routing::{any, get, post},
 };
 use http_body_util::Full;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, limit::ConcurrencyLimit, service_fn};
@@ -270,4 +270,54 @@ async fn unknown_url_under_a_router_layer_is_a_404() {
         send(&routes().layer(lacks), Request::post("/order/1").body(Body::empty()).expect("a request")).await;
     assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
     assert_eq!(store.held_count(), 0);
+}
+
+fn request(method: Method, path: &str) -> Request<Body> {
+    Request::builder().method(method).uri(path).body(Body::empty()).expect("a request")
+}
+
+/// As documented at the layer.
+#[tokio::test(start_paused = true)]
+async fn router_layer_locks_unknown_routes_and_route_layer_does_not() {
+    let lock = || LockLayer::new(&LockManager::in_memory(), key::from_fn(|Path(id): Path<u64>| ("order", id)));
+    let router = || Router::new().route("/{id}/pay", post(async || "paid"));
+    let status = async |app: Router, path: &str| fetch(&app, path).await.status().as_u16();
+    assert_eq!(status(router().layer(lock()), "/nope").await, 404, "by the lock layer");
+    assert_eq!(status(router().route_layer(lock()), "/nope").await, 404);
+    assert_eq!(status(router().route_layer(lock()), "/x/pay").await, 400, "the key function before the 405");
+    let methods = Router::new().route("/{id}/pay", post(async || "paid").route_layer(lock()));
+    assert_eq!(status(methods.clone(), "/nope").await, 404);
+    assert_eq!(status(methods, "/x/pay").await, 405);
+}
+
+/// Axum adds these handlers outside the layer. The docs of the layer list them.
+/// Guarantee: G1.
+#[tokio::test(start_paused = true)]
+async fn extractor_detects_a_method_added_outside_the_lock() {
+    let lock = || LockLayer::new(&LockManager::in_memory(), key::from_fn(|Path(id): Path<u64>| ("order", id)));
+    let work = async |lock: HeldLock| lock.key().to_string();
+    for (how, locked, unlocked, methods) in [
+        ("a fallback", Method::POST, Method::DELETE, post(work).fallback(work).route_layer(lock())),
+        ("any", Method::GET, Method::DELETE, any(work).get(work).route_layer(lock())),
+        ("merge", Method::POST, Method::GET, post(work).route_layer(lock()).merge(get(work))),
+        ("a later method", Method::POST, Method::PUT, post(work).route_layer(lock()).put(work)),
+    ] {
+        let app = Router::new().route("/{id}", methods);
+        assert_eq!(text(send(&app, request(locked, "/7")).await).await, "order:7", "{how}");
+        let response = send(&app, request(unlocked, "/7")).await;
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR, "{how}");
+        let text = text(response).await;
+        assert!(text.contains("holds no lock for `HeldLock`: no `LockLayer` is around this handler"), "{how}: {text}");
+        assert!(text.contains("methods and routes that were added before it"), "{how}: {text}");
+    }
+    // The alternative from the docs.
+    for (method, methods) in [
+        (Method::DELETE, post(work).fallback(work).layer(lock())),
+        (Method::DELETE, any(work).get(work).layer(lock())),
+        (Method::GET, post(work).merge(get(work)).route_layer(lock())),
+        (Method::PUT, post(work).put(work).route_layer(lock())),
+    ] {
+        let app = Router::new().route("/{id}", methods);
+        assert_eq!(text(send(&app, request(method, "/7")).await).await, "order:7");
+    }
 }

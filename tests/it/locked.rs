@@ -128,7 +128,7 @@ async fn missing_layer_is_a_500_that_names_layer_and_route() {
         assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
         let text = text(response).await;
         assert!(
-            text.contains("`LockManagerLayer`") && text.contains("after its routes") && text.contains(".layer("),
+            text.contains("`LockManagerLayer`") && text.contains("after `.route(..)`") && text.contains(".layer("),
             "{text}"
         );
     }

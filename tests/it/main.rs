@@ -8,7 +8,6 @@ mod key_fields;
 mod request_body;
 mod body_budget;
 mod layers;
-mod stack;
 mod policies;
 mod rejections;
 mod release_timing;
@@ -36,12 +35,6 @@ mod random;
 mod metrics;
 #[cfg(feature = "metrics")]
 mod telemetry;
-mod examples;
-mod shown_commands;
-mod example_fencing;
-mod example_sessions;
-#[cfg(feature = "redis")]
-mod examples_multi_instance;
 mod tidy;
 
 mod support;

@@ -17,7 +17,8 @@ use axum::{
 use tokio::sync::Notify;
 use tower::{Layer as _, ServiceExt, service_fn};
 use tower_lock::{
-    HasLockKey, Lease, LockKey, LockLayer, LockManager, LockManagerLayer, Locked, LogKey, OnLost, key, test_util::Fault,
+    HasLockKey, HeldLock, Lease, LockKey, LockLayer, LockManager, LockManagerLayer, Locked, LogKey, OnLost, key,
+    test_util::Fault,
 };
 use tracing_subscriber::{Layer, Registry, layer::SubscriberExt, registry::LookupSpan};
 
@@ -32,7 +33,7 @@ struct Recorder(Arc<Mutex<Vec<Fields>>>);
 thread_local! {
     /// A test runs on one thread, and is recorded there.
     static RECORDER: RefCell<Option<Recorder>> = const { RefCell::new(None) };
-    /// The warnings since.
+    /// The warnings and errors since.
     static WARNED: RefCell<Warned> = RefCell::default();
 }
 
@@ -85,11 +86,11 @@ impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for PerThread {
     }
 
     fn on_event(&self, event: &tracing::Event<'_>, context: tracing_subscriber::layer::Context<'_, S>) {
-        if *event.metadata().level() == tracing::Level::WARN {
+        if *event.metadata().level() <= tracing::Level::WARN {
             let mut fields = Fields::new();
             event.record(&mut Writer(&mut fields));
             let message = fields.remove("message").unwrap_or_default();
-            WARNED.with_borrow(|warned| warned.lock().expect("whole").push(message));
+            WARNED.with_borrow(|warned| warned.lock().expect("whole").push(format!("{message} {fields:?}")));
         }
         for span in context.event_scope(event).into_iter().flatten() {
             if let Some(At(recorder, at)) = span.extensions().get() {
@@ -428,16 +429,19 @@ async fn each_rejection_is_one_event_in_its_span() {
     let (_store, locks) = store_and_locks();
     let key = key::from_fn(|axum::Json(claim): axum::Json<Claim>| ("k", claim.id));
     let layer = LockLayer::new(&locks, key);
+    let json_id = key::json_field("id");
     let app = Router::new()
         .route("/refuses", post(|| async {}).route_layer(layer.clone()))
         .route("/waits", post(|| async {}).route_layer(layer.clone().wait(Duration::from_secs(2))))
-        .route("/hides", post(|| async {}).route_layer(layer.log_key(LogKey::Redacted)));
+        .route("/hides", post(|| async {}).route_layer(layer.log_key(LogKey::Redacted)))
+        .route("/field", post(|| async {}).route_layer(LockLayer::new(&locks, key::from_fields("k", json_id))));
     let _held = locks.try_lock(("k", 7)).await.expect("free");
     for (path, body, result, wait_ms, says) in [
         ("/refuses", r#"{"id":7}"#, "locked", Some("0.0"), "held by another owner"),
         ("/hides", r#"{"id":7}"#, "locked", Some("0.0"), "held by another owner"),
         ("/waits", r#"{"id":7}"#, "timed_out", Some("2"), ""),
-        ("/waits", r#"{"id":"x"}"#, "invalid_key", None, "its lock key cannot be derived"),
+        ("/waits", r#"{"id":"x"}"#, "invalid_key", None, "extractor `Json<Claim>` of the key function rejected"),
+        ("/field", r#"{"id":"07"}"#, "invalid_key", None, "cannot be derived: JSON field `id` is a number in non-"),
     ] {
         post_json(&app, path, body).await;
         let span = recorder.last();
@@ -448,13 +452,39 @@ async fn each_rejection_is_one_event_in_its_span() {
             assert!(span["event.wait_ms"].starts_with(wait_ms), "{span:?}");
             assert_eq!(span["key"] == "k:7", path != "/hides", "{span:?}");
         } else {
-            assert_eq!((&span["event.extractor"][..], &span["event.status"][..]), ("Json<Claim>", "422"));
+            let (cause, name) =
+                if path == "/field" { ("event.field", "id") } else { ("event.extractor", "Json<Claim>") };
+            assert_eq!((&span[cause][..], &span["event.status"][..]), (name, "422"));
         }
     }
-    // An error of the service is logged as an error: the extension is missing.
-    let layer = LockLayer::new(&locks, key::from_fn(|axum::Extension(id): axum::Extension<u64>| ("k", id)));
-    let app = Router::new().route("/", post(|| async {}).route_layer(layer));
-    assert_eq!(post_json(&app, "/", "{}").await.status(), 500);
-    let span = recorder.last();
-    assert_eq!((&span["level"][..], &span["result"][..]), ("ERROR", "invalid_key"), "{span:?}");
+    // An error of the service is one logged error that names the remedy.
+    let by_function = LockLayer::new(&locks, key::from_fn(|Extension(id): Extension<u64>| ("k", id)));
+    let by_field = |field| LockLayer::new(&locks, key::from_fields("k", field));
+    for (layer, remedy) in [
+        (post(|| async {}).route_layer(by_function), "inserts an extension must be outside of the lock layer"),
+        (post(|| async {}).route_layer(by_field(key::extension::<u64>())), "no extension of type `u64` was found"),
+        (post(|| async {}).route_layer(by_field(key::path_param("no"))), "this route has no parameter `{no}`"),
+    ] {
+        warned().await;
+        assert_eq!(post_json(&Router::new().route("/{id}", layer), "/7", "{}").await.status(), 500);
+        let (span, errors) = (recorder.last(), warned().await);
+        assert_eq!((&span["level"][..], &span["result"][..]), ("ERROR", "invalid_key"), "{span:?}");
+        assert!(span["event"].contains(remedy) && errors.len() == 1, "{errors:?}");
+    }
+}
+
+/// A handler without its layer has no span.
+#[tokio::test(start_paused = true)]
+async fn missing_layer_is_logged_with_method_and_route() {
+    let (_recorder, _guard) = Recorder::start();
+    let locks = LockManager::in_memory();
+    let locked = post(async |_: Locked<Extension<Anything>>| {});
+    let held = post(async |_: HeldLock| {});
+    let skipped = held.clone().route_layer(LockLayer::new(&locks, key::from_parts(|_| ("k",))).skip(|_| true));
+    for handler in [locked, held, skipped] {
+        post_json(&Router::new().route("/pay/{id}", handler), "/pay/s3cret", "{}").await;
+        let errors = warned().await;
+        let [error] = &errors[..] else { panic!("{errors:?}") };
+        assert!(error.ends_with(r#"{"method": "POST", "route": "/pay/{id}"}"#), "{error}");
+    }
 }

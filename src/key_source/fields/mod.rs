@@ -161,11 +161,6 @@ fn reject(error: FieldError, head: &Parts) -> KeyRejection {
         return KeyRejection::NoRoute;
     }
     let status = error.status();
-    // The reader of the response may not be the operator of the service.
-    #[cfg(feature = "tracing")]
-    if status.is_server_error() {
-        tracing::error!(target: "tower_lock", field = error.name(), "lock key of this route cannot be derived: {error}");
-    }
     KeyRejection::Rejection(Rejection::InvalidKey { status, field: Some(error), extractor: None })
 }
 

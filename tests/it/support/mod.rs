@@ -18,7 +18,6 @@ use tower_lock::{
     key::{self, KeySource},
 };
 
-pub(crate) mod programs;
 pub(crate) mod panics;
 pub(crate) mod wire;
 

@@ -1,25 +1,12 @@
 //! The examples as processes: HTTP services with a database, a job, and a gRPC service.
 
-use std::{process::Output, sync::Arc, time::Duration};
+use std::process::Output;
 
-use axum::http::{Method, StatusCode};
-use http_body::Body as _;
+use axum::http::Method;
 use serde_json::{Value, json};
 use tokio::process::Command;
-use tower_lock::{
-    Rejection,
-    lock::QueueBound,
-    store::{StoreError, StoreErrorKind},
-};
 
-use crate::support::{
-    programs::{File, Service, example},
-    soon,
-};
-
-#[allow(dead_code, reason = "the responder of the example")]
-#[path = "../../examples/grpc_status.rs"]
-mod grpc_status;
+use crate::services::{File, Service, example, soon};
 
 async fn run(mut command: Command) -> Output {
     soon("the end of the program", command.output()).await.expect("it starts")
@@ -102,36 +89,6 @@ async fn grpc_client_gets_grpc_status_codes() {
         assert_eq!(said, pushback, "{table}");
         // A message for each but a success.
         assert_eq!(cells.next() == Some("-"), status == 0, "{table}");
-    }
-}
-
-/// Clients retry UNAVAILABLE automatically.
-#[test]
-fn grpc_client_does_not_retry_unknown_outcomes() {
-    let retry_after = Duration::from_millis(187);
-    let source = Arc::new(StoreError::new("shelf", "acquire", StoreErrorKind::Unavailable));
-    for (rejection, status, pushback) in [
-        (Rejection::Busy { retry_after }, "10", "187"),
-        (Rejection::TimedOut { waited: Duration::ZERO, retry_after, status: StatusCode::CONFLICT }, "10", "187"),
-        (Rejection::QueueFull { bound: QueueBound::Key, retry_after }, "14", "187"),
-        (Rejection::StoreUnavailable { retry_after, source }, "14", "187"),
-        (Rejection::ShuttingDown { retry_after }, "14", "187"),
-        (Rejection::BodyTooLarge, "8", "-1"),
-        (Rejection::BodyBufferFull { retry_after }, "14", "187"),
-        (Rejection::InvalidKey { status: StatusCode::BAD_REQUEST, field: None, extractor: None }, "3", "-1"),
-        (Rejection::Lost, "2", "-1"),
-        (Rejection::HoldLimitReached, "2", "-1"),
-    ] {
-        let response = grpc_status::as_grpc(&rejection);
-        assert_eq!(response.status(), StatusCode::OK, "{rejection}: gRPC has its own status");
-        let header = |name: &str| response.headers()[name].to_str().expect("text");
-        assert_eq!(header("content-type"), "application/grpc", "{rejection}");
-        assert_eq!((header("grpc-status"), header("grpc-retry-pushback-ms")), (status, pushback), "{rejection}");
-        assert_eq!(header("grpc-message"), rejection.to_string());
-        assert!(response.body().is_end_stream(), "{rejection}: nothing behind the head");
-    }
-    for (text, encoded) in [("100 %", "100 %25"), ("für\n~", "f%C3%BCr%0A~"), ("", "")] {
-        assert_eq!(grpc_status::percent_encoded(text), encoded);
     }
 }
 

@@ -8,12 +8,8 @@ use sqlx::{AnyConnection, AnyPool};
 use tokio::time::timeout;
 use tower_lock::{HeldLock, LockKey, LockManager};
 
-use self::example::database::{check_fence, open_url};
-use crate::support::{programs::Databases, soon};
-
-#[allow(dead_code, reason = "the database module of the examples")]
-#[path = "../../examples/support/mod.rs"]
-mod example;
+use crate::services::{Databases, soon};
+use support::database::{check_fence, open_url};
 
 const SCHEMA: &str = "CREATE TABLE written (id INTEGER PRIMARY KEY AUTOINCREMENT, writer VARCHAR(10) NOT NULL)";
 

@@ -13,10 +13,7 @@ use sqlx::{AnyConnection, ConnectOptions, Connection, any::AnyConnectOptions};
 use tokio::time::sleep;
 use tower_lock_faults::{RedisServer, Reply, skipped};
 
-use crate::support::{
-    programs::{Databases, File, Service, example},
-    soon,
-};
+use crate::services::{Databases, File, Service, example, soon};
 
 /// An example, three times.
 struct Instances {

@@ -7,10 +7,7 @@ use tokio::{
     process::Command,
 };
 
-use crate::support::{
-    programs::{Service, example},
-    soon,
-};
+use crate::services::{Service, example, soon};
 
 async fn shell(script: &str) -> String {
     let output = soon("the end of the script", Command::new("sh").args(["-euc", script]).output()).await;

@@ -1,7 +1,14 @@
 //! Shared by three examples: locks, a database, a server with graceful shutdown, concurrent
 //! requests, a table.
 
-#![allow(unreachable_pub, reason = "a module of three programs")]
+#![allow(
+    missing_docs,
+    missing_debug_implementations,
+    clippy::missing_errors_doc,
+    clippy::must_use_candidate,
+    reason = "a library of three programs"
+)]
+#![allow(clippy::disallowed_methods, reason = "for programs with a runtime of their own")]
 
 use std::{
     env,
@@ -300,4 +307,13 @@ impl<const COLUMNS: usize> Table<COLUMNS> {
         }
         println!();
     }
+}
+
+/// Tests the examples of the pages that need a database or a session layer.
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../../docs/guarantees.md")]
+    mod guarantees {}
+    #[doc = include_str!("../../docs/guide/recipes.md")]
+    mod recipes {}
 }

@@ -4,6 +4,7 @@ use std::{
     env,
     path::PathBuf,
     process::{ExitStatus, Stdio},
+    time::Duration,
 };
 
 use axum::{
@@ -18,10 +19,9 @@ use tokio::{
     io::{AsyncBufReadExt, BufReader},
     process::{Child, Command},
     sync::OnceCell,
+    time::timeout,
 };
 use tower_lock_faults::{MariaDb, skipped};
-
-use super::soon;
 
 /// The example, built as the tests are.
 pub(crate) async fn example(name: &str) -> Command {
@@ -35,7 +35,7 @@ pub(crate) async fn example(name: &str) -> Command {
                         .map(|name| format!("--example={name}")),
                 )
                 // As the tests are built: other features would rebuild all dependencies.
-                .args(cfg!(feature = "redis").then_some("--all-features"))
+                .args(cfg!(feature = "redis").then_some(["--workspace", "--all-features"]).into_iter().flatten())
                 .current_dir(env!("CARGO_MANIFEST_DIR"))
                 .status()
                 .await
@@ -52,6 +52,13 @@ pub(crate) async fn example(name: &str) -> Command {
     }
     command.env("PORT", "0").kill_on_drop(true);
     command
+}
+
+/// Longer than any step takes, even on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(120);
+
+pub(crate) async fn soon<F: Future>(what: &str, future: F) -> F::Output {
+    timeout(TIMEOUT, future).await.unwrap_or_else(|_| panic!("never happened: {what}"))
 }
 
 pub(crate) struct Service {
