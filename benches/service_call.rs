@@ -117,7 +117,7 @@ mod redis {
     use divan::Bencher;
     use tower::{Layer, service_fn};
     use tower_lock::{LockLayer, LockManager, RedisStore, key};
-    use tower_lock_faults::RedisServer;
+    use tower_lock_testkit::RedisServer;
 
     use super::{RUNTIME, by_hand, hello, requests};
 

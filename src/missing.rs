@@ -16,6 +16,15 @@ pub struct Missing<'a>(std::marker::PhantomData<&'a ()>);
 )]
 pub trait Memory {}
 
+/// Items of the feature `signal`.
+#[cfg(not(feature = "signal"))]
+#[diagnostic::on_unimplemented(
+    message = "`LockManager::shutdown_on_signal` needs the feature `signal` of `tower-lock`",
+    label = "the feature `signal` is off",
+    note = "turn it on in Cargo.toml: `tower-lock = {{ version = \"..\", features = [\"signal\"] }}`, or call `LockManager::shutdown` after a signal"
+)]
+pub trait Signal {}
+
 /// Items of the feature `test-util`.
 #[cfg(not(feature = "test-util"))]
 #[diagnostic::on_unimplemented(

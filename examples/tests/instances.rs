@@ -11,7 +11,7 @@ use futures_util::{
 use serde_json::{Value, json};
 use sqlx::{AnyConnection, ConnectOptions, Connection, any::AnyConnectOptions};
 use tokio::time::sleep;
-use tower_lock_faults::{RedisServer, Reply, skipped};
+use tower_lock_testkit::{RedisServer, Reply, skipped};
 
 use crate::services::{Databases, File, Service, example, soon};
 

@@ -21,7 +21,7 @@ use tokio::{
     sync::OnceCell,
     time::timeout,
 };
-use tower_lock_faults::{MariaDb, skipped};
+use tower_lock_testkit::{MariaDb, skipped};
 
 /// The example, built as the tests are.
 pub(crate) async fn example(name: &str) -> Command {

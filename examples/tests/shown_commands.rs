@@ -19,7 +19,7 @@ async fn shell(script: &str) -> String {
 fn curl_is_available() -> bool {
     let is_available = std::process::Command::new("curl").arg("--version").output().is_ok();
     if !is_available {
-        tower_lock_faults::skipped("the commands of the guide", "curl");
+        tower_lock_testkit::skipped("the commands of the guide", "curl");
     }
     is_available
 }

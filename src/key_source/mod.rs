@@ -28,10 +28,10 @@ use crate::{
 /// | a `Result` of these | `Err` is the response, of any type that is `IntoResponse` |
 /// | the same without Axum | `Err` is a `Response` or a `StatusCode` |
 #[diagnostic::on_unimplemented(
-    message = "return `(\"namespace\", part, ..)` with integers, strings, `bool`, `char` or `Uuid` (feature `uuid`) as parts: `{Self}` is not a return type of a key function",
+    message = "return `(\"namespace\", part, ..)` with integers, strings, `bool` or `char` as parts (`Uuid` needs the feature `uuid`): `{Self}` is not a return type of a key function",
     label = "this cannot be made into a lock key",
     note = "return a tuple whose first element is the namespace, a `&'static str` (`(\"order\", id)`), a `LockKey`, an `Option` (`None`: no lock needed) or a `Result` of these (`Err`, an `IntoResponse`, is sent as the response)",
-    note = "up to six parts follow it: integers, `bool`, `char`, strings and `Uuid` (feature `uuid`); floats are not allowed: `0.1 + 0.2` and `0.3` would be two locks"
+    note = "up to six parts follow it: integers, `bool`, `char` and strings (`Uuid` needs the feature `uuid`); floats are not allowed: `0.1 + 0.2` and `0.3` would be two locks"
 )]
 pub trait IntoLockKey {
     #[doc(hidden)]
@@ -109,7 +109,7 @@ impl IntoLockKey for LockKey {
 
 impl<T: KeyTuple> IntoLockKey for T {
     fn into_lock_key(self) -> Result<Option<LockKey>, Response<RejectionBody>> {
-        Ok(Some(self.into()))
+        Ok(Some(LockKey::from_tuple(&self)))
     }
 }
 

@@ -317,6 +317,17 @@ impl LockManager {
         }
     }
 
+    /// Needs the feature `signal`.
+    #[cfg(not(feature = "signal"))]
+    #[doc(hidden)]
+    #[expect(clippy::missing_panics_doc, reason = "it cannot be called")]
+    pub fn shutdown_on_signal(&self, _budget: Duration) -> std::future::Ready<()>
+    where
+        for<'a> crate::missing::Missing<'a>: crate::missing::Signal,
+    {
+        unreachable!("nothing meets the bound")
+    }
+
     /// The number of keys with an entry in this process, and the number of calls that wait.
     #[cfg(feature = "__internals")]
     #[doc(hidden)]

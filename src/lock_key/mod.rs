@@ -11,7 +11,7 @@ use std::{
 };
 
 use self::{
-    part::{KeyPart, KeyTuple},
+    part::{FromTuple, KeyPart, KeyTuple},
     writer::KeyWriter,
 };
 use crate::limits::MAX_RAW_KEY_BYTES;
@@ -183,6 +183,13 @@ impl LockKey {
 }
 
 impl LockKey {
+    /// The key of a tuple whose type is not known here.
+    pub(crate) fn from_tuple(tuple: &impl KeyTuple) -> Self {
+        let mut key = KeyWriter::empty();
+        tuple.write(&mut key);
+        Self::composed(key)
+    }
+
     /// The key that was written.
     pub(crate) fn composed(writer: KeyWriter) -> Self {
         Self::new(writer.finish(), KeyKind::Composed)
@@ -215,11 +222,12 @@ impl Hasher for PrehashedHasher {
     }
 }
 
-impl<T: KeyTuple> From<T> for LockKey {
+impl<T> From<T> for LockKey
+where
+    KeyWriter: FromTuple<T>,
+{
     fn from(tuple: T) -> Self {
-        let mut key = KeyWriter::empty();
-        tuple.write(&mut key);
-        Self::composed(key)
+        Self::composed(KeyWriter::from_tuple(&tuple))
     }
 }
 

@@ -8,10 +8,10 @@ use super::writer::KeyWriter;
 ///
 /// This trait is sealed. Implement [`KeyPart`] for types of parts.
 #[diagnostic::on_unimplemented(
-    message = "write `(\"namespace\", part, ..)`: `{Self}` does not name what is locked",
+    message = "write `(\"namespace\", part, ..)`: `{Self}` is not a lock key",
     label = "not a lock key",
     note = "write a tuple whose first element is the namespace, a `&'static str`: `(\"order\", id)`, `(\"nightly\",)`",
-    note = "up to six parts follow it: integers, `bool`, `char`, strings and `Uuid` (feature `uuid`); a float is none"
+    note = "up to six parts follow it: integers, `bool`, `char` and strings (`Uuid` needs the feature `uuid`)"
 )]
 pub trait KeyTuple: sealed::Sealed {
     #[doc(hidden)]
@@ -20,6 +20,22 @@ pub trait KeyTuple: sealed::Sealed {
 
 mod sealed {
     pub trait Sealed {}
+}
+
+/// A writer of a tuple.
+///
+/// The tuple is the type parameter. A bound `T: KeyTuple` would have the same self type as the
+/// `T: Into<LockKey>` of the caller, and the compiler would report that one, without this text.
+#[doc(hidden)]
+#[diagnostic::on_unimplemented(
+    message = "write `(\"namespace\", part, ..)`: `{T}` is not a lock key",
+    label = "not a lock key",
+    note = "write a tuple whose first element is the namespace, a `&'static str`: `(\"order\", id)`, `(\"nightly\",)`",
+    note = "up to six parts follow it: integers, `bool`, `char` and strings (`Uuid` needs the feature `uuid`)",
+    note = "for a key of any number of parts use `LockKey::from_parts`, for the key of another program `LockKey::raw`"
+)]
+pub trait FromTuple<T> {
+    fn from_tuple(tuple: &T) -> Self;
 }
 
 /// Value that can be part of a key. Equal values have equal texts, and different values have
@@ -43,9 +59,9 @@ mod sealed {
 /// assert_eq!(LockKey::from(("reward", FamilyId(7))).as_str(), "reward:7");
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "use an integer, a string, `bool`, `char` or `Uuid` (feature `uuid`): `{Self}` cannot be part of a lock key",
+    message = "use an integer, a string, `bool` or `char`, or turn on the feature `uuid` for `Uuid`: `{Self}` cannot be part of a lock key",
     label = "not a key part",
-    note = "key parts are integers, `bool`, `char`, strings and `Uuid` (feature `uuid`); wrap a type whose `Display` is unique in `key::display(..)`, or implement `KeyPart`",
+    note = "key parts are integers, `bool`, `char`, strings, and `Uuid` with the feature `uuid` of `tower-lock`; wrap a type whose `Display` is unique in `key::display(..)`, or implement `KeyPart`",
     note = "floats are refused on purpose: `0.1 + 0.2` and `0.3` would be two locks, `NaN` none"
 )]
 pub trait KeyPart {
@@ -74,6 +90,14 @@ macro_rules! key_tuples {
                 let (namespace, $($part,)*) = self;
                 key.namespace(namespace);
                 $(key.part($part);)*
+            }
+        }
+
+        impl<$($part: KeyPart),*> FromTuple<(&str, $($part,)*)> for KeyWriter {
+            fn from_tuple(tuple: &(&str, $($part,)*)) -> Self {
+                let mut key = Self::empty();
+                tuple.write(&mut key);
+                key
             }
         }
     )*};

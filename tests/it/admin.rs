@@ -15,8 +15,12 @@ use tower_lock::{
     store::{ForceReleaseReply, StoreErrorKind},
     test_util::{Fault, StoreOp, TestStore},
 };
-
-use crate::support::{Wire, fetch, one_key, settle, soon, store_and_locks, text};
+use tower_lock_testkit::{
+    app::{fetch, text},
+    http::Http1,
+    locks::{one_key, store_and_locks},
+    wait::{settle, soon},
+};
 
 fn key() -> LockKey {
     LockKey::from(("k",))
@@ -349,7 +353,7 @@ async fn terminated_server_finishes_holders_and_rejects_the_rest() {
     let server = tokio::spawn(async move { axum::serve(listener, app).with_graceful_shutdown(stop).await });
 
     let send = async || {
-        let mut wire = Wire::connect(address).await;
+        let mut wire = Http1::connect(address).await;
         wire.write("GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
         wire
     };

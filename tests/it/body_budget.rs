@@ -29,12 +29,17 @@ use tokio::{
     task::JoinHandle,
 };
 use tower::{Layer, ServiceExt, limit::ConcurrencyLimit, service_fn};
+use tower_lock::test_util::TestStore;
 use tower_lock::{
     LockKey, LockLayer, LockManager, LockPolicy, Rejection, RequestBodyMode, key, middleware::RequestBody,
     test_util::StoreOp,
 };
-
-use crate::support::{TestStore, Wire, send, serve, settle, soon, store_and_locks, text};
+use tower_lock_testkit::{
+    app::{send, serve, text},
+    http::Http1,
+    locks::store_and_locks,
+    wait::{settle, soon},
+};
 
 /// For all bodies.
 const BUDGET: usize = 64 << 20;
@@ -402,7 +407,7 @@ async fn exhausted_budget_rejects_before_locking() {
 
     // A client that sends `Expect: 100-continue` does not send its body.
     let server = serve(app.app.clone()).await;
-    let mut wire = Wire::connect(server).await;
+    let mut wire = Http1::connect(server).await;
     wire.write("POST /probe HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n").await;
     assert_eq!(wire.head().await.0, 503, "no body was requested");
 

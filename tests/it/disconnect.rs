@@ -28,8 +28,11 @@ use tower_lock::{
     HasLockKey, HeldLock, LockKey, LockLayer, LockManager, LockManagerLayer, Locked, OnDisconnect, key,
     test_util::{Fault, StoreOp, TestStore},
 };
-
-use crate::support::{fetch, one_key, settle, soon, store_and_locks};
+use tower_lock_testkit::{
+    app::fetch,
+    locks::{one_key, store_and_locks},
+    wait::{settle, soon},
+};
 
 const S: Duration = Duration::from_secs(1);
 
@@ -533,7 +536,7 @@ fn reused_extensions_keep_nothing_of_finished_requests() {
         let app = Router::new().route("/", handler).layer(LockManagerLayer::new(&locks));
         let mut request = Request::get("/").body(Body::empty()).expect("a request");
         for _ in 0..10_000 {
-            assert_eq!(crate::support::send(&app, request).await.status(), StatusCode::OK);
+            assert_eq!(tower_lock_testkit::app::send(&app, request).await.status(), StatusCode::OK);
             request = Request::from_parts(last.recv().expect("it ran"), Body::empty());
         }
         assert_eq!(store.held_count(), 0);

@@ -8,8 +8,10 @@ use axum::{
 use serde_json::{Value, json};
 use tokio::time::{Duration, sleep};
 use tower_lock::{FencingToken, HeldLock, LockLayer, LockManager, key};
-
-use crate::support::{fetch, one_key, post_json, store_and_locks, text};
+use tower_lock_testkit::{
+    app::{fetch, post_json, text},
+    locks::{one_key, store_and_locks},
+};
 
 #[tokio::test(start_paused = true)]
 async fn handler_sees_key_token_and_remaining_time() {

@@ -21,8 +21,7 @@ use tower_lock::{
     store::StoreErrorKind,
     test_util::{StoreOp, TestStore},
 };
-
-use crate::support::{settle, soon};
+use tower_lock_testkit::wait::{settle, soon};
 
 const PARENT: u32 = 100;
 const CHILD: u32 = 101;

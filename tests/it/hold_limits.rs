@@ -9,8 +9,11 @@ use tower_lock::{
     lock::InsufficientTime,
     test_util::{Clock, Fault, StoreOp, TestStore},
 };
-
-use crate::support::{fetch, one_key, settle, soon, store_and_locks, text};
+use tower_lock_testkit::{
+    app::{fetch, text},
+    locks::{one_key, store_and_locks},
+    wait::{settle, soon},
+};
 
 fn key() -> LockKey {
     LockKey::from(("k",))

@@ -19,8 +19,11 @@ use tower_lock::{
     middleware::RequestBody,
     test_util::StoreOp,
 };
-
-use crate::support::{post_json, send, soon, store_and_locks, text};
+use tower_lock_testkit::{
+    app::{post_json, send, text},
+    locks::store_and_locks,
+    wait::soon,
+};
 
 const JSON: &str = "application/json";
 const FORM: &str = "application/x-www-form-urlencoded";

@@ -9,8 +9,10 @@ use axum::{
 };
 use serde::Deserialize;
 use tower_lock::{HeldLock, LockKey, LockLayer, LockManager, Rejection, key, test_util::StoreOp};
-
-use crate::support::{fetch, post_json, send, store_and_locks, text};
+use tower_lock_testkit::{
+    app::{fetch, post_json, send, text},
+    locks::store_and_locks,
+};
 
 #[derive(Deserialize)]
 struct Claim {

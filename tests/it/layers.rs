@@ -22,8 +22,11 @@ use tower_http::{catch_panic::CatchPanicLayer, cors::CorsLayer};
 use tower_lock::{
     HeldLock, LockLayer, LockManager, LockManagerLayer, Owner, key, middleware::RequestBody, test_util::StoreOp,
 };
-
-use crate::support::{fetch, one_key, send, settle, soon, store_and_locks, text};
+use tower_lock_testkit::{
+    app::{fetch, send, text},
+    locks::{one_key, store_and_locks},
+    wait::{settle, soon},
+};
 
 async fn show_key(lock: HeldLock) -> String {
     lock.key().to_string()

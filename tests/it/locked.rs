@@ -24,8 +24,11 @@ use tower_lock::{
     HasLockKey, HeldLock, LockKey, LockLayer, LockManager, LockManagerLayer, Locked, OnLost, Rejection, key,
     test_util::{Fault, StoreOp},
 };
-
-use crate::support::{fetch, one_key, post_json, settle, store_and_locks, text};
+use tower_lock_testkit::{
+    app::{fetch, post_json, text},
+    locks::{one_key, store_and_locks},
+    wait::settle,
+};
 
 const S: Duration = Duration::from_secs(1);
 
@@ -235,7 +238,7 @@ async fn nothing_is_locked_before_the_value_is_extracted() {
     let (send, body) = tokio::sync::mpsc::unbounded_channel::<Result<Bytes, std::convert::Infallible>>();
     let body = Body::from_stream(stream::unfold(body, |mut body| async { Some((body.recv().await?, body)) }));
     let request = Request::post("/").header("content-type", "application/json").body(body).expect("a request");
-    let response = tokio::spawn(async move { crate::support::send(&app, request).await });
+    let response = tokio::spawn(async move { tower_lock_testkit::app::send(&app, request).await });
     send.send(Ok("{\"family_id\"".into())).expect("read");
     settle().await;
     assert_eq!((store.held_count(), store.on(StoreOp::Acquire).calls()), (0, 0));

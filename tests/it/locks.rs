@@ -13,8 +13,10 @@ use tower_lock::{
     store::StoreErrorKind,
     test_util::{Fault, StoreOp},
 };
-
-use crate::support::{settle, soon, store_and_locks};
+use tower_lock_testkit::{
+    locks::store_and_locks,
+    wait::{settle, soon},
+};
 
 fn key() -> LockKey {
     LockKey::from(("account", 7))

@@ -31,18 +31,6 @@ mod admin;
 mod invariants;
 mod cancel;
 mod random;
-#[cfg(feature = "metrics")]
 mod metrics;
-#[cfg(feature = "metrics")]
 mod telemetry;
 mod tidy;
-
-mod support;
-
-#[cfg(not(all(feature = "metrics", feature = "redis")))]
-#[test]
-fn suite_runs_with_all_features() {
-    use std::io::Write as _;
-    // Past the test harness, which shows output of failing tests only.
-    writeln!(std::io::stderr(), "skipped  metrics and Redis: cargo test --all-features").expect("a stderr");
-}

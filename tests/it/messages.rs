@@ -8,8 +8,10 @@ use tower_lock::{
     store::StoreEvent,
     test_util::{Fault, StoreOp, TestStore},
 };
-
-use crate::support::{settle, soon, store_and_locks};
+use tower_lock_testkit::{
+    locks::store_and_locks,
+    wait::{settle, soon},
+};
 
 fn key() -> LockKey {
     LockKey::from(("k",))

@@ -14,8 +14,11 @@ use tower_lock::{
     LockLayer,
     test_util::{Fault, StoreOp},
 };
-
-use crate::support::{fetch, one_key, settle, store_and_locks};
+use tower_lock_testkit::{
+    app::fetch,
+    locks::{one_key, store_and_locks},
+    wait::settle,
+};
 
 /// Name and labels, with the value or the number of records.
 fn seen(snapshotter: &Snapshotter) -> BTreeMap<String, f64> {

@@ -17,8 +17,11 @@ use tower_lock::{
     HasLockKey, HeldLock, LockKey, LockLayer, LockManager, LockManagerLayer, LockPolicy, Locked, OnDisconnect, key,
     test_util::StoreOp,
 };
-
-use crate::support::{fetch, one_key, send, settle, store_and_locks, text};
+use tower_lock_testkit::{
+    app::{fetch, send, text},
+    locks::{one_key, store_and_locks},
+    wait::settle,
+};
 
 const A_WHILE: Duration = Duration::from_secs(10);
 

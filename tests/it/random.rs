@@ -1,7 +1,7 @@
 //! Random calls over a faulty store on paused time: no overlap, a reply for every call, nothing
 //! left.
 //!
-//! `SEED=<number> cargo test --test it random` repeats a seed that failed.
+//! `SEED=<number> cargo test -p tower-lock-tests --test it random` repeats a seed that failed.
 
 use std::{
     collections::HashMap,

@@ -22,8 +22,11 @@ use tower_lock::{
     HeldLock, LockError, LockGuard, LockKey, LockLayer, LockManager, LockManagerLayer, LockPolicy, Owner,
     lock::ReleaseOutcome, test_util::StoreOp,
 };
-
-use crate::support::{fetch, one_key, send, settle, soon, store_and_locks, text};
+use tower_lock_testkit::{
+    app::{fetch, send, text},
+    locks::{one_key, store_and_locks},
+    wait::{settle, soon},
+};
 
 fn key() -> LockKey {
     LockKey::from(("k",))

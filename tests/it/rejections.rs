@@ -17,8 +17,11 @@ use tower_lock::{
     store::StoreErrorKind,
     test_util::{Fault, StoreOp},
 };
-
-use crate::support::{fetch, one_key, post_json, settle, store_and_locks, text};
+use tower_lock_testkit::{
+    app::{fetch, post_json, text},
+    locks::{one_key, store_and_locks},
+    wait::settle,
+};
 
 async fn problem(response: Response<Body>) -> Value {
     assert_eq!(response.headers()[header::CONTENT_TYPE], "application/problem+json");

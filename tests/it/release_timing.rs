@@ -24,8 +24,12 @@ use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use tokio::sync::mpsc;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_lock::{LockLayer, LockManager, MemoryStore, key, middleware::RequestBody, test_util::StoreOp};
-
-use crate::support::{Wire, fetch, one_key, serve, settle, store_and_locks, text};
+use tower_lock_testkit::{
+    app::{fetch, serve, text},
+    http::Http1,
+    locks::{one_key, store_and_locks},
+    wait::settle,
+};
 
 type Script = mpsc::UnboundedReceiver<Result<Frame<Bytes>, &'static str>>;
 
@@ -245,7 +249,7 @@ async fn body_shorter_than_announced_is_not_made_complete() {
         .route_layer(LockLayer::new(&locks, one_key()));
     let server = serve(app).await;
     for path in ["/error", "/end"] {
-        let mut wire = Wire::connect(server).await;
+        let mut wire = Http1::connect(server).await;
         wire.write(format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
         let all = String::from_utf8(wire.rest().await).expect("text").to_lowercase();
         let whole = all.split_once("content-length: ").is_some_and(|(_, rest)| !rest.starts_with("100\r\n"));
@@ -397,7 +401,7 @@ async fn client_never_meets_the_lock_of_its_previous_request() {
     let server = serve(app).await;
     const PATHS: [&str; 7] = ["/text", "/empty", "/204", "/304", "/big", "/stream", "/trailers"];
 
-    let mut wire = Wire::connect(server).await;
+    let mut wire = Http1::connect(server).await;
     for path in PATHS {
         for (method, round) in [("GET", 0), ("GET", 1), ("HEAD", 2)].into_iter().cycle().take(60) {
             wire.write(format!("{method} {path} HTTP/1.1\r\nhost: x\r\nte: trailers\r\n\r\n")).await;
@@ -440,7 +444,7 @@ async fn trailers_after_a_chunked_stream_arrive() {
     };
     let handler = get(move || async move { ([(header::TRAILER, "x-end")], stream()) });
     let server = serve(Router::new().route("/", handler.route_layer(LockLayer::new(&locks, one_key())))).await;
-    let mut wire = Wire::connect(server).await;
+    let mut wire = Http1::connect(server).await;
     wire.write("GET / HTTP/1.1\r\nhost: x\r\nte: trailers\r\nconnection: close\r\n\r\n").await;
     let all = String::from_utf8(wire.rest().await).expect("text");
     assert!(all.ends_with("0\r\nx-end: 1\r\n\r\n"), "{all}");

@@ -13,12 +13,16 @@ use axum::{Router, body::Body, http::StatusCode, routing::get};
 use futures_util::stream;
 use http_body_util::BodyExt;
 use tokio::time::{Instant, sleep, timeout};
+use tower_lock::test_util::TestStore;
 use tower_lock::{
     HeldLock, LockError, LockGuard, LockKey, LockLayer, LockManager, MemoryStore, Rejection,
     test_util::{Fault, StoreOp},
 };
-
-use crate::support::{TestStore, fetch, one_key, settle, store_and_locks, text};
+use tower_lock_testkit::{
+    app::{fetch, text},
+    locks::{one_key, store_and_locks},
+    wait::settle,
+};
 
 const LEASE: Duration = Duration::from_secs(30);
 

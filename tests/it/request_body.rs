@@ -19,8 +19,12 @@ use tower_lock::{
     HasLockKey, LockKey, LockLayer, LockManager, LockManagerLayer, Locked, Rejection, RequestBodyMode, key,
     middleware::RequestBody, test_util::StoreOp,
 };
-
-use crate::support::{Wire, send, serve, settle, soon, store_and_locks, text};
+use tower_lock_testkit::{
+    app::{send, serve, text},
+    http::Http1,
+    locks::store_and_locks,
+    wait::{settle, soon},
+};
 
 /// Head, body and trailers as the handler saw them.
 async fn echo(request: AnyRequest) -> String {
@@ -63,7 +67,7 @@ async fn body_is_replayed_with_headers_trailers_and_length() {
     for body in bodies {
         let mut responses = Vec::new();
         for path in ["/plain", "/locked", "/locked-twice"] {
-            let mut wire = Wire::connect(server).await;
+            let mut wire = Http1::connect(server).await;
             wire.write(format!("POST {path} HTTP/1.1\r\nhost: x\r\nx-a: 1\r\nx-a: 2\r\n{body}")).await;
             let reply = wire.reply(false).await;
             assert_eq!(reply.status, 200);
@@ -133,16 +137,16 @@ async fn rejected_client_is_not_asked_for_its_body() {
         format!("POST {path} HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: {length}\r\n\r\n")
     };
 
-    let mut wire = Wire::connect(server).await;
+    let mut wire = Http1::connect(server).await;
     wire.write(expect("/head-key", 5)).await;
     assert_eq!(wire.head().await.0, 409, "rejected, and no body was requested");
     let waits = LockLayer::new(&locks, key::from_fn(|_: HeaderMap| ("k",))).wait(std::time::Duration::from_secs(60));
     let server_that_waits = serve(Router::new().route("/", post(|b: Bytes| async { b }).route_layer(waits))).await;
-    let mut wire = Wire::connect(server_that_waits).await;
+    let mut wire = Http1::connect(server_that_waits).await;
     wire.write(expect("/", 5)).await;
     assert_eq!(wire.head().await.0, 100, "read before the lock");
 
-    let mut wire = Wire::connect(server).await;
+    let mut wire = Http1::connect(server).await;
     wire.write(expect("/body-key", 5)).await;
     assert_eq!(wire.head().await.0, 100);
     wire.write("12345").await;
@@ -150,7 +154,7 @@ async fn rejected_client_is_not_asked_for_its_body() {
     assert_eq!((reply.status, &reply.body[..]), (200, &b"12345"[..]));
 
     for (path, length) in [("/short", 5), ("/body-key", 2 * 1024 * 1024 + 1)] {
-        let mut wire = Wire::connect(server).await;
+        let mut wire = Http1::connect(server).await;
         wire.write(expect(path, length)).await;
         assert_eq!(wire.head().await.0, 413, "announced as too long: not requested");
     }
@@ -226,9 +230,9 @@ async fn slow_upload_holds_no_lock() {
     let layer = LockLayer::new(&locks, key::from_fn(|_: Bytes| ("k",)));
     let app = Router::new().route("/", post(|| async { "ran" }).route_layer(layer));
     let server = serve(app).await;
-    let mut slow = Wire::connect(server).await;
+    let mut slow = Http1::connect(server).await;
     slow.write("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nab").await;
-    let mut quick = Wire::connect(server).await;
+    let mut quick = Http1::connect(server).await;
     quick.write("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nabcd").await;
     assert_eq!(quick.reply(false).await.status, 200);
     assert_eq!((store.on(StoreOp::Acquire).calls(), store.held_count()), (1, 0));

@@ -20,9 +20,12 @@ use tower_lock::{
     HasLockKey, HeldLock, Lease, LockKey, LockLayer, LockManager, LockManagerLayer, Locked, LogKey, OnLost, key,
     test_util::Fault,
 };
+use tower_lock_testkit::{
+    app::{fetch, post_json},
+    locks::store_and_locks,
+    wait::settle,
+};
 use tracing_subscriber::{Layer, Registry, layer::SubscriberExt, registry::LookupSpan};
-
-use crate::support::{fetch, post_json, settle, store_and_locks};
 
 type Fields = BTreeMap<String, String>;
 

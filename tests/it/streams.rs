@@ -24,8 +24,11 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use tower_lock::{LockLayer, LockManagerLayer, OnLost, ReleaseAt, test_util::Fault};
-
-use crate::support::{fetch, one_key, send, settle, store_and_locks, until};
+use tower_lock_testkit::{
+    app::{fetch, send},
+    locks::{one_key, store_and_locks},
+    wait::{settle, until},
+};
 
 const S: Duration = Duration::from_secs(1);
 
@@ -349,7 +352,7 @@ fn stream_can_be_read_without_a_runtime() {
         let read = std::thread::spawn(move || futures_util::FutureExt::now_or_never(body.collect()));
         let read = read.join().expect("no panic").expect("the body is complete").expect("whole").to_bytes();
         assert_eq!(read, "abcdef");
-        runtime.block_on(until("released", || store.held_count() == 0));
+        runtime.block_on(until("released", async || store.held_count() == 0));
     }
 }
 

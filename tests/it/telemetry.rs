@@ -27,9 +27,8 @@ use tower_lock::{
     store::StoreEvent,
     test_util::{Fault, StoreOp, TestStore},
 };
+use tower_lock_testkit::wait::{settle, soon, until};
 use tracing::{Dispatch, Subscriber, span};
-
-use crate::support::{settle, soon, until};
 
 /// Called with the message of a log event or the name of a metric.
 type Behavior = Arc<dyn Fn(&str) + Send + Sync>;
@@ -299,7 +298,7 @@ fn blocking_subscriber_delays_no_other_lock() {
                 soon("lost", lost.held_lock().lost()).await;
                 drop(lost);
             }
-            until("the subscriber blocks", || blocked.load(SeqCst) > 0).await;
+            until("the subscriber blocks", async || blocked.load(SeqCst) > 0).await;
             for n in 0..3 {
                 for _ in 0..10 {
                     let guard = soon("a lock", locks.lock(("other", n)).into_future()).await.expect("free");
@@ -313,13 +312,13 @@ fn blocking_subscriber_delays_no_other_lock() {
             for n in 1..=3 {
                 sleep(Duration::from_millis(150)).await;
                 store.forge(&event);
-                until("renewed", || store.on(StoreOp::Renew).calls() >= renewed + n).await;
+                until("renewed", async || store.on(StoreOp::Renew).calls() >= renewed + n).await;
             }
             assert!(!long.held_lock().remaining().is_zero());
             assert_eq!(blocked.load(SeqCst), 1, "only one thread waits");
             soon("released", long.release()).await.expect("up");
             blocks.store(false, SeqCst);
-            until("observed", || blocked.load(SeqCst) == 5).await;
+            until("observed", async || blocked.load(SeqCst) == 5).await;
         });
     });
 }
@@ -349,7 +348,7 @@ fn blocking_recorder_delays_only_what_it_counts() {
             let locks = LockManager::new(store.clone());
             let stuck = locks.lock(("stuck",)).await.expect("free");
             let stuck = tokio::spawn(async move { stuck.release().await });
-            until("the recorder blocks", || blocked.load(SeqCst) == 1).await;
+            until("the recorder blocks", async || blocked.load(SeqCst) == 1).await;
             for n in 0..3 {
                 for _ in 0..10 {
                     let guard = soon("a lock", locks.lock(("other", n)).into_future()).await.expect("free");

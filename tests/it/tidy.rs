@@ -10,8 +10,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
+/// The folder of the repository.
 fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("tests/it in the repository")
 }
 
 fn read(path: impl AsRef<Path>) -> String {

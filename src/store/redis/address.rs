@@ -75,3 +75,16 @@ fn with_nodelay(address: ConnectionInfo) -> ConnectionInfo {
     let settings = address.tcp_settings().clone().set_nodelay(true);
     address.set_tcp_settings(settings)
 }
+
+#[cfg(all(test, not(feature = "redis-tls")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tls_url_without_the_feature_names_the_feature() {
+        for url in ["rediss://localhost", "valkeys://localhost"] {
+            let error = Address::parse(url, "").map(|address| address.display).expect_err("not built");
+            assert!(error.to_string().ends_with("turn on its feature `redis-tls`"), "{error}");
+        }
+    }
+}

@@ -7,7 +7,7 @@ use std::{fs, io::Write, path::Path, process::Command};
 const PINNED: &str = "rustc 1.95.";
 
 /// The file, and texts of its message. The first one is in the first line.
-const CASES: [(&str, &[&str]); 16] = [
+const CASES: [(&str, &[&str]); 19] = [
     (
         "body_extractor_not_last",
         &[
@@ -42,7 +42,7 @@ const CASES: [(&str, &[&str]); 16] = [
     (
         "float_in_an_answer",
         &[
-            "with integers, strings, `bool`, `char` or `Uuid` (feature `uuid`) as parts",
+            "with integers, strings, `bool` or `char` as parts (`Uuid` needs the feature `uuid`)",
             "a `&'static str` (`(\"order\", id)`)",
         ],
     ),
@@ -64,10 +64,20 @@ const CASES: [(&str, &[&str]); 16] = [
         "no_namespace",
         &["return `(\"namespace\", part, ..)`", "`u64` is not a return type of a key function", "(`(\"order\", id)`)"],
     ),
+    ("redis_without_its_feature", &["`tower_lock::RedisStore`", "gated behind the `redis` feature"]),
     (
-        "uuid_without_its_feature",
-        &["`Uuid` (feature `uuid`)", "`Uuid` cannot be part of a lock key", "strings and `Uuid` (feature `uuid`)"],
+        "signal_without_its_feature",
+        &["`LockManager::shutdown_on_signal` needs the feature `signal`", "features = [\"signal\"]"],
     ),
+    (
+        "text_as_a_key",
+        &[
+            "write `(\"namespace\", part, ..)`: `&str` is not a lock key",
+            "`String` is not a lock key",
+            "a `&'static str`: `(\"order\", id)`, `(\"nightly\",)`",
+        ],
+    ),
+    ("uuid_without_its_feature", &["turn on the feature `uuid` for `Uuid`: `Uuid` cannot be part of a lock key"]),
 ];
 
 #[test]

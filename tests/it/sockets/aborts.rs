@@ -18,17 +18,14 @@ use axum::{
 };
 use futures_util::stream;
 use tokio::{sync::watch, time::sleep};
-
-use super::{
-    Cluster, NotifyOnDrop, VERSIONS,
-    matrix::{Client, SizeSource, Step, Steps, Version},
-    one_key_for_long,
-};
-use crate::support::{
+use tower_lock_testkit::{
+    endings::{SizeSource, Step, Steps},
+    http::{Client, Http1, Http2, Version},
     panics::{panics, resumed},
-    soon,
-    wire::{Http2, Wire},
+    wait::soon,
 };
+
+use super::{Cluster, NotifyOnDrop, VERSIONS, one_key_for_long};
 
 #[tokio::test]
 async fn panic_in_a_body_blocks_for_the_lock_delay() {
@@ -80,7 +77,7 @@ async fn disconnect_in_a_stream_blocks_for_the_lock_delay() {
         drop(handler);
         match version {
             Version::Http1 => {
-                let mut wire = Wire::connect(cluster.instances[0]).await;
+                let mut wire = Http1::connect(cluster.instances[0]).await;
                 wire.write("GET /endless HTTP/1.1\r\nhost: x\r\n\r\n").await;
                 wire.head().await;
                 wire.bytes(30).await;

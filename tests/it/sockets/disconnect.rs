@@ -24,18 +24,15 @@ use tokio::{
     sync::{Notify, Semaphore},
 };
 use tower_lock::{LockKey, LockLayer, LockManager, MemoryStore, OnDisconnect, key, test_util::Clock};
-
-use super::{
-    Cluster, DELAY, VERSIONS,
-    matrix::{Client, Version},
-    one_key_for_long,
-};
-use crate::support::{
-    one_key,
+use tower_lock_testkit::{
+    app::serve,
+    http::{Client, Cut, Http1, Http2, Reply, Version, read},
+    locks::one_key,
     panics::{panics, resumed},
-    serve, soon, until,
-    wire::{Cut, Http2, Reply, Wire, read},
+    wait::{soon, until},
 };
+
+use super::{Cluster, DELAY, VERSIONS, one_key_for_long};
 
 /// A handler that waits in the middle of its work until it is released, and counts its events.
 #[derive(Clone, Default)]
@@ -59,7 +56,7 @@ struct Counted<'a>(&'a AtomicUsize);
 
 /// A waiting client that can leave.
 enum WaitingClient {
-    Http1(Wire),
+    Http1(Http1),
     Http2(Http2, ResponseFuture),
 }
 
@@ -105,15 +102,15 @@ impl Work {
     }
 
     async fn has_begun(&self) {
-        until("the handler runs", || self.0.begun.load(SeqCst) > 0).await;
+        until("the handler runs", async || self.0.begun.load(SeqCst) > 0).await;
     }
 
     async fn wait_ended(&self) {
-        until("the handler has ended", || self.0.over.load(SeqCst) > 0).await;
+        until("the handler has ended", async || self.0.over.load(SeqCst) > 0).await;
     }
 
     async fn is_given_up(&self, times: usize) {
-        until("the server has noticed", || self.0.dropped_requests.load(SeqCst) == times).await;
+        until("the server has noticed", async || self.0.dropped_requests.load(SeqCst) == times).await;
     }
 
     fn may_go_on(&self) {
@@ -151,7 +148,7 @@ impl WaitingClient {
         let address = cluster.instances[0];
         match version {
             Version::Http1 => {
-                let mut wire = Wire::connect(address).await;
+                let mut wire = Http1::connect(address).await;
                 wire.write(format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
                 Self::Http1(wire)
             }
@@ -265,7 +262,7 @@ async fn waiter_behind_a_detached_handler_is_served_at_its_end() {
         let waits = cluster
             .instances
             .map(|address| tokio::spawn(async move { Client::new(address, version).request("GET", "/waits").await }));
-        until("both are queued", || cluster.locks.iter().all(|locks| locks.size().1 == 1)).await;
+        until("both are queued", async || cluster.locks.iter().all(|locks| locks.size().1 == 1)).await;
         assert_eq!(work.counts(), [1, 0, 0], "{version:?}");
         work.may_go_on();
         for waits in waits {
@@ -288,7 +285,7 @@ async fn disconnected_waiter_never_starts() {
         let first = WaitingClient::send(version, &cluster, "/work").await;
         work.has_begun().await;
         let second = WaitingClient::send(version, &cluster, "/work").await;
-        until("queued", || cluster.locks[0].size().1 == 1).await;
+        until("queued", async || cluster.locks[0].size().1 == 1).await;
         let connection = second.leave();
         work.is_given_up(1).await;
         work.may_go_on();
@@ -431,10 +428,10 @@ async fn flood_of_resets_leaves_other_routes_alone() {
     let mut attacker = Http2::connect(address).await;
     for n in 0..2 * MAX {
         let stream = attacker.send("GET", &format!("/flood/{n}")).await;
-        until("it runs", || flood.0.begun.load(SeqCst) == n + 1).await;
+        until("it runs", async || flood.0.begun.load(SeqCst) == n + 1).await;
         drop(stream);
     }
-    until("at most half of the permits", || flood.0.over.load(SeqCst) == 2 * MAX - MAX / 2).await;
+    until("at most half of the permits", async || flood.0.over.load(SeqCst) == 2 * MAX - MAX / 2).await;
     let client = {
         let mut http2 = Http2::connect(address).await;
         let response = http2.send("GET", "/honest/1").await;
@@ -449,6 +446,6 @@ async fn flood_of_resets_leaves_other_routes_alone() {
     honest.may_go_on();
     honest.wait_ended().await;
     assert_eq!(honest.counts(), [1, 1, 1], "it has finished without its client");
-    until("the flood has ended", || flood.0.over.load(SeqCst) == 2 * MAX).await;
+    until("the flood has ended", async || flood.0.over.load(SeqCst) == 2 * MAX).await;
     assert_eq!(flood.counts()[2], MAX / 2);
 }

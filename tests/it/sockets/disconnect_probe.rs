@@ -30,8 +30,12 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 use tower_lock::{HasLockKey, LockKey, LockLayer, LockManagerLayer, Locked, Rejection, middleware::ClientConnection};
-
-use crate::support::{Wire, one_key, send, soon, store_and_locks, until};
+use tower_lock_testkit::{
+    app::send,
+    http::Http1,
+    locks::{one_key, store_and_locks},
+    wait::{soon, until},
+};
 
 /// A listener whose connections can be checked for a disconnect.
 struct ProbedListener(TcpListener);
@@ -133,20 +137,20 @@ async fn handler_does_not_start_after_a_closed_connection() {
         let held = locks.try_lock(("k",)).await.expect("free");
         let mut ghosts = Vec::new();
         for _ in 0..DISCONNECTED {
-            let mut wire = Wire::connect(address).await;
+            let mut wire = Http1::connect(address).await;
             wire.write("GET / HTTP/1.1\r\nhost: x\r\n\r\nG").await;
             ghosts.push(wire);
         }
-        until("all clients wait", || locks.size().1 == DISCONNECTED).await;
+        until("all clients wait", async || locks.size().1 == DISCONNECTED).await;
         drop(ghosts);
-        let mut honest = Wire::connect(address).await;
+        let mut honest = Http1::connect(address).await;
         honest.write("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
-        until("and one connected client", || locks.size().1 == DISCONNECTED + 1).await;
+        until("and one connected client", async || locks.size().1 == DISCONNECTED + 1).await;
         held.release().await.expect("the store is up");
         assert_eq!(soon("a grant", honest.reply(false)).await.status, 200);
         // Without a probe their handlers run.
         assert_eq!(ran.load(SeqCst), if is_watched { 1 } else { DISCONNECTED + 1 });
-        until("no request is left", || store.held_count() == 0 && locks.size() == (0, 0)).await;
+        until("no request is left", async || store.held_count() == 0 && locks.size() == (0, 0)).await;
     }
 }
 

@@ -3,7 +3,6 @@
 //! Two [`LockManager`]s on one store are two instances of a service, each with its own server: a
 //! key released in one of them is free for the other only when the store knows.
 
-pub(crate) mod matrix;
 mod responses;
 mod aborts;
 mod readers;
@@ -19,10 +18,14 @@ use std::{net::SocketAddr, time::Duration};
 
 use axum::{Router, routing::get};
 use tokio::sync::watch;
+use tower_lock::test_util::TestStore;
 use tower_lock::{LockLayer, LockManager, key::KeySource, test_util::Clock};
-
-use self::matrix::{Client, Version};
-use crate::support::{TestStore, one_key, serve, until};
+use tower_lock_testkit::{
+    app::serve,
+    http::{Client, Version},
+    locks::one_key,
+    wait::until,
+};
 
 const VERSIONS: [Version; 2] = [Version::Http1, Version::Http2];
 
@@ -73,7 +76,7 @@ impl Cluster {
     async fn assert_blocked_for_the_delay(&self, what: &str) {
         self.assert_status(409, what).await;
         // The lock-delay counts from here.
-        until("released", || self.store.held_count() == 0).await;
+        until("released", async || self.store.held_count() == 0).await;
         for _ in 0..2 {
             self.assert_status(409, what).await;
             self.clock.jump(DELAY / 2);
@@ -83,7 +86,7 @@ impl Cluster {
 
     /// A normal end: both instances serve as soon as the store knows.
     async fn assert_free(&self, what: &str) {
-        until("released", || self.store.held_count() == 0).await;
+        until("released", async || self.store.held_count() == 0).await;
         self.assert_status(200, what).await;
     }
 }

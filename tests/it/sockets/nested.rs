@@ -12,9 +12,9 @@ use axum::{
 use futures_util::stream;
 use tokio::time::sleep;
 use tower_lock::{HeldLock, LockLayer, LockManager, LockManagerLayer, test_util::StoreOp};
+use tower_lock_testkit::{http::Client, locks::one_key};
 
-use super::{Cluster, VERSIONS, matrix::Client};
-use crate::support::one_key;
+use super::{Cluster, VERSIONS};
 
 const ROUNDS: usize = 20;
 

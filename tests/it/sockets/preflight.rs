@@ -3,15 +3,13 @@
 use axum::{Router, http::Request, routing::post};
 use tower_http::cors::CorsLayer;
 use tower_lock::{LockLayer, test_util::StoreOp};
+use tower_lock_testkit::http::{Client, Version};
+use tower_lock_testkit::{
+    http::{Http1, Http2},
+    locks::one_key,
+};
 
-use super::{
-    Cluster, VERSIONS,
-    matrix::{Client, Version},
-};
-use crate::support::{
-    one_key,
-    wire::{Http2, Wire},
-};
+use super::{Cluster, VERSIONS};
 
 #[tokio::test]
 async fn preflight_404_and_405_make_no_store_call() {
@@ -23,7 +21,7 @@ async fn preflight_404_and_405_make_no_store_call() {
     let [server, _] = cluster.instances;
     let asks = [("origin", "https://example.org"), ("access-control-request-method", "POST")];
 
-    let mut wire = Wire::connect(server).await;
+    let mut wire = Http1::connect(server).await;
     let headers: String = asks.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
     wire.write(format!("OPTIONS /order HTTP/1.1\r\nhost: x\r\n{headers}\r\n")).await;
     let preflight = wire.reply(false).await;

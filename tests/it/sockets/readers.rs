@@ -20,20 +20,17 @@ use futures_util::stream;
 use h2::RecvStream;
 use tokio::{sync::watch, time::sleep};
 use tower_lock::{LockLayer, ReleaseAt, key};
+use tower_lock_testkit::{
+    http::{Client, Http1, Http2, Version, read},
+    locks::one_key,
+    wait::soon,
+};
 
-use super::{
-    Cluster, DELAY, NotifyOnDrop, VERSIONS,
-    matrix::{Client, Version},
-    one_key_for_long,
-};
-use crate::support::{
-    one_key, soon,
-    wire::{Http2, Wire, read},
-};
+use super::{Cluster, DELAY, NotifyOnDrop, VERSIONS, one_key_for_long};
 
 /// A client that has read a head, and stalls.
 enum Stalls {
-    Http1(Wire),
+    Http1(Http1),
     Http2(Http2, Response<RecvStream>),
 }
 
@@ -42,7 +39,7 @@ impl Stalls {
         let address = cluster.instances[0];
         match version {
             Version::Http1 => {
-                let mut wire = Wire::narrow(address).await;
+                let mut wire = Http1::narrow(address).await;
                 wire.write(format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
                 Self::Http1(wire)
             }

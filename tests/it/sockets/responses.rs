@@ -5,19 +5,19 @@ use std::{convert::Infallible, time::Duration};
 use axum::{Router, body::Body, http::header, routing::get};
 use futures_util::{StreamExt, stream};
 use tower_lock::test_util::StoreOp;
-
-use super::{
-    Cluster, VERSIONS,
-    matrix::{self, Client, ENDINGS, Ending, NOTHING, Version, assert_next_request_is_served_elsewhere},
-    one_key_for_long,
+use tower_lock_testkit::{
+    endings::{self, ENDINGS, Ending, NOTHING, assert_next_request_is_served_elsewhere},
+    http::{Client, Version},
 };
+
+use super::{Cluster, VERSIONS, one_key_for_long};
 
 const ROUNDS: usize = 30;
 
 /// With a fast store, and with one that releases more slowly than the next request arrives.
 async fn assert_next_request_is_served(endings: &[Ending], version: Version) {
     for millis in [0, 20] {
-        let cluster = Cluster::start(matrix::service).await;
+        let cluster = Cluster::start(endings::service).await;
         cluster.store.on(StoreOp::Release).latency(Duration::from_millis(millis));
         assert_next_request_is_served_elsewhere(endings, cluster.instances, version, ROUNDS).await;
         assert_eq!(cluster.store.held_count(), 0);

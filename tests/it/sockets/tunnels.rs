@@ -13,12 +13,13 @@ use futures_util::stream;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tower_lock::{LockLayer, LockManager};
+use tower_lock_testkit::{
+    http::{Http1, Http2},
+    locks::one_key,
+    wait::soon,
+};
 
 use super::Cluster;
-use crate::support::{
-    one_key, soon,
-    wire::{Http2, Wire},
-};
 
 /// Echoes its input in capitals after the head is sent.
 async fn shout(mut request: Request<Body>) -> Response<Body> {
@@ -61,7 +62,7 @@ fn service(locks: &LockManager) -> Router {
         .layer(LockLayer::new(locks, one_key()))
 }
 
-async fn talks(wire: &mut Wire, what: &str) {
+async fn talks(wire: &mut Http1, what: &str) {
     wire.write("hello").await;
     assert_eq!(wire.bytes(5).await, b"HELLO", "{what}");
 }
@@ -71,7 +72,7 @@ async fn upgraded_connection_outlives_the_lock() {
     let cluster = Cluster::start(service).await;
     for path in ["/empty", "/body"] {
         for _ in 0..10 {
-            let mut wire = Wire::connect(cluster.instances[0]).await;
+            let mut wire = Http1::connect(cluster.instances[0]).await;
             wire.write(format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: shout\r\n\r\n"))
                 .await;
             assert_eq!(wire.head().await.0, 101, "{path}");
@@ -87,7 +88,7 @@ async fn upgraded_connection_outlives_the_lock() {
 async fn http1_tunnel_outlives_the_lock() {
     let cluster = Cluster::start(service).await;
     for host in ["empty.example", "body.example"].into_iter().cycle().take(10) {
-        let mut wire = Wire::connect(cluster.instances[0]).await;
+        let mut wire = Http1::connect(cluster.instances[0]).await;
         wire.write(format!("CONNECT {host}:443 HTTP/1.1\r\nhost: {host}:443\r\n\r\n")).await;
         assert_eq!(wire.head().await.0, 200);
         cluster.assert_status(200, host).await;

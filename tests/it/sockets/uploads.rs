@@ -19,13 +19,16 @@ use axum::{
 };
 use h2::client::ResponseFuture;
 use tokio::time::timeout;
+use tower_lock::test_util::TestStore;
 use tower_lock::{LockLayer, LockManager, OnDisconnect, RequestBodyMode, key, test_util::StoreOp};
-
-use super::{Cluster, VERSIONS, matrix::Version};
-use crate::support::{
-    TestStore, serve, settle, soon, until,
-    wire::{Http2, Wire, read},
+use tower_lock_testkit::http::Version;
+use tower_lock_testkit::{
+    app::serve,
+    http::{Http1, Http2, read},
+    wait::{settle, soon, until},
 };
+
+use super::{Cluster, VERSIONS};
 
 /// Counts requests that have started and ended; optionally an outer timeout.
 #[derive(Default)]
@@ -51,7 +54,7 @@ impl Gate {
 
 /// Requests that announce a body and send nothing of it, until this is dropped.
 enum Silent {
-    Http1 { _wires: Vec<Wire> },
+    Http1 { _wires: Vec<Http1> },
     Http2 { _connection: Http2, _streams: Vec<(ResponseFuture, h2::SendStream<Bytes>)> },
 }
 
@@ -61,7 +64,7 @@ impl Silent {
             Version::Http1 => {
                 let mut all = Vec::new();
                 for n in 0..how_many {
-                    let mut wire = Wire::connect(address).await;
+                    let mut wire = Http1::connect(address).await;
                     wire.write(format!("POST /orders/{n}/pay HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n")).await;
                     all.push(wire);
                 }
@@ -96,9 +99,9 @@ async fn client_that_sends_no_body_holds_nothing() {
             let address = serve(app).await;
             let how_many = 200;
             let silent = Silent::at(address, version, how_many).await;
-            until("all bodies have arrived", || gate.came.load(SeqCst) == how_many).await;
+            until("all bodies have arrived", async || gate.came.load(SeqCst) == how_many).await;
             if limit.is_some() {
-                until("the timeout has ended all of them", || gate.over.load(SeqCst) == how_many).await;
+                until("the timeout has ended all of them", async || gate.over.load(SeqCst) == how_many).await;
             }
             settle().await;
             assert_eq!(
@@ -107,7 +110,7 @@ async fn client_that_sends_no_body_holds_nothing() {
                 "{what}"
             );
             for n in [0, 77, 199] {
-                let mut wire = Wire::connect(address).await;
+                let mut wire = Http1::connect(address).await;
                 let request = format!("POST /orders/{n}/pay HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc");
                 wire.write(request).await;
                 let reply = wire.reply(false).await;
@@ -129,9 +132,9 @@ async fn upgrade_request_sends_its_body_first() {
     .await;
     let upgrade =
         "POST /orders/7/pay HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: shout\r\ncontent-length: 3\r\n\r\n";
-    let mut silent = Wire::connect(cluster.instances[0]).await;
+    let mut silent = Http1::connect(cluster.instances[0]).await;
     silent.write(upgrade).await;
-    let mut quick = Wire::connect(cluster.instances[0]).await;
+    let mut quick = Http1::connect(cluster.instances[0]).await;
     quick.write(format!("{upgrade}abc")).await;
     assert_eq!(quick.reply(false).await.status, 200);
     assert_eq!(cluster.store.on(StoreOp::Acquire).calls(), 1);
@@ -164,16 +167,16 @@ async fn handler_of_an_incomplete_request_drops_with_its_client() {
             )
         })
         .await;
-        let mut wire = Wire::connect(cluster.instances[0]).await;
+        let mut wire = Http1::connect(cluster.instances[0]).await;
         wire.write("POST /orders/7/pay HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n").await;
         if whole {
             wire.write("012345678").await;
         }
-        until("the timeout has ended it", || gate.over.load(SeqCst) == 1).await;
+        until("the timeout has ended it", async || gate.over.load(SeqCst) == 1).await;
         if whole {
-            until("it finishes", || done.load(SeqCst) == 1).await;
+            until("it finishes", async || done.load(SeqCst) == 1).await;
         }
-        until("released", || cluster.store.held_count() == 0 && cluster.locks[0].size() == (0, 0)).await;
+        until("released", async || cluster.store.held_count() == 0 && cluster.locks[0].size() == (0, 0)).await;
         assert_eq!(done.load(SeqCst), usize::from(whole));
     }
 }
@@ -194,13 +197,13 @@ async fn unfinished_bodies_reject_no_other_request() {
     .await;
     let mut stopped = Vec::new();
     for _ in 0..34 {
-        let mut wire = Wire::connect(cluster.instances[0]).await;
+        let mut wire = Http1::connect(cluster.instances[0]).await;
         wire.write(format!("POST /upload HTTP/1.1\r\nhost: x\r\ncontent-length: {BODY}\r\n\r\n")).await;
         wire.write(vec![b'x'; BODY - 1]).await;
         stopped.push(wire);
     }
     for _ in 0..20 {
-        let mut wire = Wire::connect(cluster.instances[0]).await;
+        let mut wire = Http1::connect(cluster.instances[0]).await;
         wire.write("POST /pay HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n").await;
         wire.write([b'x'; 100]).await;
         assert_eq!(wire.reply(false).await.status, 200);
@@ -217,9 +220,9 @@ async fn nothing_is_locked_while_the_key_body_arrives() {
     })
     .await;
     let head = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n";
-    let mut slow = Wire::connect(cluster.instances[0]).await;
+    let mut slow = Http1::connect(cluster.instances[0]).await;
     slow.write(format!("{head}ab")).await;
-    let mut closed = Wire::connect(cluster.instances[0]).await;
+    let mut closed = Http1::connect(cluster.instances[0]).await;
     closed.write(format!("{head}ab")).await;
     let mut slow_http2 = Http2::connect(cluster.instances[0]).await;
     let request = || Request::post(format!("http://{}/", cluster.instances[0])).body(()).expect("a request");
@@ -231,7 +234,7 @@ async fn nothing_is_locked_while_the_key_body_arrives() {
     // Complete requests are served meanwhile, on any instance.
     for _ in 0..10 {
         for instance in cluster.instances {
-            let mut quick = Wire::connect(instance).await;
+            let mut quick = Http1::connect(instance).await;
             quick.write(format!("{head}abcd")).await;
             assert_eq!(quick.reply(false).await.status, 200);
         }
@@ -261,13 +264,13 @@ async fn paused_small_body_is_not_evicted_for_large_ones() {
     let head = |len| format!("POST /upload HTTP/1.1\r\nhost: x\r\ncontent-length: {len}\r\n\r\n");
     let mut moving = Vec::new();
     for _ in 0..32 {
-        let mut wire = Wire::connect(cluster.instances[0]).await;
+        let mut wire = Http1::connect(cluster.instances[0]).await;
         wire.write(head(BODY)).await;
         wire.write(vec![b'x'; BODY - 4]).await;
         moving.push(wire);
     }
     tokio::time::sleep(Duration::from_millis(500)).await;
-    let mut honest = Wire::connect(cluster.instances[0]).await;
+    let mut honest = Http1::connect(cluster.instances[0]).await;
     honest.write(head(20)).await;
     honest.write([b'y'; 10]).await;
     tokio::time::sleep(Duration::from_millis(200)).await;
@@ -275,7 +278,7 @@ async fn paused_small_body_is_not_evicted_for_large_ones() {
         wire.write("x").await;
     }
     tokio::time::sleep(Duration::from_millis(200)).await;
-    let mut one_more = Wire::connect(cluster.instances[0]).await;
+    let mut one_more = Http1::connect(cluster.instances[0]).await;
     one_more.write(head(BODY)).await;
     one_more.write([b'x'; 1000]).await;
     tokio::time::sleep(Duration::from_millis(200)).await;
@@ -299,8 +302,8 @@ async fn bidirectional_stream_ends_with_a_silent_client() {
         let echo = post(async move |body: Body| body);
         let address = serve(Router::new().route("/orders/{id}/pay", echo.route_layer(layer))).await;
         let _silent = Silent::at(address, version, 1).await;
-        until("it holds its key", || store.held_count() == 1).await;
-        let freed = timeout(20 * IDLE, until("its body was idle for too long", || store.held_count() == 0)).await;
+        until("it holds its key", async || store.held_count() == 1).await;
+        let freed = timeout(20 * IDLE, until("its body was idle for too long", async || store.held_count() == 0)).await;
         assert!(freed.is_ok(), "{version:?}: still held after 20 times the limit");
     }
 }

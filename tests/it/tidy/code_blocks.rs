@@ -38,7 +38,7 @@ fn blocks() -> Vec<Block> {
 
 /// A block with this code may be `no_run`, for this reason.
 const NO_RUN: [(&str, &str); 2] =
-    [("axum::serve(", "serves until a signal arrives"), ("RedisStore::", "needs a server; `tests/redis` connects")];
+    [("axum::serve(", "serves until a signal arrives"), ("RedisStore::", "needs a server; `tests/it/redis` connects")];
 
 #[test]
 fn every_rust_block_is_a_doctest() {
@@ -136,9 +136,9 @@ const COMMANDS: [(&str, &str, &str); 21] = [
     ),
     ("claim() {", "examples/tests/shown_commands.rs", "getting-started.md"),
     ("cargo test --lib", "scripts/test.sh", TESTS),
-    ("cargo test --all-features --test it", "scripts/test.sh", TESTS),
-    ("cargo test --all-features --test it random", "scripts/test.sh", TESTS),
-    ("cargo test --all-features --test redis recorded", "scripts/test.sh", TESTS),
+    ("cargo test -p tower-lock-tests --test it", "scripts/test.sh", TESTS),
+    ("cargo test -p tower-lock-tests --test it random", "scripts/test.sh", TESTS),
+    ("cargo test -p tower-lock-tests --test redis recorded", "scripts/test.sh", TESTS),
     ("cargo test -p tower-lock-simulator --test recorded", "scripts/test.sh", TESTS),
     ("cargo test -p tower-lock-storm --test storm", "scripts/test.sh", TESTS),
     ("cargo test -p compile-fail", "scripts/test.sh", TESTS),
@@ -155,8 +155,8 @@ const COMMANDS: [(&str, &str, &str); 21] = [
         "tests/simulator/tests/mutants.rs",
         "no_call_expiry",
     ),
-    ("redis-cli", "tests/redis/runbook.rs", "redis-in-production.md"),
-    ("date -d", "tests/redis/runbook.rs", "redis-in-production.md"),
+    ("redis-cli", "tests/it/redis/runbook.rs", "redis-in-production.md"),
+    ("date -d", "tests/it/redis/runbook.rs", "redis-in-production.md"),
 ];
 const TESTS: &str = "run cargo test --workspace --all-features\n";
 const SIMULATOR: &str = "cargo run --quiet -p tower-lock-simulator --";

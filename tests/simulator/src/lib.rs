@@ -32,9 +32,9 @@
 //! cargo run -p tower-lock-simulator -- 0 1000 --mutant no_call_expiry --stop
 //! ```
 //!
-//! The simulation does not cover tasks, sockets and the runtime (`tests/redis` and the storm do), a
-//! Redis that loses acknowledged data (except that fences rise), several keys in one call, and
-//! several servers.
+//! The simulation does not cover tasks, sockets and the runtime (`tests/it/redis` and the storm
+//! do), a Redis that loses acknowledged data (except that fences rise), several keys in one call,
+//! and several servers.
 //!
 //! Two effects are accepted. A renewal of a crashed process counts from when it runs, even if it
 //! was in flight for long. A process without a reply for 41 s forgets its ids; if other waiters

@@ -9,8 +9,8 @@ use tower_lock::{
     deadpool_redis::redis::Value,
     store::{AcquireRequest, ForceReleaseRequest, IfBusy, QueueConfig, ReleaseRequest, RenewRequest, YieldRequest},
 };
-use tower_lock_faults::{Connection, RedisServer, Reply, skipped};
 use tower_lock_simulator::fake::{Dump, FakeRedis};
+use tower_lock_testkit::{Connection, RedisServer, Reply, skipped};
 
 const SEQUENCES: u64 = 150;
 const CALLS: usize = 30;

@@ -15,7 +15,7 @@ use tokio::{
     sync::mpsc,
     time::timeout,
 };
-use tower_lock_faults::Process;
+use tower_lock_testkit::Process;
 
 use crate::{
     checker::Summary,

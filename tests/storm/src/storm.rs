@@ -8,7 +8,7 @@ use std::{
 
 use futures_util::{StreamExt, future::join_all, stream};
 use tokio::time::{Instant, sleep, timeout};
-use tower_lock_faults::{Proxy, RedisServer};
+use tower_lock_testkit::{Proxy, RedisServer};
 
 use crate::{
     checker::Summary,

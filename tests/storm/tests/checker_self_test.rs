@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use tokio::{sync::Semaphore, time::sleep};
-use tower_lock_faults::{RedisServer, skipped};
 use tower_lock_storm::{Cluster, Disconnect, Environment as Storm, Observed, Request, Service, Summary, seed};
+use tower_lock_testkit::{RedisServer, skipped};
 
 const PROGRAMS: (&str, &str) = (env!("CARGO_BIN_EXE_checker"), env!("CARGO_BIN_EXE_service"));
 

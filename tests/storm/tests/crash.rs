@@ -8,8 +8,8 @@ use tokio::{
     process::Command,
     time::{Instant, sleep, timeout},
 };
-use tower_lock_faults::{RedisServer, skipped};
 use tower_lock_storm::{Cluster, Observed, Request, Service};
+use tower_lock_testkit::{RedisServer, skipped};
 
 const NAME: &str = "lock:subject:1";
 const LINE: &str = "tower-lock:lock:q:{lock:subject:1}";

@@ -13,8 +13,8 @@
 use std::{sync::atomic::Ordering::SeqCst, time::Duration};
 
 use tokio::{sync::Semaphore, time::sleep};
-use tower_lock_faults::{Chaos, Direction, RedisServer, skipped};
 use tower_lock_storm::{Environment, Patience, is, seed};
+use tower_lock_testkit::{Chaos, Direction, RedisServer, skipped};
 
 const REQUESTS: u64 = 10_000;
 

@@ -1,0 +1,93 @@
+//! The cost of locks in Redis commands, counted on the server.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::time::Instant;
+use tower_lock::{LockError, LockManager};
+use tower_lock_testkit::locks::key;
+
+use crate::support::{Environment, environment};
+
+/// Loads the scripts and waits for the subscriptions.
+async fn warm(environment: &Environment, instances: &[LockManager]) {
+    for locks in instances {
+        locks.lock(key()).await.expect("free").release().await.expect("released");
+    }
+    let _ = instances[0].lock(key()).await.expect("free");
+    environment.wait_until_clean().await;
+}
+
+#[tokio::test]
+async fn uncontended_lock_costs_two_round_trips_and_scripts() {
+    let Some(environment) = environment().await else { return };
+    let locks = environment.instance("a").await;
+    warm(&environment, std::slice::from_ref(&locks)).await;
+    let before = environment.scripts().await;
+    environment.proxy.forget_requests();
+    for _ in 0..100 {
+        locks.try_lock(key()).await.expect("free").release().await.expect("released");
+    }
+    assert_eq!(environment.scripts().await - before, 200);
+    let requests = environment.proxy.requests();
+    // The store checks each connection once a second.
+    let asked = |name: &str| !["EVALSHA", "PING", "PUBSUB"].contains(&name);
+    let others: u64 = requests.iter().filter(|(name, _)| asked(name)).map(|(_, n)| n).sum();
+    assert_eq!((requests["EVALSHA"], others), (200, 0), "{requests:?}");
+}
+
+#[tokio::test]
+async fn handoff_between_processes_costs_three_scripts() {
+    let Some(environment) = environment().await else { return };
+    for contenders in [2, 8, 32] {
+        let instances = join_all((0..contenders).map(|n| environment.direct_instance(["a", "b"][n % 2]))).await;
+        warm(&environment, &instances).await;
+        let (before, began) = (environment.scripts().await, Instant::now());
+        let sections = 640 / contenders;
+        join_all(instances.iter().map(async |locks| {
+            for _ in 0..sections {
+                locks.lock(key()).wait(Duration::from_secs(60)).await.expect("a grant").release().await.expect("held");
+            }
+        }))
+        .await;
+        let scripts = environment.scripts().await - before;
+        // Waiters poll about once a second, more of them on a slow machine.
+        let polls = u64::try_from(contenders).expect("few") * 2 * (began.elapsed().as_secs() + 1);
+        let sections = u64::try_from(sections * contenders).expect("few");
+        eprintln!("{contenders} contenders: {scripts} scripts for {sections} sections in {:?}", began.elapsed());
+        assert!(scripts <= 3 * sections + polls, "{contenders} contenders: {scripts} for {sections}");
+        environment.wait_until_clean().await;
+    }
+}
+
+#[tokio::test]
+async fn local_handoff_costs_one_script_per_100_ms_or_1000() {
+    let Some(environment) = environment().await else { return };
+    let locks = environment.instance("a").await;
+    warm(&environment, std::slice::from_ref(&locks)).await;
+    let (before, began) = (environment.scripts().await, Instant::now());
+    join_all((0..50).map(async |_| {
+        for _ in 0..60 {
+            locks.lock(key()).await.expect("a grant").release().await.expect("held");
+        }
+    }))
+    .await;
+    let (scripts, tenths) = (environment.scripts().await - before, began.elapsed().as_millis() / 100);
+    assert!(
+        u128::from(scripts) <= 2 + 3 + tenths,
+        "{scripts} scripts for 3 000 sections in {tenths} tenths of a second"
+    );
+}
+
+#[tokio::test]
+async fn local_rejection_sends_nothing() {
+    let Some(environment) = environment().await else { return };
+    let locks = environment.instance("a").await;
+    let guard = locks.try_lock(key()).await.expect("free");
+    environment.proxy.forget_requests();
+    for _ in 0..100 {
+        assert!(matches!(locks.try_lock(key()).await, Err(LockError::Busy { .. })));
+    }
+    assert_eq!(environment.proxy.requests().get("EVALSHA"), None);
+    guard.release().await.expect("held");
+}

@@ -1,0 +1,530 @@
+//! Connecting to Redis: requirements, and the errors when one is not met.
+
+use std::{
+    collections::BTreeSet,
+    error::Error,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpListener,
+    time::sleep,
+};
+use tower_lock::{
+    LockError, LockManager, RedisStore,
+    deadpool_redis::{Config, Runtime},
+    store::{LockStore, RedisConnectError, StoreErrorKind},
+    test_util::conformance,
+};
+use tower_lock_testkit::{RedisServer, Reply};
+use tower_lock_testkit::{
+    locks::key,
+    log::Log,
+    wait::{ms, soon, until},
+};
+
+use crate::support::{NAME, QUEUE, environment};
+
+async fn works(store: RedisStore) {
+    let locks = LockManager::new(store);
+    locks.lock(key()).await.expect("free").release().await.expect("held");
+}
+
+fn whole(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text += &format!(": {error}");
+        source = error.source();
+    }
+    text
+}
+
+#[tokio::test]
+async fn store_connects_by_url_configuration_or_pool() {
+    if environment().await.is_none() {
+        return;
+    }
+    let redis = RedisServer::options().set("requirepass", "a secret").start().await;
+    let url = redis.url().replace(' ', "%20");
+    works(RedisStore::connect(&url).await.expect("by its URL")).await;
+    works(RedisStore::connect(&format!("{url}/3?protocol=resp3")).await.expect("another database, another protocol"))
+        .await;
+    let config = Config::from_url(&url);
+    works(RedisStore::from_config(&config).await.expect("by a configuration")).await;
+    // One for each of the two connections of the store, and one for other users of the pool.
+    let pool = config.create_pool(Some(Runtime::Tokio1)).expect("a pool");
+    pool.resize(1);
+    let store = RedisStore::from_pool(pool.clone(), url.as_str()).await.expect("by a pool");
+    assert_eq!(
+        soon("a connection for others", pool.get()).await.map(|_| ()).map_err(|error| error.to_string()),
+        Ok(())
+    );
+    works(store).await;
+}
+
+/// Guarantee: G1.
+#[tokio::test]
+async fn two_prefixes_are_isolated() {
+    let Some(environment) = environment().await else { return };
+    let shop = RedisStore::builder().prefix("shop").connect(&environment.redis.url()).await.expect("a prefix");
+    let (shop, other) = (LockManager::new(shop), environment.direct_instance("b").await);
+    let (one, two) = (shop.try_lock(key()).await.expect("free"), other.try_lock(key()).await.expect("free"));
+    assert_eq!(environment.keys().await, ["lock:k", "shop:k"]);
+    one.release().await.expect("held");
+    two.release().await.expect("held");
+    for prefix in ["", "a:b", "tower-lock"] {
+        let error =
+            RedisStore::builder().prefix(prefix).connect(&environment.redis.url()).await.expect_err("no prefix");
+        assert!(matches!(error, RedisConnectError::InvalidPrefix(_)), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn invalid_and_unreachable_addresses_are_errors() {
+    let error = RedisStore::connect("http://localhost").await.expect_err("no Redis");
+    assert!(matches!(error, RedisConnectError::InvalidUrl(_)), "{error}");
+    let port = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr().expect("bound").port();
+    let error = RedisStore::connect(&format!("redis://127.0.0.1:{port}")).await.expect_err("no server");
+    assert!(matches!(error, RedisConnectError::Unreachable { .. }), "{error}");
+    assert!(whole(&error).contains("is the server up, and the address correct?"), "{}", whole(&error));
+    if std::env::var_os("REDIS_URL").is_none() {
+        assert!(matches!(RedisStore::from_env().await, Err(RedisConnectError::MissingUrl)));
+    }
+}
+
+#[tokio::test]
+async fn wrong_password_is_reported() {
+    if environment().await.is_none() {
+        return;
+    }
+    let redis = RedisServer::options().set("requirepass", "secret").start().await;
+    for url in [format!("redis://{}", redis.address()), format!("redis://:wrong@{}", redis.address())] {
+        let error = RedisStore::connect(&url).await.expect_err("not authenticated");
+        assert!(whole(&error).contains("are user and password in the URL, and correct?"), "{}", whole(&error));
+        assert!(!whole(&error).contains("wrong@"), "no secret in {}", whole(&error));
+    }
+}
+
+/// A server that reports this version and accepts all other commands.
+async fn server_of_version(version: &'static str) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("redis://{}", listener.local_addr().expect("bound"));
+    tokio::spawn(async move {
+        loop {
+            let (mut client, _) = listener.accept().await.expect("a client");
+            tokio::spawn(async move {
+                let mut request = vec![0; 4096];
+                while let Ok(read @ 1..) = client.read(&mut request).await {
+                    let text = String::from_utf8_lossy(&request[..read]).into_owned();
+                    let info = format!("# Server\r\nredis_version:{version}\r\n");
+                    for _ in text.matches('*') {
+                        let reply = match text.contains("INFO") {
+                            true if text.contains("server") => format!("${}\r\n{info}\r\n", info.len()),
+                            true => "$0\r\n\r\n".to_owned(),
+                            false => "+OK\r\n".to_owned(),
+                        };
+                        client.write_all(reply.as_bytes()).await.expect("it listens");
+                    }
+                }
+            });
+        }
+    });
+    url
+}
+
+#[tokio::test]
+async fn redis_before_7_is_rejected() {
+    let error = RedisStore::connect(&server_of_version("6.2.14").await).await.expect_err("too old");
+    assert!(error.to_string().ends_with("has version 6.2.14, but at least 7.0 is required"), "{error}");
+}
+
+/// The cause is temporary, unlike a missing right.
+#[tokio::test]
+async fn replica_at_start_is_reported() {
+    let Some(environment) = environment().await else { return };
+    let master = RedisServer::start().await;
+    environment.command(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]).await;
+    let error = RedisStore::connect(&environment.redis.url()).await.expect_err("a replica");
+    assert!(matches!(error, RedisConnectError::Unreachable { .. }), "{error}");
+    assert!(
+        whole(&error).contains("READONLY") && whole(&error).contains("a failover is in progress"),
+        "{}",
+        whole(&error)
+    );
+}
+
+#[tokio::test]
+async fn missing_pubsub_is_detected_at_start() {
+    let Some(environment) = environment().await else { return };
+    environment.proxy.all().drop_pushes();
+    let error = RedisStore::connect(&environment.proxy.url()).await.expect_err("deaf");
+    assert!(matches!(error, RedisConnectError::PubSubUnavailable { receivers: 1, received: false, .. }), "{error:?}");
+    assert!(error.to_string().contains(&environment.proxy.address().to_string()), "{error}");
+}
+
+/// The ACL of the guide.
+fn smallest_acl() -> Vec<String> {
+    let docs = include_str!("../../../docs/guide/redis-in-production.md");
+    let (_, rest) = docs.split_once("ACL SETUSER locks ").expect("the smallest ACL");
+    let rules = rest.split("\n```").next().expect("its end").replace("\\\n", " ");
+    rules.split_whitespace().map(|rule| rule.trim_matches('\'').to_owned()).collect()
+}
+
+async fn user(redis: &RedisServer, rules: &[String]) -> String {
+    let parts: Vec<_> =
+        ["ACL", "SETUSER", "locks", "reset"].into_iter().chain(rules.iter().map(String::as_str)).collect();
+    assert_eq!(redis.command(&parts).await, Reply::Status("OK".to_owned()));
+    format!("redis://locks:secret@{}", redis.address())
+}
+
+#[tokio::test]
+async fn smallest_acl_suffices_and_missing_rights_are_named() {
+    let Some(environment) = environment().await else { return };
+    let rules = smallest_acl();
+    let url = user(&environment.redis, &rules).await;
+    conformance::check(RedisStore::connect(&url).await.expect("it is enough")).await;
+    let commands: BTreeSet<_> = rules.iter().filter(|rule| rule.starts_with('+')).collect();
+    assert!(commands.len() > 20, "{commands:?}");
+    for command in commands {
+        let rest: Vec<_> = rules.iter().filter(|rule| *rule != command).cloned().collect();
+        let url = user(&environment.redis, &rest).await;
+        // Commands that only close a connection or check it are optional.
+        match (command.as_str(), RedisStore::connect(&url).await) {
+            ("+info" | "+unsubscribe" | "+ping", Ok(_)) => {}
+            (_, Err(error @ (RedisConnectError::PermissionDenied { .. } | RedisConnectError::Unreachable { .. }))) => {
+                let (text, name) = (whole(&error).to_lowercase(), command.trim_start_matches('+'));
+                assert!(text.contains(name) || name.contains('|'), "without {command}: {text}");
+                assert!(text.contains(&environment.redis.address().to_string()), "without {command}: {text}");
+            }
+            (_, other) => panic!("without {command}: {other:?}"),
+        }
+    }
+}
+
+/// Another application on the same Redis, with the ACL of the guide for its own prefix.
+/// Guarantee: G1.
+#[tokio::test]
+async fn smallest_acl_cannot_touch_another_prefix() {
+    let Some(environment) = environment().await else { return };
+    let (one, two) = (environment.direct_instance("one").await, environment.direct_instance("two").await);
+    let guard = one.lock(key()).await.expect("free");
+    let waiting = tokio::spawn(two.lock(key()).into_future());
+    until("queued", async || environment.command(&["LLEN", QUEUE]).await.integer() == Some(1)).await;
+    let waiter = environment.command(&["LRANGE", QUEUE, "0", "-1"]).await.texts()[0].to_owned();
+    let inbox = format!("tower-lock:lock:in:{}", waiter.rsplit_once(':').expect("a number").0);
+
+    let rules: Vec<_> = smallest_acl().iter().map(|rule| rule.replace("lock:*", "shop:*")).collect();
+    let rules: Vec<_> = rules.iter().map(|rule| rule.replace(":lock:in", ":shop:in")).collect();
+    let url = user(&environment.redis, &rules).await;
+    works(RedisStore::builder().prefix("shop").connect(&url).await.expect("its own prefix")).await;
+    let error = RedisStore::connect(&url).await.expect_err("the prefix of others");
+    assert!(matches!(error, RedisConnectError::PermissionDenied { .. }), "{error}");
+
+    let mut neighbour = environment.redis.connect().await;
+    neighbour.command(&["AUTH", "locks", "secret"]).await.expect("a reply");
+    let offer = format!("1 offered 1 {waiter} {NAME}");
+    for attempt in [
+        &["LRANGE", QUEUE, "0", "-1"][..],
+        &["LPOP", QUEUE],
+        &["DEL", QUEUE],
+        &["RPUSH", QUEUE, "b:1:1"],
+        &["PUBLISH", &inbox, &offer],
+        &["SUBSCRIBE", &inbox],
+        &["SET", "tower-lock:lock:f", "abc"],
+        &["DEL", "tower-lock:lock:f"],
+        &["HSET", NAME, &waiter, "1"],
+        &["HDEL", NAME, &waiter],
+        &["DEL", NAME],
+    ] {
+        let reply = neighbour.command(attempt).await.expect("a reply");
+        assert!(reply.text().is_some_and(|text| text.starts_with("NOPERM")), "{attempt:?}: {reply:?}");
+    }
+    guard.release().await.expect("held");
+    soon("a grant", waiting).await.expect("runs").expect("a grant").release().await.expect("held");
+}
+
+/// A managed server: it reports little about itself, and has no `CONFIG`.
+#[tokio::test]
+async fn server_without_a_version_is_warned_of_and_works() {
+    let Some(environment) = environment().await else { return };
+    let rules: Vec<_> = smallest_acl().into_iter().filter(|rule| rule != "+info").collect();
+    let url = user(&environment.redis, &rules).await;
+    let log = Log::default();
+    let guard = log.listen();
+    let store = RedisStore::connect(&url).await.expect("it works");
+    drop(guard);
+    assert!(log.text().contains("WARN tower_lock: Redis: its version cannot be read"), "{}", log.text());
+    works(store).await;
+}
+
+#[tokio::test]
+async fn evicting_server_is_warned_of() {
+    let Some(environment) = environment().await else { return };
+    let warned = async || {
+        let log = Log::default();
+        let guard = log.listen();
+        let store = RedisStore::connect(&environment.redis.url()).await.expect("it works");
+        drop((guard, store));
+        log.text()
+    };
+    environment.command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]).await;
+    assert_eq!(warned().await, "", "without a limit it evicts no keys");
+    environment.command(&["CONFIG", "SET", "maxmemory", "100mb"]).await;
+    assert!(warned().await.contains("use `noeviction`"), "{}", warned().await);
+    environment.command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]).await;
+    assert_eq!(warned().await, "");
+}
+
+/// A self-signed certificate for this machine.
+fn certificate(folder: &std::path::Path) -> bool {
+    let script = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key -out crt -days 2 \
+                  -subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1 -addext basicConstraints=critical,CA:false";
+    let made = std::process::Command::new("sh").args(["-c", script]).current_dir(folder).output();
+    made.is_ok_and(|made| made.status.success())
+}
+
+#[tokio::test]
+async fn tls_connects_and_rejects_untrusted_certificates() {
+    use tower_lock::deadpool_redis::{
+        Manager, Pool,
+        redis::{Client, TlsCertificates},
+    };
+    let Some(environment) = environment().await else { return };
+    let folder = environment.redis.folder();
+    if !certificate(folder) {
+        return tower_lock_testkit::skipped("TLS", "openssl");
+    }
+    let file = |name: &str| folder.join(name).to_str().expect("text").to_owned();
+    let port = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr().expect("bound").port();
+    for (name, value) in [
+        ("tls-cert-file", file("crt")),
+        ("tls-key-file", file("key")),
+        ("tls-ca-cert-file", file("crt")),
+        ("tls-auth-clients", "no".to_owned()),
+        ("tls-port", port.to_string()),
+    ] {
+        let reply = environment.command(&["CONFIG", "SET", name, &value]).await;
+        assert_eq!(reply, Reply::Status("OK".to_owned()), "{name}");
+    }
+    let url = format!("rediss://localhost:{port}");
+    let error = RedisStore::connect(&url).await.expect_err("untrusted");
+    let text = whole(&error);
+    assert!(text.contains("certificate") && text.contains("`SSL_CERT_FILE` names other roots"), "{text}");
+    let ours = std::fs::read(file("crt")).expect("made");
+    let client = Client::build_with_tls(url, TlsCertificates { client_tls: None, root_cert: Some(ours) });
+    let address = client.expect("a certificate").get_connection_info().clone();
+    let pool = Pool::builder(Manager::new(address.clone()).expect("an address")).build().expect("a pool");
+    works(RedisStore::from_pool(pool, address).await.expect("a trusted certificate")).await;
+}
+
+/// Connections end with the runtime that opened them.
+#[test]
+fn store_outlives_the_runtime_it_was_built_on() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let servers = runtime();
+    let Some(environment) = servers.block_on(environment()) else { return };
+    let one = runtime();
+    let locks = one.block_on(environment.direct_instance("a"));
+    let guard = one.block_on(locks.lock(key()).into_future()).expect("free");
+    drop(one);
+    runtime().block_on(async {
+        guard.release().await.expect("released on another runtime");
+        locks.lock(key()).await.expect("free").release().await.expect("held");
+        let channels = async || environment.command(&["PUBSUB", "CHANNELS"]).await.items().len();
+        until("it listens from here", async || channels().await == 1).await;
+    });
+    // Without a runtime nothing panics.
+    drop(locks);
+}
+
+/// The runtime still exists, but is blocked.
+#[test]
+fn store_works_while_its_first_runtime_is_blocked() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let (servers, still) = (runtime(), runtime());
+    let Some(environment) = servers.block_on(environment()) else { return };
+    let locks = still.block_on(environment.direct_instance("a"));
+    servers.block_on(async {
+        until("it works", async || match locks.lock(key()).await {
+            Ok(guard) => guard.release().await.is_ok(),
+            Err(_) => false,
+        })
+        .await;
+        let channels = async || environment.command(&["PUBSUB", "CHANNELS"]).await.items().len();
+        until("and it listens from here", async || {
+            let _ = locks.lock(key()).await.map(|guard| drop(guard.release()));
+            channels().await == 1
+        })
+        .await;
+    });
+    drop(still);
+}
+
+/// Connections, channels and tasks are as before.
+#[tokio::test]
+async fn dropped_store_leaves_nothing() {
+    let Some(environment) = environment().await else { return };
+    let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    let clients = async || environment.command(&["CLIENT", "LIST"]).await.text().map_or(0, |text| text.lines().count());
+    let channels = async || environment.command(&["PUBSUB", "CHANNELS"]).await.items().len();
+    // An earlier connection may still be listed.
+    until("one connection", async || clients().await == 1).await;
+    let before = (1, tasks());
+    let (one, two) = (environment.direct_instance("a").await, environment.direct_instance("b").await);
+    let guard = one.lock(key()).await.expect("free");
+    let waiting = tokio::spawn(two.lock(key()).into_future());
+    until("both listen", async || channels().await == 2).await;
+    until("three each", async || clients().await == before.0 + 6).await;
+    guard.release().await.expect("held");
+    soon("a grant", waiting).await.expect("runs").expect("a grant").release().await.expect("held");
+    // A dropped handle gets no more messages, though its store lives on.
+    let store: Arc<dyn LockStore> = Arc::new(RedisStore::connect(&environment.redis.url()).await.expect("it is up"));
+    drop((one, two));
+    until("no subscription", async || channels().await == 0).await;
+    let third = LockManager::new(Arc::clone(&store));
+    until("it listens", async || channels().await == 1).await;
+    drop(third);
+    until("it does not", async || channels().await == 0).await;
+    drop(store);
+    until("as before", async || (clients().await, tasks()) == before).await;
+    assert_eq!(environment.keys().await, [""; 0]);
+}
+
+/// Both start at once, and Redis takes longer.
+#[tokio::test]
+async fn server_that_starts_shortly_later_is_found() {
+    if environment().await.is_none() {
+        return;
+    }
+    let mut redis = RedisServer::start().await;
+    redis.kill();
+    let (url, limit) = (redis.url(), Duration::from_secs(30));
+    let connects = tokio::spawn(async move { RedisStore::builder().connect_timeout(limit).connect(&url).await });
+    sleep(ms(300)).await;
+    assert!(!connects.is_finished(), "it tries again");
+    redis.restart().await;
+    works(connects.await.expect("runs").expect("it is up now")).await;
+}
+
+#[tokio::test]
+async fn lazy_store_starts_without_redis() {
+    if environment().await.is_none() {
+        return;
+    }
+    let mut redis = RedisServer::start().await;
+    redis.kill();
+    let locks = LockManager::new(RedisStore::connect_lazy(&redis.url()).expect("an address"));
+    assert!(matches!(locks.try_lock(key()).await, Err(LockError::Store(_))));
+    assert_eq!(locks.health().await.expect_err("down").kind(), StoreErrorKind::Unavailable);
+    redis.restart().await;
+    until("it is ready", async || locks.health().await.is_ok()).await;
+    locks.lock(key()).await.expect("up").release().await.expect("held");
+    redis.freeze();
+    assert_eq!(locks.health().await.expect_err("stopped").kind(), StoreErrorKind::Timeout);
+    redis.thaw();
+    until("it is ready again", async || locks.health().await.is_ok()).await;
+    assert!(matches!(RedisStore::connect_lazy("localhost:6379"), Err(RedisConnectError::InvalidUrl(_))));
+    let error = RedisStore::builder().prefix("a:b").connect_lazy(&redis.url()).expect_err("no prefix");
+    assert!(matches!(error, RedisConnectError::InvalidPrefix(_)), "{error}");
+}
+
+/// A lazy store reports the errors of `connect` as soon as they are known.
+#[tokio::test]
+async fn lazy_store_reports_missing_capabilities() {
+    let Some(environment) = environment().await else { return };
+    let log = Log::default();
+    let guard = log.listen();
+    let old = LockManager::new(RedisStore::connect_lazy(&server_of_version("6.2.14").await).expect("an address"));
+    let mut reason = String::new();
+    until("a rejection", async || {
+        reason = whole(&old.health().await.expect_err("too old"));
+        reason.contains("6.2.14")
+    })
+    .await;
+    until("the log has it", async || log.text().contains("6.2.14")).await;
+    drop((old, guard));
+
+    let rules: Vec<_> = smallest_acl().into_iter().filter(|rule| rule != "+publish").collect();
+    let url = user(&environment.redis, &rules).await;
+    let locks = LockManager::new(RedisStore::connect_lazy(&url).expect("an address"));
+    until("a right is missing", async || {
+        let error = locks.health().await.expect_err("no right to publish");
+        error.kind() == StoreErrorKind::Refused && whole(&error).contains("PUBLISH")
+    })
+    .await;
+    user(&environment.redis, &smallest_acl()).await;
+    until("it has the right now", async || locks.health().await.is_ok()).await;
+}
+
+#[tokio::test]
+async fn store_timeouts_have_bounds() {
+    for (setting, builder) in [
+        ("call_timeout", RedisStore::builder().call_timeout(ms(10))),
+        ("call_timeout", RedisStore::builder().call_timeout(Duration::MAX)),
+        ("connect_timeout", RedisStore::builder().connect_timeout(Duration::ZERO)),
+        ("connect_timeout", RedisStore::builder().connect_timeout(ms(61_000))),
+    ] {
+        let error = builder.connect("redis://127.0.0.1:1").await.expect_err("out of bounds");
+        assert!(matches!(error, RedisConnectError::InvalidTimeout { setting: s, .. } if s == setting), "{error}");
+        assert!(error.to_string().starts_with(&format!("`{setting}`")), "{error}");
+    }
+    let store = RedisStore::builder().call_timeout(ms(1_500)).connect_lazy("redis://127.0.0.1:1").expect("in bounds");
+    assert_eq!(store.call_timeout(), ms(1_500));
+}
+
+/// The `Debug` text, which `main` prints.
+#[tokio::test]
+async fn connect_error_hides_the_password_and_repeats_no_cause() {
+    let short = || RedisStore::builder().connect_timeout(ms(50));
+    let said = async |url: &str| format!("{:?}", short().connect(url).await.expect_err("no server"));
+    let port = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr().expect("bound").port();
+    let text = said(&format!("redis://ann:s3cret@127.0.0.1:{port}")).await;
+    assert!(text.contains(&format!("127.0.0.1:{port}")) && !text.contains("s3cret") && !text.contains("ann"), "{text}");
+    assert_eq!(text.matches("refused").count(), 1, "{text}");
+    for (url, says) in [
+        ("localhost:6379", "did you mean `redis://localhost:6379`?"),
+        ("ann:s3cret@localhost:6379", "did you mean `redis://localhost:6379`?"),
+        ("", "it is empty"),
+        ("http://localhost", "its scheme is not `redis`"),
+        ("redis://ann:s3#cret@127.0.0.1:1", "must be encoded: `%40`, `%23`"),
+        ("redis://:12#s3cret@127.0.0.1:1", "must be encoded: `%40`, `%23`"),
+        ("redis://ann:s3@cret@127.0.0.1:1", "must be encoded: `%40`, `%23`"),
+    ] {
+        let text = said(url).await;
+        assert!(text.contains(says) && !text.contains("cret"), "{url}: {text}");
+    }
+}
+
+/// A malicious server: its reply does not end.
+/// Guarantee: G15.
+#[tokio::test]
+async fn endless_reply_is_cut_and_does_not_fill_memory() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("redis://{}", listener.local_addr().expect("bound"));
+    let most = Arc::new(AtomicUsize::new(0));
+    let sent = Arc::clone(&most);
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let sent = Arc::clone(&sent);
+            tokio::spawn(async move {
+                let part = vec![b'x'; 1 << 16];
+                let mut bytes = client.write(b"+").await.unwrap_or(0);
+                while let Ok(written) = client.write(&part).await {
+                    bytes += written;
+                    sent.fetch_max(bytes, SeqCst);
+                }
+            });
+        }
+    });
+    let error = RedisStore::builder().connect_timeout(ms(300)).connect(&url).await.expect_err("no Redis");
+    assert!(whole(&error).contains("more than 1024 KiB"), "{}", whole(&error));
+    // The limit, and the socket buffers of both sides.
+    let most = most.load(SeqCst);
+    assert!(most > 1 << 20 && most < 64 << 20, "{most}");
+}

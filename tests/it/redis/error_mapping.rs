@@ -1,0 +1,260 @@
+//! Errors of Redis: each has a kind and a hint.
+
+use std::{error::Error, time::Duration};
+
+use tokio::time::{Instant, sleep};
+use tower_lock::{
+    LockError, LockManager, RedisStore,
+    store::{
+        AcquireRequest, AcquisitionIds, IfBusy, LockStore, QueueConfig, RenewReply, RenewRequest, StoreError,
+        StoreErrorKind,
+    },
+};
+use tower_lock_testkit::{RedisServer, Reply};
+use tower_lock_testkit::{
+    locks::key,
+    log::Log,
+    wait::{ms, until},
+};
+
+use crate::support::{NAME, environment};
+
+async fn store_error(locks: &LockManager) -> StoreError {
+    match locks.try_lock(key()).await {
+        Err(LockError::Store(error)) => error,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[track_caller]
+fn assert_error(error: &StoreError, kind: StoreErrorKind, what: &str, remedy: &str) {
+    let source = error.source().expect("kept").to_string();
+    assert_eq!((error.store(), error.kind()), ("redis", kind), "{source}");
+    assert!(source.contains(what) && source.contains(remedy), "{source}");
+}
+
+/// Held locks can be renewed, handed off and released; no new key is locked.
+#[tokio::test]
+async fn out_of_memory_rejects_new_locks_and_keeps_held_ones() {
+    let Some(environment) = environment().await else { return };
+    let (one, two) = (environment.direct_instance("a").await, environment.direct_instance("b").await);
+    let guard = one.lock(key()).await.expect("free");
+    let waiting = tokio::spawn(two.lock(key()).into_future());
+    until("queued", async || environment.command(&["LLEN", crate::support::QUEUE]).await.integer() == Some(1)).await;
+    let store = environment.store().await;
+    environment.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
+    match one.try_lock(("another",)).await {
+        Err(LockError::Store(error)) => assert_error(&error, StoreErrorKind::Refused, "OOM", "raise `maxmemory`"),
+        other => panic!("{other:?}"),
+    }
+    let owner = one.inspect(key()).await.expect("a reply").holder.expect("held");
+    let renewal = store.renew(vec![RenewRequest::new(key(), owner, Duration::from_secs(30))]).await;
+    assert_eq!(renewal.expect("a reply"), [RenewReply::Extended]);
+    guard.release().await.expect("released");
+    let guard = waiting.await.expect("runs").expect("handed off");
+    guard.release().await.expect("released");
+    environment.command(&["CONFIG", "SET", "maxmemory", "0"]).await;
+    one.try_lock(("another",)).await.expect("as before").release().await.expect("held");
+    environment.wait_until_clean().await;
+}
+
+#[tokio::test]
+async fn foreign_value_at_the_key_is_reported_and_not_touched() {
+    let Some(environment) = environment().await else { return };
+    let locks = environment.direct_instance("a").await;
+    environment.command(&["SET", NAME, "text"]).await;
+    assert_error(&store_error(&locks).await, StoreErrorKind::Refused, "WRONGTYPE", "check its `TYPE`");
+    assert!(locks.lock(key()).wait(ms(100)).await.is_err());
+    assert!(locks.inspect(key()).await.is_err());
+    // A release that can only fail is not repeated until the end of its lease.
+    let began = Instant::now();
+    until("the outcome is unknown", async || locks.size() == (0, 0)).await;
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    assert_eq!(environment.command(&["GET", NAME]).await.text(), Some("text"));
+}
+
+#[tokio::test]
+async fn replica_full_disk_and_missing_right_are_distinguished() {
+    let Some(environment) = environment().await else { return };
+    let locks = environment.direct_instance("a").await;
+    locks.lock(key()).await.expect("free").release().await.expect("held");
+    let master = RedisServer::start().await;
+
+    environment.command(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]).await;
+    environment.command(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]).await;
+    assert_error(&store_error(&locks).await, StoreErrorKind::Failover, "READONLY", "a failover is in progress");
+    environment.command(&["REPLICAOF", "NO", "ONE"]).await;
+    locks.lock(key()).await.expect("as before").release().await.expect("held");
+
+    let revoke = ["ACL", "SETUSER", "default", "-hset"];
+    environment.command(&revoke).await;
+    assert_error(&store_error(&locks).await, StoreErrorKind::Refused, "script", "the minimal ACL");
+    environment.command(&["ACL", "SETUSER", "default", "+hset"]).await;
+
+    environment.command(&["CONFIG", "SET", "min-replicas-to-write", "1"]).await;
+    assert_error(&store_error(&locks).await, StoreErrorKind::Unavailable, "NOREPLICAS", "min-replicas-to-write");
+    environment.command(&["CONFIG", "SET", "min-replicas-to-write", "0"]).await;
+
+    // A folder at the path of its file.
+    std::fs::create_dir(environment.redis.folder().join("dump.rdb")).expect("a folder");
+    environment.command(&["CONFIG", "SET", "save", "3600 1"]).await;
+    environment.command(&["BGSAVE"]).await;
+    until("it has noticed", async || {
+        environment
+            .command(&["INFO", "persistence"])
+            .await
+            .text()
+            .is_some_and(|text| text.contains("last_bgsave_status:err"))
+    })
+    .await;
+    assert_error(&store_error(&locks).await, StoreErrorKind::Refused, "MISCONF", "its log has the reason");
+    environment.command(&["CONFIG", "SET", "save", ""]).await;
+    until("as before", async || locks.try_lock(key()).await.is_ok()).await;
+}
+
+/// The log names the reason of rejections, without a line for each of them.
+#[tokio::test]
+async fn refusing_store_is_warned_of_at_intervals() {
+    let Some(environment) = environment().await else { return };
+    let locks = environment.direct_instance("a").await;
+    environment.command(&["SET", NAME, "text"]).await;
+    let log = Log::default();
+    let guard = log.listen();
+    for _ in 0..20 {
+        store_error(&locks).await;
+    }
+    drop(guard);
+    let warnings: Vec<_> = log.text().lines().filter(|line| line.contains("WARN")).map(ToOwned::to_owned).collect();
+    assert_eq!(warnings.len(), 1, "{warnings:#?}");
+    let assert_error = ["tower_lock", "refused to acquire", "WRONGTYPE", "check its `TYPE`", "operation=\"acquire\""];
+    assert!(assert_error.iter().all(|word| warnings[0].contains(word)), "{warnings:#?}");
+}
+
+/// An error settles nothing: the key is free as soon as Redis accepts the release, before the end
+/// of the lease.
+#[tokio::test]
+async fn refused_release_is_reported_and_repeated() {
+    let Some(environment) = environment().await else { return };
+    let (one, two) = (environment.direct_instance("a").await, environment.direct_instance("b").await);
+    let troubles = [
+        (["CONFIG", "SET", "min-replicas-to-write", "1"], ["CONFIG", "SET", "min-replicas-to-write", "0"]),
+        (["ACL", "SETUSER", "default", "-hdel"], ["ACL", "SETUSER", "default", "+hdel"]),
+    ];
+    for (store_error, remedy) in troubles {
+        let guard = one.lock(key()).await.expect("free");
+        environment.command(&store_error).await;
+        let error = guard.release().await.expect_err("refused");
+        assert_eq!((error.store(), error.operation()), ("redis", "release"), "{error}");
+        environment.command(&remedy).await;
+        let guard = two.lock(key()).wait(Duration::from_secs(10)).await.expect("released after all");
+        guard.release().await.expect("held");
+        environment.wait_until_clean().await;
+    }
+}
+
+/// It would be treated as dead at each handoff, and time out.
+#[tokio::test]
+async fn unsubscribed_client_locks_free_keys_and_never_waits() {
+    let Some(environment) = environment().await else { return };
+    let (unsubscribed, other) = (environment.instance("a").await, environment.direct_instance("b").await);
+    unsubscribed.lock(key()).await.expect("free").release().await.expect("held");
+    environment.command(&["ACL", "SETUSER", "default", "resetchannels"]).await;
+    environment.command(&["CLIENT", "KILL", "TYPE", "pubsub"]).await;
+    let guard = other.lock(key()).await.expect("free");
+    let mut reason = String::new();
+    until("a rejection", async || match unsubscribed.lock(key()).wait(ms(2_500)).await {
+        Err(LockError::Store(error)) => {
+            reason = error.source().map(ToString::to_string).unwrap_or_default();
+            true
+        }
+        _ => false,
+    })
+    .await;
+    assert!(reason.contains("not subscribed to offers") && reason.contains("tower-lock:<prefix>:in:"), "{reason}");
+    unsubscribed.lock(("free",)).await.expect("free").release().await.expect("held");
+    environment.command(&["ACL", "SETUSER", "default", "allchannels"]).await;
+    guard.release().await.expect("held");
+    until("subscribed again", async || environment.command(&["PUBSUB", "CHANNELS"]).await.items().len() == 2).await;
+    unsubscribed.lock(key()).await.expect("as before").release().await.expect("held");
+}
+
+/// Another program has written to the key of a lock.
+#[tokio::test]
+async fn impossible_fence_is_reported() {
+    let Some(environment) = environment().await else { return };
+    let store = environment.store().await;
+    let owner = AcquisitionIds::new("a", 1).next();
+    let terms = QueueConfig::new(ms(4_000), ms(10_000), 8);
+    let request = || AcquireRequest::new(key(), owner.clone(), ms(30_000), IfBusy::Fail, terms, ms(500));
+    store.acquire(request()).await.expect("free");
+    for fence in ["abc", "18014398509481984"] {
+        environment.command(&["HSET", "lock:k", &owner.to_string(), fence]).await;
+        let error = store.acquire(request()).await.expect_err("no fence");
+        assert_error(&error, StoreErrorKind::Protocol, "unexpected reply", "tower-lock:<prefix>:");
+    }
+}
+
+/// Its holder is not aborted.
+#[tokio::test]
+async fn refused_renewal_is_no_loss() {
+    let Some(environment) = environment().await else { return };
+    let store = environment.store().await;
+    let owner = AcquisitionIds::new("a", 1).next();
+    let terms = QueueConfig::new(ms(4_000), ms(10_000), 8);
+    let request = AcquireRequest::new(key(), owner.clone(), ms(30_000), IfBusy::Fail, terms, ms(500));
+    store.acquire(request).await.expect("free");
+    let renew = || store.renew(vec![RenewRequest::new(key(), owner.clone(), ms(30_000))]);
+    environment.command(&["ACL", "SETUSER", "default", "-hexists"]).await;
+    assert_eq!(renew().await.expect("a reply"), [RenewReply::Unknown]);
+    environment.command(&["ACL", "SETUSER", "default", "+hexists"]).await;
+    assert_eq!(renew().await.expect("a reply"), [RenewReply::Extended]);
+}
+
+#[tokio::test]
+async fn busy_script_is_reported_and_waited_for() {
+    let Some(environment) = environment().await else { return };
+    let locks = environment.direct_instance("a").await;
+    environment.command(&["CONFIG", "SET", "busy-reply-threshold", "50"]).await;
+    let mut connection = environment.redis.connect().await;
+    connection.send(&["EVAL", "while true do end", "0"]).await.expect("sent");
+    sleep(ms(200)).await;
+    assert_error(&store_error(&locks).await, StoreErrorKind::Unavailable, "BUSY", "SCRIPT KILL");
+    let waiting = tokio::spawn(locks.lock(key()).into_future());
+    sleep(ms(100)).await;
+    assert_eq!(environment.command(&["SCRIPT", "KILL"]).await, Reply::Status("OK".to_owned()));
+    waiting.await.expect("runs").expect("the script has ended").release().await.expect("held");
+}
+
+#[tokio::test]
+async fn loading_redis_is_reported_and_waited_for() {
+    if environment().await.is_none() {
+        return;
+    }
+    let mut redis = RedisServer::options()
+        .args(["--key-load-delay", "500", "--loading-process-events-interval-bytes", "1024"])
+        .start()
+        .await;
+    let locks = LockManager::new(RedisStore::connect(&redis.url()).await.expect("it is up"));
+    let guard = locks.lock(("kept",)).await.expect("free");
+    redis.command(&["DEBUG", "POPULATE", "3000"]).await;
+    redis.command(&["SAVE"]).await;
+    redis.restart().await;
+    assert_error(&store_error(&locks).await, StoreErrorKind::Unavailable, "LOADING", "loading its data");
+    until("it has read", async || locks.try_lock(key()).await.is_ok()).await;
+    // The data on disk is loaded again, with its TTL.
+    let left = redis.command(&["PTTL", "lock:kept"]).await.integer().expect("a number");
+    assert!(left > 0 && left <= Duration::from_secs(31).as_millis().try_into().expect("small"), "{left}");
+    guard.release().await.expect("held");
+}
+
+#[tokio::test]
+async fn too_many_clients_is_reported() {
+    let Some(environment) = environment().await else { return };
+    environment.command(&["CONFIG", "SET", "maxclients", "1"]).await;
+    let mut first = environment.redis.connect().await;
+    first.command(&["PING"]).await.expect("a reply");
+    let error = RedisStore::connect(&environment.redis.url()).await.expect_err("too many");
+    let source = error.source().expect("kept").to_string();
+    assert!(source.contains("max number of clients reached") && source.contains("`maxclients`"), "{source}");
+    first.command(&["CONFIG", "SET", "maxclients", "100"]).await.expect("a reply");
+}

@@ -1,0 +1,25 @@
+//! Locks in real Redis processes that are killed, stopped, flushed and disconnected. Each test has
+//! its own server.
+//!
+//! Without `redis-server` the tests pass, with a note on stderr that they were skipped.
+
+#![allow(clippy::disallowed_methods, reason = "tests run within a runtime and wait in real time")]
+
+mod support;
+
+mod bounds;
+mod conformance;
+mod connecting;
+mod command_counts;
+mod release_timing;
+mod fences;
+mod forged_messages;
+mod forks;
+mod interop;
+mod leases;
+mod network_faults;
+mod names;
+mod outages;
+mod recorded;
+mod runbook;
+mod error_mapping;

@@ -1,0 +1,64 @@
+//! When a client observes the release, with two instances of a service on one Redis.
+
+use std::net::SocketAddr;
+
+use axum::{Router, body::Body, http::Response, routing::get};
+use tokio::time::Instant;
+use tower_lock::{LockLayer, LockManager, key};
+use tower_lock_testkit::{
+    app::serve,
+    endings::{self, ENDINGS, SizeSource, Step, Steps, assert_next_request_is_served_elsewhere},
+    http::{Client, Version},
+    panics::panics,
+    wait::ms,
+};
+
+use crate::support::{Environment, environment};
+
+async fn instances(environment: &Environment, service: impl Fn(&LockManager) -> Router) -> [SocketAddr; 2] {
+    let (one, two) = (environment.direct_instance("a").await, environment.direct_instance("b").await);
+    [serve(service(&one)).await, serve(service(&two)).await]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn client_with_a_response_is_served_at_another_instance() {
+    let Some(environment) = environment().await else { return };
+    let instances = instances(&environment, endings::service).await;
+    for version in [Version::Http1, Version::Http2] {
+        assert_next_request_is_served_elsewhere(&ENDINGS, instances, version, 30).await;
+    }
+    environment.wait_until_clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn panic_in_a_body_blocks_both_instances_for_the_lock_delay() {
+    const MESSAGE: &str = "planned: in a body over Redis";
+    let Some(environment) = environment().await else { return };
+    let delay = ms(1500);
+    let instances = instances(&environment, |locks| {
+        let layer = || LockLayer::new(locks, key::from_parts(|_| ("k",))).lock_delay(delay);
+        let panics = async || {
+            Response::new(Body::new(Steps::new([Step::Data(10), Step::Panic(MESSAGE)], SizeSource::Nobody, true)))
+        };
+        Router::new()
+            .route("/panics", get(panics).route_layer(layer()))
+            .route("/next", get(|| async { "next" }).route_layer(layer()))
+    })
+    .await;
+    assert_eq!(panics(MESSAGE), 0);
+    for (round, version) in [Version::Http1, Version::Http2].into_iter().enumerate() {
+        let asked = Instant::now();
+        Client::new(instances[0], version).request("GET", "/panics").await.expect_err("an incomplete response");
+        let mut clients = instances.map(|address| Client::new(address, Version::Http1));
+        let mut refused = [0, 0];
+        for (n, client) in clients.iter_mut().enumerate() {
+            while client.request("GET", "/next").await.expect("a response").status == 409 {
+                refused[n] += 1;
+                tokio::time::sleep(ms(20)).await;
+            }
+        }
+        assert!(refused[0] > 0 && asked.elapsed() >= delay, "{version:?}: {refused:?} in {:?}", asked.elapsed());
+        assert_eq!(panics(MESSAGE), round + 1);
+    }
+    environment.wait_until_clean().await;
+}

@@ -1,0 +1,55 @@
+//! Helpers that the tests of tower-lock share.
+//!
+//! | module | content |
+//! |---|---|
+//! | [`wait`] | waiting for a condition or a future, with a long limit |
+//! | [`app`] | requests to a router, with and without a server |
+//! | [`http`] | clients that see each byte of HTTP/1.1 and each frame of HTTP/2 |
+//! | [`endings`] | each kind of response, under a key of its own |
+//! | [`locks`] | keys and lock managers of the tests |
+//! | [`log`] | the text of the log |
+//! | [`panics`] | planned panics |
+//! | the root | real servers for one test each, and a proxy that injects network faults |
+//!
+//! ```no_run
+//! # async fn example() {
+//! use tower_lock_testkit::{NetworkFault, Proxy, RedisServer};
+//!
+//! let redis = RedisServer::start().await;
+//! let proxy = Proxy::start(redis.address()).await;
+//! // The client of `proxy.url()` gets no reply to its next script.
+//! proxy.all().next_of("EVALSHA", NetworkFault::CutBeforeReply);
+//! redis.freeze();
+//! # }
+//! ```
+#![allow(clippy::disallowed_methods, reason = "tests run within a runtime and wait in real time")]
+#![allow(clippy::missing_errors_doc, reason = "`Cut` and `io::Error` say it")]
+#![allow(clippy::missing_panics_doc, reason = "a helper panics if its test fails")]
+#![allow(clippy::must_use_candidate, reason = "only tests use it")]
+
+mod process;
+mod resp;
+mod redis;
+mod mariadb;
+mod proxy;
+
+#[cfg(feature = "service")]
+pub mod app;
+#[cfg(feature = "service")]
+pub mod endings;
+#[cfg(feature = "service")]
+pub mod http;
+#[cfg(feature = "service")]
+pub mod locks;
+#[cfg(feature = "service")]
+pub mod log;
+pub mod panics;
+pub mod wait;
+
+pub use self::{
+    mariadb::MariaDb,
+    process::{Process, skipped},
+    proxy::{Chaos, Direction, FaultControl, NetworkFault, Proxy, Push, Request},
+    redis::{RedisOptions, RedisServer},
+    resp::{Connection, Reply},
+};
