@@ -127,7 +127,8 @@ programs() {
         while read -r folder program; do
             name=$(basename "${program%-*}")
             case $name in it | storm | redis | examples | compile_fail | checker_self_test | mutants) rank=1 ;; *) rank=2 ;; esac
-            echo "$rank $(basename "$folder")-$name $folder $program"
+            package=${folder#"$PWD"} package=${package##*/}
+            echo "$rank ${package:-lib}-$name $folder $program"
         done | sort -s -k1,1 | cut -d' ' -f2-
 }
 
@@ -161,10 +162,11 @@ features() {
             --features "$features" --target-dir target/features
     done
 }
-# The commands of the README and of the guide.
+# The command of the README, with the default features, and examples without a test of their own.
 commands() {
     cargo run --quiet --example reward_claim -- --demo
-    for example in per_route service_stack plain_tower grpc_status; do cargo run --quiet --example "$example"; done
+    cargo run --quiet --example per_route
+    cargo run --quiet --example plain_tower
 }
 beside() {
     renice -n 19 -p "$BASHPID" >/dev/null
