@@ -1,7 +1,4 @@
-//! Checks of the repository itself: manifest, pages, imports and language.
-
-mod imports;
-mod language;
+//! The manifest and the pages: what they name exists.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,48 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The folder of the repository.
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("tests/it in the repository")
-}
-
-fn read(path: impl AsRef<Path>) -> String {
-    fs::read_to_string(root().join(&path)).unwrap_or_else(|error| panic!("{}: {error}", path.as_ref().display()))
-}
-
-/// The text of a section of a TOML or Markdown file, up to the next one.
-fn section<'a>(text: &'a str, heading: &str, next: &str) -> &'a str {
-    let (_, rest) = text.split_once(heading).unwrap_or_else(|| panic!("no {heading}"));
-    rest.split(next).next().expect("the rest")
-}
-
-/// The Rust files of a folder in `src`, by their paths in it.
-fn sources(folder: &str) -> Vec<(PathBuf, String)> {
-    let src = root().join("src");
-    let files = files(&src.join(folder)).into_iter();
-    files.map(|(path, text)| (path.strip_prefix(&src).expect("in src").to_owned(), text)).collect()
-}
-
-/// The Rust files of a folder, with their text.
-fn files(folder: &Path) -> Vec<(PathBuf, String)> {
-    let is_rust = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "rs");
-    let rust = paths(folder).into_iter().filter(is_rust);
-    rust.map(|path| (path.clone(), read(&path))).collect()
-}
-
-/// All files of a folder, and of the folders in it.
-fn paths(folder: &Path) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(folder).expect("a folder") {
-        let path = entry.expect("an entry").path();
-        if path.is_dir() {
-            found.extend(paths(&path));
-        } else {
-            found.push(path);
-        }
-    }
-    found
-}
+use super::{files, paths, read, root, section};
 
 #[test]
 fn manifest_names_direct_dependencies() {
@@ -95,7 +51,7 @@ fn architecture_page_lists_every_source_file_once() {
 fn tests_by_guarantee() -> BTreeMap<String, BTreeSet<String>> {
     let mut found = BTreeMap::<_, BTreeSet<_>>::new();
     let sources = ["src", "tests", "examples"].iter().flat_map(|folder| files(&root().join(folder)));
-    for (_, text) in sources.filter(|(file, _)| !file.ends_with("tidy.rs")) {
+    for (_, text) in sources.filter(|(file, _)| !file.ends_with("repository/pages.rs")) {
         for part in text.split("/// Guarantee: ").skip(1) {
             let (ids, below) = part.split_once(".\n").expect("a sentence");
             let (attributes, function) = below.split_once("fn ").expect("a function");
