@@ -110,6 +110,8 @@ wait "$schedules" || { cat target/schedules.log; exit 1; }
 # The first command of the README, with the default features.
 run cargo run --quiet --example reward_claim -- --demo
 run cargo run --quiet --example per_route
+run cargo run --quiet --example per_session
+run cargo run --quiet --example service_stack
 run cargo run --quiet --example plain_tower --no-default-features --features memory
 
 step 'package'

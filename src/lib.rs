@@ -234,7 +234,7 @@ pub mod guide {
     //! - [Testing handlers](testing_handlers): a 409, a store that fails, a lock that is lost
     //! - [Without HTTP](without_http): jobs, guards, revocation, shutdown
     //! - [Redis in production](redis_in_production): sizing, permissions, failures, a runbook
-    //! - [Recipes](recipes): a nightly job, server-sent events, gRPC, an outbox
+    //! - [Recipes](recipes): a nightly job, sessions, server-sent events, gRPC, an outbox
 
     #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
     #[doc = include_str!("../docs/guide/getting-started.md")]
@@ -270,7 +270,7 @@ pub mod guide {
     #[doc = include_str!("../docs/guide/redis-in-production.md")]
     pub mod redis_in_production {}
     #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
-    #[doc = include_str!("../docs/guide/recipes.md")]
+    #[cfg_attr(not(doctest), doc = include_str!("../docs/guide/recipes.md"))]
     pub mod recipes {}
 }
 
@@ -278,7 +278,7 @@ pub mod guide {
 #[cfg(any(doc, doctest))]
 pub mod docs {
     #[doc = "[redis-failures]: crate::guide::redis_in_production#what-happens-when-redis-fails\n"]
-    #[doc = include_str!("../docs/guarantees.md")]
+    #[cfg_attr(not(doctest), doc = include_str!("../docs/guarantees.md"))]
     pub mod guarantees {}
     #[doc = include_str!("../docs/comparison.md")]
     pub mod comparison {}

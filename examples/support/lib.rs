@@ -308,3 +308,12 @@ impl<const COLUMNS: usize> Table<COLUMNS> {
         println!();
     }
 }
+
+/// Tests the examples of the pages that need a database or a session layer.
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../../docs/guarantees.md")]
+    mod guarantees {}
+    #[doc = include_str!("../../docs/guide/recipes.md")]
+    mod recipes {}
+}

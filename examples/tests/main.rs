@@ -5,6 +5,7 @@
 mod services;
 
 mod programs;
+mod shown_commands;
 mod fencing;
 #[cfg(feature = "redis")]
 mod instances;

@@ -92,6 +92,15 @@ async fn grpc_client_gets_grpc_status_codes() {
     }
 }
 
+#[tokio::test]
+async fn session_keeps_every_item_only_with_a_lock() {
+    let output = run(example("per_session").await).await;
+    let table = String::from_utf8(output.stdout).expect("text");
+    assert!(output.status.success(), "{table}");
+    assert!(table.contains("one at a time per session     7 items"), "{table}");
+    assert!(!table.contains("without a lock                7 items"), "{table}");
+}
+
 /// Step by step: created, rejected, found again; and the file survives a clean restart.
 #[tokio::test]
 async fn reward_example_does_what_its_page_describes() {

@@ -31,7 +31,7 @@ pub(crate) async fn example(name: &str) -> Command {
             let built = Command::new(env!("CARGO"))
                 .args(["build", "--quiet"])
                 .args(
-                    ["reward_claim", "stock_sale", "nightly_mail", "grpc_status"]
+                    ["reward_claim", "stock_sale", "nightly_mail", "grpc_status", "per_session"]
                         .map(|name| format!("--example={name}")),
                 )
                 // As the tests are built: other features would rebuild all dependencies.
@@ -75,6 +75,11 @@ impl Service {
         // Later output is read and discarded: a full pipe would block it.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         Self { child, url }
+    }
+
+    /// Host and port.
+    pub(crate) fn address(&self) -> &str {
+        self.url.trim_start_matches("http://")
     }
 
     pub(crate) async fn request(&self, method: Method, path: &str, body: Value) -> (u16, Value) {

@@ -21,4 +21,5 @@ mod network_faults;
 mod names;
 mod outages;
 mod recorded;
+mod runbook;
 mod error_mapping;

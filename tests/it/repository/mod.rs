@@ -1,6 +1,7 @@
 //! Checks of the repository itself: manifest, pages, imports and language.
 
 mod pages;
+mod code_blocks;
 mod imports;
 mod language;
 
@@ -50,4 +51,11 @@ fn paths(folder: &Path) -> Vec<PathBuf> {
         }
     }
     found
+}
+
+/// The Markdown files of a folder, by their paths in the repository.
+fn pages(folder: &str) -> Vec<PathBuf> {
+    let found = fs::read_dir(root().join(folder)).expect("a folder");
+    let found = found.map(|entry| Path::new(folder).join(entry.expect("an entry").file_name()));
+    found.filter(|page| page.extension().is_some_and(|extension| extension == "md")).collect()
 }

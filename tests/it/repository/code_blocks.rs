@@ -1,0 +1,202 @@
+//! The code blocks of the pages: each one is run, parsed, or on a list with a reason.
+
+use std::{path::PathBuf, process::Command};
+
+use serde_json::Value;
+
+use super::{pages, read, root};
+
+/// A fenced block of a page.
+struct Block {
+    page: PathBuf,
+    /// The text after the opening fence.
+    language: String,
+    text: String,
+}
+
+fn blocks() -> Vec<Block> {
+    let mut found: Vec<Block> = Vec::new();
+    for page in ["", "docs", "docs/guide"].iter().flat_map(|folder| pages(folder)) {
+        let mut is_open = false;
+        for line in read(&page).lines() {
+            if let Some(language) = line.trim_start().strip_prefix("```") {
+                is_open = !is_open;
+                if is_open {
+                    found.push(Block { page: page.clone(), language: language.to_owned(), text: String::new() });
+                }
+            } else if is_open {
+                let block = found.last_mut().expect("an open block");
+                block.text += line;
+                block.text.push('\n');
+            }
+        }
+        assert!(!is_open, "{}: a block without an end", page.display());
+    }
+    assert!(found.len() >= 60, "{} blocks: are these the pages?", found.len());
+    found
+}
+
+/// A block with this code may be `no_run`, for this reason.
+const NO_RUN: [(&str, &str); 2] =
+    [("axum::serve(", "serves until a signal arrives"), ("RedisStore::", "needs a server; `tests/it/redis` connects")];
+
+#[test]
+fn every_rust_block_is_a_doctest() {
+    let (lib, examples) = (read("src/lib.rs"), read("examples/support/lib.rs"));
+    let mut checked = 0;
+    for Block { page, language, text } in blocks().iter().filter(|block| block.language.starts_with("rust")) {
+        let page = page.display();
+        // Pages that need a database are tested with the examples.
+        let is_tested = lib.contains(&format!("#[doc = include_str!(\"../{page}\")]"))
+            || examples.contains(&format!("#[doc = include_str!(\"../../{page}\")]"));
+        assert!(is_tested, "{page}: its examples are not tested");
+        let is_allowed = match language.as_str() {
+            "rust" => true,
+            "rust,no_run" => NO_RUN.iter().any(|(code, _)| text.contains(code)),
+            _ => false,
+        };
+        assert!(is_allowed, "{page}: `{language}` without a reason:\n{text}");
+        checked += 1;
+    }
+    assert!(checked >= 40, "{checked} blocks");
+}
+
+#[test]
+fn every_block_has_a_language_that_is_checked() {
+    for Block { page, language, text } in blocks() {
+        // `text` is for output and figures; `sql` is run by the tests of fencing.
+        let is_known = language.starts_with("rust") || ["sh", "toml", "text", "sql"].contains(&&*language);
+        assert!(is_known, "{}: `{language}`:\n{text}", page.display());
+    }
+}
+
+fn stdout(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).current_dir(root()).output().expect("it runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// The packages of the workspace and their dependencies, as Cargo resolves them.
+fn packages() -> Vec<Value> {
+    // Those of other systems may not be downloaded.
+    let version = stdout("rustc", &["-vV"]);
+    let host = version.lines().find_map(|line| line.strip_prefix("host: ")).expect("a host");
+    let options = ["metadata", "--offline", "--format-version=1", "--filter-platform", host];
+    let metadata: Value = serde_json::from_str(&stdout(env!("CARGO"), &options)).expect("JSON");
+    metadata["packages"].as_array().expect("packages").clone()
+}
+
+#[test]
+fn dependencies_of_the_pages_exist_with_their_features() {
+    let packages = packages();
+    let mut checked = 0;
+    for Block { page, text, .. } in blocks().iter().filter(|block| block.language == "toml") {
+        // A comment may show another form of the line.
+        let commented =
+            text.lines().filter_map(|line| Some((line.split_once(" = ")?.0, line.split_once("for Redis: ")?.1)));
+        let other: String = commented.map(|(name, form)| format!("[dependencies]\n{name} = {form}\n")).collect();
+        for text in [text, &other] {
+            let table: Value = toml::from_str(text).unwrap_or_else(|error| panic!("{}: {error}", page.display()));
+            for (section, dependencies) in table.as_object().expect("a table") {
+                assert!(["dependencies", "dev-dependencies"].contains(&&**section), "{}: [{section}]", page.display());
+                for (name, dependency) in dependencies.as_object().expect("a table") {
+                    assert_exists(&packages, name, dependency);
+                    checked += 1;
+                }
+            }
+        }
+    }
+    assert!(checked >= 9, "{checked} dependencies");
+}
+
+/// Some package has the name, the version and all features of the dependency.
+fn assert_exists(packages: &[Value], name: &str, dependency: &Value) {
+    let version = dependency.as_str().or(dependency["version"].as_str()).expect("a version");
+    let features: Vec<_> = dependency["features"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let fits = |package: &&Value| {
+        let is_version = |own: &str| own == version || own.starts_with(&format!("{version}."));
+        package["name"] == name
+            && package["version"].as_str().is_some_and(is_version)
+            && features.iter().all(|feature| !feature.starts_with('_') && package["features"].get(feature).is_some())
+    };
+    assert!(packages.iter().any(|package| fits(&package)), "{name} = {dependency}");
+}
+
+/// The commands of the pages, each with the file that runs it, and the text there.
+const COMMANDS: [(&str, &str, &str); 21] = [
+    ("scripts/test.sh", ".github/workflows/ci.yml", " scripts/test.sh"),
+    ("cargo run --example reward_claim", "scripts/test.sh", "run cargo run --quiet --example reward_claim"),
+    ("cargo run --example stock_sale", "examples/tests/programs.rs", "example(\"stock_sale\")"),
+    ("cargo run --features redis --example reward_claim", "examples/tests/instances.rs", "\"reward_claim\""),
+    ("cargo run --features redis --example nightly_mail -- --once monday", "examples/tests/instances.rs", "\"--once\""),
+    (
+        "export REDIS_URL=redis://localhost DATABASE_URL=sqlite://shop.db",
+        "examples/tests/instances.rs",
+        "\"REDIS_URL\"",
+    ),
+    ("claim() {", "examples/tests/shown_commands.rs", "getting-started.md"),
+    ("cargo test --lib", "scripts/test.sh", TESTS),
+    ("cargo test -p tower-lock-tests --test it", "scripts/test.sh", TESTS),
+    ("cargo test -p tower-lock-tests --test it random", "scripts/test.sh", TESTS),
+    ("cargo test -p tower-lock-tests --test redis recorded", "scripts/test.sh", TESTS),
+    ("cargo test -p tower-lock-simulator --test recorded", "scripts/test.sh", TESTS),
+    ("cargo test -p tower-lock-storm --test storm", "scripts/test.sh", TESTS),
+    ("cargo test -p compile-fail", "scripts/test.sh", TESTS),
+    (
+        "cargo test --lib --target-dir target/schedules shuttle_tests",
+        "scripts/test.sh",
+        "--target-dir target/schedules shuttle_tests",
+    ),
+    ("cargo run -p tower-lock-simulator -- 0 10000", "scripts/test.sh", SIMULATOR),
+    ("cargo run -p tower-lock-simulator -- 2549 --trace", "scripts/test.sh", SIMULATOR),
+    ("cargo run -p tower-lock-simulator -- 0 1000 --option force", "scripts/test.sh", "'--option force'"),
+    (
+        "cargo run -p tower-lock-simulator -- 0 1000 --mutant no_call_expiry --stop",
+        "tests/simulator/tests/mutants.rs",
+        "no_call_expiry",
+    ),
+    ("redis-cli", "tests/it/redis/runbook.rs", "redis-in-production.md"),
+    ("date -d", "tests/it/redis/runbook.rs", "redis-in-production.md"),
+];
+const TESTS: &str = "run cargo test --workspace --all-features\n";
+const SIMULATOR: &str = "cargo run --quiet -p tower-lock-simulator --";
+
+/// The command of a line without variables and its comment.
+fn command(line: &str) -> &str {
+    let mut command = line.split("  #").next().expect("a first part").trim();
+    while let Some((variable, rest)) = command.split_once(' ')
+        && !variable.is_empty()
+        && variable.split_once('=').is_some_and(|(name, _)| name.chars().all(|c| c.is_ascii_uppercase() || c == '_'))
+    {
+        // A value in quotes may have spaces.
+        command = match variable.split_once("='") {
+            Some(_) => command.splitn(3, '\'').nth(2).expect("a closing quote").trim_start(),
+            None => rest,
+        };
+    }
+    command
+}
+
+#[test]
+fn every_command_of_a_page_is_run_by_a_test() {
+    let mut used = vec![false; COMMANDS.len()];
+    for Block { page, text, .. } in blocks().iter().filter(|block| block.language == "sh") {
+        let joined = text.replace("\\\n", " ");
+        let lines: Vec<_> = match joined.starts_with("claim() {") {
+            // One shell function, and its calls.
+            true => vec!["claim() {"],
+            false => joined.lines().map(command).collect(),
+        };
+        for line in lines {
+            let is_tool =
+                |shown: &str| ["redis-cli", "date -d"].contains(&shown) && line.starts_with(&format!("{shown} "));
+            let known = COMMANDS.iter().position(|(shown, ..)| *shown == line || is_tool(shown));
+            let known = known.unwrap_or_else(|| panic!("{}: which test runs `{line}`?", page.display()));
+            let (_, file, evidence) = COMMANDS[known];
+            assert!(read(file).contains(evidence), "{file} does not run `{line}`: no `{evidence}`");
+            used[known] = true;
+        }
+    }
+    let unused: Vec<_> = COMMANDS.iter().zip(used).filter(|(_, used)| !used).map(|((shown, ..), _)| shown).collect();
+    assert!(unused.is_empty(), "on no page: {unused:?}");
+}
