@@ -5,7 +5,11 @@ use std::{error::Error, fmt, sync::Arc};
 /// Error of a store: the name of the store, the operation, the kind, and the cause.
 ///
 /// The outcome of the operation is unknown: it may have been executed, or may be executed later.
-#[derive(Clone, Debug)]
+///
+/// An error of [`LockManager::health`](crate::LockManager::health) contains the text of its cause,
+/// because the log of a readiness probe usually prints no causes. Its source is the cause of that
+/// one. `Debug` prints the message and all causes on one line.
+#[derive(Clone)]
 pub struct StoreError {
     store: &'static str,
     operation: &'static str,
@@ -63,6 +67,10 @@ impl StoreError {
         self.kind
     }
 
+    fn is_of_health_check(&self) -> bool {
+        self.operation == "health"
+    }
+
     /// Whether a retry may succeed.
     pub(crate) fn is_transient(&self) -> bool {
         matches!(self.kind, StoreErrorKind::Unavailable | StoreErrorKind::Timeout | StoreErrorKind::Failover)
@@ -76,9 +84,14 @@ impl StoreError {
 
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { store, operation, kind, source: _ } = self;
-        if *operation == "health" {
-            return write!(f, "the {store} store is not ready for locks");
+        let Self { store, operation, kind, source } = self;
+        if self.is_of_health_check() {
+            write!(f, "the {store} store is not ready for locks")?;
+            return match (source, kind) {
+                (Some(source), _) => write!(f, ": {source}"),
+                (None, StoreErrorKind::Timeout) => f.write_str(": it did not reply in time"),
+                (None, _) => Ok(()),
+            };
         }
         match kind {
             StoreErrorKind::Unavailable => write!(f, "the {store} store cannot be reached to {operation} a lock"),
@@ -99,7 +112,21 @@ impl fmt::Display for StoreError {
 // error in it.
 impl Error for StoreError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.source.as_deref().map(|source| source as &(dyn Error + 'static))
+        let cause = self.source.as_deref().map(|source| source as &(dyn Error + 'static));
+        // The text of the cause is in that of a failed health check.
+        if self.is_of_health_check() { cause.and_then(Error::source) } else { cause }
+    }
+}
+
+impl fmt::Debug for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")?;
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            write!(f, ": {error}")?;
+            cause = error.source();
+        }
+        Ok(())
     }
 }
 
@@ -114,5 +141,15 @@ mod tests {
         assert_eq!(error.to_string(), "the shelf store cannot be reached to acquire a lock");
         let source = error.source().expect("kept").downcast_ref::<std::io::Error>().expect("unchanged");
         assert_eq!(source.to_string(), "no shelf");
+        assert_eq!(format!("{error:?}"), "the shelf store cannot be reached to acquire a lock: no shelf");
+    }
+
+    #[test]
+    fn health_error_contains_its_cause_once() {
+        let error = StoreError::new("shelf", "health", StoreErrorKind::Unavailable)
+            .with_source(std::io::Error::other("no shelf"));
+        assert_eq!(error.to_string(), "the shelf store is not ready for locks: no shelf");
+        assert_eq!(format!("{error:?}"), error.to_string());
+        assert!(error.source().is_none());
     }
 }

@@ -8,7 +8,11 @@ use super::{error::RedisConnectError, proto::escape_control};
 pub(super) struct Address {
     pub(super) info: ConnectionInfo,
     pub(super) display: String,
+    pub(super) user: String,
 }
+
+const EXAMPLE: &str = "example: `redis://user:password@host:6379/0`";
+const HOST_EXAMPLE: &str = "example: `redis://host:6379`";
 
 impl Address {
     /// `origin`: prefix of error messages.
@@ -17,17 +21,12 @@ impl Address {
         if wants_tls && !cfg!(feature = "redis-tls") {
             return Err(RedisConnectError::TlsNotEnabled);
         }
-        let hint = url_hint(url);
-        let info = url.into_connection_info().map_err(|_| {
-            let hint = hint.as_deref().unwrap_or("example: `redis://user:password@host:6379/0`");
-            RedisConnectError::InvalidUrl(format!("{origin}{hint}").into())
-        })?;
-        let mut address = Self::from_info(info, origin)?;
-        if let Some(hint) = hint {
-            // The parsed host may be part of a password.
-            address.display = format!("{origin}{hint}");
+        let invalid = |hint: &str| RedisConnectError::InvalidUrl(format!("{origin}{hint}").into());
+        if let Some(defect) = url_defect(url) {
+            return Err(invalid(&defect));
         }
-        Ok(address)
+        let info = url.into_connection_info().map_err(|_| invalid(EXAMPLE))?;
+        Self::from_info(info, origin)
     }
 
     pub(super) fn from_info(info: ConnectionInfo, origin: &str) -> Result<Self, RedisConnectError> {
@@ -42,32 +41,66 @@ impl Address {
             }
         }
         let display = format!("{origin}{}", escape_control(&info.addr().to_string()));
-        Ok(Self { info: with_nodelay(info), display })
+        let user = user_text(info.redis_settings().username());
+        Ok(Self { info: with_nodelay(info), display, user })
     }
 }
 
-/// The likely mistake in a URL, without any part that may be secret.
-fn url_hint(url: &str) -> Option<String> {
+/// A user in an error message.
+fn user_text(name: Option<&str>) -> String {
+    format!("user `{}`", escape_control(name.unwrap_or("default")))
+}
+
+/// The mistake in a URL, without any part that may be secret.
+fn url_defect(url: &str) -> Option<String> {
     if url.trim().is_empty() {
-        return Some("it is empty (example: `redis://host:6379`)".to_owned());
+        return Some(format!("it is empty ({HOST_EXAMPLE})"));
     }
-    let Some((scheme, rest)) = url.split_once("://") else {
-        // The part after the last `@` contains no password.
-        let host = url.rsplit('@').next().unwrap_or_default();
-        return Some(format!("it has no scheme; did you mean `redis://{}`?", escape_control(host)));
+    let Some((scheme, rest)) = url.trim().split_once("://") else {
+        // The part after the last `@` contains no password. Without an `@` only a host and a port
+        // are shown.
+        let host = url.rsplit('@').next().unwrap_or_default().trim_start_matches("redis:").trim_start_matches('/');
+        return Some(if is_host_and_port(host) {
+            format!("it has no scheme; did you mean `redis://{host}`?")
+        } else {
+            format!("it has no scheme ({EXAMPLE})")
+        });
     };
-    if scheme.starts_with("unix") || scheme == "redis+unix" {
-        return None;
+    match &*scheme.to_ascii_lowercase() {
+        "redis" | "rediss" | "valkey" | "valkeys" => {}
+        "unix" | "redis+unix" | "valkey+unix" => return None,
+        _ => return Some(format!("its scheme is not `redis`, `rediss` or `unix` ({HOST_EXAMPLE})")),
     }
-    if scheme.starts_with("http") {
-        return Some("its scheme is not `redis`, `rediss` or `unix` (example: `redis://host:6379`)".to_owned());
+    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    // The parsed host would be a part of the password.
+    if rest[end..].contains('@') {
+        return Some(
+            "`@`, `#`, `/`, `?` and `%` in a user or a password must be encoded: `%40`, `%23`, `%2F`, `%3F` and `%25`"
+                .to_owned(),
+        );
     }
-    let at = rest.rfind('@')?;
-    let is_ambiguous = rest[..at].contains(['@', '#', '/', '?']);
-    is_ambiguous.then(|| {
-        "`@`, `#`, `/`, `?` and `%` in a user or a password must be encoded: `%40`, `%23`, `%2F`, `%3F` and `%25`"
-            .to_owned()
-    })
+    let (authority, path) = rest.split_at(end);
+    let host = authority.rsplit('@').next().unwrap_or_default();
+    if host.is_empty() || host.starts_with(':') {
+        return Some(format!("it has no host, or no `@` after its password ({EXAMPLE})"));
+    }
+    if host.rsplit_once(':').is_some_and(|(_, port)| !port.ends_with(']') && port.parse::<u16>().is_err()) {
+        return Some(format!(
+            "its port is not a number from 1 to 65535, or it has no `@` after its password ({EXAMPLE})"
+        ));
+    }
+    let database = path.split(['?', '#']).next().unwrap_or_default().trim_matches('/');
+    if !database.is_empty() && database.parse::<i64>().is_err() {
+        return Some(format!("its path is not the number of a database ({EXAMPLE})"));
+    }
+    None
+}
+
+/// Whether this is a host, with or without a port and a database. `user:password` is not.
+fn is_host_and_port(text: &str) -> bool {
+    let (host, rest) = text.split_once(':').unwrap_or((text, ""));
+    let is_host = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    !host.is_empty() && host.chars().all(is_host) && rest.chars().all(|c| c.is_ascii_digit() || c == '/')
 }
 
 /// Disables Nagle's algorithm: a call does not wait for the reply to the previous one.

@@ -178,11 +178,13 @@ impl RedisStoreBuilder {
         };
         let client = Client::open(address.info).map_err(|error| RedisConnectError::InvalidUrl(error.into()))?;
         let connector = Connector::new(client, timeouts.connect, timeouts.call);
+        let user = if pool.is_some() { "the user of the pool".to_owned() } else { address.user };
         let source = pool.map_or_else(|| Source::Own(connector.clone()), Source::Pool);
         let recovered = Arc::new(Notify::new());
         let [acquire_conn, release_conn] = [source.clone(), source]
             .map(|source| Arc::new(SharedConnection::new(source, timeouts, Arc::clone(&recovered))));
-        let server = Server { connector, address: address.display, keyspace, timeouts, acquire_conn, release_conn };
+        let server =
+            Server { connector, address: address.display, user, keyspace, timeouts, acquire_conn, release_conn };
         Ok(Arc::new(Shared {
             subscriber: Subscriber::new(server, recovered),
             clock: Clock::default(),

@@ -56,10 +56,15 @@ pub enum RedisConnectError {
         version: String,
     },
     /// The user lacks a permission, or the server does not support a command.
-    #[error("Redis at {address} refused required commands (docs/guide/redis-in-production.md has the minimal ACL): {}", .refusals.join("; "))]
+    #[error(
+        "Redis at {address} refused required commands of {user} (docs/guide/redis-in-production.md has the minimal ACL): {}",
+        .refusals.join("; ")
+    )]
     PermissionDenied {
         /// Host and port, or the path of a socket.
         address: String,
+        /// The user, for example: user `default`.
+        user: String,
         /// Each refused command, with the error of the server.
         refusals: Vec<String>,
     },
@@ -110,11 +115,22 @@ pub(super) enum CallError {
 
 /// An error and a hint for the operator. Its text contains the causes, so that it has no source.
 #[derive(Debug, thiserror::Error)]
-#[error("{error}{}", Hint(.hint))]
+#[error("{}{error}{}", Address(.address.as_deref()), Hint(.hint))]
 struct WithHint {
+    /// `None` if the text around it names the address.
+    address: Option<String>,
     // Not named `source`: that would repeat the causes.
     error: CallError,
-    hint: &'static str,
+    hint: String,
+}
+
+/// The server before an error.
+struct Address<'a>(Option<&'a str>);
+
+impl fmt::Display for Address<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(address) = self.0 { write!(f, "Redis at {address}: ") } else { Ok(()) }
+    }
 }
 
 /// A hint in parentheses, unless it is empty.
@@ -127,14 +143,17 @@ impl fmt::Display for Hint<'_> {
 }
 
 impl CallError {
-    pub(super) fn into_store_error(self, operation: &'static str) -> StoreError {
-        let (kind, _) = self.classify();
-        StoreError::new("redis", operation, kind).with_source(self.with_hint())
+    /// `address` and `user`: those of the call.
+    pub(super) fn into_store_error(self, operation: &'static str, address: &str, user: &str) -> StoreError {
+        let kind = self.kind();
+        // The text of the self-test names the address.
+        let address = (!matches!(self, Self::SelfTestFailed(_))).then(|| address.to_owned());
+        StoreError::new("redis", operation, kind).with_source(self.with_hint(address, user))
     }
 
-    pub(super) fn with_hint(self) -> Box<dyn Error + Send + Sync> {
-        let (_, hint) = self.classify();
-        Box::new(WithHint { error: self, hint })
+    pub(super) fn with_hint(self, address: Option<String>, user: &str) -> Box<dyn Error + Send + Sync> {
+        let hint = self.classify().1.replace("{user}", user);
+        Box::new(WithHint { address, error: self, hint })
     }
 
     /// Whether the connection is unusable, or leads to a server that accepts no writes.
@@ -178,8 +197,12 @@ impl CallError {
 
 const CLIENTS_HINT: &str = "raise `maxclients`, or find the client with too many connections (`CLIENT LIST`)";
 const NO_REPLY_HINT: &str = "is the server stopped, overloaded, or busy with a slow command (`SLOWLOG GET`)?";
-const PERMISSION_HINT: &str = "the user lacks a permission: docs/guide/redis-in-production.md has the minimal ACL";
-const PASSWORD_HINT: &str = "are user and password in the URL, and correct?";
+const PERMISSION_HINT: &str = "{user} lacks a permission: docs/guide/redis-in-production.md has the minimal ACL";
+// A user without a password may be a password in the wrong place, and is not named.
+const NO_PASSWORD_HINT: &str = "the server requires a password, and the URL has none: write `redis://:password@host:6379`, or \
+     `redis://user:password@host:6379`";
+const PASSWORD_HINT: &str = "the server refused {user}: does this user exist, is it on (`ACL LIST`), and is its password correct? \
+     `@`, `#`, `/`, `?` and `%` in a URL must be encoded";
 const MEMORY_HINT: &str = "raise `maxmemory`, or remove other data; held locks can still be renewed and released";
 const TYPE_HINT: &str = "the name of a lock is used by other data: check its `TYPE`, or choose another prefix";
 const DISK_HINT: &str = "it cannot save and accepts no writes: is its disk full? its log has the reason";
@@ -193,7 +216,8 @@ fn classify_code(code: &str) -> Option<(StoreErrorKind, &'static str)> {
         "OOM" => (Refused, MEMORY_HINT),
         "WRONGTYPE" => (Refused, TYPE_HINT),
         "NOPERM" => (Refused, PERMISSION_HINT),
-        "NOAUTH" | "WRONGPASS" => (Refused, PASSWORD_HINT),
+        "NOAUTH" => (Refused, NO_PASSWORD_HINT),
+        "WRONGPASS" => (Refused, PASSWORD_HINT),
         "MISCONF" => (Refused, DISK_HINT),
         "MOVED" | "ASK" | "TRYAGAIN" | "CROSSSLOT" | "CLUSTERDOWN" => (Refused, CLUSTER_HINT),
         "READONLY" | "MASTERDOWN" => (Failover, REPLICA_HINT),
@@ -308,7 +332,7 @@ mod tests {
             "ERR".to_owned(),
             Some("no\r\n2026-11-22T00:00:00Z  INFO forged \u{1b}[31m".to_owned()),
         );
-        let text = CallError::Redis(error).with_hint().to_string();
+        let text = CallError::Redis(error).with_hint(None, "").to_string();
         assert!(text.contains("forged") && !text.contains(char::is_control), "{text:?}");
     }
 
@@ -326,7 +350,7 @@ mod tests {
             let io = std::io::Error::new(std::io::ErrorKind::InvalidData, Error::InvalidCertificate(error));
             let error = CallError::Redis(RedisError::from(io));
             assert_eq!(error.kind(), StoreErrorKind::Refused);
-            let text = error.with_hint().to_string();
+            let text = error.with_hint(None, "").to_string();
             assert!(text.contains(hint), "{text}");
         }
     }

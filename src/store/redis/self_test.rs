@@ -35,11 +35,16 @@ pub(super) async fn self_test(server: &Server) -> Result<(PubSub, i64), SelfTest
         use StoreErrorKind::{Failover, Timeout, Unavailable};
 
         let may_pass = matches!(error.kind(), Failover | Timeout | Unavailable);
-        let error = RedisConnectError::Unreachable { address: address(), source: error.with_hint() };
+        let error = RedisConnectError::Unreachable { address: address(), source: error.with_hint(None, &server.user) };
         SelfTestError { error, is_transient: may_pass }
     };
-    let all_refused =
-        |refusals| SelfTestError::from(RedisConnectError::PermissionDenied { address: address(), refusals });
+    let all_refused = |refusals| {
+        SelfTestError::from(RedisConnectError::PermissionDenied {
+            address: address(),
+            user: server.user.clone(),
+            refusals,
+        })
+    };
     let refused = |error: &dyn fmt::Display| all_refused(vec![escape_control(&error.to_string())]);
     let Server { acquire_conn, release_conn, .. } = server;
     // Connecting may take longer than a call.
@@ -51,7 +56,9 @@ pub(super) async fn self_test(server: &Server) -> Result<(PubSub, i64), SelfTest
     let mut pubsub = server.connect_pubsub().await.map_err(failed)?;
     match timeout(timeouts.call, pubsub.subscribe(&channel)).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) if error.code() == Some("NOPERM") => return Err(refused(&error)),
+        Ok(Err(error)) if error.code() == Some("NOPERM") => {
+            return Err(refused(&format_args!("SUBSCRIBE: {error}")));
+        }
         Ok(Err(error)) => return Err(failed(error.into())),
         Err(_) => return Err(failed(CallError::NoReply)),
     }

@@ -18,6 +18,8 @@ pub(super) struct Server {
     pub(super) connector: Connector,
     /// The address, without user and password.
     pub(super) address: String,
+    /// The user of the calls, for errors.
+    pub(super) user: String,
     pub(super) keyspace: Keyspace,
     pub(super) timeouts: Timeouts,
     /// For acquisitions.

@@ -81,8 +81,9 @@ impl RedisStore {
         let shared = Arc::clone(&self.shared);
         StoreFuture::new(async move {
             let deadline = shared.server().timeouts.call_deadline();
-            let reply = run(shared, deadline);
-            reply.await.map_err(|error| error.into_store_error(operation))
+            let reply = run(Arc::clone(&shared), deadline).await;
+            let Server { address, user, .. } = shared.server();
+            reply.map_err(|error| error.into_store_error(operation, address, user))
         })
     }
 }

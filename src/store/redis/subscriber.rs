@@ -3,7 +3,10 @@
 use std::{
     collections::{HashMap, HashSet},
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -40,6 +43,8 @@ pub(super) struct Subscriber {
     recovered: Arc<Notify>,
     /// The result of the self-test.
     check_result: watch::Sender<Check>,
+    /// The server could not be reached for its first check, and that was logged.
+    warned_unreachable: AtomicBool,
     /// The start of the current disconnection.
     disconnected_since: Mutex<Option<Instant>>,
     task: Mutex<Option<Task>>,
@@ -89,6 +94,7 @@ impl Subscriber {
             subscription_lost: Notify::new(),
             recovered,
             check_result: watch::Sender::new(Check::Pending),
+            warned_unreachable: AtomicBool::new(false),
             disconnected_since: Mutex::default(),
             task: Mutex::default(),
         })
@@ -149,8 +155,10 @@ impl Subscriber {
                 Some(pubsub)
             }
             Err(error) => {
-                // A transient error is retried; a permanent one is logged once.
-                if !error.is_transient {
+                // Each is logged once. A transient error may pass by itself.
+                if error.is_transient {
+                    self.warn_unreachable(&error.error);
+                } else {
                     self.check_failed(error.error);
                 }
                 None
@@ -161,6 +169,14 @@ impl Subscriber {
     /// Records a successful self-test.
     pub(super) fn check_passed(&self) {
         self.check_result.send_replace(Check::Passed);
+    }
+
+    #[cfg_attr(not(feature = "tracing"), expect(unused_variables, reason = "there is no log"))]
+    fn warn_unreachable(&self, error: &RedisConnectError) {
+        if !self.warned_unreachable.swap(true, Ordering::Relaxed) {
+            #[cfg(feature = "tracing")]
+            tracing::warn!(target: "tower_lock", "requests get 503 until Redis can be reached: {error:?}");
+        }
     }
 
     fn check_failed(&self, error: RedisConnectError) {

@@ -104,10 +104,16 @@ async fn wrong_password_is_reported() {
         return;
     }
     let redis = RedisServer::options().set("requirepass", "secret").start().await;
-    for url in [format!("redis://{}", redis.address()), format!("redis://:wrong@{}", redis.address())] {
-        let error = RedisStore::connect(&url).await.expect_err("not authenticated");
-        assert!(whole(&error).contains("are user and password in the URL, and correct?"), "{}", whole(&error));
-        assert!(!whole(&error).contains("wrong@"), "no secret in {}", whole(&error));
+    for (user, says) in [
+        ("", "the URL has none: write `redis://:password@host:6379`"),
+        // Perhaps the password.
+        ("s3cret@", "the URL has none: write `redis://:password@host:6379`"),
+        (":s3cret@", "the server refused user `default`"),
+        ("ann:s3cret@", "the server refused user `ann`"),
+    ] {
+        let url = format!("redis://{user}{}", redis.address());
+        let text = whole(&RedisStore::connect(&url).await.expect_err("not authenticated"));
+        assert!(text.contains(says) && !text.contains("s3cret"), "{user}: {text}");
     }
 }
 
@@ -201,6 +207,7 @@ async fn smallest_acl_suffices_and_missing_rights_are_named() {
                 let (text, name) = (whole(&error).to_lowercase(), command.trim_start_matches('+'));
                 assert!(text.contains(name) || name.contains('|'), "without {command}: {text}");
                 assert!(text.contains(&environment.redis.address().to_string()), "without {command}: {text}");
+                assert!(text.contains("user `locks`"), "without {command}: {text}");
             }
             (_, other) => panic!("without {command}: {other:?}"),
         }
@@ -419,9 +426,20 @@ async fn lazy_store_starts_without_redis() {
     }
     let mut redis = RedisServer::start().await;
     redis.kill();
+    let (log, reason) = (Log::default(), format!("Redis at {}: Connection refused", redis.address()));
+    let guard = log.listen();
     let locks = LockManager::new(RedisStore::connect_lazy(&redis.url()).expect("an address"));
+    // Before any request, and once.
+    until("a warning", async || log.text().contains(&reason)).await;
+    sleep(ms(1_500)).await;
+    assert_eq!(log.text().matches("requests get 503 until Redis can be reached").count(), 1, "{}", log.text());
+    drop(guard);
     assert!(matches!(locks.try_lock(key()).await, Err(LockError::Store(_))));
-    assert_eq!(locks.health().await.expect_err("down").kind(), StoreErrorKind::Unavailable);
+    let error = locks.health().await.expect_err("down");
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+    for text in [error.to_string(), format!("{error:?}"), whole(&error)] {
+        assert_eq!((text.matches(&reason).count(), text.matches("Connection refused").count()), (1, 1), "{text}");
+    }
     redis.restart().await;
     until("it is ready", async || locks.health().await.is_ok()).await;
     locks.lock(key()).await.expect("up").release().await.expect("held");
@@ -490,11 +508,20 @@ async fn connect_error_hides_the_password_and_repeats_no_cause() {
     for (url, says) in [
         ("localhost:6379", "did you mean `redis://localhost:6379`?"),
         ("ann:s3cret@localhost:6379", "did you mean `redis://localhost:6379`?"),
+        ("redis:localhost", "did you mean `redis://localhost`?"),
+        ("ann:s3cret", "it has no scheme (example: `redis://user:password@host:6379/0`)"),
         ("", "it is empty"),
+        ("redis://", "it has no host"),
+        ("redis://:s3cret:127.0.0.1:1", "no `@` after its password"),
+        ("redis://127.0.0.1:65536", "its port is not a number from 1 to 65535"),
+        ("redis://127.0.0.1:1/s3cret", "its path is not the number of a database"),
+        ("tcp://127.0.0.1:1", "its scheme is not `redis`"),
         ("http://localhost", "its scheme is not `redis`"),
         ("redis://ann:s3#cret@127.0.0.1:1", "must be encoded: `%40`, `%23`"),
         ("redis://:12#s3cret@127.0.0.1:1", "must be encoded: `%40`, `%23`"),
-        ("redis://ann:s3@cret@127.0.0.1:1", "must be encoded: `%40`, `%23`"),
+        ("redis://ann:s3/@cret@127.0.0.1:1", "must be encoded: `%40`, `%23`"),
+        // The last one ends the password.
+        ("redis://ann:s3@cret@127.0.0.1:1", "Redis at 127.0.0.1:1: Connection refused"),
     ] {
         let text = said(url).await;
         assert!(text.contains(says) && !text.contains("cret"), "{url}: {text}");
