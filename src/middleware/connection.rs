@@ -13,7 +13,7 @@ use std::{fmt, sync::Arc};
 /// followed by one more byte therefore waits and runs although its socket is closed.
 /// [`from_socket`](Self::from_socket) is a probe that sees the end of the connection behind unread
 /// bytes. The server has to insert it, from a custom listener;
-/// `tests/it/sockets/disconnect_probe.rs` has one for `axum::serve`.
+/// `tests/it/middleware/sockets/disconnect_probe.rs` has one for `axum::serve`.
 ///
 /// A probe does not see a disconnect from a proxy, because the proxy keeps its own connection. It
 /// does not see the end of a single stream of HTTP/2 either, but the server does. A client that

@@ -68,7 +68,7 @@ fn every_metric_is_described_with_its_unit() {
             assert!(text.ends_with('.') && text.len() > 15, "{name}: {text}");
         }
         // The metrics described in the source, and no others, are recorded.
-        let source = include_str!("../../src/telemetry/metrics.rs");
+        let source = include_str!("../../../src/telemetry/metrics.rs");
         let in_source: BTreeSet<_> = source
             .split("describe_")
             .skip(1)

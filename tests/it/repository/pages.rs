@@ -1,57 +1,11 @@
-//! Checks of the repository itself: manifest, pages, imports and language.
-
-mod code_blocks;
-mod imports;
-mod language;
+//! The manifest and the pages: what they name exists.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
     path::{Path, PathBuf},
 };
 
-/// The folder of the repository.
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("tests/it in the repository")
-}
-
-fn read(path: impl AsRef<Path>) -> String {
-    fs::read_to_string(root().join(&path)).unwrap_or_else(|error| panic!("{}: {error}", path.as_ref().display()))
-}
-
-/// The text of a section of a TOML or Markdown file, up to the next one.
-fn section<'a>(text: &'a str, heading: &str, next: &str) -> &'a str {
-    let (_, rest) = text.split_once(heading).unwrap_or_else(|| panic!("no {heading}"));
-    rest.split(next).next().expect("the rest")
-}
-
-/// The Rust files of a folder in `src`, by their paths in it.
-fn sources(folder: &str) -> Vec<(PathBuf, String)> {
-    let src = root().join("src");
-    let files = files(&src.join(folder)).into_iter();
-    files.map(|(path, text)| (path.strip_prefix(&src).expect("in src").to_owned(), text)).collect()
-}
-
-/// The Rust files of a folder, with their text.
-fn files(folder: &Path) -> Vec<(PathBuf, String)> {
-    let is_rust = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "rs");
-    let rust = paths(folder).into_iter().filter(is_rust);
-    rust.map(|path| (path.clone(), read(&path))).collect()
-}
-
-/// All files of a folder, and of the folders in it.
-fn paths(folder: &Path) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(folder).expect("a folder") {
-        let path = entry.expect("an entry").path();
-        if path.is_dir() {
-            found.extend(paths(&path));
-        } else {
-            found.push(path);
-        }
-    }
-    found
-}
+use super::{files, pages, paths, read, root, section};
 
 #[test]
 fn manifest_names_direct_dependencies() {
@@ -96,7 +50,7 @@ fn architecture_page_lists_every_source_file_once() {
 fn tests_by_guarantee() -> BTreeMap<String, BTreeSet<String>> {
     let mut found = BTreeMap::<_, BTreeSet<_>>::new();
     let sources = ["src", "tests", "examples"].iter().flat_map(|folder| files(&root().join(folder)));
-    for (_, text) in sources.filter(|(file, _)| !file.ends_with("tidy.rs")) {
+    for (_, text) in sources.filter(|(file, _)| !file.ends_with("repository/pages.rs")) {
         for part in text.split("/// Guarantee: ").skip(1) {
             let (ids, below) = part.split_once(".\n").expect("a sentence");
             let (attributes, function) = below.split_once("fn ").expect("a function");
@@ -142,13 +96,6 @@ fn guarantees_name_their_tests_and_tests_their_guarantees() {
 fn links(page: &str) -> Vec<(&str, &str)> {
     let definitions = page.lines().filter_map(|line| line.strip_prefix('[')?.split_once("]: "));
     definitions.filter(|(_, target)| !target.contains(' ')).collect()
-}
-
-/// The Markdown files of a folder, by their paths in the repository.
-fn pages(folder: &str) -> Vec<PathBuf> {
-    let found = fs::read_dir(root().join(folder)).expect("a folder");
-    let found = found.map(|entry| Path::new(folder).join(entry.expect("an entry").file_name()));
-    found.filter(|page| page.extension().is_some_and(|extension| extension == "md")).collect()
 }
 
 /// The Markdown file and the heading that a relative link leads to.

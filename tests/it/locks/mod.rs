@@ -1,0 +1,12 @@
+//! Locks without HTTP, and the lock of a request from its grant to its release.
+
+mod acquire;
+mod cancel;
+mod reentry;
+mod leases;
+mod renewal;
+mod hold_limits;
+mod admin;
+mod multi_instance;
+mod store_messages;
+mod forks;

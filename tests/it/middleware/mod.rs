@@ -1,0 +1,11 @@
+//! What a request and its client receive from a layer.
+
+mod layers;
+mod configuration;
+mod rejections;
+mod request_body;
+mod body_budget;
+mod release_timing;
+mod streams;
+mod disconnect;
+mod sockets;

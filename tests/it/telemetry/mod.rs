@@ -1,0 +1,5 @@
+//! The log, the spans and the metrics.
+
+mod span;
+mod metrics;
+mod observers;
