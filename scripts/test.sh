@@ -48,7 +48,7 @@ report() { # name
     if [ "$code" != 0 ]; then
         cat "$logs/$1"
         printf '\n[%3d s] failed: %s\n' $((SECONDS - started)) "$1"
-        exit 1
+        return 1
     fi
     count=$(awk '/^test result: / { n += $4 } END { print n }' "$logs/$1")
     table+=("$(printf '%-36s %7s %7s' "$1" "$seconds" "$count")")
@@ -58,7 +58,13 @@ report() { # name
 
 step() { # name, command ..
     record "$@"
-    report "$1"
+    report "$1" || exit 1
+}
+
+reports() { # name ..
+    local failed=
+    for name in "$@"; do report "$name" || failed=1; done
+    [ -z "$failed" ] || exit 1
 }
 
 # Each background job is a process group of its own, and ends with the script.
@@ -85,6 +91,7 @@ packages=()
 command -v "${REDIS_SERVER:-redis-server}" >/dev/null || packages+=(redis-server)
 command -v mariadbd >/dev/null || [ -x /usr/sbin/mariadbd ] || packages+=(mariadb-server)
 command -v openssl >/dev/null || packages+=(openssl)
+command -v curl >/dev/null || packages+=(curl)
 if [ ${#packages[@]} -gt 0 ]; then
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         apt-get update -qq
@@ -148,6 +155,7 @@ run_programs() {
     wait
 }
 programs >"$logs/programs"
+[ -s "$logs/programs" ] || { echo 'the build has no test programs' >&2; exit 1; }
 run_programs <"$logs/programs" &
 tests=$!
 
@@ -169,7 +177,8 @@ commands() {
     cargo run --quiet --example plain_tower
 }
 beside() {
-    renice -n 19 -p "$BASHPID" >/dev/null
+    # The tests of the examples wait while a build is running: it must not starve.
+    [ "$busy" ] || renice -n 19 -p "$BASHPID" >/dev/null
     record docs env RUSTDOCFLAGS='-D warnings' cargo doc --quiet "${all[@]}" --no-deps
     record doctests cargo test "${all[@]}" --doc
     record features features
@@ -183,11 +192,12 @@ beside &
 beside=$!
 
 wait "$tests"
-while read -r name _; do report "$name"; done <"$logs/programs"
+mapfile -t names < <(cut -d' ' -f1 "$logs/programs")
+reports "${names[@]}"
 # The busy loops would leave nothing for the rest, which does not depend on timing.
 if [ "$busy" ]; then kill "${loops[@]}"; fi
 wait "$beside"
-for name in docs doctests features 'unit tests without features' 'thread schedules' commands package; do report "$name"; done
+reports docs doctests features 'unit tests without features' 'thread schedules' commands package
 
 # --- slower checks ---
 
