@@ -15,20 +15,16 @@ use http_body_util::BodyExt;
 use tokio::time::{Instant, sleep, timeout};
 use tower_lock::test_util::TestStore;
 use tower_lock::{
-    HeldLock, LockError, LockGuard, LockKey, LockLayer, LockManager, MemoryStore, Rejection,
+    HeldLock, LockError, LockGuard, LockLayer, LockManager, MemoryStore, Rejection,
     test_util::{Fault, StoreOp},
 };
 use tower_lock_testkit::{
     app::{fetch, text},
-    locks::{one_key, store_and_locks},
+    locks::{key, one_key, store_and_locks},
     wait::settle,
 };
 
 const LEASE: Duration = Duration::from_secs(30);
-
-fn key() -> LockKey {
-    LockKey::from(("k",))
-}
 
 /// A lock of a store that is down from now on, or hangs; and the time of its grant.
 async fn never_renewed(hangs: bool) -> (TestStore, LockGuard, Instant) {
