@@ -2,7 +2,7 @@
 //! complete before the lock is acquired.
 //!
 //! ```sh
-//! cargo run --example plain_tower --no-default-features --features memory
+//! cargo run --example plain_tower
 //! ```
 
 use std::{convert::Infallible, time::Duration};

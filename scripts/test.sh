@@ -10,6 +10,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 busy= long=
+loops=()
 for argument in "$@"; do
     case $argument in
         --busy) busy=1 ;;
@@ -20,12 +21,55 @@ done
 
 skipped=()
 started=$SECONDS
-step() { printf '\n\033[1m[%3d s] %s\033[0m\n' $((SECONDS - started)) "$*"; }
-run() { step "$*"; "$@"; }
+
+# --- steps, and the table of them at the end ---
+
+logs=$PWD/target/logs
+mkdir -p "$logs"
+rm -f "$logs"/*
+table=()
+
+# Runs a command. Keeps its output, its duration and its exit code for `report`.
+record() { # name, command ..
+    local name=$1 began=$SECONDS code
+    shift
+    # Not `|| code=$?`: a function would continue after a command that fails.
+    set +e
+    (set -e; "$@") >"$logs/$name" 2>&1
+    code=$?
+    set -e
+    echo "$((SECONDS - began)) $code" >"$logs/$name.end"
+}
+
+# Prints a line, or the output if the command failed.
+report() { # name
+    local seconds code count
+    read -r seconds code <"$logs/$1.end"
+    if [ "$code" != 0 ]; then
+        cat "$logs/$1"
+        printf '\n[%3d s] failed: %s\n' $((SECONDS - started)) "$1"
+        exit 1
+    fi
+    count=$(awk '/^test result: / { n += $4 } END { print n }' "$logs/$1")
+    table+=("$(printf '%-36s %7s %7s' "$1" "$seconds" "$count")")
+    printf '[%3d s] %s: %d s%s\n' $((SECONDS - started)) "$1" "$seconds" "${count:+, $count tests}"
+    grep '^skipped ' "$logs/$1" || true
+}
+
+step() { # name, command ..
+    record "$@"
+    report "$1"
+}
+
+# Each background job is a process group of its own, and ends with the script.
+set -m
+stop_jobs() {
+    for job in $(jobs -p); do kill -- "-$job" 2>/dev/null || true; done
+}
+trap stop_jobs EXIT
 
 # --- requirements ---
 
-step 'tools'
 command -v cargo >/dev/null || { echo 'no cargo: install a Rust toolchain, https://rustup.rs' >&2; exit 1; }
 # For linking, and to compile SQLite for the examples.
 if ! command -v cc >/dev/null; then
@@ -60,115 +104,155 @@ done
 rustc --version
 
 if [ "$busy" ]; then
-    step 'two busy loops'
-    for _ in 1 2; do (while :; do :; done) & loops+=" $!"; done
-    # shellcheck disable=SC2086  # a list of numbers
-    trap 'kill $loops 2>/dev/null || true' EXIT
+    echo 'beside two busy loops'
+    for _ in 1 2; do (while :; do :; done) & loops+=("$!"); done
 fi
 
-# --- tests ---
+# --- lints, and the build ---
 
 have() { cargo "$1" --version >/dev/null 2>&1; }
 
-if have fmt; then run cargo fmt --all --check; fi
-if have clippy; then
-    run cargo clippy --workspace --all-targets --all-features -- -D warnings
-fi
+# The same packages and features in each of these steps: dependencies are compiled once.
+all=(--workspace --all-features)
+if have fmt; then step format cargo fmt --all --check; fi
+if have clippy; then step clippy cargo clippy "${all[@]}" --all-targets -- -D warnings; fi
+build() { cargo test "${all[@]}" --no-run --message-format=json-render-diagnostics >"$logs/build.json"; }
+step build build
 
-# No feature, each feature alone, and some pairs.
-for features in '' axum memory metrics redis redis-tls signal test-util __internals tracing uuid axum,memory memory,tracing axum,metrics redis,tracing \
-    redis,test-util redis,__internals; do
-    step "features: ${features:-none}"
-    RUSTFLAGS="${RUSTFLAGS:-} -D warnings" cargo check --quiet -p tower-lock --lib --no-default-features --features "$features" \
-        --target-dir target/features
-done
-step 'unit tests without any feature, then with memory alone'
-cargo test --quiet -p tower-lock --lib --no-default-features
-cargo test --quiet -p tower-lock --lib --no-default-features --features memory
-cargo test --quiet -p tower-lock --lib --no-default-features --features redis
+# --- tests ---
 
-step 'docs without warnings'
-RUSTDOCFLAGS='-D warnings' cargo doc --quiet --no-deps --all-features -p tower-lock
+# Name, folder and path of each test program. The first ones take the longest.
+programs() {
+    sed -n 's|.*"manifest_path":"\([^"]*\)/Cargo.toml".*"profile":{[^}]*"test":true}.*"executable":"\([^"]*\)".*|\1 \2|p' "$logs/build.json" |
+        while read -r folder program; do
+            name=$(basename "${program%-*}")
+            case $name in it | storm | redis | examples | compile_fail | checker_self_test | mutants) rank=1 ;; *) rank=2 ;; esac
+            package=${folder#"$PWD"} package=${package##*/}
+            echo "$rank ${package:-lib}-$name $folder $program"
+        done | sort -s -k1,1 | cut -d' ' -f2-
+}
 
-run cargo test --workspace --all-features --no-run
+run() { # folder, program
+    cd "$1"
+    CARGO_MANIFEST_DIR=$1 "$2"
+}
 
-# Thousands of thread interleavings at the mutexes, in parallel with the suite, which mostly waits
-# for servers.
-step 'the lock table under other schedules, in the background'
-RUSTFLAGS='--cfg tower_lock_shuttle' cargo test --quiet -p tower-lock --lib --target-dir target/schedules shuttle_tests \
-    >target/schedules.log 2>&1 &
-schedules=$!
-
-# All tests: unit, integration, compile-fail, the examples, the docs, storms and the simulator. More
-# threads than cores: most of them sleep.
+# Most tests wait for timers and servers: more threads than cores, and three programs at a time.
 export RUST_TEST_THREADS="${RUST_TEST_THREADS:-4}"
-run cargo test --workspace --all-features
+run_programs() {
+    local running=0 name folder program
+    while read -r name folder program; do
+        if [ $((running += 1)) -gt 3 ]; then wait -n; fi
+        record "$name" run "$folder" "$program" &
+    done
+    wait
+}
+programs >"$logs/programs"
+run_programs <"$logs/programs" &
+tests=$!
 
-step 'the lock table under other schedules'
-wait "$schedules" || { cat target/schedules.log; exit 1; }
+# --- beside the tests, in the time that they leave ---
 
-# The first command of the README, with the default features.
-run cargo run --quiet --example reward_claim -- --demo
-run cargo run --quiet --example per_route
-run cargo run --quiet --example per_session
-run cargo run --quiet --example service_stack
-run cargo run --quiet --example plain_tower --no-default-features --features memory
+features() {
+    # No feature, each feature alone, and some pairs.
+    for features in '' axum memory metrics redis redis-tls signal test-util __internals tracing uuid axum,memory memory,tracing \
+        axum,metrics redis,tracing redis,test-util redis,__internals; do
+        echo "features: ${features:-none}"
+        RUSTFLAGS="${RUSTFLAGS:-} -D warnings" cargo check --quiet -p tower-lock --lib --no-default-features \
+            --features "$features" --target-dir target/features
+    done
+}
+# The command of the README, with the default features, and examples without a test of their own.
+commands() {
+    cargo run --quiet --example reward_claim -- --demo
+    cargo run --quiet --example per_route
+    cargo run --quiet --example plain_tower
+}
+beside() {
+    renice -n 19 -p "$BASHPID" >/dev/null
+    record docs env RUSTDOCFLAGS='-D warnings' cargo doc --quiet "${all[@]}" --no-deps
+    record doctests cargo test "${all[@]}" --doc
+    record features features
+    record 'unit tests without features' cargo test -p tower-lock --lib --no-default-features
+    record 'thread schedules' env RUSTC_WORKSPACE_WRAPPER="$PWD/scripts/shuttle.sh" \
+        cargo test -p tower-lock --lib --no-default-features shuttle_tests
+    record commands commands
+    record package cargo package --quiet --allow-dirty -p tower-lock
+}
+beside &
+beside=$!
 
-step 'package'
-cargo package --quiet --allow-dirty -p tower-lock
+wait "$tests"
+while read -r name _; do report "$name"; done <"$logs/programs"
+# The busy loops would leave nothing for the rest, which does not depend on timing.
+if [ "$busy" ]; then kill "${loops[@]}"; fi
+wait "$beside"
+for name in docs doctests features 'unit tests without features' 'thread schedules' commands package; do report "$name"; done
 
-if [ "$long" ]; then
-    step 'licences, bans, sources'
+# --- slower checks ---
+
+# The tool reads the JSON of rustdoc, whose format is that of one release of Rust.
+external_types() {
+    command -v cargo-check-external-types >/dev/null \
+        || cargo install --quiet --locked cargo-check-external-types --version 0.5.0
+    RUSTDOC=$PWD/scripts/rustdoc.sh cargo check-external-types --all-features
+}
+dependencies() {
     have deny || cargo install --quiet --locked cargo-deny
     cargo deny --log-level error check bans licenses sources
-    step 'types of other crates in the public API'
-    # The tool reads the JSON of rustdoc, whose format is that of one release of Rust.
-    if rustc --version | grep -q '^rustc 1\.95\.'; then
-        command -v cargo-check-external-types >/dev/null \
-            || cargo install --quiet --locked cargo-check-external-types --version 0.5.0
-        RUSTDOC=$PWD/scripts/rustdoc.sh cargo check-external-types --all-features
-    else
-        skipped+=('types of other crates in the public API: cargo-check-external-types 0.5.0 needs Rust 1.95')
-    fi
-    step 'each pair of features'
+}
+feature_pairs() {
     have hack || cargo install --quiet --locked cargo-hack
     RUSTFLAGS="${RUSTFLAGS:-} -D warnings" cargo hack --quiet check --quiet -p tower-lock --lib --feature-powerset --depth 2 \
         --target-dir target/features
+}
+# Other lock files may have any version that the manifest allows.
+lowest_versions() {
+    rm -rf target/minimal
+    mkdir -p target/minimal
+    cp -r src docs README.md target/minimal
+    # Without the development dependencies, which would raise the versions.
+    awk '/^\[/ { cut = /^\[(\[|dev-dependencies|workspace\]|profile|target)/ } !cut' Cargo.toml >target/minimal/Cargo.toml
+    cargo +nightly update --quiet -Z direct-minimal-versions --manifest-path target/minimal/Cargo.toml
+    cargo check --quiet --all-features --locked --manifest-path target/minimal/Cargo.toml --target-dir target/lowest
+}
+# The output of a failure has the seed: `SEED=`.
+storms() {
+    for _ in $(seq 100); do cargo test --quiet -p tower-lock-storm --test storm storm_in_one_process; done
+    for _ in $(seq 10); do cargo test --quiet -p tower-lock-storm --test storm; done
+}
+simulations() {
+    for option in '' force flush ctr back step java copies; do
+        cargo run --quiet -p tower-lock-simulator -- 1000000 1010000 ${option:+--option "$option"}
+    done
+}
+schedules() {
+    SCHEDULES=10000 RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/shuttle.sh \
+        cargo test -p tower-lock --lib --no-default-features shuttle_tests
+}
+
+if [ "$long" ]; then
+    step dependencies dependencies
+    if rustc --version | grep -q '^rustc 1\.95\.'; then
+        step 'types of other crates' external_types
+    else
+        skipped+=('types of other crates in the public API: cargo-check-external-types 0.5.0 needs Rust 1.95')
+    fi
+    step 'feature pairs' feature_pairs
     if cargo +nightly --version >/dev/null 2>&1; then
-        # Other lock files may have any version that the manifest allows.
-        step 'the lowest versions of what the library depends on'
-        rm -rf target/minimal
-        mkdir -p target/minimal
-        cp -r src docs README.md target/minimal
-        # Without the development dependencies, which would raise the versions.
-        awk '/^\[/ { cut = /^\[(\[|dev-dependencies|workspace\]|profile|target)/ } !cut' Cargo.toml >target/minimal/Cargo.toml
-        cargo +nightly update --quiet -Z direct-minimal-versions --manifest-path target/minimal/Cargo.toml
-        cargo check --quiet --all-features --locked --manifest-path target/minimal/Cargo.toml --target-dir target/lowest
+        step 'lowest versions' lowest_versions
     else
         skipped+=('the lowest versions of what the library depends on: no nightly toolchain')
     fi
-    storm() {
-        # The output of a failure has the seed: `SEED=`.
-        cargo test --quiet -p tower-lock-storm --test storm "$@" >target/storm.log 2>&1 || { cat target/storm.log; exit 1; }
-    }
-    step 'the storm in one process, a hundred times'
-    for n in $(seq 100); do
-        printf '\r%s of 100' "$n"
-        storm storm_in_one_process
-    done
-    echo
-    step 'all storms, ten times'
-    for _ in $(seq 10); do storm; done
-    step 'simulations'
-    for option in '' '--option force' '--option flush' '--option ctr' '--option back' '--option step' '--option java' '--option copies'; do
-        # shellcheck disable=SC2086  # two words, or none
-        cargo run --quiet -p tower-lock-simulator -- 1000000 1010000 $option
-    done
-    step 'benchmarks'
-    cargo bench --quiet -p tower-lock-benches --bench service_call --bench locks --bench handoff
+    step storms storms
+    step simulations simulations
+    step 'more thread schedules' schedules
+    step benchmarks cargo bench --quiet -p tower-lock-benches
 else
-    skipped+=('licences, bans and sources of dependencies, their lowest versions, types of other crates in the public API, pairs of features, repeated storms, 80 000 simulations, benchmarks: scripts/test.sh --long')
+    skipped+=('slower checks: scripts/test.sh --long')
 fi
 
-step 'done'
+printf '\n%-36s %7s %7s\n' step seconds tests
+printf '%s\n' "${table[@]}"
+printf '%-36s %7s %7s\n' all $((SECONDS - started)) "$(printf '%s\n' "${table[@]}" | awk '{ n += substr($0, 46) } END { print n }')"
 for what in "${skipped[@]}"; do echo "skipped  $what"; done

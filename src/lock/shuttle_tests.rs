@@ -1,8 +1,7 @@
 //! Tests of the lock table under many thread schedules, chosen by shuttle.
 //!
 //! ```sh
-//! export RUSTFLAGS='--cfg tower_lock_shuttle'
-//! cargo test --lib --target-dir target/schedules shuttle_tests
+//! RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/shuttle.sh cargo test --lib shuttle_tests
 //! ```
 //!
 //! Threads are switched at every mutex. A failure prints its schedule; `SCHEDULE=<text>` in the
@@ -32,7 +31,8 @@ use crate::{
     store::{ForceReleaseRequest, LockStore, MemoryStore},
 };
 
-const SCHEDULES: usize = 3_000;
+/// Default of the variable `SCHEDULES`.
+const SCHEDULES: usize = 1_000;
 
 /// One key, its callers, and the number of holders.
 #[derive(Clone)]
@@ -102,13 +102,14 @@ fn check(test: impl Fn() + Send + Sync + 'static) {
     // Timers are created and never fire: this runtime is not driven.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     let _runtime = runtime.enter();
+    let schedules = std::env::var("SCHEDULES").map_or(SCHEDULES, |text| text.parse().expect("a number"));
     match std::env::var("SCHEDULE") {
         Ok(schedule) => shuttle::replay(test, &schedule),
         Err(_) => {
             let test = Arc::new(test);
             let again = Arc::clone(&test);
-            shuttle::check_random(move || again(), SCHEDULES);
-            shuttle::check_pct(move || test(), SCHEDULES, 3);
+            shuttle::check_random(move || again(), schedules);
+            shuttle::check_pct(move || test(), schedules, 3);
         }
     }
 }

@@ -4,10 +4,10 @@ pub(crate) mod oneshot;
 
 use std::ops::{Deref, DerefMut};
 
-#[cfg(not(tower_lock_shuttle))]
+#[cfg(not(all(test, tower_lock_shuttle)))]
 use std::sync as imp;
 
-#[cfg(tower_lock_shuttle)]
+#[cfg(all(test, tower_lock_shuttle))]
 use shuttle::sync as imp;
 
 /// A mutex that ignores poisoning.

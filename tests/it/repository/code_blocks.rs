@@ -125,7 +125,7 @@ fn assert_exists(packages: &[Value], name: &str, dependency: &Value) {
 /// The commands of the pages, each with the file that runs it, and the text there.
 const COMMANDS: [(&str, &str, &str); 21] = [
     ("scripts/test.sh", ".github/workflows/ci.yml", " scripts/test.sh"),
-    ("cargo run --example reward_claim", "scripts/test.sh", "run cargo run --quiet --example reward_claim"),
+    ("cargo run --example reward_claim", "scripts/test.sh", "    cargo run --quiet --example reward_claim"),
     ("cargo run --example stock_sale", "examples/tests/programs.rs", "example(\"stock_sale\")"),
     ("cargo run --features redis --example reward_claim", "examples/tests/instances.rs", "\"reward_claim\""),
     ("cargo run --features redis --example nightly_mail -- --once monday", "examples/tests/instances.rs", "\"--once\""),
@@ -142,14 +142,10 @@ const COMMANDS: [(&str, &str, &str); 21] = [
     ("cargo test -p tower-lock-simulator --test recorded", "scripts/test.sh", TESTS),
     ("cargo test -p tower-lock-storm --test storm", "scripts/test.sh", TESTS),
     ("cargo test -p compile-fail", "scripts/test.sh", TESTS),
-    (
-        "cargo test --lib --target-dir target/schedules shuttle_tests",
-        "scripts/test.sh",
-        "--target-dir target/schedules shuttle_tests",
-    ),
+    ("cargo test --lib shuttle_tests", "scripts/test.sh", "RUSTC_WORKSPACE_WRAPPER"),
     ("cargo run -p tower-lock-simulator -- 0 10000", "scripts/test.sh", SIMULATOR),
     ("cargo run -p tower-lock-simulator -- 2549 --trace", "scripts/test.sh", SIMULATOR),
-    ("cargo run -p tower-lock-simulator -- 0 1000 --option force", "scripts/test.sh", "'--option force'"),
+    ("cargo run -p tower-lock-simulator -- 0 1000 --option force", "scripts/test.sh", "'' force flush"),
     (
         "cargo run -p tower-lock-simulator -- 0 1000 --mutant no_call_expiry --stop",
         "tests/simulator/tests/mutants.rs",
@@ -158,7 +154,7 @@ const COMMANDS: [(&str, &str, &str); 21] = [
     ("redis-cli", "tests/it/redis/runbook.rs", "redis-in-production.md"),
     ("date -d", "tests/it/redis/runbook.rs", "redis-in-production.md"),
 ];
-const TESTS: &str = "run cargo test --workspace --all-features\n";
+const TESTS: &str = "cargo test \"${all[@]}\" --no-run";
 const SIMULATOR: &str = "cargo run --quiet -p tower-lock-simulator --";
 
 /// The command of a line without variables and its comment.

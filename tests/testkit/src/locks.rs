@@ -11,7 +11,7 @@ pub fn key() -> LockKey {
     LockKey::from(("k",))
 }
 
-/// [`key`] for every request.
+/// [`key()`] for every request.
 pub fn one_key() -> impl KeySource {
     key::from_parts(|_| ("k",))
 }
