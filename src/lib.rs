@@ -181,7 +181,7 @@ mod process;
 mod clock;
 mod sync;
 mod limits;
-#[cfg(not(all(feature = "memory", feature = "test-util")))]
+#[cfg(not(all(feature = "memory", feature = "signal", feature = "test-util")))]
 #[allow(unreachable_pub, reason = "in bounds of public functions")]
 mod missing;
 

@@ -11,18 +11,14 @@ use std::{
 
 use tokio::time::{Instant, sleep};
 use tower_lock::{
-    LockError, LockKey, LockLost, LockManager,
+    LockError, LockLost, LockManager,
     lock::{QueueBound, ReleaseOutcome},
     test_util::{Clock, Fault, StoreOp, TestStore},
 };
 use tower_lock_testkit::{
-    locks::store_and_locks,
+    locks::{key, store_and_locks},
     wait::{settle, soon},
 };
-
-fn key() -> LockKey {
-    LockKey::from(("k",))
-}
 
 /// The usable part of a lease of 30 seconds.
 const SAFE: Duration = Duration::from_millis(29_698);

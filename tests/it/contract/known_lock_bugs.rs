@@ -4,18 +4,14 @@ use std::{collections::HashMap, future::IntoFuture, sync::Mutex, time::Duration}
 
 use tokio::time::{Instant, sleep};
 use tower_lock::{
-    Lease, LockError, LockKey, LockLost, LockManager, MemoryStore, Owner,
+    Lease, LockError, LockLost, LockManager, MemoryStore, Owner,
     lock::ReleaseOutcome,
     test_util::{StoreOp, TestStore},
 };
 use tower_lock_testkit::{
-    locks::store_and_locks,
+    locks::{key, store_and_locks},
     wait::{settle, soon},
 };
-
-fn key() -> LockKey {
-    LockKey::from(("account", 7))
-}
 
 /// `SET NX` with or without a TTL, and `DEL`: a map of owners and expiry times.
 #[derive(Default)]

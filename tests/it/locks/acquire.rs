@@ -8,19 +8,15 @@ use std::{
 
 use tokio::time::{Instant, sleep};
 use tower_lock::{
-    LockError, LockKey, LockManager, LockPolicy, MemoryStore,
+    LockError, LockManager, LockPolicy, MemoryStore,
     lock::ReleaseOutcome,
     store::StoreErrorKind,
     test_util::{Fault, StoreOp},
 };
 use tower_lock_testkit::{
-    locks::store_and_locks,
+    locks::{key, store_and_locks},
     wait::{settle, soon},
 };
-
-fn key() -> LockKey {
-    LockKey::from(("account", 7))
-}
 
 #[tokio::test]
 async fn key_has_one_holder_and_other_keys_are_free() {
@@ -32,7 +28,7 @@ async fn key_has_one_holder_and_other_keys_are_free() {
         "{error:?}"
     );
     let _other = locks.try_lock(("account", 8)).await.expect("another key");
-    assert_eq!(guard.key().as_str(), "account:7");
+    assert_eq!(guard.key().as_str(), "k");
     assert_eq!(guard.release().await.expect("a store"), ReleaseOutcome::Released);
     let _again = locks.try_lock(key()).await.expect("free again");
 }

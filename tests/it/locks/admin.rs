@@ -10,7 +10,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 use tower_lock::{
-    LockError, LockKey, LockLayer, LockLost, LockManager, Owner, Rejection,
+    LockError, LockLayer, LockLost, LockManager, Owner, Rejection,
     lock::ReleaseOutcome,
     store::{ForceReleaseReply, StoreErrorKind},
     test_util::{Fault, StoreOp, TestStore},
@@ -18,13 +18,9 @@ use tower_lock::{
 use tower_lock_testkit::{
     app::{fetch, text},
     http::Http1,
-    locks::{one_key, store_and_locks},
+    locks::{key, one_key, store_and_locks},
     wait::{settle, soon},
 };
-
-fn key() -> LockKey {
-    LockKey::from(("k",))
-}
 
 #[tokio::test(start_paused = true)]
 async fn inspect_reports_holder_lease_and_waiters() {

@@ -4,18 +4,14 @@ use std::{future::IntoFuture, pin::Pin, task::Poll, time::Duration};
 
 use tokio::time::{Instant, sleep};
 use tower_lock::{
-    LockError, LockGuard, LockKey, LockManager,
+    LockError, LockGuard, LockManager,
     lock::{LockFuture, ReleaseOutcome},
     test_util::{Fault, StoreOp, TestStore},
 };
 use tower_lock_testkit::{
-    locks::store_and_locks,
+    locks::{key, store_and_locks},
     wait::{settle, soon},
 };
-
-fn key() -> LockKey {
-    LockKey::from(("account", 7))
-}
 
 /// A call, polled once.
 async fn asked(locks: &LockManager) -> Pin<Box<LockFuture>> {

@@ -16,19 +16,18 @@ use std::{
 
 use tokio::time::{Instant, sleep};
 use tower_lock::{
-    LockError, LockKey, LockLost, LockManager, MemoryStore, Owner,
+    LockError, LockLost, LockManager, MemoryStore, Owner,
     lock::ReleaseOutcome,
     store::StoreErrorKind,
     test_util::{StoreOp, TestStore},
 };
-use tower_lock_testkit::wait::{settle, soon};
+use tower_lock_testkit::{
+    locks::key,
+    wait::{settle, soon},
+};
 
 const PARENT: u32 = 100;
 const CHILD: u32 = 101;
-
-fn key() -> LockKey {
-    LockKey::from(("account", 7))
-}
 
 fn forked() -> (TestStore, Arc<AtomicU32>, LockManager) {
     let (store, process) = (TestStore::new(), Arc::new(AtomicU32::new(PARENT)));

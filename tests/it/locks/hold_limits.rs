@@ -5,19 +5,15 @@ use std::{future::IntoFuture, time::Duration};
 use axum::{Router, http::StatusCode, response::IntoResponse, routing::get};
 use tokio::time::{Instant, sleep};
 use tower_lock::{
-    Lease, LockError, LockKey, LockLayer, LockLost, LockManager, LockPolicy, Rejection, RunError,
+    Lease, LockError, LockLayer, LockLost, LockManager, LockPolicy, Rejection, RunError,
     lock::InsufficientTime,
     test_util::{Clock, Fault, StoreOp, TestStore},
 };
 use tower_lock_testkit::{
     app::{fetch, text},
-    locks::{one_key, store_and_locks},
+    locks::{key, one_key, store_and_locks},
     wait::{settle, soon},
 };
-
-fn key() -> LockKey {
-    LockKey::from(("k",))
-}
 
 const fn s(seconds: u64) -> Duration {
     Duration::from_secs(seconds)

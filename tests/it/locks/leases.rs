@@ -4,22 +4,14 @@ use std::{future::IntoFuture, time::Duration};
 
 use tokio::time::{Instant, sleep};
 use tower_lock::{
-    Lease, LockKey, LockLost, LockManager,
+    Lease, LockLost, LockManager,
     lock::ReleaseOutcome,
     test_util::{Fault, StoreOp, TestStore},
 };
 use tower_lock_testkit::{
-    locks::store_and_locks,
-    wait::{settle, soon},
+    locks::{key, store_and_locks},
+    wait::{ms, settle, soon},
 };
-
-fn key() -> LockKey {
-    LockKey::from(("k",))
-}
-
-const fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
 
 /// The time that the store would block the key after a crash now.
 async fn kept(locks: &LockManager) -> Duration {

@@ -14,18 +14,14 @@ use tokio::{
     time::{Instant, sleep},
 };
 use tower_lock::{
-    LockError, LockKey, LockManager, MemoryStore,
+    LockError, LockManager, MemoryStore,
     lock::QueueBound,
     test_util::{Fault, StoreOp, TestStore},
 };
 use tower_lock_testkit::{
-    locks::store_and_locks,
+    locks::{key, store_and_locks},
     wait::{settle, soon},
 };
-
-fn key() -> LockKey {
-    LockKey::from(("account", 7))
-}
 
 fn two_processes() -> (TestStore, LockManager, LockManager) {
     let (store, one) = store_and_locks();

@@ -24,13 +24,9 @@ use tower_lock::{
 };
 use tower_lock_testkit::{
     app::{fetch, send, text},
-    locks::{one_key, store_and_locks},
+    locks::{key, one_key, store_and_locks},
     wait::{settle, soon},
 };
-
-fn key() -> LockKey {
-    LockKey::from(("k",))
-}
 
 /// Guarantee: G12.
 #[tokio::test(start_paused = true)]

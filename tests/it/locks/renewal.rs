@@ -15,20 +15,17 @@ use http_body_util::BodyExt;
 use tokio::time::{Instant, sleep, timeout};
 use tower_lock::test_util::TestStore;
 use tower_lock::{
-    HeldLock, LockError, LockGuard, LockKey, LockLayer, LockManager, MemoryStore, Rejection,
+    HeldLock, LockError, LockGuard, LockLayer, LockManager, MemoryStore, Rejection,
     test_util::{Fault, StoreOp},
 };
 use tower_lock_testkit::{
     app::{fetch, text},
-    locks::{one_key, store_and_locks},
+    body::{ScriptedBody, Step},
+    locks::{key, one_key, store_and_locks},
     wait::settle,
 };
 
 const LEASE: Duration = Duration::from_secs(30);
-
-fn key() -> LockKey {
-    LockKey::from(("k",))
-}
 
 /// A lock of a store that is down from now on, or hangs; and the time of its grant.
 async fn never_renewed(hangs: bool) -> (TestStore, LockGuard, Instant) {
@@ -411,28 +408,18 @@ fn watchdog_is_replaced_after_its_runtime_ended() {
 /// Guarantee: G8.
 #[tokio::test(start_paused = true)]
 async fn body_polled_past_the_deadline_is_not_sent() {
-    struct Slow(tower_lock::test_util::Clock, Arc<AtomicUsize>, usize);
-    impl axum::body::HttpBody for Slow {
-        type Data = axum::body::Bytes;
-        type Error = std::convert::Infallible;
-
-        fn poll_frame(
-            self: std::pin::Pin<&mut Self>,
-            _: &mut std::task::Context<'_>,
-        ) -> std::task::Poll<Option<Result<http_body::Frame<axum::body::Bytes>, Self::Error>>> {
-            let polls = self.1.fetch_add(1, SeqCst) + 1;
-            if polls == self.2 {
-                self.0.jump(Duration::from_secs(60));
-            }
-            std::task::Poll::Ready((polls < 3).then(|| Ok(http_body::Frame::data("x".into()))))
-        }
-    }
     for late_poll in [1, 2, 3] {
         let clock = tower_lock::test_util::Clock::default();
         let locks = LockManager::builder(MemoryStore::with_clock(clock.clone())).clock(clock.clone()).build();
         let polls = Arc::new(AtomicUsize::new(0));
         let counts = Arc::clone(&polls);
-        let handler = get(move || async move { Body::new(Slow(clock, counts, late_poll)) });
+        let handler = get(move || async move {
+            Body::new(ScriptedBody::new([Step::Data(1); 2]).on_poll(move || {
+                if counts.fetch_add(1, SeqCst) + 1 == late_poll {
+                    clock.jump(Duration::from_secs(60));
+                }
+            }))
+        });
         let app = Router::new().route("/", handler.route_layer(LockLayer::new(&locks, one_key())));
         let response = fetch(&app, "/").await;
         assert_eq!((response.status(), polls.load(SeqCst)), (StatusCode::SERVICE_UNAVAILABLE, late_poll));

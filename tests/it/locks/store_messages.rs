@@ -4,18 +4,14 @@ use std::{future::IntoFuture, time::Duration};
 
 use tokio::time::{Instant, advance, sleep};
 use tower_lock::{
-    AcquisitionId, LockKey, LockLost, LockManager,
+    AcquisitionId, LockLost, LockManager,
     store::StoreEvent,
     test_util::{Fault, StoreOp, TestStore},
 };
 use tower_lock_testkit::{
-    locks::store_and_locks,
+    locks::{key, store_and_locks},
     wait::{settle, soon},
 };
-
-fn key() -> LockKey {
-    LockKey::from(("k",))
-}
 
 async fn holder(locks: &LockManager) -> AcquisitionId {
     locks.inspect(key()).await.expect("up").holder.expect("a holder")

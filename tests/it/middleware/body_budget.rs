@@ -4,12 +4,10 @@
 use std::{
     convert::Infallible,
     future::pending,
-    pin::Pin,
     sync::{
         Arc, LazyLock,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
-    task::{Context, Poll},
     time::Duration,
 };
 
@@ -22,7 +20,6 @@ use axum::{
     routing::post,
 };
 use futures_util::{StreamExt, stream};
-use http_body::{Frame, SizeHint};
 use serde_json::Value;
 use tokio::{
     sync::{Notify, Semaphore},
@@ -36,6 +33,7 @@ use tower_lock::{
 };
 use tower_lock_testkit::{
     app::{send, serve, text},
+    body::{ScriptedBody, Step},
     http::Http1,
     locks::store_and_locks,
     wait::{settle, soon},
@@ -63,26 +61,6 @@ fn stalled(frames: impl IntoIterator<Item = Bytes>) -> Body {
 fn frames(frames: impl IntoIterator<Item = Bytes>) -> Body {
     let frames: Vec<_> = frames.into_iter().map(Ok::<_, Infallible>).collect();
     Body::from_stream(stream::iter(frames))
-}
-
-/// A body with a size hint that counts its polls.
-struct Announced {
-    length: u64,
-    polls: Arc<AtomicUsize>,
-}
-
-impl http_body::Body for Announced {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        self.polls.fetch_add(1, SeqCst);
-        Poll::Pending
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.length)
-    }
 }
 
 struct TestApp {
@@ -273,7 +251,13 @@ async fn request_that_waits_for_inner_capacity_takes_budget() {
 async fn received_bytes_count_and_announced_bytes_do_not() {
     let app = TestApp::new();
     let polls = Arc::new(AtomicUsize::new(0));
-    let announced = |len: usize| Announced { length: len as u64, polls: Arc::clone(&polls) };
+    let announced = |len: usize| {
+        let polls = Arc::clone(&polls);
+        let count = move || {
+            polls.fetch_add(1, SeqCst);
+        };
+        ScriptedBody::new([Step::Stall]).announce(len as u64).on_poll(count)
+    };
     let silent: Vec<_> = (0..3).map(|_| app.start(upload("/wait", Body::new(announced(BUDGET))))).collect();
     settle().await;
     assert_eq!(polls.load(SeqCst), 3, "each was polled");

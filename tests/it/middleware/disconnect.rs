@@ -87,8 +87,8 @@ fn visit_at(app: &Router, path: &'static str) -> JoinHandle<Response> {
     tokio::spawn(async move { fetch(&app, path).await })
 }
 
-/// Lets other tasks run until the condition holds.
-async fn until(done: impl Fn() -> bool) {
+/// Lets other tasks run until the condition holds, without time.
+async fn settle_until(done: impl Fn() -> bool) {
     for _ in 0..100 {
         settle().await;
         if done() {
@@ -321,17 +321,17 @@ async fn detached_handlers_are_bounded_per_process_and_route() {
         };
         let requests: Vec<_> = (0..takes + 6).map(|n| begin(format!("/{n}"))).collect();
         let client = begin("/honest/9999".to_owned());
-        until(|| flood.said().len() == takes + 6 && honest.said().len() == 1).await;
+        settle_until(|| flood.said().len() == takes + 6 && honest.said().len() == 1).await;
         for request in requests {
             request.abort();
         }
         let dropped = |work: &Work| work.said().iter().filter(|said| **said == "dropped").count();
-        until(|| dropped(&flood) == 6).await;
+        settle_until(|| dropped(&flood) == 6).await;
         leave(client).await;
         assert_eq!(dropped(&honest), usize::from(max == Some(0)), "{max:?}: a permit for another route");
         flood.end.notify_waiters();
         honest.end.notify_waiters();
-        until(|| flood.said().len() == 2 * (takes + 6)).await;
+        settle_until(|| flood.said().len() == 2 * (takes + 6)).await;
         sleep(S).await;
         assert_eq!((dropped(&flood), store.held_count(), locks.size()), (6, 0, (0, 0)), "{max:?}");
         if takes > 0 {
@@ -360,14 +360,14 @@ async fn flooded_layer_leaves_permits_for_another_layer() {
     let (flooded, other) = (app(&flood, "flood"), app(&honest, "honest"));
     let requests = ["/1", "/2", "/3", "/4"].map(|path| visit_at(&flooded, path));
     let client = visit(&other);
-    until(|| flood.said().len() == 4 && honest.said().len() == 1).await;
+    settle_until(|| flood.said().len() == 4 && honest.said().len() == 1).await;
     for request in requests {
         leave(request).await;
     }
     leave(client).await;
     flood.end.notify_waiters();
     honest.end.notify_waiters();
-    until(|| flood.said().len() == 8 && honest.said().len() == 2).await;
+    settle_until(|| flood.said().len() == 8 && honest.said().len() == 2).await;
     let dropped = flood.said().iter().filter(|said| **said == "dropped").count();
     assert_eq!((dropped, honest.said()), (2, vec!["begins", "ends"]));
 }

@@ -14,61 +14,22 @@ use std::{
 use axum::{
     Router,
     body::{Body, Bytes},
-    http::{HeaderMap, Request, Response, StatusCode, header},
+    http::{Request, Response, StatusCode, header},
     routing::get,
 };
 use futures_util::stream;
-use http_body::{Body as HttpBody, Frame, SizeHint};
+use http_body::{Body as HttpBody, Frame};
 use http_body_util::{BodyExt, Full};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
-use tokio::sync::mpsc;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_lock::{LockLayer, LockManager, MemoryStore, key, middleware::RequestBody, test_util::StoreOp};
 use tower_lock_testkit::{
     app::{fetch, serve, text},
+    body::{ScriptedBody, Step, paused, trailers},
     http::Http1,
     locks::{one_key, store_and_locks},
     wait::settle,
 };
-
-type Script = mpsc::UnboundedReceiver<Result<Frame<Bytes>, &'static str>>;
-
-/// A scripted body.
-struct ScriptedBody {
-    frames: Script,
-    exact: Option<u64>,
-}
-
-impl HttpBody for ScriptedBody {
-    type Data = Bytes;
-    type Error = &'static str;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, &'static str>>> {
-        let frame = self.frames.poll_recv(cx);
-        if let (Poll::Ready(Some(Ok(frame))), Some(exact)) = (&frame, self.exact) {
-            self.exact = Some(exact - frame.data_ref().map_or(0, |data| data.len() as u64));
-        }
-        frame
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.exact.map_or_else(SizeHint::new, SizeHint::with_exact)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.exact == Some(0)
-    }
-}
-
-fn data(text: &'static str) -> Result<Frame<Bytes>, &'static str> {
-    Ok(Frame::data(Bytes::from_static(text.as_bytes())))
-}
-
-fn trailers() -> HeaderMap {
-    let mut trailers = HeaderMap::new();
-    trailers.insert("x-end", "1".parse().expect("a value"));
-    trailers
-}
 
 /// The response of the layer with this body.
 async fn response<B>(
@@ -156,12 +117,13 @@ async fn stream_holds_to_its_end_and_ends_after_the_release() {
     let (store, locks) = store_and_locks();
     for (what, exact, last) in [
         ("the end itself", None, None),
-        ("trailers", None, Some(Ok(Frame::trailers(trailers())))),
-        ("the last frame of a body that knows it", Some(6), Some(data("def"))),
+        ("trailers", None, Some(Step::Trailers)),
+        ("the last frame of a body that knows it", Some(6), Some(Step::Text("def"))),
     ] {
-        let (tell, frames) = mpsc::unbounded_channel();
-        let mut body = response(&locks, ScriptedBody { frames, exact }).await.into_body();
-        tell.send(data("abc")).expect("open");
+        let (tell, body) = ScriptedBody::fed();
+        let body = if let Some(size) = exact { body.announce(size).know_end() } else { body };
+        let mut body = response(&locks, body).await.into_body();
+        tell.send(Step::Text("abc")).expect("open");
         let first = body.frame().await.expect("a frame").expect("no error");
         assert_eq!(first.into_data().expect("data"), "abc", "{what}: passes unchanged");
         assert_eq!(store.held_count(), 1, "{what}");
@@ -189,15 +151,15 @@ async fn failed_body_releases_the_lock() {
     let (store, locks) = store_and_locks();
     // After the head, and before it.
     for before in [false, true] {
-        let (tell, frames) = mpsc::unbounded_channel();
+        let (tell, body) = ScriptedBody::fed();
         if before {
-            tell.send(data("abc")).expect("open");
-            tell.send(Err("broken")).expect("open");
+            tell.send(Step::Text("abc")).expect("open");
+            tell.send(Step::Error("broken")).expect("open");
         }
-        let mut body = response(&locks, ScriptedBody { frames, exact: None }).await.into_body();
+        let mut body = response(&locks, body).await.into_body();
         if !before {
-            tell.send(data("abc")).expect("open");
-            tell.send(Err("broken")).expect("open");
+            tell.send(Step::Text("abc")).expect("open");
+            tell.send(Step::Error("broken")).expect("open");
         }
         assert!(body.frame().await.expect("a frame").is_ok());
         assert_eq!(body.frame().await.expect("a frame").expect_err("broken").to_string(), "broken");
@@ -207,45 +169,20 @@ async fn failed_body_releases_the_lock() {
     }
 }
 
-/// A body that announces more than it has.
-struct Short {
-    announced: u64,
-    frames: Vec<Frame<Bytes>>,
-    fails: bool,
-}
-
-impl HttpBody for Short {
-    type Data = Bytes;
-    type Error = &'static str;
-
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, &'static str>>> {
-        Poll::Ready(match self.frames.pop() {
-            Some(frame) => {
-                self.announced -= frame.data_ref().map_or(0, |data| data.len() as u64);
-                Some(Ok(frame))
-            }
-            None => self.fails.then_some(Err("broken")),
-        })
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.announced)
-    }
-}
-
 /// The client must not take the part for the whole, though all of it was ready before the head was
 /// sent.
 #[tokio::test]
 async fn body_shorter_than_announced_is_not_made_complete() {
     let locks = LockManager::in_memory();
-    let short = |fails| {
-        let frames = (0..4).map(|_| Frame::data(Bytes::from_static(b"0123456789"))).collect();
-        Short { announced: 100, frames, fails }
+    let handler = |last: Option<Step>| {
+        get(move || async move {
+            let steps: Vec<_> = [Step::Data(10); 4].into_iter().chain(last).collect();
+            Response::new(Body::new(ScriptedBody::new(steps).announce(100)))
+        })
     };
-    let handler = |fails| get(move || async move { Response::new(Body::new(short(fails))) });
     let app = Router::new()
-        .route("/error", handler(true))
-        .route("/end", handler(false))
+        .route("/error", handler(Some(Step::Error("broken"))))
+        .route("/end", handler(None))
         .route_layer(LockLayer::new(&locks, one_key()));
     let server = serve(app).await;
     for path in ["/error", "/end"] {
@@ -340,9 +277,9 @@ impl<O: Unpin + Send> HttpBody for OwningBody<O> {
 #[tokio::test]
 async fn dropped_body_releases_the_lock() {
     let (store, locks) = store_and_locks();
-    let (tell, frames) = mpsc::unbounded_channel();
-    let mut body = response(&locks, ScriptedBody { frames, exact: None }).await.into_body();
-    tell.send(data("abc")).expect("open");
+    let (tell, body) = ScriptedBody::fed();
+    let mut body = response(&locks, body).await.into_body();
+    tell.send(Step::Text("abc")).expect("open");
     drop(body.frame().await);
     assert_eq!(store.held_count(), 1);
     drop(body);
@@ -362,13 +299,13 @@ async fn size_hint_stays_as_exact_as_it_was() {
     let ready = response(&locks, ready).await.into_body();
     assert_eq!((size(&*ready), ready.size_hint().lower()), (None, 3));
 
-    let (tell, frames) = mpsc::unbounded_channel();
-    tell.send(data("abc")).expect("open");
-    let mut streaming = response(&locks, ScriptedBody { frames, exact: Some(6) }).await.into_body();
+    let (tell, body) = ScriptedBody::fed();
+    tell.send(Step::Text("abc")).expect("open");
+    let mut streaming = response(&locks, body.announce(6).know_end()).await.into_body();
     assert_eq!(size(&*streaming), Some(6), "inspected frames count");
     drop(streaming.frame().await);
     assert_eq!(size(&*streaming), Some(3));
-    tell.send(data("def")).expect("open");
+    tell.send(Step::Text("def")).expect("open");
     drop(streaming.frame().await);
     assert_eq!(size(&*streaming), Some(0));
 }
@@ -431,17 +368,7 @@ async fn client_never_meets_the_lock_of_its_previous_request() {
 #[tokio::test]
 async fn trailers_after_a_chunked_stream_arrive() {
     let (store, locks) = store_and_locks();
-    let stream = || {
-        let frames = stream::unfold(0, |n| async move {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-            match n {
-                0 => Some((data("abc"), 1)),
-                1 => Some((Ok(Frame::trailers(trailers())), 2)),
-                _ => None,
-            }
-        });
-        Body::new(http_body_util::StreamBody::new(Box::pin(frames)))
-    };
+    let stream = || Body::new(ScriptedBody::new(paused(&[Step::Text("abc"), Step::Trailers])));
     let handler = get(move || async move { ([(header::TRAILER, "x-end")], stream()) });
     let server = serve(Router::new().route("/", handler.route_layer(LockLayer::new(&locks, one_key())))).await;
     let mut wire = Http1::connect(server).await;

@@ -1,12 +1,11 @@
 //! Responses that are incomplete when their head is sent, and how long they hold the key.
 
 use std::{
-    pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+        atomic::{AtomicUsize, Ordering::SeqCst},
     },
-    task::{Context, Poll},
+    task::Poll,
     time::Duration,
 };
 
@@ -17,61 +16,21 @@ use axum::{
     routing::{any, get},
 };
 use futures_util::stream;
-use http_body::{Body as HttpBody, Frame, SizeHint};
+use http_body::Body as HttpBody;
 use http_body_util::BodyExt;
-use tokio::{
-    sync::mpsc,
-    time::{Instant, sleep, timeout},
-};
+use tokio::time::{Instant, sleep, timeout};
 use tower_lock::{LockLayer, LockManagerLayer, OnLost, ReleaseAt, test_util::Fault};
 use tower_lock_testkit::{
     app::{fetch, send},
+    body::{ScriptedBody, Step, trailers},
     locks::{one_key, store_and_locks},
     wait::{settle, until},
 };
 
 const S: Duration = Duration::from_secs(1);
 
-type Feed = mpsc::UnboundedSender<Result<Frame<Bytes>, &'static str>>;
-
-/// A body that is fed by the test, and reports its drop.
-struct FedBody {
-    frames: mpsc::UnboundedReceiver<Result<Frame<Bytes>, &'static str>>,
-    hint: SizeHint,
-    is_dropped: Arc<AtomicBool>,
-}
-
-impl HttpBody for FedBody {
-    type Data = Bytes;
-    type Error = &'static str;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, &'static str>>> {
-        self.frames.poll_recv(cx)
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.hint
-    }
-}
-
-impl Drop for FedBody {
-    fn drop(&mut self) {
-        self.is_dropped.store(true, SeqCst);
-    }
-}
-
-fn fed_body(hint: SizeHint) -> (Feed, FedBody, Arc<AtomicBool>) {
-    let (say, frames) = mpsc::unbounded_channel();
-    let is_dropped = Arc::new(AtomicBool::new(false));
-    (say, FedBody { frames, hint, is_dropped: Arc::clone(&is_dropped) }, is_dropped)
-}
-
-fn data(text: &'static str) -> Result<Frame<Bytes>, &'static str> {
-    Ok(Frame::data(Bytes::from_static(text.as_bytes())))
-}
-
 /// A route that responds with this, once.
-fn once<K: tower_lock::key::KeySource>(layer: LockLayer<K>, response: Response<FedBody>) -> Router {
+fn once<K: tower_lock::key::KeySource>(layer: LockLayer<K>, response: Response<ScriptedBody>) -> Router {
     let response = Arc::new(std::sync::Mutex::new(Some(response.map(Body::new))));
     let handler = any(move || async move { response.lock().expect("whole").take().expect("once") });
     Router::new().route("/", handler.layer(layer))
@@ -84,17 +43,18 @@ fn once<K: tower_lock::key::KeySource>(layer: LockLayer<K>, response: Response<F
 async fn last_byte_of_content_length_is_sent_after_the_release() {
     for (by_header, ends) in [(true, true), (true, false), (false, true), (false, false)] {
         let (store, locks) = store_and_locks();
-        let hint = if by_header { SizeHint::new() } else { SizeHint::with_exact(6) };
-        let (say, body, is_dropped) = fed_body(hint);
+        let (say, body) = ScriptedBody::fed();
+        let body = if by_header { body } else { body.announce(6) };
+        let is_dropped = body.is_dropped();
         let mut response = Response::new(body);
         if by_header {
             response.headers_mut().insert(header::CONTENT_LENGTH, 6.into());
         }
         let mut body = fetch(&once(LockLayer::new(&locks, one_key()), response), "/").await.into_body();
-        say.send(data("abc")).expect("read");
+        say.send(Step::Text("abc")).expect("read");
         assert_eq!(body.frame().await.expect("one").expect("data").into_data().expect("data"), "abc");
         assert_eq!(store.held_count(), 1);
-        say.send(data("def")).expect("read");
+        say.send(Step::Text("def")).expect("read");
         let mut last = Box::pin(body.frame());
         let kept = Duration::from_millis(200);
         assert!(timeout(kept, &mut last).await.is_err(), "withheld: the body has not ended and may still commit");
@@ -112,11 +72,12 @@ async fn last_byte_of_content_length_is_sent_after_the_release() {
 #[tokio::test(start_paused = true)]
 async fn body_that_fails_after_its_last_byte_does_not_send_it() {
     let (store, locks) = store_and_locks();
-    let (say, body, _) = fed_body(SizeHint::with_exact(3));
+    let (say, body) = ScriptedBody::fed();
+    let body = body.announce(3);
     let mut body = fetch(&once(LockLayer::new(&locks, one_key()), Response::new(body)), "/").await.into_body();
-    say.send(data("abc")).expect("read");
+    say.send(Step::Text("abc")).expect("read");
     settle().await;
-    say.send(Err("the commit failed")).expect("read");
+    say.send(Step::Error("the commit failed")).expect("read");
     let error = body.frame().await.expect("an error").expect_err("an error");
     assert!(format!("{error:?}").contains("the commit failed"), "{error:?}");
     assert_eq!((store.held_count(), locks.size()), (0, (0, 0)));
@@ -125,15 +86,15 @@ async fn body_that_fails_after_its_last_byte_does_not_send_it() {
 #[tokio::test(start_paused = true)]
 async fn trailers_after_the_last_byte_are_sent() {
     let (store, locks) = store_and_locks();
-    let (say, body, _) = fed_body(SizeHint::with_exact(3));
+    let (say, body) = ScriptedBody::fed();
+    let body = body.announce(3);
     let body = fetch(&once(LockLayer::new(&locks, one_key()), Response::new(body)), "/").await.into_body();
     let collected = tokio::spawn(body.collect());
-    say.send(data("abc")).expect("read");
+    say.send(Step::Text("abc")).expect("read");
     settle().await;
-    let trailers = [(header::ETAG, "1".parse().expect("a value"))].into_iter().collect();
-    say.send(Ok(Frame::trailers(trailers))).expect("read");
+    say.send(Step::Trailers).expect("read");
     let collected = collected.await.expect("no panic").expect("whole");
-    assert_eq!(collected.trailers().expect("some")[header::ETAG], "1");
+    assert_eq!(collected.trailers(), Some(&trailers()));
     assert_eq!((collected.to_bytes(), store.held_count()), ("abc".into(), 0));
 }
 
@@ -143,7 +104,8 @@ async fn trailers_after_the_last_byte_are_sent() {
 async fn stalled_reader_frees_the_key_after_the_lock_delay() {
     for reads_first in [false, true] {
         let (store, locks) = store_and_locks();
-        let (say, body, is_dropped) = fed_body(SizeHint::new());
+        let (say, body) = ScriptedBody::fed();
+        let is_dropped = body.is_dropped();
         let app = once(LockLayer::new(&locks, one_key()).body_idle_timeout(5 * S), Response::new(body));
         let mut body = fetch(&app, "/").await.into_body();
         let mut began = Instant::now();
@@ -153,12 +115,12 @@ async fn stalled_reader_frees_the_key_after_the_lock_delay() {
             sleep(3 * S).await;
             let frame = tokio::spawn(async move { (body.frame().await.is_some(), body) });
             sleep(30 * S).await;
-            say.send(data("abc")).expect("read");
+            say.send(Step::Text("abc")).expect("read");
             let (some, back) = frame.await.expect("no panic");
             assert!(some && store.held_count() == 1);
             (body, began) = (back, Instant::now());
         }
-        say.send(data("abc")).expect("not cut yet");
+        say.send(Step::Text("abc")).expect("not cut yet");
         let guard = locks.lock(("k",)).await.expect("a grant");
         assert!(is_dropped.load(SeqCst), "the data of the body is dropped before");
         let waited = began.elapsed();
@@ -176,7 +138,8 @@ async fn stalled_reader_frees_the_key_after_the_lock_delay() {
 async fn unread_stream_is_aborted_when_its_lock_is_lost() {
     for lost in [false, true] {
         let (store, locks) = store_and_locks();
-        let (_say, body, is_dropped) = fed_body(SizeHint::new());
+        let (_say, body) = ScriptedBody::fed();
+        let is_dropped = body.is_dropped();
         let layer = LockLayer::new(&locks, one_key()).body_idle_timeout(3600 * S).max_hold(20 * S);
         let body = fetch(&once(layer, Response::new(body)), "/").await.into_body();
         if lost {
@@ -197,16 +160,16 @@ async fn unread_stream_is_aborted_when_its_lock_is_lost() {
 #[tokio::test(start_paused = true)]
 async fn release_at_head_happens_before_the_head_is_sent() {
     let (store, locks) = store_and_locks();
-    let (say, body, _) = fed_body(SizeHint::new());
+    let (say, body) = ScriptedBody::fed();
     let app = once(LockLayer::new(&locks, one_key()).release_at(ReleaseAt::ResponseHead), Response::new(body));
     let mut body = fetch(&app, "/").await.into_body();
     assert_eq!((store.held_count(), locks.size()), (0, (0, 0)));
     sleep(60 * S).await;
-    say.send(data("abc")).expect("read");
+    say.send(Step::Text("abc")).expect("read");
     assert!(body.frame().await.expect("one").is_ok(), "not aborted");
 
     // A router may add this size.
-    let (_say, body, _) = fed_body(SizeHint::new());
+    let (_say, body) = ScriptedBody::fed();
     let app = once(LockLayer::new(&locks, one_key()), Response::new(body))
         .layer(LockManagerLayer::new(&locks).release_at(ReleaseAt::ResponseHead));
     let _body = fetch(&app, "/").await;
@@ -223,7 +186,7 @@ async fn tunnel_holds_no_lock() {
         (Method::GET, StatusCode::OK, true),
     ] {
         let (store, locks) = store_and_locks();
-        let (_say, body, _) = fed_body(SizeHint::new());
+        let (_say, body) = ScriptedBody::fed();
         let mut response = Response::new(body);
         *response.status_mut() = status;
         let app = once(LockLayer::new(&locks, one_key()), response);
@@ -253,13 +216,14 @@ async fn on_lost_continue_runs_until_max_hold() {
     }
     // The same for its stream.
     let (store, locks) = store_and_locks();
-    let (say, body, is_dropped) = fed_body(SizeHint::new());
+    let (say, body) = ScriptedBody::fed();
+    let is_dropped = body.is_dropped();
     let layer =
         LockLayer::new(&locks, one_key()).on_lost(OnLost::Continue).max_hold(60 * S).body_idle_timeout(3600 * S);
     let mut body = fetch(&once(layer, Response::new(body)), "/").await.into_body();
     store.fault_all(Fault::Fail);
     sleep(50 * S).await;
-    say.send(data("abc")).expect("read");
+    say.send(Step::Text("abc")).expect("read");
     assert!(body.frame().await.expect("one").is_ok());
     sleep(10 * S).await;
     assert!(body.frame().await.expect("no end").is_err() && is_dropped.load(SeqCst));
@@ -295,14 +259,15 @@ async fn body_longer_than_announced_ends_as_announced() {
 async fn size_hint_is_the_announced_rest() {
     let (_store, locks) = store_and_locks();
     // Never less, for any progress.
-    let (say, body, _) = fed_body(SizeHint::with_exact(6));
-    say.send(data("abc")).expect("read");
+    let (say, body) = ScriptedBody::fed();
+    let body = body.announce(6);
+    say.send(Step::Text("abc")).expect("read");
     let app = once(LockLayer::new(&locks, one_key()), Response::new(body));
     let mut body = fetch(&app, "/").await.into_body();
     assert_eq!(body.size_hint().exact(), Some(6));
     assert!(body.frame().await.expect("one").is_ok());
     assert_eq!(body.size_hint().exact(), Some(3));
-    say.send(data("def")).expect("read");
+    say.send(Step::Text("def")).expect("read");
     drop(say);
     assert!(body.frame().await.expect("one").is_ok());
     assert_eq!(body.size_hint().exact(), Some(0));
@@ -343,11 +308,12 @@ fn stream_can_be_read_without_a_runtime() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("one");
     let (store, locks) = store_and_locks();
     for announced in [None, Some(6)] {
-        let (say, body, _) = fed_body(announced.map_or_else(SizeHint::new, SizeHint::with_exact));
+        let (say, body) = ScriptedBody::fed();
+        let body = if let Some(size) = announced { body.announce(size) } else { body };
         let app = once(LockLayer::new(&locks, one_key()), Response::new(body));
         let body = runtime.block_on(fetch(&app, "/")).into_body();
-        say.send(data("abc")).expect("read");
-        say.send(data("def")).expect("read");
+        say.send(Step::Text("abc")).expect("read");
+        say.send(Step::Text("def")).expect("read");
         drop(say);
         let read = std::thread::spawn(move || futures_util::FutureExt::now_or_never(body.collect()));
         let read = read.join().expect("no panic").expect("the body is complete").expect("whole").to_bytes();

@@ -7,7 +7,8 @@ use tokio::time::Instant;
 use tower_lock::{LockLayer, LockManager, key};
 use tower_lock_testkit::{
     app::serve,
-    endings::{self, ENDINGS, SizeSource, Step, Steps, assert_next_request_is_served_elsewhere},
+    body::{ScriptedBody, Step, paused},
+    endings::{self, ENDINGS, assert_next_request_is_served_elsewhere},
     http::{Client, Version},
     panics::panics,
     wait::ms,
@@ -37,9 +38,8 @@ async fn panic_in_a_body_blocks_both_instances_for_the_lock_delay() {
     let delay = ms(1500);
     let instances = instances(&environment, |locks| {
         let layer = || LockLayer::new(locks, key::from_parts(|_| ("k",))).lock_delay(delay);
-        let panics = async || {
-            Response::new(Body::new(Steps::new([Step::Data(10), Step::Panic(MESSAGE)], SizeSource::Nobody, true)))
-        };
+        let panics =
+            async || Response::new(Body::new(ScriptedBody::new(paused(&[Step::Data(10), Step::Panic(MESSAGE)]))));
         Router::new()
             .route("/panics", get(panics).route_layer(layer()))
             .route("/next", get(|| async { "next" }).route_layer(layer()))

@@ -13,6 +13,7 @@ use tower_lock_simulator::{
     manual_scheduler::{A, B, C, ManualScheduler},
     mutants::Mutant,
 };
+use tower_lock_testkit::wait::ms;
 
 /// The scenario passes, and fails with each of these mutants.
 fn holds(scenario: fn(&mut ManualScheduler) -> bool, mutants: &[&str]) {
@@ -22,10 +23,6 @@ fn holds(scenario: fn(&mut ManualScheduler) -> bool, mutants: &[&str]) {
         let mutant = Mutant::named(name).expect("a mutant");
         assert!(!scenario(&mut ManualScheduler::new(Some(mutant), true)), "{name} is not detected");
     }
-}
-
-const fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
 }
 
 /// A acquires the key.

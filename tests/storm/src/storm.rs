@@ -7,8 +7,8 @@ use std::{
 };
 
 use futures_util::{StreamExt, future::join_all, stream};
-use tokio::time::{Instant, sleep, timeout};
-use tower_lock_testkit::{Proxy, RedisServer};
+use tokio::time::Instant;
+use tower_lock_testkit::{Proxy, RedisServer, wait::until};
 
 use crate::{
     checker::Summary,
@@ -73,20 +73,6 @@ pub fn seed() -> u64 {
     let seed = std::env::var("SEED").map_or_else(|_| fastrand::u64(..), |seed| seed.parse().expect("a number"));
     println!("SEED={seed}");
     seed
-}
-
-/// Waits for a condition.
-///
-/// # Panics
-///
-/// Panics after a minute.
-async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
-    let wait = async {
-        while !is_so().await {
-            sleep(Duration::from_millis(20)).await;
-        }
-    };
-    timeout(Duration::from_secs(60), wait).await.unwrap_or_else(|_| panic!("never happened: {what}"));
 }
 
 // === impl World ===
@@ -174,7 +160,7 @@ impl Environment {
         let Self { redis, proxy, cluster, services, .. } = self;
         // Except for killed services.
         let living = || services.iter().filter(|service| service.process().ended().is_none());
-        eventually("a service with nothing left to do", async || {
+        until("a service with nothing left to do", async || {
             join_all(living().map(Service::residue)).await.iter().all(|left| *left == Residue::default())
         })
         .await;
@@ -187,7 +173,7 @@ impl Environment {
                     .map(str::to_owned)
                     .collect::<Vec<_>>()
             };
-            eventually("free keys leave nothing", async || left().await.is_empty()).await;
+            until("free keys leave nothing", async || left().await.is_empty()).await;
         }
         for service in services.into_iter().filter(|service| service.process().ended().is_none_or(|end| end.success()))
         {
@@ -195,12 +181,12 @@ impl Environment {
         }
         if let (Some(redis), Some(proxy)) = (&redis, &proxy) {
             assert_eq!(redis.command(&["PUBSUB", "CHANNELS"]).await.texts(), [""; 0]);
-            eventually("only this connection is left", async || {
+            until("only this connection is left", async || {
                 redis.command(&["CLIENT", "LIST"]).await.text().expect("text").lines().count() == 1
             })
             .await;
             // A connection of an ended process may still be opening.
-            eventually("no connection is left", async || proxy.connections().is_empty()).await;
+            until("no connection is left", async || proxy.connections().is_empty()).await;
         }
         let (faults, connections) = proxy.map_or((0, 0), |proxy| (proxy.fault_count(), proxy.arrived()));
         Outcome {

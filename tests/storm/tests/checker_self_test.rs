@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::{sync::Semaphore, time::sleep};
 use tower_lock_storm::{Cluster, Disconnect, Environment as Storm, Observed, Request, Service, Summary, seed};
-use tower_lock_testkit::{RedisServer, skipped};
+use tower_lock_testkit::{RedisServer, skipped, wait::ms};
 
 const PROGRAMS: (&str, &str) = (env!("CARGO_BIN_EXE_checker"), env!("CARGO_BIN_EXE_service"));
 
@@ -75,18 +75,14 @@ fn violations(summary: &Summary) -> Vec<&str> {
     summary.violations.keys().map(String::as_str).collect()
 }
 
-async fn ms(ms: u64) {
-    sleep(Duration::from_millis(ms)).await;
-}
-
 /// One client holds, one waits and disconnects, one arrives.
 async fn waiter_leaves(redis: bool, service: &str) -> Summary {
     let environment = Environment::new(redis, &[], service).await;
     let holds = environment.request(0, "/refuse/1?work_ms=2000", "holds");
     let others = async {
-        ms(200).await;
+        sleep(ms(200)).await;
         assert_eq!(environment.disconnects(1, "/wait/1", "leaves").await, Observed::Left);
-        ms(400).await;
+        sleep(ms(400)).await;
         environment.request(1, "/refuse/1", "comes").await
     };
     let (held, _) = tokio::join!(holds, others);
@@ -110,7 +106,7 @@ async fn late_arrival(redis: bool, service: &str) -> Summary {
     let environment = Environment::new(redis, &[], service).await;
     let holds = environment.request(0, "/refuse/1?work_ms=2000", "holds");
     let comes = async {
-        ms(1_000).await;
+        sleep(ms(1_000)).await;
         environment.request(1, "/refuse/1", "comes").await
     };
     tokio::join!(holds, comes);
@@ -134,7 +130,7 @@ async fn paused_holder(redis: bool, checker: &[&str]) -> Summary {
     let environment = Environment::new(redis, checker, "--correct").await;
     let is_paused = environment.request(0, "/fixed/1?block_ms=2000", "is-paused");
     let comes = async {
-        ms(200).await;
+        sleep(ms(200)).await;
         environment.request(1, "/fixed/1", "comes").await
     };
     let (paused, came) = tokio::join!(is_paused, comes);

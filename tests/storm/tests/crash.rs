@@ -6,10 +6,10 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::{
     process::Command,
-    time::{Instant, sleep, timeout},
+    time::{Instant, timeout},
 };
 use tower_lock_storm::{Cluster, Observed, Request, Service};
-use tower_lock_testkit::{RedisServer, skipped};
+use tower_lock_testkit::{RedisServer, skipped, wait::until};
 
 const NAME: &str = "lock:subject:1";
 const LINE: &str = "tower-lock:lock:q:{lock:subject:1}";
@@ -47,11 +47,11 @@ impl Environment {
     }
 
     async fn is_held_by(&self, name: &str) {
-        eventually("it has the key", async || self.holder().await.as_deref() == Some(name)).await;
+        until("it has the key", async || self.holder().await.as_deref() == Some(name)).await;
     }
 
     async fn waiting(&self, number: i64) {
-        eventually("queued", async || self.redis.command(&["LLEN", LINE]).await.integer() == Some(number)).await;
+        until("queued", async || self.redis.command(&["LLEN", LINE]).await.integer() == Some(number)).await;
     }
 
     async fn ms_left(&self) -> u64 {
@@ -68,15 +68,6 @@ impl Environment {
 
 fn ran(observed: &Observed) -> bool {
     matches!(observed, Observed::Response { status: 200, .. })
-}
-
-async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
-    let wait = async {
-        while !is_so().await {
-            sleep(Duration::from_millis(10)).await;
-        }
-    };
-    timeout(Duration::from_secs(60), wait).await.unwrap_or_else(|_| panic!("never happened: {what}"));
 }
 
 /// Guarantee: G2, G4, G13.

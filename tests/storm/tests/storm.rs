@@ -14,7 +14,7 @@ use std::{sync::atomic::Ordering::SeqCst, time::Duration};
 
 use tokio::{sync::Semaphore, time::sleep};
 use tower_lock_storm::{Environment, Patience, is, seed};
-use tower_lock_testkit::{Chaos, Direction, RedisServer, skipped};
+use tower_lock_testkit::{Chaos, Direction, RedisServer, skipped, wait::ms};
 
 const REQUESTS: u64 = 10_000;
 
@@ -197,8 +197,4 @@ async fn meanwhile<T>(for_ever: impl Future<Output = ()>, storm: impl Future<Out
         observed = storm => observed,
         () = for_ever => unreachable!("it has no end"),
     }
-}
-
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
 }

@@ -5,6 +5,7 @@
 //! | [`wait`] | waiting for a condition or a future, with a long limit |
 //! | [`app`] | requests to a router, with and without a server |
 //! | [`http`] | clients that see each byte of HTTP/1.1 and each frame of HTTP/2 |
+//! | [`body`] | a body that follows a script |
 //! | [`endings`] | each kind of response, under a key of its own |
 //! | [`locks`] | keys and lock managers of the tests |
 //! | [`log`] | the text of the log |
@@ -35,6 +36,8 @@ mod proxy;
 
 #[cfg(feature = "service")]
 pub mod app;
+#[cfg(feature = "service")]
+pub mod body;
 #[cfg(feature = "service")]
 pub mod endings;
 #[cfg(feature = "service")]

@@ -10,7 +10,7 @@ use std::{
 
 use tokio::time::{sleep, timeout};
 use tower_lock_testkit::{
-    Chaos, Connection, Direction, MariaDb, NetworkFault, Process, Proxy, RedisServer, Reply, skipped,
+    Chaos, Connection, Direction, MariaDb, NetworkFault, Process, Proxy, RedisServer, Reply, skipped, wait::soon,
 };
 
 /// Long enough to show that nothing arrives.
@@ -45,7 +45,7 @@ impl Environment {
     }
 
     async fn counts(&self, to: i64) {
-        soon(async {
+        soon("the exchange", async {
             while self.count().await != to {
                 sleep(Duration::from_millis(2)).await;
             }
@@ -54,17 +54,13 @@ impl Environment {
     }
 
     async fn has_connections(&self, numbers: &[u64]) {
-        soon(async {
+        soon("the exchange", async {
             while self.proxy.connections() != numbers {
                 sleep(Duration::from_millis(2)).await;
             }
         })
         .await;
     }
-}
-
-async fn soon<F: Future>(what: F) -> F::Output {
-    timeout(Duration::from_secs(60), what).await.expect("it happens")
 }
 
 async fn is_silent(client: &mut Connection) -> bool {
@@ -106,10 +102,10 @@ async fn cut_closes_both_sides_of_one_connection() {
     let Some(environment) = Environment::new("a cut at once").await else { return };
     let (mut one, mut other) = (environment.client().await, environment.client().await);
     environment.proxy.connection(0).cut();
-    assert!(soon(one.next()).await.is_err());
+    assert!(soon("a message", one.next()).await.is_err());
     environment.has_connections(&[1]).await;
     other.command(&["PING"]).await.expect("it goes on");
-    soon(async {
+    soon("the exchange", async {
         // The remaining client, and the connection of this command.
         while environment.redis.command(&["CLIENT", "LIST"]).await.text().expect("text").lines().count() != 2 {
             sleep(Duration::from_millis(2)).await;
@@ -153,14 +149,14 @@ async fn held_bytes_arrive_after_heal() {
     client.send(INCR).await.expect("taken");
     assert!(is_silent(&mut client).await && environment.count().await == 0);
     environment.proxy.all().heal();
-    assert_eq!(soon(client.next()).await.expect("a reply"), Reply::Integer(1));
+    assert_eq!(soon("a message", client.next()).await.expect("a reply"), Reply::Integer(1));
 
     environment.proxy.all().hold(Direction::Down);
     client.send(INCR).await.expect("taken");
     environment.counts(2).await;
     assert!(is_silent(&mut client).await);
     environment.proxy.all().heal();
-    assert_eq!(soon(client.next()).await.expect("a reply"), Reply::Integer(2));
+    assert_eq!(soon("a message", client.next()).await.expect("a reply"), Reply::Integer(2));
 }
 
 /// A disconnect does not revoke the requests that were sent.
@@ -194,7 +190,7 @@ async fn swallowed_bytes_are_lost_and_heal_cuts_the_connection() {
         assert!(is_silent(&mut client).await);
         assert_eq!(environment.count().await, counts);
         environment.proxy.all().heal();
-        assert!(soon(client.next()).await.is_err(), "a connection that lost data breaks");
+        assert!(soon("a message", client.next()).await.is_err(), "a connection that lost data breaks");
         idle.command(&["PING"]).await.expect("an idle connection lost no data");
     }
 }
@@ -206,20 +202,20 @@ async fn delays_are_per_direction_and_per_request() {
     environment.proxy.all().delay(Direction::Up, A_WHILE * 2);
     client.send(INCR).await.expect("taken");
     assert!(is_silent(&mut client).await && environment.count().await == 0);
-    assert_eq!(soon(client.next()).await.expect("a reply"), Reply::Integer(1));
+    assert_eq!(soon("a message", client.next()).await.expect("a reply"), Reply::Integer(1));
     environment.proxy.all().heal();
 
     environment.proxy.all().delay(Direction::Down, A_WHILE * 4);
     client.send(INCR).await.expect("taken");
     environment.counts(2).await;
     assert!(is_silent(&mut client).await);
-    assert_eq!(soon(client.next()).await.expect("a reply"), Reply::Integer(2));
+    assert_eq!(soon("a message", client.next()).await.expect("a reply"), Reply::Integer(2));
     environment.proxy.all().heal();
 
     environment.proxy.all().next_of("INCR", NetworkFault::Late(A_WHILE * 2));
     client.send(INCR).await.expect("taken");
     assert!(is_silent(&mut client).await && environment.count().await == 2);
-    assert_eq!(soon(client.next()).await.expect("a reply"), Reply::Integer(3));
+    assert_eq!(soon("a message", client.next()).await.expect("a reply"), Reply::Integer(3));
 }
 
 #[tokio::test]
@@ -236,21 +232,21 @@ async fn messages_are_dropped_duplicated_and_rewritten() {
 
     environment.proxy.all().drop_pushes();
     assert_eq!(environment.redis.command(&["PUBLISH", "a", "lost"]).await, Reply::Integer(1));
-    let pong = soon(listener.command(&["PING"])).await.expect("a reply");
+    let pong = soon("a reply", listener.command(&["PING"])).await.expect("a reply");
     assert_eq!(pong.items()[0].text(), Some("pong"), "the message is dropped, the reply is not");
 
     environment.proxy.connection(0).double_pushes();
     environment.redis.command(&["PUBLISH", "a", "twice"]).await;
     for _ in 0..2 {
-        assert_eq!(payload(&soon(listener.next()).await.expect("a message")).as_deref(), Some("twice"));
+        assert_eq!(payload(&soon("a message", listener.next()).await.expect("a message")).as_deref(), Some("twice"));
     }
     environment.proxy.all().rewrite_pushes(|push| [&push.channel[..], b":", &push.payload].concat());
     environment.redis.command(&["PUBLISH", "b", "other"]).await;
-    let message = soon(listener.next()).await.expect("a message");
+    let message = soon("a message", listener.next()).await.expect("a message");
     assert_eq!((payload(&message).as_deref(), message.items()[1].text()), (Some("b:other"), Some("b")));
     environment.proxy.all().heal();
     environment.redis.command(&["PUBLISH", "b", "as it is"]).await;
-    assert_eq!(payload(&soon(listener.next()).await.expect("a message")).as_deref(), Some("as it is"));
+    assert_eq!(payload(&soon("a message", listener.next()).await.expect("a message")).as_deref(), Some("as it is"));
     assert!(is_silent(&mut listener).await);
 }
 
@@ -262,7 +258,7 @@ async fn resp3_is_understood() {
     client.command(&["SUBSCRIBE", "a"]).await.expect("a reply");
     environment.proxy.all().rewrite_pushes(|_| b"other".to_vec());
     environment.redis.command(&["PUBLISH", "a", "one"]).await;
-    let message = soon(client.next()).await.expect("a message");
+    let message = soon("a message", client.next()).await.expect("a message");
     assert!(matches!(&message, Reply::Push(items) if items[2].text() == Some("other")), "{message:?}");
     // Messages between the copies and the replies on one connection.
     environment.proxy.all().next_of("INCR", NetworkFault::Double);
@@ -341,7 +337,7 @@ async fn other_protocols_pass_unchanged() {
         plain.write_all(b"PING in line\r\n*1\r\n$4\r\nPING\r\n").await.expect("taken");
         let mut read = Vec::new();
         while !read.ends_with(b"+PONG\r\n") {
-            assert_ne!(soon(plain.read_buf(&mut read)).await.expect("open"), 0);
+            assert_ne!(soon("more bytes", plain.read_buf(&mut read)).await.expect("open"), 0);
         }
         proxy.all().delay(Direction::Up, A_WHILE * 2);
         plain.write_all(b"PING\r\n").await.expect("taken");
@@ -375,7 +371,7 @@ async fn servers_die_with_a_killed_test() {
     let running = || programs.iter().filter(|program| std::fs::read_link(program).is_ok()).count();
     assert_eq!(running(), 2);
     test.kill();
-    soon(async {
+    soon("the exchange", async {
         while running() != 0 {
             sleep(Duration::from_millis(2)).await;
         }

@@ -19,7 +19,7 @@ use axum::{
 use futures_util::stream;
 use tokio::{sync::watch, time::sleep};
 use tower_lock_testkit::{
-    endings::{SizeSource, Step, Steps},
+    body::{ScriptedBody, Step, paused},
     http::{Client, Http1, Http2, Version},
     panics::{panics, resumed},
     wait::soon,
@@ -30,16 +30,16 @@ use super::{Cluster, NotifyOnDrop, VERSIONS, one_key_for_long};
 #[tokio::test]
 async fn panic_in_a_body_blocks_for_the_lock_delay() {
     let ran = Arc::new(AtomicUsize::new(0));
-    for (what, steps, paused, notify) in [
-        ("before the head", vec![Step::Panic("planned: at once")], false, "planned: at once"),
-        ("in the stream", vec![Step::Data(10), Step::Panic("planned: then")], true, "planned: then"),
+    for (what, steps, notify) in [
+        ("before the head", vec![Step::Panic("planned: at once")], "planned: at once"),
+        ("in the stream", paused(&[Step::Data(10), Step::Panic("planned: then")]), "planned: then"),
     ] {
         for version in VERSIONS {
             let handler = get({
                 let (ran, steps) = (Arc::clone(&ran), steps.clone());
                 move || async move {
                     ran.fetch_add(1, SeqCst);
-                    Response::new(Body::new(Steps::new(steps, SizeSource::Nobody, paused)))
+                    Response::new(Body::new(ScriptedBody::new(steps)))
                 }
             });
             let cluster = Cluster::start(|locks| {
