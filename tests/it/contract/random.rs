@@ -23,6 +23,7 @@ use tower_lock::{
     lock::LockBuilder,
     test_util::{Chaos, TestStore},
 };
+use tower_lock_testkit::exclusion::Sections;
 
 const SEEDS: u64 = 1_000;
 const PROCESSES: usize = 3;
@@ -33,15 +34,9 @@ const KEYS: u64 = 3;
 /// The running sections by key, as they report themselves.
 #[derive(Default)]
 struct Checker {
-    keys: Mutex<HashMap<LockKey, Sections>>,
+    keys: Mutex<HashMap<LockKey, Sections<HeldLock>>>,
     sections: AtomicUsize,
     replies: AtomicUsize,
-}
-
-#[derive(Default)]
-struct Sections {
-    last: Option<FencingToken>,
-    open: Vec<(FencingToken, HeldLock)>,
 }
 
 /// A running section, ended on drop.
@@ -53,27 +48,20 @@ struct SectionGuard {
 
 impl Checker {
     /// A failed check panics under the mutex; others must still report.
-    fn keys(&self) -> MutexGuard<'_, HashMap<LockKey, Sections>> {
+    fn keys(&self) -> MutexGuard<'_, HashMap<LockKey, Sections<HeldLock>>> {
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn enter(self: &Arc<Self>, guard: &LockGuard) -> SectionGuard {
         let (key, token, view) = (guard.key().clone(), guard.fencing_token(), guard.held_lock());
         let mut keys = self.keys();
-        let Sections { last, open } = keys.entry(key.clone()).or_default();
+        let sections = keys.entry(key.clone()).or_default();
         // Its lock may be lost by now; then it will not be polled.
-        if !view.remaining().is_zero() {
-            for (other, other_view) in &*open {
-                assert!(
-                    *other == token || other_view.remaining().is_zero(),
-                    "{key}: {token} and {other} at the same time"
-                );
-            }
-            let again = open.iter().any(|(other, _)| *other == token);
-            assert!(again || *last < Some(token), "{key}: {token} after {last:?}");
-            *last = (*last).max(Some(token));
+        if !view.remaining().is_zero() && !sections.is_open(token.as_u64()) {
+            let violation = sections.violation(token.as_u64(), |other| !other.remaining().is_zero());
+            assert!(violation.is_none(), "{key}: {token} begins: {violation:?}");
         }
-        open.push((token, view));
+        sections.begin(token.as_u64(), view);
         drop(keys);
         self.sections.fetch_add(1, SeqCst);
         SectionGuard { checker: Arc::clone(self), key, token }
@@ -83,9 +71,8 @@ impl Checker {
 impl Drop for SectionGuard {
     fn drop(&mut self) {
         let mut keys = self.checker.keys();
-        let open = &mut keys.get_mut(&self.key).expect("entered").open;
-        let at = open.iter().position(|(token, _)| *token == self.token).expect("inside");
-        open.remove(at);
+        let ended = keys.get_mut(&self.key).expect("entered").end(|token, _| token == self.token.as_u64());
+        assert!(ended.is_some(), "inside");
     }
 }
 
@@ -277,7 +264,7 @@ fn failed_seed_can_be_repeated() {
 
 /// The checker detects two independent stores.
 #[test]
-#[should_panic(expected = "at the same time")]
+#[should_panic(expected = "Overlap(")]
 fn checker_detects_two_separate_stores() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     runtime.expect("a runtime").block_on(async {

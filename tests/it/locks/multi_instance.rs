@@ -4,7 +4,7 @@ use std::{
     future::IntoFuture,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+        atomic::{AtomicBool, Ordering::SeqCst},
     },
     time::Duration,
 };
@@ -20,8 +20,19 @@ use tower_lock::{
 };
 use tower_lock_testkit::{
     locks::{key, store_and_locks},
+    store::{Intercept, InterceptedStore},
     wait::{settle, soon},
 };
+
+/// Calls without replies, from when the flag is set.
+#[derive(Debug)]
+struct Stall(Arc<AtomicBool>);
+
+impl Intercept for Stall {
+    fn replies(&self) -> bool {
+        !self.0.load(SeqCst)
+    }
+}
 
 fn two_processes() -> (TestStore, LockManager, LockManager) {
     let (store, one) = store_and_locks();
@@ -230,11 +241,11 @@ async fn process_stopped_at_its_turn_costs_an_offer_and_no_lease() {
     let (one, two) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
     let held = one.lock(key()).await.expect("free");
     // Its calls hang from now on.
-    let stalled = StallingStore::new(&store);
-    let stopped = LockManager::new(stalled.clone());
+    let stalls = Arc::new(AtomicBool::new(false));
+    let stopped = LockManager::new(InterceptedStore::new(Arc::new(store), Stall(Arc::clone(&stalls))));
     let waiter = tokio::spawn(stopped.lock(key()).wait(Duration::from_secs(100)).into_future());
     settle().await;
-    stalled.stalls.store(true, SeqCst);
+    stalls.store(true, SeqCst);
     let next = tokio::spawn(two.lock(key()).into_future());
     settle().await;
     let freed = Instant::now();
@@ -370,80 +381,5 @@ async fn free_key_is_granted_though_other_queues_are_full() {
     assert_eq!(locks.size(), (51, waiting_now + 1), "a first waiter has an entry");
     for _ in 0..3 {
         locks.try_lock(key()).await.expect("free").release().await.expect("up");
-    }
-}
-
-/// The store as one process sees it, which can be disconnected.
-#[derive(Clone, Debug)]
-struct StallingStore {
-    inner: TestStore,
-    stalls: Arc<AtomicBool>,
-    asked: Arc<AtomicUsize>,
-}
-
-mod stalls {
-    use std::time::Duration;
-
-    use tower_lock::{
-        LockKey,
-        store::{
-            AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus, LockStore,
-            ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreFuture, YieldReply, YieldRequest,
-        },
-        test_util::TestStore,
-    };
-
-    use super::{Arc, AtomicBool, SeqCst, StallingStore};
-
-    impl StallingStore {
-        pub(super) fn new(inner: &TestStore) -> Self {
-            Self { inner: inner.clone(), stalls: Arc::new(AtomicBool::new(false)), asked: Arc::default() }
-        }
-
-        fn unless_stalled<T: Unpin + Send + 'static>(
-            &self,
-            response: impl FnOnce() -> StoreFuture<T>,
-        ) -> StoreFuture<T> {
-            self.asked.fetch_add(1, SeqCst);
-            if self.stalls.load(SeqCst) { StoreFuture::new(std::future::pending()) } else { response() }
-        }
-    }
-
-    impl LockStore for StallingStore {
-        fn subscribe(&self, inbox: EventSink) {
-            self.inner.subscribe(inbox);
-        }
-
-        fn acquire(&self, request: AcquireRequest) -> StoreFuture<AcquireReply> {
-            self.unless_stalled(|| self.inner.acquire(request))
-        }
-
-        fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
-            self.unless_stalled(|| self.inner.renew(requests))
-        }
-
-        fn release(&self, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
-            self.unless_stalled(|| self.inner.release(request))
-        }
-
-        fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {
-            self.unless_stalled(|| self.inner.yield_to_queue(request))
-        }
-
-        fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
-            self.unless_stalled(|| self.inner.inspect(key))
-        }
-
-        fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
-            self.unless_stalled(|| self.inner.force_release(request))
-        }
-
-        fn call_timeout(&self) -> Duration {
-            self.inner.call_timeout()
-        }
-
-        fn health(&self) -> StoreFuture<()> {
-            self.inner.health()
-        }
     }
 }

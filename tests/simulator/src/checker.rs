@@ -6,7 +6,8 @@ use std::{
     time::Duration,
 };
 
-use tower_lock::{__internals::proto::BootInstant, AcquisitionId, FencingToken, LockKey};
+use tower_lock::{__internals::proto::BootInstant, AcquisitionId, LockKey};
+use tower_lock_testkit::exclusion::{Sections, Violation};
 
 use crate::process::Section;
 
@@ -31,8 +32,7 @@ pub struct Checker {
 
 #[derive(Debug, Default)]
 struct KeyHistory {
-    open: Vec<OpenSection>,
-    last: Option<FencingToken>,
+    sections: Sections<OpenSection>,
     /// Until when the key must stay blocked, by which acquisition, and why.
     blocked: Option<(u64, AcquisitionId, &'static str)>,
 }
@@ -93,14 +93,16 @@ impl Checker {
         let id = &section.grant.id;
         let state = self.keys.entry(section.grant.key.clone()).or_default();
         let excused = self.lenient || self.excused.contains(id);
-        let mut violation = None;
-        for open in &state.open {
-            let left = open.section.remaining(open.clock.at(now));
-            let other = &open.section.grant.id;
-            if !left.is_zero() && !excused && !self.excused.contains(other) {
-                violation = Some(format!("two are in: {id} begins while {other} has {left:?} left"));
+        let token = section.token.as_u64();
+        let left = |open: &OpenSection| open.section.remaining(open.clock.at(now));
+        let holds = |open: &OpenSection| !left(open).is_zero() && !self.excused.contains(&open.section.grant.id);
+        let violation = state.sections.violation(token, holds).filter(|_| !excused);
+        let mut violation = violation.map(|violation| match violation {
+            Violation::Overlap(open) => {
+                format!("two are in: {id} begins while {} has {:?} left", open.section.grant.id, left(open))
             }
-        }
+            Violation::TokenNotRising(last) => format!("{id} begins with token {token} after {last}"),
+        });
         if let Some((until, other, why)) = &state.blocked
             && now + ROUNDING < *until
             && !excused
@@ -109,19 +111,14 @@ impl Checker {
             let early = Duration::from_nanos(until - now);
             violation = violation.or_else(|| Some(format!("{id} begins {early:?} too early: {other} {why}")));
         }
-        if state.last.is_some_and(|last| last >= section.token) && !excused {
-            violation =
-                violation.or_else(|| Some(format!("{id} begins with token {} after {:?}", section.token, state.last)));
-        }
-        state.last = state.last.max(Some(section.token));
-        state.open.push(OpenSection { section: Arc::clone(section), clock, process });
+        state.sections.begin(token, OpenSection { section: Arc::clone(section), clock, process });
         violation.map_or(Ok(()), Err)
     }
 
     /// Records the end of a section, and until when it blocks the key.
     pub fn ends(&mut self, section: &Arc<Section>, blocked_until: u64, why: &'static str) {
         let Some(state) = self.keys.get_mut(&section.grant.key) else { return };
-        state.open.retain(|open| !Arc::ptr_eq(&open.section, section));
+        state.sections.end(|_, open| Arc::ptr_eq(&open.section, section));
         if state.blocked.as_ref().is_none_or(|(until, ..)| *until < blocked_until) {
             state.blocked = Some((blocked_until, section.grant.id.clone(), why));
         }
@@ -131,19 +128,19 @@ impl Checker {
     pub fn excuse(&mut self, key: &LockKey) {
         if let Some(state) = self.keys.get_mut(key) {
             state.blocked = None;
-            self.excused.extend(state.open.iter().map(|open| open.section.grant.id.clone()));
+            self.excused.extend(state.sections.open().map(|open| open.section.grant.id.clone()));
         }
     }
 
     /// Whether a section with a valid deadline holds the key.
     pub fn is_held(&self, key: &LockKey, now: u64) -> bool {
-        self.keys
-            .get(key)
-            .is_some_and(|state| state.open.iter().any(|open| !open.section.remaining(open.clock.at(now)).is_zero()))
+        self.keys.get(key).is_some_and(|state| {
+            state.sections.open().any(|open| !open.section.remaining(open.clock.at(now)).is_zero())
+        })
     }
 
     /// The process of the latest section of this key.
     pub fn holder(&self, key: &LockKey) -> Option<u64> {
-        self.keys.get(key)?.open.last().map(|open| open.process)
+        self.keys.get(key)?.sections.open().last().map(|open| open.process)
     }
 }

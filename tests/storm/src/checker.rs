@@ -3,6 +3,10 @@
 //! Sections are compared by their own times, on the shared clock of the machine, so that slow
 //! reports make no difference. A section lasts from its start to its end or its deadline, whichever
 //! is first. After an aborted section no other one may start for a lock-delay.
+//!
+//! The rule of `tower_lock_testkit::exclusion` needs the sections in the order in which they begin.
+//! Here the reports of several processes arrive in any order, so sections are compared as intervals
+//! when they have ended.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},

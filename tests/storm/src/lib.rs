@@ -15,14 +15,12 @@
 mod report;
 mod checker;
 mod reporter;
-mod broken_stores;
 mod workload;
 mod client;
 mod cluster;
 mod storm;
 
 pub use self::{
-    broken_stores::{ReleasesAnyHolder, ShortensLeases},
     checker::{Checker, Summary},
     client::{Observed, Request},
     cluster::{Cluster, Residue, Service, ShutdownReport},

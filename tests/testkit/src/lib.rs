@@ -8,6 +8,8 @@
 //! | [`body`] | a body that follows a script |
 //! | [`endings`] | each kind of response, under a key of its own |
 //! | [`locks`] | keys and lock managers of the tests |
+//! | [`store`] | stores that change some operations of another one |
+//! | [`exclusion`] | the rule of mutual exclusion, for the checkers |
 //! | [`log`] | the text of the log |
 //! | [`panics`] | planned panics |
 //! | the root | real servers for one test each, and a proxy that injects network faults |
@@ -46,6 +48,9 @@ pub mod http;
 pub mod locks;
 #[cfg(feature = "service")]
 pub mod log;
+#[cfg(feature = "service")]
+pub mod store;
+pub mod exclusion;
 pub mod panics;
 pub mod wait;
 

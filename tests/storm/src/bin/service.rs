@@ -44,9 +44,8 @@ use tower_lock::{
     OnDisconnect, RedisStore, ReleaseAt, key,
     store::{LockStore, RedisConnectError},
 };
-use tower_lock_storm::{
-    LockPath, Panics, ReleasesAnyHolder, Reply, Report, Reporter, Residue, ShortensLeases, ShutdownReport, Work, now,
-};
+use tower_lock_storm::{LockPath, Panics, Reply, Report, Reporter, Residue, ShutdownReport, Work, now};
+use tower_lock_testkit::store::{InterceptedStore, ReleasesAnyHolder, ShortensLeases};
 
 type Failure = Box<dyn Error + Send + Sync>;
 
@@ -115,8 +114,8 @@ async fn main() -> Result<(), Failure> {
         store => Arc::new(store?),
     };
     let store: Arc<dyn LockStore> = match wrong {
-        Wrong::ReleasesAnyHolder => Arc::new(ReleasesAnyHolder(store)),
-        Wrong::ShortensLeases => Arc::new(ShortensLeases(store)),
+        Wrong::ReleasesAnyHolder => Arc::new(InterceptedStore::new(store, ReleasesAnyHolder)),
+        Wrong::ShortensLeases => Arc::new(InterceptedStore::new(store, ShortensLeases)),
         _ => store,
     };
     let reporter = Reporter::connect(std::env::var("CHECKER")?.parse()?).await?;

@@ -1,0 +1,144 @@
+//! Stores that change some operations of another one.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use tower_lock::{
+    LockKey,
+    store::{
+        AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus, LockStore,
+        ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreFuture, YieldReply, YieldRequest,
+    },
+};
+
+/// Changes to the operations of a store. By default an operation is unchanged.
+pub trait Intercept: fmt::Debug + Send + Sync + 'static {
+    /// Whether calls get a reply at all.
+    fn replies(&self) -> bool {
+        true
+    }
+
+    /// Replaces [`LockStore::acquire`].
+    fn acquire(&self, store: &Arc<dyn LockStore>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+        store.acquire(request)
+    }
+
+    /// Replaces [`LockStore::renew`].
+    fn renew(&self, store: &Arc<dyn LockStore>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
+        store.renew(requests)
+    }
+
+    /// Replaces [`LockStore::release`].
+    fn release(&self, store: &Arc<dyn LockStore>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        store.release(request)
+    }
+
+    /// Replaces [`LockStore::yield_to_queue`].
+    fn yield_to_queue(&self, store: &Arc<dyn LockStore>, request: YieldRequest) -> StoreFuture<YieldReply> {
+        store.yield_to_queue(request)
+    }
+}
+
+/// A store whose calls pass an [`Intercept`].
+#[derive(Debug)]
+pub struct InterceptedStore<I> {
+    inner: Arc<dyn LockStore>,
+    intercept: I,
+}
+
+/// Releases the key for any id: a `DEL` without a comparison of the holder.
+#[derive(Debug)]
+pub struct ReleasesAnyHolder;
+
+/// Shortens leases: the clock of the store runs a hundred times too fast.
+#[derive(Debug)]
+pub struct ShortensLeases;
+
+const TOO_FAST: u32 = 100;
+
+// === impl InterceptedStore ===
+
+impl<I: Intercept> InterceptedStore<I> {
+    /// Puts an intercept in front of a store.
+    pub fn new(inner: Arc<dyn LockStore>, intercept: I) -> Self {
+        Self { inner, intercept }
+    }
+
+    fn call<T: Unpin + Send + 'static>(&self, call: impl FnOnce() -> StoreFuture<T>) -> StoreFuture<T> {
+        if self.intercept.replies() { call() } else { StoreFuture::new(std::future::pending()) }
+    }
+}
+
+impl<I: Intercept> LockStore for InterceptedStore<I> {
+    fn subscribe(&self, sink: EventSink) {
+        self.inner.subscribe(sink);
+    }
+
+    fn acquire(&self, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+        self.call(|| self.intercept.acquire(&self.inner, request))
+    }
+
+    fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
+        self.call(|| self.intercept.renew(&self.inner, requests))
+    }
+
+    fn release(&self, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        self.call(|| self.intercept.release(&self.inner, request))
+    }
+
+    fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {
+        self.call(|| self.intercept.yield_to_queue(&self.inner, request))
+    }
+
+    fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
+        self.call(|| self.inner.inspect(key))
+    }
+
+    fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
+        self.call(|| self.inner.force_release(request))
+    }
+
+    fn call_timeout(&self) -> Duration {
+        self.inner.call_timeout()
+    }
+
+    fn health(&self) -> StoreFuture<()> {
+        self.inner.health()
+    }
+}
+
+// === impl Intercept ===
+
+impl Intercept for ReleasesAnyHolder {
+    fn release(&self, store: &Arc<dyn LockStore>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        let store = Arc::clone(store);
+        StoreFuture::new(async move {
+            let found = store.inspect(request.key.clone()).await?;
+            let Some(holder) = found.holder.filter(|holder| holder.id != request.id) else {
+                return store.release(request).await;
+            };
+            let mut of_another = request.clone();
+            of_another.id = holder.id;
+            store.release(of_another).await?;
+            store.release(request).await
+        })
+    }
+}
+
+impl Intercept for ShortensLeases {
+    fn acquire(&self, store: &Arc<dyn LockStore>, mut request: AcquireRequest) -> StoreFuture<AcquireReply> {
+        request.lease /= TOO_FAST;
+        store.acquire(request)
+    }
+
+    fn renew(&self, store: &Arc<dyn LockStore>, mut requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
+        for request in &mut requests {
+            request.lease /= TOO_FAST;
+        }
+        store.renew(requests)
+    }
+
+    fn yield_to_queue(&self, store: &Arc<dyn LockStore>, mut request: YieldRequest) -> StoreFuture<YieldReply> {
+        request.lease /= TOO_FAST;
+        store.yield_to_queue(request)
+    }
+}
