@@ -179,6 +179,16 @@ impl Subscriber {
         }
     }
 
+    /// Logs the end of an outage, so that the last event of a log is not its beginning.
+    #[cfg_attr(not(feature = "tracing"), expect(unused_variables, clippy::unused_self, reason = "there is no log"))]
+    fn log_recovery(&self, since: Option<Instant>) {
+        #[cfg(feature = "tracing")]
+        if let Some(duration) = since.map(|since| since.elapsed()).filter(|duration| *duration > STORE_TIMEOUT) {
+            let address = &self.server.address;
+            tracing::info!(target: "tower_lock", ?duration, "Redis at {address} can be reached again");
+        }
+    }
+
     fn check_failed(&self, error: RedisConnectError) {
         #[cfg(feature = "tracing")]
         {
@@ -332,7 +342,8 @@ impl PubSubSession<'_> {
                 return has_worked;
             }
             has_worked = true;
-            *self.subscriber.disconnected_since.lock() = None;
+            let since = self.subscriber.disconnected_since.lock().take();
+            self.subscriber.log_recovery(since);
         }
     }
 

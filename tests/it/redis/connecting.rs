@@ -433,7 +433,6 @@ async fn lazy_store_starts_without_redis() {
     until("a warning", async || log.text().contains(&reason)).await;
     sleep(ms(1_500)).await;
     assert_eq!(log.text().matches("requests get 503 until Redis can be reached").count(), 1, "{}", log.text());
-    drop(guard);
     assert!(matches!(locks.try_lock(key()).await, Err(LockError::Store(_))));
     let error = locks.health().await.expect_err("down");
     assert_eq!(error.kind(), StoreErrorKind::Unavailable);
@@ -442,6 +441,9 @@ async fn lazy_store_starts_without_redis() {
     }
     redis.restart().await;
     until("it is ready", async || locks.health().await.is_ok()).await;
+    let recovered = format!("Redis at {} can be reached again", redis.address());
+    assert_eq!(log.text().matches(&recovered).count(), 1, "{}", log.text());
+    drop(guard);
     locks.lock(key()).await.expect("up").release().await.expect("held");
     redis.freeze();
     assert_eq!(locks.health().await.expect_err("stopped").kind(), StoreErrorKind::Timeout);
