@@ -305,7 +305,7 @@ impl Rejection {
                 "The queue of instances for this resource is full. The request was not processed and can be retried."
             }
             Self::StoreUnavailable { .. } => {
-                "The lock store did not respond. The request was not processed and can be retried."
+                "The lock store did not reply. The request was not processed and can be retried."
             }
             Self::ShuttingDown { .. } => {
                 "This instance accepts no more requests. The request was not processed and can be retried at another instance."
