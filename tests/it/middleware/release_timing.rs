@@ -22,7 +22,7 @@ use http_body::{Body as HttpBody, Frame};
 use http_body_util::{BodyExt, Full};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_lock::{LockLayer, LockManager, MemoryStore, key, middleware::RequestBody, test_util::StoreOp};
+use tower_lock::{LockLayer, LockManager, MemoryStore, middleware::RequestBody, test_util::StoreOp};
 use tower_lock_testkit::{
     app::{fetch, serve, text},
     body::{ScriptedBody, Step, paused, trailers},
@@ -44,8 +44,7 @@ where
         let body = body.lock().expect("whole").take().expect("once");
         async { Ok::<_, Infallible>(Response::new(body)) }
     });
-    let response =
-        LockLayer::new(locks, key::from_parts(|_| ("k",))).layer(responses).oneshot(Request::new(Body::empty()));
+    let response = LockLayer::new(locks, one_key()).layer(responses).oneshot(Request::new(Body::empty()));
     response.await.expect("infallible").map(Box::pin)
 }
 

@@ -10,8 +10,8 @@ use axum::{
 };
 use tokio::time::{Instant, sleep};
 use tower::ServiceExt;
-use tower_lock::{LockLayer, LockLost, LockManager, RedisStore, key, test_util::Clock};
-use tower_lock_testkit::{Direction, RedisServer};
+use tower_lock::{LockLayer, LockLost, LockManager, RedisStore, test_util::Clock};
+use tower_lock_testkit::{Direction, RedisServer, locks::one_key};
 use tower_lock_testkit::{
     locks::key,
     wait::{ms, soon, until},
@@ -20,7 +20,7 @@ use tower_lock_testkit::{
 use crate::support::{Environment, environment};
 
 fn service(locks: &LockManager) -> Router {
-    let layer = |wait| LockLayer::new(locks, key::from_parts(|_| ("k",))).wait(wait);
+    let layer = |wait| LockLayer::new(locks, one_key()).wait(wait);
     Router::new()
         .route("/refuse", post(async || "done").route_layer(layer(Duration::ZERO)))
         .route("/wait", post(async || "done").route_layer(layer(Duration::from_secs(20))))

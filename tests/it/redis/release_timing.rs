@@ -4,12 +4,13 @@ use std::net::SocketAddr;
 
 use axum::{Router, body::Body, http::Response, routing::get};
 use tokio::time::Instant;
-use tower_lock::{LockLayer, LockManager, key};
+use tower_lock::{LockLayer, LockManager};
 use tower_lock_testkit::{
     app::serve,
     body::{ScriptedBody, Step, paused},
     endings::{self, ENDINGS, assert_next_request_is_served_elsewhere},
     http::{Client, Version},
+    locks::one_key,
     panics::panics,
     wait::ms,
 };
@@ -37,7 +38,7 @@ async fn panic_in_a_body_blocks_both_instances_for_the_lock_delay() {
     let Some(environment) = environment().await else { return };
     let delay = ms(1500);
     let instances = instances(&environment, |locks| {
-        let layer = || LockLayer::new(locks, key::from_parts(|_| ("k",))).lock_delay(delay);
+        let layer = || LockLayer::new(locks, one_key()).lock_delay(delay);
         let panics =
             async || Response::new(Body::new(ScriptedBody::new(paused(&[Step::Data(10), Step::Panic(MESSAGE)]))));
         Router::new()

@@ -22,7 +22,7 @@ use tower_lock::{
 };
 use tower_lock_testkit::{
     app::{fetch, post_json},
-    locks::store_and_locks,
+    locks::{one_key, store_and_locks},
     wait::settle,
 };
 use tracing_subscriber::{Layer, Registry, layer::SubscriberExt, registry::LookupSpan};
@@ -316,7 +316,7 @@ fn abnormal_ends_are_logged_as_warnings() {
 async fn what_did_not_end_as_it_should() {
     let (store, locks) = store_and_locks();
     let s = Duration::from_secs;
-    let layer = || LockLayer::new(&locks, key::from_parts(|_| ("k",)));
+    let layer = || LockLayer::new(&locks, one_key());
     let works = |seconds| axum::routing::get(async move || tokio::time::sleep(s(seconds)).await);
     let app = |layer, seconds| Router::new().route("/", works(seconds).route_layer(layer));
 
@@ -377,7 +377,7 @@ async fn detached_handler_logs_into_its_own_span() {
         tokio::time::sleep(Duration::from_secs(5)).await;
         tracing::info!("finished without its client");
     });
-    let app = Router::new().route("/", handler.route_layer(LockLayer::new(&locks, key::from_parts(|_| ("k",)))));
+    let app = Router::new().route("/", handler.route_layer(LockLayer::new(&locks, one_key())));
     let request = tokio::spawn(async move { fetch(&app, "/").await });
     settle().await;
     request.abort();
@@ -483,7 +483,7 @@ async fn missing_layer_is_logged_with_method_and_route() {
     let locks = LockManager::in_memory();
     let locked = post(async |_: Locked<Extension<Anything>>| {});
     let held = post(async |_: HeldLock| {});
-    let skipped = held.clone().route_layer(LockLayer::new(&locks, key::from_parts(|_| ("k",))).skip(|_| true));
+    let skipped = held.clone().route_layer(LockLayer::new(&locks, one_key()).skip(|_| true));
     for handler in [locked, held, skipped] {
         post_json(&Router::new().route("/pay/{id}", handler), "/pay/s3cret", "{}").await;
         let errors = warned().await;
