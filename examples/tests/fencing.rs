@@ -7,8 +7,9 @@ use futures_util::future::{join, join_all};
 use sqlx::{AnyConnection, AnyPool};
 use tokio::time::timeout;
 use tower_lock::{HeldLock, LockKey, LockManager};
+use tower_lock_testkit::wait::soon;
 
-use crate::services::{Databases, soon};
+use crate::services::Databases;
 use support::database::{check_fence, open_url};
 
 const SCHEMA: &str = "CREATE TABLE written (id INTEGER PRIMARY KEY AUTOINCREMENT, writer VARCHAR(10) NOT NULL)";

@@ -11,9 +11,9 @@ use futures_util::{
 use serde_json::{Value, json};
 use sqlx::{AnyConnection, ConnectOptions, Connection, any::AnyConnectOptions};
 use tokio::time::sleep;
-use tower_lock_testkit::{RedisServer, Reply, skipped};
+use tower_lock_testkit::{RedisServer, Reply, skipped, wait::soon};
 
-use crate::services::{Databases, File, Service, example, soon};
+use crate::services::{Databases, File, Service, example};
 
 /// An example, three times.
 struct Instances {

@@ -5,8 +5,9 @@ use std::process::Output;
 use axum::http::Method;
 use serde_json::{Value, json};
 use tokio::process::Command;
+use tower_lock_testkit::wait::soon;
 
-use crate::services::{File, Service, example, soon};
+use crate::services::{File, Service, example};
 
 async fn run(mut command: Command) -> Output {
     soon("the end of the program", command.output()).await.expect("it starts")

@@ -4,7 +4,6 @@ use std::{
     env,
     path::PathBuf,
     process::{ExitStatus, Stdio},
-    time::Duration,
 };
 
 use axum::{
@@ -19,9 +18,8 @@ use tokio::{
     io::{AsyncBufReadExt, BufReader},
     process::{Child, Command},
     sync::OnceCell,
-    time::timeout,
 };
-use tower_lock_testkit::{MariaDb, skipped};
+use tower_lock_testkit::{MariaDb, skipped, wait::soon};
 
 /// The example, built as the tests are.
 pub(crate) async fn example(name: &str) -> Command {
@@ -52,13 +50,6 @@ pub(crate) async fn example(name: &str) -> Command {
     }
     command.env("PORT", "0").kill_on_drop(true);
     command
-}
-
-/// Longer than any step takes, even on a busy machine.
-const TIMEOUT: Duration = Duration::from_secs(120);
-
-pub(crate) async fn soon<F: Future>(what: &str, future: F) -> F::Output {
-    timeout(TIMEOUT, future).await.unwrap_or_else(|_| panic!("never happened: {what}"))
 }
 
 pub(crate) struct Service {

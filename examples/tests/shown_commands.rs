@@ -6,8 +6,9 @@ use tokio::{
     io::{AsyncBufReadExt, BufReader},
     process::Command,
 };
+use tower_lock_testkit::wait::soon;
 
-use crate::services::{Service, example, soon};
+use crate::services::{Service, example};
 
 async fn shell(script: &str) -> String {
     let output = soon("the end of the script", Command::new("sh").args(["-euc", script]).output()).await;
