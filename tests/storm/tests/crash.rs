@@ -105,7 +105,8 @@ async fn holder_stopped_past_its_deadline_does_not_continue() {
     let Some(environment) = Environment::new("a holder that is stopped").await else { return };
     let (stopped, next) = (environment.service("stopped").await, environment.service("next").await);
     let waits = async {
-        environment.is_held_by("stopped").await;
+        // A process that is stopped before it has read the reply to its acquire starts no section.
+        until("its handler runs", async || stopped.residue().await.inside == 1).await;
         stopped.process().freeze();
         let observed = environment.request(&next, "/wait/1", "next").await;
         assert!(ran(&observed), "{observed:?}");
