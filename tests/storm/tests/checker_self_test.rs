@@ -155,7 +155,7 @@ async fn sink_without_a_fence_check_accepts_a_stale_write() {
 
 /// A storm with this defect: in one process, and in two on Redis if it is installed.
 async fn storms(wrong: &str, alone_too: bool) -> Vec<Summary> {
-    const REQUESTS: u64 = 2_000;
+    const REQUESTS: u64 = 4_000;
     let _turn = ONE_AT_A_TIME.acquire().await;
     let seed = seed();
     let storm = async |redis: Option<RedisServer>| {
