@@ -39,8 +39,8 @@ use crate::{
     note = "implement `tower_lock::HasLockKey` for it, or for a type of your own around it (`struct FamilyId(u64)`): `fn lock_key(&self) -> impl Into<LockKey> {{ (\"reward\", self.family_id) }}`"
 )]
 pub trait HasLockKey {
-    /// Returns the key. Equal values must have equal keys, also if clients write
-    /// them in different forms.
+    /// Returns the key. Equal values must have equal keys, also if clients write them in different
+    /// forms.
     fn lock_key(&self) -> impl Into<LockKey>;
 }
 
