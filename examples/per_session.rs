@@ -1,7 +1,7 @@
 //! One request at a time per session: two requests that change one session lose no update.
 //!
 //! ```sh
-//! cargo run --example per_session
+//! cargo run --features sessions --example per_session
 //! ```
 //!
 //! The session layer of `tower-sessions` saves a session after the handler has responded. The lock

@@ -120,6 +120,9 @@ fi
 
 have() { cargo "$1" --version >/dev/null 2>&1; }
 
+# For one build, as in CI, the state of an incremental one costs a sixth of the time. A directory
+# with such state keeps it: a change of the mode would compile everything again.
+[ -d target/debug/incremental ] || export CARGO_INCREMENTAL=0
 # The same packages and features in each of these steps: dependencies are compiled once.
 all=(--workspace --all-features)
 if have fmt; then step format cargo fmt --all --check; fi
@@ -163,18 +166,14 @@ tests=$!
 # --- beside the tests, in the time that they leave ---
 
 features() {
+    local check=(check) deny=()
+    if have clippy; then check=(clippy) deny=(-- -D warnings); fi
     # No feature, and each feature alone. `--long` has all pairs.
     for features in '' axum memory metrics redis redis-tls signal test-util __internals tracing uuid axum,memory; do
         echo "features: ${features:-none}"
-        RUSTFLAGS="${RUSTFLAGS:-} -D warnings" cargo check --quiet -p tower-lock --lib --no-default-features \
-            --features "$features" --target-dir target/features
+        # Not by RUSTFLAGS: all dependencies would be compiled again.
+        cargo "${check[@]}" --quiet -p tower-lock --lib --no-default-features --features "$features" "${deny[@]}"
     done
-}
-# The command of the README, with the default features, and examples without a test of their own.
-commands() {
-    cargo run --quiet --example reward_claim -- --demo
-    cargo run --quiet --example per_route
-    cargo run --quiet --example plain_tower
 }
 beside() {
     # The tests of the examples wait while a build is running: it must not starve.
@@ -185,7 +184,6 @@ beside() {
     record 'unit tests without features' cargo test -p tower-lock --lib --no-default-features
     record 'thread schedules' env RUSTC_WORKSPACE_WRAPPER="$PWD/scripts/shuttle.sh" \
         cargo test -p tower-lock --lib --no-default-features shuttle_tests
-    record commands commands
     record package cargo package --quiet --allow-dirty --no-verify -p tower-lock
 }
 beside &
@@ -197,7 +195,7 @@ reports "${names[@]}"
 # The busy loops would leave nothing for the rest, which does not depend on timing.
 if [ "$busy" ]; then kill "${loops[@]}"; fi
 wait "$beside"
-reports docs doctests features 'unit tests without features' 'thread schedules' commands package
+reports docs doctests features 'unit tests without features' 'thread schedules' package
 
 # --- slower checks ---
 
@@ -232,6 +230,7 @@ storms() {
     for _ in $(seq 10); do cargo test --quiet -p tower-lock-storm --test storm; done
 }
 simulations() {
+    SEEDS=10000 cargo test -p tower-lock-tests --test it random
     for option in '' force flush ctr back step java copies; do
         cargo run --quiet -p tower-lock-simulator -- 1000000 1010000 ${option:+--option "$option"}
     done
@@ -258,6 +257,7 @@ if [ "$long" ]; then
     step storms storms
     step simulations simulations
     step 'more thread schedules' schedules
+    step 'command of the README' cargo run --quiet --example reward_claim -- --demo
     step benchmarks cargo bench --quiet -p tower-lock-benches
 else
     skipped+=('slower checks: scripts/test.sh --long')

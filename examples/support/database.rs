@@ -26,7 +26,8 @@ pub async fn open_url(url: &str, schema: &str) -> Result<AnyPool, Failure> {
     let scheme = url.split(':').next().unwrap_or_default();
     let db = match scheme {
         "sqlite" => open_sqlite(url).await,
-        "mysql" | "mariadb" => open_mysql(url).await,
+        "mysql" | "mariadb" if cfg!(feature = "mysql") => open_mysql(url).await,
+        "mysql" | "mariadb" => return Err(format!("DATABASE_URL={scheme}:..: add `--features mysql`").into()),
         _ => {
             let supported = "this example supports SQLite, such as sqlite://shop.db, and MySQL or MariaDB, such as \
                           mysql://user:password@localhost/shop";

@@ -93,6 +93,16 @@ async fn grpc_client_gets_grpc_status_codes() {
     }
 }
 
+/// They check their own responses.
+#[tokio::test]
+async fn small_examples_succeed() {
+    for name in ["per_route", "plain_tower"] {
+        let output = run(example(name).await).await;
+        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+#[cfg(feature = "sessions")]
 #[tokio::test]
 async fn session_keeps_every_item_only_with_a_lock() {
     let output = run(example("per_session").await).await;
@@ -147,12 +157,13 @@ async fn shop_example_does_what_its_page_describes() {
 #[tokio::test]
 async fn invalid_settings_are_reported() {
     let redis = |says| if cfg!(feature = "redis") { says } else { "add `--features redis`" };
+    let mysql = |says| if cfg!(feature = "mysql") { says } else { "add `--features mysql`" };
     for (variable, value, says) in [
         ("PORT", "http", "PORT=http"),
         ("DATABASE_URL", "postgres://user:secret@shop", "DATABASE_URL=postgres:"),
         ("REDIS_URL", "http://user:secret@shop", redis("REDIS_URL: ")),
         // No server listens there.
-        ("DATABASE_URL", "mysql://user:secret@127.0.0.1:1/shop", "refused"),
+        ("DATABASE_URL", "mysql://user:secret@127.0.0.1:1/shop", mysql("refused")),
         ("REDIS_URL", "redis://user:secret@127.0.0.1:1", redis("refused")),
     ] {
         let mut command = example("reward_claim").await;

@@ -26,6 +26,18 @@ pub(crate) async fn example(name: &str) -> Command {
     static BUILT: OnceCell<PathBuf> = OnceCell::const_new();
     let folder = BUILT
         .get_or_init(|| async {
+            let features = [
+                ("mysql", cfg!(feature = "mysql")),
+                ("redis", cfg!(feature = "redis")),
+                ("sessions", cfg!(feature = "sessions")),
+            ];
+            let enabled: Vec<_> = features.iter().filter(|feature| feature.1).map(|feature| feature.0).collect();
+            // As the tests are built: other features would rebuild all dependencies.
+            let selection = if enabled.len() == features.len() {
+                vec!["--workspace".into(), "--all-features".into()]
+            } else {
+                vec![format!("--features={}", enabled.join(","))]
+            };
             let mut build = Command::new(env!("CARGO"));
             // Cargo sets them for this test. They would rebuild `ring`, and all that depends on it.
             for (variable, _) in env::vars_os() {
@@ -38,12 +50,8 @@ pub(crate) async fn example(name: &str) -> Command {
             }
             let built = build
                 .args(["build", "--quiet"])
-                .args(
-                    ["reward_claim", "stock_sale", "nightly_mail", "grpc_status", "per_session"]
-                        .map(|name| format!("--example={name}")),
-                )
-                // As the tests are built: other features would rebuild all dependencies.
-                .args(cfg!(feature = "redis").then_some(["--workspace", "--all-features"]).into_iter().flatten())
+                .arg("--examples")
+                .args(selection)
                 .current_dir(env!("CARGO_MANIFEST_DIR"))
                 .status()
                 .await
@@ -151,7 +159,10 @@ pub(crate) struct Databases {
 
 impl Databases {
     pub(crate) async fn start(test: &str) -> Self {
-        let mariadb = if MariaDb::is_available() {
+        let mariadb = if !cfg!(feature = "mysql") {
+            skipped(&format!("{test} on MariaDB"), "the feature `mysql`");
+            None
+        } else if MariaDb::is_available() {
             Some(MariaDb::start(&["shop"]).await)
         } else {
             skipped(&format!("{test} on MariaDB"), "mariadbd");

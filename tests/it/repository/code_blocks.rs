@@ -125,8 +125,8 @@ fn assert_exists(packages: &[Value], name: &str, dependency: &Value) {
 /// The commands of the pages, each with the file that runs it, and the text there.
 const COMMANDS: [(&str, &str, &str); 21] = [
     ("scripts/test.sh", ".github/workflows/ci.yml", " scripts/test.sh"),
-    ("cargo run --example reward_claim", "scripts/test.sh", "    cargo run --quiet --example reward_claim"),
-    ("cargo run --example stock_sale", "examples/tests/programs.rs", "example(\"stock_sale\")"),
+    ("cargo run --example reward_claim", "scripts/test.sh", " cargo run --quiet --example reward_claim"),
+    ("cargo run --features mysql --example stock_sale", "examples/tests/programs.rs", "example(\"stock_sale\")"),
     ("cargo run --features redis --example reward_claim", "examples/tests/instances.rs", "\"reward_claim\""),
     ("cargo run --features redis --example nightly_mail -- --once monday", "examples/tests/instances.rs", "\"--once\""),
     (
