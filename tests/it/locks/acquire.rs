@@ -135,7 +135,7 @@ async fn lock_waits_30_seconds_by_default() {
         }
     }
     let without_end = locks.lock(key()).wait(Duration::MAX);
-    assert!(tokio::time::timeout(Duration::from_secs(1_000_000), without_end.into_future()).await.is_err());
+    assert!(tokio::time::timeout(Duration::from_secs(100_000), without_end.into_future()).await.is_err());
 }
 
 /// Guarantee: G5.

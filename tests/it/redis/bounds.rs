@@ -65,14 +65,15 @@ async fn foreign_queue_of_a_million_entries_costs_little() {
         store.acquire(request).await.expect("a reply")
     };
     for entries in [60_000, 1_000_000] {
+        for thousand in 0..entries / 1000 {
+            environment.command(&["EVAL", fill, "1", "filled", &thousand.to_string()]).await;
+        }
         for what in ["acquire", "release", "enqueue", "force"] {
             let (holder, other) = (ids.next(), ids.next());
             if what != "acquire" {
                 assert!(matches!(acquire(holder.clone(), IfBusy::Fail).await, AcquireReply::Granted { .. }), "{what}");
             }
-            for thousand in 0..entries / 1000 {
-                environment.command(&["EVAL", fill, "1", QUEUE, &thousand.to_string()]).await;
-            }
+            environment.command(&["COPY", "filled", QUEUE]).await;
             environment.command(&["CONFIG", "RESETSTAT"]).await;
             match what {
                 "acquire" => {
@@ -97,6 +98,7 @@ async fn foreign_queue_of_a_million_entries_costs_little() {
             }
             environment.command(&["UNLINK", QUEUE, NAME]).await;
         }
+        environment.command(&["UNLINK", "filled"]).await;
     }
 }
 

@@ -43,7 +43,7 @@ async fn handoff_between_processes_costs_three_scripts() {
         let instances = join_all((0..contenders).map(|n| environment.direct_instance(["a", "b"][n % 2]))).await;
         warm(&environment, &instances).await;
         let (before, began) = (environment.scripts().await, Instant::now());
-        let sections = 640 / contenders;
+        let sections = 320 / contenders;
         join_all(instances.iter().map(async |locks| {
             for _ in 0..sections {
                 locks.lock(key()).wait(Duration::from_secs(60)).await.expect("a grant").release().await.expect("held");

@@ -23,8 +23,8 @@ use tower_lock_testkit::{
 
 use crate::support::environment;
 
-const KEYS: usize = 20;
-const GRANTS: usize = 500;
+const KEYS: usize = 10;
+const GRANTS: usize = 300;
 
 /// Over 10 000 grants: by default Lua prints doubles with 14 digits.
 #[tokio::test]

@@ -27,7 +27,7 @@ async fn client_with_a_response_is_served_at_another_instance() {
     let Some(environment) = environment().await else { return };
     let instances = instances(&environment, endings::service).await;
     for version in [Version::Http1, Version::Http2] {
-        assert_next_request_is_served_elsewhere(&ENDINGS, instances, version, 30).await;
+        assert_next_request_is_served_elsewhere(&ENDINGS, instances, version, 15).await;
     }
     environment.wait_until_clean().await;
 }
