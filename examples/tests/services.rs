@@ -26,6 +26,9 @@ pub(crate) async fn example(name: &str) -> Command {
     static BUILT: OnceCell<PathBuf> = OnceCell::const_new();
     let folder = BUILT
         .get_or_init(|| async {
+            if let Some(built) = env::var_os("EXAMPLES") {
+                return built.into();
+            }
             let features = [
                 ("mysql", cfg!(feature = "mysql")),
                 ("redis", cfg!(feature = "redis")),
