@@ -127,7 +127,11 @@ have() { cargo "$1" --version >/dev/null 2>&1; }
 all=(--workspace --all-features)
 if have fmt; then step format cargo fmt --all --check; fi
 if have clippy; then step clippy cargo clippy "${all[@]}" --all-targets -- -D warnings; fi
-build() { cargo test "${all[@]}" --no-run --message-format=json-render-diagnostics >"$logs/build.json"; }
+build() {
+    cargo test "${all[@]}" --no-run --message-format=json-render-diagnostics >"$logs/build.json"
+    # Some examples are tests above, and programs here.
+    cargo build "${all[@]}" --examples
+}
 step build build
 
 # --- tests ---
