@@ -53,7 +53,7 @@ pub struct Section<D: DriverTypes> {
 impl From<ReleaseReply> for ReleaseOutcome {
     fn from(reply: ReleaseReply) -> Self {
         match reply {
-            ReleaseReply::Freed => Self::Released,
+            ReleaseReply::Freed | ReleaseReply::RecordedBefore => Self::Released,
             ReleaseReply::HandedOff => Self::HandedOff,
             ReleaseReply::NotHolder => Self::NotHeld,
         }

@@ -27,8 +27,8 @@ pub use self::{
     events::{EventSink, StoreEvent},
     future::StoreFuture,
     types::{
-        AcquireReply, AcquireRequest, ForceReleaseReply, ForceReleaseRequest, Holder, IfBusy, KeyStatus, QueueConfig,
-        ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, YieldReply, YieldRequest,
+        AcquireReply, AcquireRequest, ForceReleaseReply, ForceReleaseRequest, Holder, IfBusy, KeyStatus, NewRecord,
+        QueueConfig, Record, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, YieldReply, YieldRequest,
     },
 };
 pub use crate::acquisition::AcquisitionIds;
@@ -58,6 +58,11 @@ pub use crate::acquisition::AcquisitionIds;
 ///   notices that, and skips its waiters from then on.
 /// - A **queue entry** lasts while `acquire` is repeated for it within [`QueueConfig::entry_ttl`].
 ///   Otherwise the store may drop the entry. The order of the other entries stays.
+/// - A **record** of a key is left by a [`release`](Self::release) of its holder, in the same step,
+///   and by nothing else. An acquire with [`unless_recorded`](AcquireRequest::unless_recorded) gets
+///   the record while it lasts; such an acquisition holds no grant, no offer and no queue entry
+///   afterwards. Other acquires ignore it. A store that must forget records before their time
+///   drops bodies first.
 /// - An **error** means that the outcome is unknown: the operation may have been executed, or may
 ///   be executed later. A busy key is a reply and not an error.
 /// - An `acquire` or a `yield_to_queue` **expires** [`AcquireRequest::valid_for`] after the call. A

@@ -1,6 +1,8 @@
 //! The requests and the replies of a [`LockStore`].
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
+
+use bytes::Bytes;
 
 #[cfg(doc)]
 use super::LockStore;
@@ -35,6 +37,9 @@ pub struct AcquireRequest {
     pub queue: QueueConfig,
     /// How long after the call the store may still execute it.
     pub valid_for: Duration,
+    /// Whether a [`Record`] of the key stands in place of a grant. Default: `false`, records are
+    /// ignored.
+    pub unless_recorded: bool,
 }
 
 /// Action of an `acquire` if the key is busy.
@@ -48,7 +53,7 @@ pub enum IfBusy {
 }
 
 /// The reply of [`LockStore::acquire`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AcquireReply {
     /// The acquisition holds the key for the requested lease.
@@ -75,6 +80,32 @@ pub enum AcquireReply {
         /// The number of waiters in the store, without the holder.
         waiting: usize,
     },
+    /// The key has this record, and the request has
+    /// [`unless_recorded`](AcquireRequest::unless_recorded). The acquisition holds nothing, and is
+    /// not in the queue.
+    Recorded(Record),
+}
+
+/// The result of a section, which its holder leaves with its release. Until it expires, an acquire
+/// with [`unless_recorded`](AcquireRequest::unless_recorded) gets it in place of a grant.
+#[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Record {
+    /// The part that lasts as long as the record.
+    pub head: Bytes,
+    /// The part that a store with little memory may drop earlier. `None`: there is none, or it was
+    /// dropped.
+    pub body: Option<Bytes>,
+}
+
+/// A [`Record`] and its duration, for [`ReleaseRequest::record`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NewRecord {
+    /// The record.
+    pub record: Record,
+    /// How long it lasts, from the execution of the release in the store.
+    pub keep_for: Duration,
 }
 
 /// One renewal of [`LockStore::renew`].
@@ -113,6 +144,9 @@ pub struct ReleaseRequest {
     pub block_for: Duration,
     /// The settings of the queue.
     pub queue: QueueConfig,
+    /// The record to leave, if the acquisition holds the key. It replaces an earlier one. Default:
+    /// none, and an earlier one stays.
+    pub record: Option<NewRecord>,
 }
 
 /// The reply of [`LockStore::release`].
@@ -126,6 +160,9 @@ pub enum ReleaseReply {
     /// The acquisition did not hold the key: its lease has expired, or this is a repetition. Its
     /// queue entry, if it had one, was removed.
     NotHolder,
+    /// The record of the request stands already: this is a repetition of a release that got no
+    /// reply.
+    RecordedBefore,
 }
 
 /// The request of [`LockStore::yield_to_queue`].
@@ -149,10 +186,12 @@ pub struct YieldRequest {
     pub queue: QueueConfig,
     /// How long after the call the store may still execute it.
     pub valid_for: Duration,
+    /// As in [`AcquireRequest::unless_recorded`], for [`next_id`](Self::next_id).
+    pub unless_recorded: bool,
 }
 
 /// The reply of [`LockStore::yield_to_queue`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum YieldReply {
     /// The queue is empty: the acquisition still holds the key.
@@ -243,7 +282,14 @@ impl AcquireRequest {
         queue: QueueConfig,
         valid_for: Duration,
     ) -> Self {
-        Self { key, id, lease, if_busy, queue, valid_for }
+        Self { key, id, lease, if_busy, queue, valid_for, unless_recorded: false }
+    }
+
+    /// Sets [`unless_recorded`](Self::unless_recorded).
+    #[must_use]
+    pub fn unless_recorded(mut self, unless_recorded: bool) -> Self {
+        self.unless_recorded = unless_recorded;
+        self
     }
 }
 
@@ -259,7 +305,14 @@ impl ReleaseRequest {
     /// Creates a request to release a key, or to leave its queue.
     #[must_use]
     pub fn new(key: LockKey, id: AcquisitionId, block_for: Duration, queue: QueueConfig) -> Self {
-        Self { key, id, block_for, queue }
+        Self { key, id, block_for, queue, record: None }
+    }
+
+    /// Leaves this record for `keep_for`, if the acquisition holds the key.
+    #[must_use]
+    pub fn record(mut self, record: Record, keep_for: Duration) -> Self {
+        self.record = Some(NewRecord { record, keep_for });
+        self
     }
 }
 
@@ -275,7 +328,14 @@ impl YieldRequest {
         queue: QueueConfig,
         valid_for: Duration,
     ) -> Self {
-        Self { key, id, fence, next_id, lease, queue, valid_for }
+        Self { key, id, fence, next_id, lease, queue, valid_for, unless_recorded: false }
+    }
+
+    /// Sets [`unless_recorded`](Self::unless_recorded).
+    #[must_use]
+    pub fn unless_recorded(mut self, unless_recorded: bool) -> Self {
+        self.unless_recorded = unless_recorded;
+        self
     }
 }
 
@@ -284,6 +344,24 @@ impl ForceReleaseRequest {
     #[must_use]
     pub fn new(key: LockKey, block_for: Duration, queue: QueueConfig) -> Self {
         Self { key, block_for, queue }
+    }
+}
+
+// === impl Record ===
+
+impl Record {
+    /// Creates a record.
+    #[must_use]
+    pub fn new(head: impl Into<Bytes>, body: Option<Bytes>) -> Self {
+        Self { head: head.into(), body }
+    }
+}
+
+impl fmt::Debug for Record {
+    /// Without the contents, which are the response to a client.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let body_len = self.body.as_ref().map(Bytes::len);
+        f.debug_struct("Record").field("head_len", &self.head.len()).field("body_len", &body_len).finish()
     }
 }
 

@@ -20,6 +20,7 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use tokio::time::{Instant, sleep};
 
 use crate::{
@@ -27,7 +28,8 @@ use crate::{
     lock_key::LockKey,
     store::{
         AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy, LockStore,
-        QueueConfig, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreEvent, YieldReply, YieldRequest,
+        QueueConfig, Record, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreEvent, YieldReply,
+        YieldRequest,
     },
     sync::Mutex,
 };
@@ -73,6 +75,12 @@ const CLAUSES: &[(&str, Clause)] = clauses![
     inspect_reports_holder_and_waiters,
     revoked_key_stays_blocked_and_its_holder_is_notified,
     force_release_frees_a_blocked_key_for_the_queue,
+    record_stands_in_place_of_a_grant,
+    only_the_holder_leaves_a_record_and_a_copy_changes_nothing,
+    waiters_get_the_record_and_pass_their_offers_on,
+    offer_that_expires_goes_on_with_a_record,
+    record_is_returned_while_the_key_is_held_or_blocked,
+    yield_of_a_lost_key_finds_the_record,
     store_that_replies_is_healthy,
 ];
 
@@ -151,6 +159,23 @@ impl World {
     async fn release(&self, id: &AcquisitionId, block_for: Duration) -> ReleaseReply {
         let request = ReleaseRequest::new(self.key.clone(), id.clone(), block_for, queue_config());
         self.store.release(request).await.unwrap_or_else(|error| panic!("{}: {error}", self.clause))
+    }
+
+    /// Acquires unless the key has a record. Returns that.
+    async fn recorded(&self, id: &AcquisitionId, if_busy: IfBusy) -> Option<Record> {
+        let request = AcquireRequest::new(self.key.clone(), id.clone(), LEASE, if_busy, queue_config(), EVENT_TIMEOUT);
+        let reply = self.store.acquire(request.unless_recorded(true)).await;
+        match reply.unwrap_or_else(|error| panic!("{}: {error}", self.clause)) {
+            AcquireReply::Recorded(record) => Some(record),
+            _ => None,
+        }
+    }
+
+    /// Releases, and leaves a record.
+    async fn complete(&self, id: &AcquisitionId, record: &Record, keep_for: Duration) -> ReleaseReply {
+        let request = ReleaseRequest::new(self.key.clone(), id.clone(), Duration::ZERO, queue_config());
+        let reply = self.store.release(request.record(record.clone(), keep_for)).await;
+        reply.unwrap_or_else(|error| panic!("{}: {error}", self.clause))
     }
 
     async fn renew(&self, ids: &[&AcquisitionId]) -> Vec<RenewReply> {
@@ -570,6 +595,107 @@ async fn force_release_frees_a_blocked_key_for_the_queue(w: World) {
     w.offered(&p, &b).await;
     w.granted(&b).await;
     w.same(w.release(&b, Duration::ZERO).await, ReleaseReply::Freed, "no waiters left");
+}
+
+/// Not text, and with an empty part.
+fn record(n: u8) -> Record {
+    Record::new(vec![n, 0, 0xff, b'\n'], (n > 0).then(|| Bytes::from(vec![n; usize::from(n) - 1])))
+}
+
+async fn record_stands_in_place_of_a_grant(w: World) {
+    let p = w.process();
+    let (a, b, c) = (p.ids.next(), p.ids.next(), p.ids.next());
+    w.granted(&a).await;
+    w.same(w.complete(&a, &record(9), LEASE).await, ReleaseReply::Freed, "released with a record");
+    for (if_busy, why) in [(IfBusy::Fail, "without a queue"), (IfBusy::Enqueue, "with one")] {
+        w.same(w.recorded(&b, if_busy).await, Some(record(9)), why);
+    }
+    // Others ignore it.
+    w.granted(&c).await;
+    w.same(w.release(&c, Duration::ZERO).await, ReleaseReply::Freed, "released without a record");
+    w.same(w.recorded(&b, IfBusy::Fail).await, Some(record(9)), "it stays");
+    sleep(LEASE).await;
+    w.same(w.recorded(&b, IfBusy::Fail).await, None, "it has expired");
+    w.same(w.complete(&b, &record(0), LEASE).await, ReleaseReply::Freed, "and the key was granted");
+    w.same(w.recorded(&a, IfBusy::Fail).await, Some(record(0)), "a record without a body");
+}
+
+async fn only_the_holder_leaves_a_record_and_a_copy_changes_nothing(w: World) {
+    let p = w.process();
+    let (a, b, c, d) = (p.ids.next(), p.ids.next(), p.ids.next(), p.ids.next());
+    w.granted(&a).await;
+    w.same(w.complete(&b, &record(1), LEASE).await, ReleaseReply::NotHolder, "of another one");
+    sleep(LEASE).await;
+    w.same(w.complete(&a, &record(1), LEASE).await, ReleaseReply::NotHolder, "after its lease");
+    w.same(w.recorded(&b, IfBusy::Fail).await, None, "no record, but a grant");
+    let long = 4 * LEASE;
+    w.same(w.complete(&b, &record(2), long).await, ReleaseReply::Freed, "the holder");
+    w.same(w.complete(&b, &record(3), long).await, ReleaseReply::RecordedBefore, "a copy");
+    w.same(w.complete(&a, &record(3), long).await, ReleaseReply::NotHolder, "a copy of an earlier holder");
+    w.same(w.recorded(&c, IfBusy::Fail).await, Some(record(2)), "the first one stays");
+    w.granted(&d).await;
+    w.same(w.complete(&d, &record(0), long).await, ReleaseReply::Freed, "the next holder");
+    w.same(w.recorded(&c, IfBusy::Fail).await, Some(record(0)), "its record replaces the earlier one");
+    w.same(w.complete(&b, &record(2), long).await, ReleaseReply::NotHolder, "its record was replaced");
+}
+
+async fn waiters_get_the_record_and_pass_their_offers_on(w: World) {
+    let p = w.process();
+    let (a, b, c) = (p.ids.next(), p.ids.next(), p.ids.next());
+    w.granted(&a).await;
+    for id in [&b, &c] {
+        w.same(w.recorded(id, IfBusy::Enqueue).await, None, "queued");
+    }
+    w.same(w.complete(&a, &record(1), 4 * LEASE).await, ReleaseReply::HandedOff, "waiters are behind");
+    w.offered(&p, &b).await;
+    w.same(w.recorded(&b, IfBusy::Enqueue).await, Some(record(1)), "in place of the offer");
+    w.offered(&p, &c).await;
+    w.same(w.recorded(&c, IfBusy::Enqueue).await, Some(record(1)), "of the next offer");
+    let status = w.store.inspect(w.key.clone()).await.unwrap_or_else(|error| panic!("{}: {error}", w.clause));
+    w.same((status.holder, status.waiting), (None, 0), "nothing is left");
+}
+
+async fn offer_that_expires_goes_on_with_a_record(w: World) {
+    let p = w.process();
+    let (a, b, c, d) = (p.ids.next(), p.ids.next(), p.ids.next(), p.ids.next());
+    w.granted(&a).await;
+    for id in [&b, &c] {
+        w.same(w.recorded(id, IfBusy::Enqueue).await, None, "queued");
+    }
+    w.same(w.complete(&a, &record(1), 4 * LEASE).await, ReleaseReply::HandedOff, "waiters are behind");
+    w.offered(&p, &b).await;
+    sleep(OFFER_TTL + Duration::from_millis(100)).await;
+    w.same(w.recorded(&d, IfBusy::Fail).await, Some(record(1)), "of a free key with a waiter");
+    w.offered(&p, &c).await;
+}
+
+async fn record_is_returned_while_the_key_is_held_or_blocked(w: World) {
+    let p = w.process();
+    let (a, b, c) = (p.ids.next(), p.ids.next(), p.ids.next());
+    w.granted(&a).await;
+    let request = ReleaseRequest::new(w.key.clone(), a, LEASE, queue_config()).record(record(1), 4 * LEASE);
+    let reply = w.store.release(request).await.unwrap_or_else(|error| panic!("{}: {error}", w.clause));
+    w.same(reply, ReleaseReply::Freed, "blocked");
+    w.same(w.recorded(&b, IfBusy::Enqueue).await, Some(record(1)), "while it is blocked");
+    w.busy(&c).await;
+    sleep(LEASE).await;
+    w.granted(&c).await;
+    w.same(w.recorded(&b, IfBusy::Enqueue).await, Some(record(1)), "while another one holds it");
+    w.same(w.release(&c, Duration::ZERO).await, ReleaseReply::Freed, "without waiters");
+}
+
+async fn yield_of_a_lost_key_finds_the_record(w: World) {
+    let p = w.process();
+    let (a, b, next) = (p.ids.next(), p.ids.next(), p.ids.next());
+    let fence = w.granted(&a).await;
+    sleep(LEASE).await;
+    w.granted(&b).await;
+    w.same(w.complete(&b, &record(1), 4 * LEASE).await, ReleaseReply::Freed, "another holder");
+    let request = YieldRequest::new(w.key.clone(), a, fence, next.clone(), LEASE, queue_config(), EVENT_TIMEOUT)
+        .unless_recorded(true);
+    let reply = w.store.yield_to_queue(request).await.unwrap_or_else(|error| panic!("{}: {error}", w.clause));
+    w.same(reply, YieldReply::NotHolder(AcquireReply::Recorded(record(1))), "in place of a grant");
+    w.same(w.release(&next, Duration::ZERO).await, ReleaseReply::NotHolder, "it holds nothing");
 }
 
 async fn store_that_replies_is_healthy(w: World) {

@@ -122,8 +122,11 @@ impl<D: DriverTypes> LockEntry<D> {
                     self.send_acquire(env);
                 }
             }
-            // The store must enqueue this acquire. A retry would get the same reply again and
-            // again.
+            // The store must enqueue this acquire, and must not reply with a record that was not
+            // asked for. A retry would get the same reply again and again.
+            Ok(AcquireReply::Recorded(_)) => {
+                self.fail_attempt(&StoreError::new("lock", "acquire", StoreErrorKind::Protocol), sent_at, env);
+            }
             Ok(AcquireReply::Busy { .. }) if attempt.wants_queue => {
                 self.fail_attempt(&StoreError::new("lock", "acquire", StoreErrorKind::Protocol), sent_at, env);
             }

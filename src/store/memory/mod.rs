@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use self::records::{OpContext, Records};
+use self::keys::{Keys, OpContext};
 use super::{
     AcquireReply, AcquireRequest, CALL_TIMEOUT, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus,
     LockStore, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreEvent, StoreFuture, YieldReply,
@@ -18,6 +18,7 @@ use crate::{
     sync::{Mutex, MutexGuard},
 };
 
+mod keys;
 mod records;
 
 /// Store of locks in the memory of one process, and the reference of the [`LockStore`] contract.
@@ -25,6 +26,10 @@ mod records;
 ///
 /// Several [`LockManager`](crate::LockManager)s may share one store. They then exclude each other
 /// like instances of a service that share a server.
+///
+/// A [`Record`](super::Record) is in memory until it expires. At most 100 000 are kept: the one
+/// that expires first is then forgotten. Their bodies use at most 64 MiB: those that expire first
+/// are then dropped, and their heads stay.
 ///
 /// A free key uses no memory. A key that a [lock-delay](crate::LockPolicy::lock_delay) or a
 /// [`min_hold`](crate::LockPolicy::min_hold) blocks uses about 200 bytes until the block ends. Only
@@ -38,7 +43,7 @@ pub struct MemoryStore {
 
 #[derive(Debug, Default)]
 struct State {
-    records: Records,
+    keys: Keys,
     /// By manager.
     sinks: HashMap<String, EventSink>,
 }
@@ -61,25 +66,25 @@ impl MemoryStore {
     /// Returns the number of keys with a holder.
     #[must_use]
     pub fn held_count(&self) -> usize {
-        self.state().records.held_count(self.clock.now())
+        self.state().keys.held_count(self.clock.now())
     }
 
     /// Returns the number of keys that use memory: held, blocked, or with waiters.
     #[must_use]
     pub fn size(&self) -> usize {
-        self.state().records.size(self.clock.now())
+        self.state().keys.size(self.clock.now())
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         // The only foreign code under this mutex is `EventSink::is_open`: after a panic in it the
-        // records are still consistent.
+        // keys are still consistent.
         self.state.lock()
     }
 
-    fn execute<T>(&self, operation: impl FnOnce(&mut Records, &mut OpContext<'_>) -> T) -> StoreFuture<T> {
+    fn execute<T>(&self, operation: impl FnOnce(&mut Keys, &mut OpContext<'_>) -> T) -> StoreFuture<T> {
         let mut events = Vec::new();
         let mut state = self.state();
-        let State { records, sinks } = &mut *state;
+        let State { keys, sinks } = &mut *state;
         let is_alive = |id: &AcquisitionId| sinks.get(id.manager()).is_some_and(EventSink::is_open);
         let mut cx = OpContext {
             now: self.clock.now(),
@@ -87,7 +92,7 @@ impl MemoryStore {
             is_alive: &is_alive,
             events: &mut events,
         };
-        let reply = operation(records, &mut cx);
+        let reply = operation(keys, &mut cx);
         drop(state);
         self.send_events(events);
         StoreFuture::ready(Ok(reply))
@@ -115,27 +120,27 @@ impl LockStore for MemoryStore {
     }
 
     fn acquire(&self, request: AcquireRequest) -> StoreFuture<AcquireReply> {
-        self.execute(|records, cx| records.acquire(cx, &request))
+        self.execute(|keys, cx| keys.acquire(cx, &request))
     }
 
     fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
-        self.execute(|records, cx| requests.iter().map(|request| records.renew(cx.now, request)).collect())
+        self.execute(|keys, cx| requests.iter().map(|request| keys.renew(cx.now, request)).collect())
     }
 
     fn release(&self, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
-        self.execute(|records, cx| records.release(cx, &request))
+        self.execute(|keys, cx| keys.release(cx, &request))
     }
 
     fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {
-        self.execute(|records, cx| records.yield_to_queue(cx, &request))
+        self.execute(|keys, cx| keys.yield_to_queue(cx, &request))
     }
 
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
-        self.execute(|records, cx| records.inspect(cx.now, &key))
+        self.execute(|keys, cx| keys.inspect(cx.now, &key))
     }
 
     fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
-        self.execute(|records, cx| records.force_release(cx, &request))
+        self.execute(|keys, cx| keys.force_release(cx, &request))
     }
 
     fn call_timeout(&self) -> Duration {

@@ -12,7 +12,7 @@ use tower_lock::{
     AcquisitionId, LockKey, MemoryStore,
     store::{
         AcquireReply, AcquireRequest, AcquisitionIds, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy,
-        LockStore, QueueConfig, ReleaseRequest, RenewRequest, StoreEvent, YieldReply, YieldRequest,
+        LockStore, QueueConfig, Record, ReleaseRequest, RenewRequest, StoreEvent, YieldReply, YieldRequest,
     },
     test_util::conformance,
 };
@@ -94,15 +94,22 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
                 let if_busy = if rng.u8(0..4) == 0 { IfBusy::Fail } else { IfBusy::Enqueue };
                 let lease = if rng.u8(0..5) == 0 { SHORT } else { LONG };
                 is_short = lease == SHORT;
+                let unless = rng.bool();
                 let request = AcquireRequest::new(key.clone(), owner, lease, if_busy, terms(), LONG);
-                let got = store.acquire(request).await.expect("a reply");
-                format!("acquire({id}, {if_busy:?}, {lease:?}): {}", names.acquired(got))
+                let got = store.acquire(request.unless_recorded(unless)).await.expect("a reply");
+                format!("acquire({id}, {if_busy:?}, {lease:?}, {unless}): {}", names.acquired(got))
             }
             5..=6 => {
                 let block_for = [Duration::ZERO, Duration::ZERO, SHORT, LONG / 2][rng.usize(0..4)];
-                is_short = block_for == SHORT;
-                let request = ReleaseRequest::new(key.clone(), owner, block_for, terms());
-                format!("release({id}, {block_for:?}): {:?}", store.release(request).await.expect("a reply"))
+                let mut request = ReleaseRequest::new(key.clone(), owner, block_for, terms());
+                if rng.u8(0..3) == 0 {
+                    let body = rng.bool().then(|| vec![0xff; rng.usize(0..9)].into());
+                    let keep_for = if rng.bool() { SHORT } else { LONG };
+                    request = request.record(Record::new(vec![0; rng.usize(0..9)], body), keep_for);
+                }
+                is_short = block_for == SHORT || request.record.as_ref().is_some_and(|new| new.keep_for == SHORT);
+                let released = format!("release({id}, {block_for:?}, {:?})", request.record);
+                format!("{released}: {:?}", store.release(request).await.expect("a reply"))
             }
             7 => {
                 let asks = vec![RenewRequest::new(key.clone(), owner, LONG)];
@@ -115,13 +122,14 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
                 // Mostly the current fence; otherwise the request is a copy of an earlier one.
                 let stands = store.inspect(key.clone()).await.expect("a reply").holder.map_or(7, |holder| holder.fence);
                 let fence = if rng.u8(0..4) == 0 { 7 } else { stands };
+                let unless = rng.bool();
                 let request = YieldRequest::new(key.clone(), owner, fence, next, LONG, terms(), LONG);
-                let yielded = match store.yield_to_queue(request).await.expect("a reply") {
+                let yielded = match store.yield_to_queue(request.unless_recorded(unless)).await.expect("a reply") {
                     YieldReply::Extended { fence } => format!("extended, {}", names.fence(fence)),
                     YieldReply::NotHolder(got) => names.acquired(got),
                     other => format!("{other:?}"),
                 };
-                format!("yield({id}, {then}): {yielded}")
+                format!("yield({id}, {then}, {unless}): {yielded}")
             }
             9 if rng.bool() => {
                 is_short = rng.bool();

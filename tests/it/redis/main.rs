@@ -21,5 +21,6 @@ mod network_faults;
 mod names;
 mod outages;
 mod recorded;
+mod records;
 mod runbook;
 mod error_mapping;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use deadpool_redis::redis::Value;
 
 use super::{
@@ -12,8 +13,8 @@ use crate::{
     acquisition::AcquisitionId,
     lock_key::LockKey,
     store::{
-        AcquireReply, AcquireRequest, ForceReleaseReply, ForceReleaseRequest, Holder, IfBusy, KeyStatus, ReleaseReply,
-        ReleaseRequest, RenewReply, RenewRequest, YieldReply, YieldRequest,
+        AcquireReply, AcquireRequest, ForceReleaseReply, ForceReleaseRequest, Holder, IfBusy, KeyStatus, NewRecord,
+        Record, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, YieldReply, YieldRequest,
     },
 };
 
@@ -49,7 +50,7 @@ impl Keyspace {
             ms(request.queue.entry_ttl),
             request.queue.capacity.to_string(),
         ];
-        self.call(&ACQUIRE, &request.key, args)
+        Ok(self.with_record(self.call(&ACQUIRE, &request.key, args)?, request.unless_recorded))
     }
 
     /// One call for all renewals, and which of them it contains: an invalid name is omitted.
@@ -62,16 +63,19 @@ impl Keyspace {
             true
         });
         let is_sent = is_sent.collect();
-        (ScriptCall { script: &RENEW, keys, args }, is_sent)
+        (ScriptCall { script: &RENEW, keys, args, data: Vec::new() }, is_sent)
     }
 
     /// The call of a release.
     pub fn release(&self, request: &ReleaseRequest) -> Result<ScriptCall, InvalidName> {
-        self.call(
-            &RELEASE,
-            &request.key,
-            vec![request.id.to_string(), ms(request.block_for), ms(request.queue.offer_ttl)],
-        )
+        let args = vec![request.id.to_string(), ms(request.block_for), ms(request.queue.offer_ttl)];
+        let mut call = self.with_record(self.call(&RELEASE, &request.key, args)?, request.record.is_some());
+        if let Some(NewRecord { record, keep_for }) = &request.record {
+            call.args.push(ms(*keep_for));
+            call.data.push(record.head.clone());
+            call.data.extend(record.body.clone());
+        }
+        Ok(call)
     }
 
     /// The call of a yield. `expires_at` is in microseconds of the server's clock.
@@ -86,7 +90,7 @@ impl Keyspace {
             request.queue.capacity.to_string(),
             request.fence.to_string(),
         ];
-        self.call(&YIELD, &request.key, args)
+        Ok(self.with_record(self.call(&YIELD, &request.key, args)?, request.unless_recorded))
     }
 
     /// The call of a force release.
@@ -98,7 +102,7 @@ impl Keyspace {
     pub fn inspect(&self, key: &LockKey) -> Result<ScriptCall, InvalidName> {
         let lock = self.lock(key)?;
         let queue = self.queue(&lock);
-        Ok(ScriptCall { script: &INSPECT, keys: vec![lock, queue], args: Vec::new() })
+        Ok(ScriptCall { script: &INSPECT, keys: vec![lock, queue], args: Vec::new(), data: Vec::new() })
     }
 
     /// The call of the self-test, on a key of its own.
@@ -114,7 +118,16 @@ impl Keyspace {
     ) -> Result<ScriptCall, InvalidName> {
         let lock = self.lock(key)?;
         let queue = self.queue(&lock);
-        Ok(ScriptCall { script, keys: vec![self.fence(), lock, queue], args })
+        Ok(ScriptCall { script, keys: vec![self.fence(), lock, queue], args, data: Vec::new() })
+    }
+
+    /// Adds the key of the record, if the script may use it.
+    fn with_record(&self, mut call: ScriptCall, is_used: bool) -> ScriptCall {
+        if is_used {
+            let record = self.record(&call.keys[1]);
+            call.keys.push(record);
+        }
+        call
     }
 }
 
@@ -173,6 +186,7 @@ pub fn parse_release(reply: &Value) -> Result<ReleaseReply, UnexpectedReply> {
         "freed" => Ok(ReleaseReply::Freed),
         "handed on" => Ok(ReleaseReply::HandedOff),
         "not owner" => Ok(ReleaseReply::NotHolder),
+        "recorded before" => Ok(ReleaseReply::RecordedBefore),
         _ => Err(UnexpectedReply),
     }
 }
@@ -274,6 +288,10 @@ fn parse_acquire_reply(elements: &[Value]) -> Result<AcquireReply, UnexpectedRep
             lease_left: lease_left(left)?,
             waiting: usize::try_from(parse_u64(waiting)?).map_err(|_| UnexpectedReply)?,
         }),
+        [recorded, head, body] if is(recorded, "recorded") => {
+            let body = if *body == Value::Nil { None } else { Some(Bytes::copy_from_slice(bytes(body)?)) };
+            Ok(AcquireReply::Recorded(Record::new(Bytes::copy_from_slice(bytes(head)?), body)))
+        }
         _ => Err(UnexpectedReply),
     }
 }

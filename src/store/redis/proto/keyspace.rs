@@ -81,6 +81,16 @@ impl Keyspace {
         }
     }
 
+    /// The record of a lock, in the same hash slot.
+    pub fn record(&self, lock: &str) -> String {
+        let prefix = &self.prefix;
+        if lock.contains('{') {
+            format!("tower-lock:{prefix}:s:{lock}")
+        } else {
+            format!("tower-lock:{prefix}:r:{{{lock}}}")
+        }
+    }
+
     /// The key of a lock with this name.
     pub fn parse_lock(&self, lock: &str) -> LockKey {
         self.strip_prefix(lock).map_or_else(|| LockKey::from_raw_name(lock), LockKey::from_composed)
@@ -134,10 +144,13 @@ mod tests {
     }
 
     #[test]
-    fn queue_shares_the_hash_slot_of_its_lock() {
+    fn queue_and_record_share_the_hash_slot_of_their_lock() {
         assert_eq!(keyspace().queue("lock:reward:7"), "tower-lock:lock:q:{lock:reward:7}");
         assert_eq!(keyspace().queue("shop{7}:x"), "tower-lock:lock:t:shop{7}:x");
         assert_ne!(keyspace().queue("x"), keyspace().queue("{x}"), "two locks, two queues");
+        assert_eq!(keyspace().record("lock:reward:7"), "tower-lock:lock:r:{lock:reward:7}");
+        assert_eq!(keyspace().record("shop{7}:x"), "tower-lock:lock:s:shop{7}:x");
+        assert_ne!(keyspace().record("x"), keyspace().record("{x}"), "two locks, two records");
     }
 
     #[test]

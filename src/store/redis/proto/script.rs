@@ -2,6 +2,7 @@
 
 use std::sync::LazyLock;
 
+use bytes::Bytes;
 use deadpool_redis::redis;
 
 macro_rules! scripts {
@@ -35,13 +36,16 @@ pub struct ScriptCall {
     pub(super) script: &'static Script,
     pub(super) keys: Vec<String>,
     pub(super) args: Vec<String>,
+    /// Further arguments, which may be any bytes.
+    pub(super) data: Vec<Bytes>,
 }
 
 impl Script {
     fn new(name: &'static str, file: &'static str) -> Self {
         let text = file
             .replace("--@include fence.lua", include_str!("lua/fence.lua"))
-            .replace("--@include queue.lua", include_str!("lua/queue.lua"));
+            .replace("--@include queue.lua", include_str!("lua/queue.lua"))
+            .replace("--@include record.lua", include_str!("lua/record.lua"));
         let sha = redis::Script::new(&text).get_hash().to_owned();
         Self { name, text, sha }
     }
@@ -84,6 +88,9 @@ impl ScriptCall {
     fn command(&self, name: &str, script: &str) -> redis::Cmd {
         let mut command = redis::cmd(name);
         command.arg(script).arg(self.keys.len()).arg(&self.keys).arg(&self.args);
+        for data in &self.data {
+            command.arg(&data[..]);
+        }
         command
     }
 }

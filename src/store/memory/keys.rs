@@ -1,0 +1,597 @@
+//! The rules of the contract. Pure: time is an argument, and events are outputs.
+
+use std::{
+    cmp::{Ordering, Reverse},
+    collections::{BinaryHeap, VecDeque, hash_map},
+    time::Duration,
+};
+
+use super::records::Records;
+use crate::{
+    acquisition::AcquisitionId,
+    clock::BootInstant,
+    lock_key::{KeyMap, LockKey},
+    store::{
+        AcquireReply, AcquireRequest, ForceReleaseReply, ForceReleaseRequest, Holder, IfBusy, KeyStatus, QueueConfig,
+        ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreEvent, YieldReply, YieldRequest,
+    },
+};
+
+/// Holder and queue of each key.
+#[derive(Debug, Default)]
+pub(super) struct Keys {
+    by_key: KeyMap<KeyState>,
+    last_fence: u64,
+    records: Records,
+    /// The number of states at which expired ones are removed.
+    sweep_threshold: usize,
+    /// Blocked keys without a holder, the earliest end first. An entry may be out of date.
+    blocked: BinaryHeap<Reverse<Blocked>>,
+}
+
+/// A key that is blocked.
+#[derive(Debug)]
+struct Blocked {
+    until: BootInstant,
+    key: LockKey,
+}
+
+/// The state of one key. A free key without waiters has no state.
+#[derive(Debug)]
+struct KeyState {
+    /// `None`: the key is free, or blocked until `expires_at`.
+    holder: Option<Holder>,
+    expires_at: BootInstant,
+    /// The holder that the key was revoked from, and the end of the block that followed.
+    revoked: Option<(AcquisitionId, BootInstant)>,
+    queue: VecDeque<AcquisitionId>,
+    /// The end of all queue entries, if no waiter repeats its `acquire`.
+    queue_expires_at: BootInstant,
+}
+
+/// The environment of one operation.
+pub(super) struct OpContext<'a> {
+    pub(super) now: BootInstant,
+    pub(super) wall_clock_us: &'a dyn Fn() -> u64,
+    /// Whether the process of an acquisition has an open sink.
+    pub(super) is_alive: &'a dyn Fn(&AcquisitionId) -> bool,
+    /// Events to send after the operation.
+    pub(super) events: &'a mut Vec<StoreEvent>,
+}
+
+impl Keys {
+    /// Fewer states than this are not searched for expired ones.
+    const SWEEP_MIN_LEN: usize = 64;
+    /// The number of formerly blocked keys that each acquisition may remove: many more than one
+    /// acquisition can block.
+    const PRUNED_PER_ACQUIRE: usize = 64;
+
+    pub(super) fn acquire(&mut self, cx: &mut OpContext<'_>, request: &AcquireRequest) -> AcquireReply {
+        self.sweep(cx.now);
+        if request.unless_recorded
+            && let Some(record) = self.records.get(&request.key, cx.now)
+        {
+            self.leave(cx, request);
+            return AcquireReply::Recorded(record);
+        }
+        let state = match self.by_key.entry(request.key.clone()) {
+            hash_map::Entry::Occupied(occupied) => occupied.into_mut(),
+            hash_map::Entry::Vacant(vacant) => vacant.insert(KeyState::free(cx.now)),
+        };
+        // A grant, or an offer that is accepted: the same fence, and a full lease. A delayed copy
+        // must not shorten it.
+        if let Some(fence) = state.fence_of(&request.id, cx.now) {
+            state.expires_at = state.expires_at.max(cx.now.saturating_add(request.lease));
+            return AcquireReply::Granted { fence };
+        }
+        if state.is_free(cx.now) {
+            let first = state.offer_next(cx, &request.key, request.queue, &mut self.last_fence, Some(&request.id));
+            if !first {
+                let fence = next_fence(&mut self.last_fence, (cx.wall_clock_us)());
+                state.grant(request.id.clone(), fence, cx.now.saturating_add(request.lease));
+                return AcquireReply::Granted { fence };
+            }
+        }
+        let lease_left = state.expires_at.saturating_duration_since(cx.now);
+        match request.if_busy {
+            IfBusy::Fail => AcquireReply::Busy { lease_left },
+            IfBusy::Enqueue => state.enqueue(cx, &request.id, request.queue, lease_left),
+        }
+    }
+
+    pub(super) fn renew(&mut self, now: BootInstant, request: &RenewRequest) -> RenewReply {
+        match self.by_key.get_mut(&request.key) {
+            Some(state) if state.fence_of(&request.id, now).is_some() => {
+                // A delayed renewal must not shorten the lease that a later call has set.
+                state.expires_at = state.expires_at.max(now.saturating_add(request.lease));
+                RenewReply::Extended
+            }
+            _ => RenewReply::NotHolder,
+        }
+    }
+
+    /// Changes only what this acquisition owns (I1).
+    pub(super) fn release(&mut self, cx: &mut OpContext<'_>, request: &ReleaseRequest) -> ReleaseReply {
+        let hash_map::Entry::Occupied(mut occupied) = self.by_key.entry(request.key.clone()) else {
+            return self.not_holder(request, cx.now);
+        };
+        let state = occupied.get_mut();
+        if state.fence_of(&request.id, cx.now).is_none() {
+            state.queue.retain(|waiting| *waiting != request.id);
+            if state.is_garbage(cx.now) {
+                occupied.remove();
+            }
+            return self.not_holder(request, cx.now);
+        }
+        state.holder = None;
+        if let Some(new) = &request.record {
+            self.records.insert(request.key.clone(), request.id.clone(), new, cx.now);
+        }
+        state.expires_at = cx.now.saturating_add(request.block_for);
+        if !state.is_free(cx.now) {
+            self.blocked.push(Reverse(Blocked { until: state.expires_at, key: request.key.clone() }));
+            return ReleaseReply::Freed;
+        }
+        if state.offer_next(cx, &request.key, request.queue, &mut self.last_fence, None) {
+            return ReleaseReply::HandedOff;
+        }
+        occupied.remove();
+        ReleaseReply::Freed
+    }
+
+    pub(super) fn yield_to_queue(&mut self, cx: &mut OpContext<'_>, request: &YieldRequest) -> YieldReply {
+        let acquire = AcquireRequest::new(
+            request.key.clone(),
+            request.next_id.clone(),
+            request.lease,
+            IfBusy::Enqueue,
+            request.queue,
+            request.valid_for,
+        )
+        .unless_recorded(request.unless_recorded);
+        if let Some(state) = self.by_key.get_mut(&request.key)
+            && let Some(fence) = state.fence_of(&request.id, cx.now)
+        {
+            if fence != request.fence {
+                return YieldReply::Extended { fence };
+            }
+            state.holder = None;
+            if !state.offer_next(cx, &request.key, request.queue, &mut self.last_fence, None) {
+                let fence = next_fence(&mut self.last_fence, (cx.wall_clock_us)());
+                state.grant(request.id.clone(), fence, cx.now.saturating_add(request.lease));
+                return YieldReply::Extended { fence };
+            }
+        }
+        YieldReply::NotHolder(self.acquire(cx, &acquire))
+    }
+
+    pub(super) fn inspect(&self, now: BootInstant, key: &LockKey) -> KeyStatus {
+        let Some(state) = self.by_key.get(key) else { return KeyStatus::new(None, Duration::ZERO, 0) };
+        let holder = state.holder.as_ref().filter(|_| state.expires_at > now);
+        let waiting = if state.queue_expires_at > now { state.queue.len() } else { 0 };
+        KeyStatus::new(holder.cloned(), state.expires_at.saturating_duration_since(now), waiting)
+    }
+
+    pub(super) fn force_release(&mut self, cx: &mut OpContext<'_>, request: &ForceReleaseRequest) -> ForceReleaseReply {
+        let hash_map::Entry::Occupied(mut occupied) = self.by_key.entry(request.key.clone()) else {
+            return ForceReleaseReply::Free;
+        };
+        let state = occupied.get_mut();
+        let left = state.expires_at.saturating_duration_since(cx.now);
+        let revoked = state.revoked.as_ref().filter(|(_, until)| *until == state.expires_at);
+        let reply = match (state.holder.take(), revoked) {
+            _ if left.is_zero() => ForceReleaseReply::Free,
+            (Some(Holder { id, .. }), _) => {
+                state.expires_at = cx.now.saturating_add(request.block_for);
+                state.revoked = Some((id.clone(), state.expires_at));
+                self.blocked.push(Reverse(Blocked { until: state.expires_at, key: request.key.clone() }));
+                cx.events.push(StoreEvent::Revoked { key: request.key.clone(), id: id.clone() });
+                ForceReleaseReply::Revoked { holder: id }
+            }
+            // The former holder may still run: the event of the earlier call may be lost.
+            (None, Some((id, _))) => {
+                cx.events.push(StoreEvent::Revoked { key: request.key.clone(), id: id.clone() });
+                ForceReleaseReply::Revoked { holder: id.clone() }
+            }
+            (None, None) => {
+                state.expires_at = cx.now;
+                ForceReleaseReply::Unblocked { blocked_for: left }
+            }
+        };
+        if state.is_free(cx.now) && !state.offer_next(cx, &request.key, request.queue, &mut self.last_fence, None) {
+            occupied.remove();
+        }
+        reply
+    }
+
+    /// The number of keys with a holder.
+    pub(super) fn held_count(&self, now: BootInstant) -> usize {
+        self.by_key.values().filter(|state| state.holder.is_some() && state.expires_at > now).count()
+    }
+
+    /// The number of keys that need a state.
+    pub(super) fn size(&self, now: BootInstant) -> usize {
+        self.by_key.values().filter(|state| !state.is_garbage(now)).count()
+    }
+
+    /// Removes the states of crashed holders. A search each time the table has doubled has a
+    /// constant cost per acquisition, and bounds the table to twice the live keys.
+    fn sweep(&mut self, now: BootInstant) {
+        self.prune_unblocked(now);
+        if self.by_key.len() >= self.sweep_threshold.max(Self::SWEEP_MIN_LEN) {
+            self.by_key.retain(|_, state| !state.is_garbage(now));
+            self.sweep_threshold = 2 * self.by_key.len();
+        }
+    }
+}
+
+impl Keys {
+    /// The reply to a release that finds nothing to release.
+    fn not_holder(&self, request: &ReleaseRequest, now: BootInstant) -> ReleaseReply {
+        let recorded_before = request.record.is_some() && self.records.is_of(&request.key, &request.id, now);
+        if recorded_before { ReleaseReply::RecordedBefore } else { ReleaseReply::NotHolder }
+    }
+
+    /// Ends an acquisition that gets a record: its offer, or the free key, goes to the next waiter.
+    fn leave(&mut self, cx: &mut OpContext<'_>, request: &AcquireRequest) {
+        let hash_map::Entry::Occupied(mut occupied) = self.by_key.entry(request.key.clone()) else { return };
+        let state = occupied.get_mut();
+        state.queue.retain(|waiting| *waiting != request.id);
+        if state.fence_of(&request.id, cx.now).is_some() {
+            state.holder = None;
+            state.expires_at = cx.now;
+        }
+        if state.is_free(cx.now) {
+            state.offer_next(cx, &request.key, request.queue, &mut self.last_fence, None);
+        }
+        if occupied.get().is_garbage(cx.now) {
+            occupied.remove();
+        }
+    }
+
+    /// Removes the states of keys whose block has ended, a few with each acquisition, and shrinks
+    /// the tables: a client that causes many lock-delays leaves no memory behind.
+    fn prune_unblocked(&mut self, now: BootInstant) {
+        for _ in 0..Self::PRUNED_PER_ACQUIRE {
+            if self.blocked.peek().is_none_or(|Reverse(first)| first.until > now) {
+                break;
+            }
+            let Some(Reverse(Blocked { key, .. })) = self.blocked.pop() else { break };
+            if let hash_map::Entry::Occupied(occupied) = self.by_key.entry(key)
+                && occupied.get().is_garbage(now)
+            {
+                occupied.remove();
+            }
+        }
+        // The cost of a shrink is proportional to the entries that remain.
+        if self.blocked.capacity() / 4 > self.blocked.len().max(Self::SWEEP_MIN_LEN) {
+            self.blocked.shrink_to(2 * self.blocked.len());
+        }
+        if self.by_key.capacity() / 4 > self.by_key.len().max(Self::SWEEP_MIN_LEN) {
+            self.by_key.shrink_to(2 * self.by_key.len());
+            self.sweep_threshold = 2 * self.by_key.len();
+        }
+    }
+}
+
+impl PartialEq for Blocked {
+    fn eq(&self, other: &Self) -> bool {
+        self.until == other.until
+    }
+}
+
+impl Eq for Blocked {}
+
+impl PartialOrd for Blocked {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Blocked {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.until.cmp(&other.until)
+    }
+}
+
+impl KeyState {
+    fn free(now: BootInstant) -> Self {
+        Self { holder: None, expires_at: now, revoked: None, queue: VecDeque::new(), queue_expires_at: now }
+    }
+
+    fn is_free(&self, now: BootInstant) -> bool {
+        self.expires_at <= now
+    }
+
+    /// Whether the state can be removed.
+    fn is_garbage(&self, now: BootInstant) -> bool {
+        self.is_free(now) && (self.queue.is_empty() || self.queue_expires_at <= now)
+    }
+
+    /// The fence, if this acquisition holds the key.
+    fn fence_of(&self, id: &AcquisitionId, now: BootInstant) -> Option<u64> {
+        let holder = self.holder.as_ref().filter(|holder| holder.id == *id && self.expires_at > now)?;
+        Some(holder.fence)
+    }
+
+    fn grant(&mut self, id: AcquisitionId, fence: u64, until: BootInstant) {
+        self.queue.retain(|waiting| *waiting != id);
+        self.holder = Some(Holder::new(id, fence));
+        self.expires_at = until;
+    }
+
+    /// Offers the free key to the first live waiter. `false`: there is none, or it is `requester`,
+    /// which the caller grants the key to.
+    fn offer_next(
+        &mut self,
+        cx: &mut OpContext<'_>,
+        key: &LockKey,
+        config: QueueConfig,
+        last_fence: &mut u64,
+        requester: Option<&AcquisitionId>,
+    ) -> bool {
+        if self.queue_expires_at <= cx.now {
+            self.queue.clear();
+        }
+        while let Some(first) = self.queue.pop_front() {
+            if Some(&first) == requester {
+                return false;
+            }
+            if !(cx.is_alive)(&first) {
+                continue;
+            }
+            cx.events.push(StoreEvent::Offered { key: key.clone(), id: first.clone() });
+            let fence = next_fence(last_fence, (cx.wall_clock_us)());
+            self.grant(first, fence, cx.now.saturating_add(config.offer_ttl));
+            return true;
+        }
+        false
+    }
+
+    fn enqueue(
+        &mut self,
+        cx: &OpContext<'_>,
+        id: &AcquisitionId,
+        config: QueueConfig,
+        lease_left: Duration,
+    ) -> AcquireReply {
+        if self.queue_expires_at <= cx.now {
+            self.queue.clear();
+        }
+        let position = self.queue.iter().position(|waiting| waiting == id);
+        if position.is_none() && self.queue.len() >= config.capacity {
+            self.queue.retain(|waiting| (cx.is_alive)(waiting));
+            if self.queue.len() >= config.capacity {
+                return AcquireReply::QueueFull { lease_left, waiting: self.queue.len() };
+            }
+        }
+        self.queue_expires_at = cx.now.saturating_add(config.entry_ttl);
+        let ahead = position.unwrap_or_else(|| {
+            self.queue.push_back(id.clone());
+            self.queue.len() - 1
+        });
+        AcquireReply::Queued { ahead, lease_left }
+    }
+}
+
+/// The next fence: larger than each one before it, and at least the clock.
+fn next_fence(last: &mut u64, wall_clock_us: u64) -> u64 {
+    *last = wall_clock_us.max(last.saturating_add(1));
+    *last
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::acquisition::AcquisitionIds;
+
+    const LEASE: Duration = Duration::from_secs(30);
+    const OFFER_TTL: Duration = Duration::from_secs(4);
+
+    /// Keys with a clock.
+    struct Store {
+        keys: Keys,
+        now: BootInstant,
+        wall_clock_us: u64,
+        events: Vec<StoreEvent>,
+        dead: Vec<AcquisitionId>,
+    }
+
+    fn store() -> Store {
+        Store {
+            keys: Keys::default(),
+            now: BootInstant::default(),
+            wall_clock_us: 0,
+            events: Vec::new(),
+            dead: Vec::new(),
+        }
+    }
+
+    impl Store {
+        fn run<T>(&mut self, operation: impl FnOnce(&mut Keys, &mut OpContext<'_>) -> T) -> T {
+            let Self { keys, now, wall_clock_us, events, dead } = self;
+            let is_alive = |id: &AcquisitionId| !dead.contains(id);
+            let wall_clock_us = || *wall_clock_us;
+            operation(keys, &mut OpContext { now: *now, wall_clock_us: &wall_clock_us, is_alive: &is_alive, events })
+        }
+
+        fn acquire(&mut self, key: &LockKey, id: &AcquisitionId, if_busy: IfBusy) -> AcquireReply {
+            let request = AcquireRequest::new(key.clone(), id.clone(), LEASE, if_busy, queue_config(), LEASE);
+            self.run(|keys, cx| keys.acquire(cx, &request))
+        }
+
+        fn fence(&mut self, id: &AcquisitionId) -> u64 {
+            match self.acquire(&key(), id, IfBusy::Enqueue) {
+                AcquireReply::Granted { fence } => fence,
+                other => panic!("not granted: {other:?}"),
+            }
+        }
+
+        fn release(&mut self, id: &AcquisitionId, block_for: Duration) -> ReleaseReply {
+            let request = ReleaseRequest::new(key(), id.clone(), block_for, queue_config());
+            self.run(|keys, cx| keys.release(cx, &request))
+        }
+
+        fn renew(&mut self, id: &AcquisitionId) -> RenewReply {
+            self.keys.renew(self.now, &RenewRequest::new(key(), id.clone(), LEASE))
+        }
+
+        fn advance(&mut self, by: Duration) {
+            self.now = self.now.saturating_add(by);
+        }
+
+        fn drain_offers(&mut self) -> Vec<AcquisitionId> {
+            let offered = |event| match event {
+                StoreEvent::Offered { id, .. } => id,
+                other => panic!("{other:?}"),
+            };
+            self.events.drain(..).map(offered).collect()
+        }
+    }
+
+    fn key() -> LockKey {
+        LockKey::from(("order", 1))
+    }
+
+    fn queue_config() -> QueueConfig {
+        QueueConfig::new(OFFER_TTL, Duration::from_secs(10), 3)
+    }
+
+    fn ids<const N: usize>() -> [AcquisitionId; N] {
+        let ids = AcquisitionIds::new("test", 0);
+        std::array::from_fn(|_| ids.next())
+    }
+
+    #[test]
+    fn crashed_holder_blocks_no_longer_than_its_lease() {
+        let ([a, b], mut store) = (ids(), store());
+        store.fence(&a);
+        store.advance(LEASE - Duration::from_millis(1));
+        let held = AcquireReply::Busy { lease_left: Duration::from_millis(1) };
+        assert_eq!(store.acquire(&key(), &b, IfBusy::Fail), held);
+        store.advance(Duration::from_millis(1));
+        store.fence(&b);
+        assert_eq!(store.release(&a, Duration::ZERO), ReleaseReply::NotHolder, "a late release changes no other grant");
+        assert_eq!(store.keys.held_count(store.now), 1);
+    }
+
+    #[test]
+    fn only_the_owner_can_renew_and_only_in_time() {
+        let ([a, b], mut store) = (ids(), store());
+        assert_eq!(store.renew(&a), RenewReply::NotHolder, "the key is free");
+        let first = store.fence(&a);
+        store.advance(LEASE / 2);
+        assert_eq!((store.renew(&b), store.renew(&a)), (RenewReply::NotHolder, RenewReply::Extended));
+        store.advance(LEASE / 2);
+        assert_eq!(store.fence(&a), first, "under the same fence");
+        store.advance(2 * LEASE);
+        assert_eq!(store.renew(&a), RenewReply::NotHolder, "an expired lease stays expired");
+    }
+
+    /// Guarantee: G11.
+    #[test]
+    fn fence_rises_over_restarts_and_clock_steps() {
+        let [a, b] = ids();
+        let (mut store, mut last) = (store(), 0);
+        for clock in [1_000, 1_000, 2_000, 500, 500, 2_500] {
+            store.wall_clock_us = clock;
+            let next = store.fence(&a);
+            assert!(next > last, "{next} after {last}");
+            last = next;
+            store.release(&a, Duration::ZERO);
+        }
+        store.keys = Keys::default();
+        store.wall_clock_us = 3_000;
+        assert!(store.fence(&b) > last);
+    }
+
+    #[test]
+    fn free_key_goes_to_the_first_live_waiter() {
+        let ([a, dead, b, c], mut store) = (ids(), store());
+        store.fence(&a);
+        for (ahead, waiter) in [&dead, &b, &c].into_iter().enumerate() {
+            assert_eq!(
+                store.acquire(&key(), waiter, IfBusy::Enqueue),
+                AcquireReply::Queued { ahead, lease_left: LEASE },
+            );
+        }
+        store.dead.push(dead);
+        store.advance(LEASE);
+        // The holder crashed: the last waiter polls, and the first live one is offered the key.
+        store.keys.by_key.get_mut(&key()).expect("held").queue_expires_at = BootInstant::FAR_FUTURE;
+        assert_eq!(
+            store.acquire(&key(), &c, IfBusy::Enqueue),
+            AcquireReply::Queued { ahead: 0, lease_left: OFFER_TTL }
+        );
+        assert_eq!(store.drain_offers(), std::slice::from_ref(&b));
+        assert_eq!(store.release(&b, Duration::ZERO), ReleaseReply::HandedOff);
+        assert_eq!(store.drain_offers(), std::slice::from_ref(&c));
+        store.advance(OFFER_TTL - Duration::from_millis(1));
+        store.fence(&c);
+        store.advance(LEASE - Duration::from_millis(1));
+        assert_eq!(store.renew(&c), RenewReply::Extended, "an accepted offer has a full lease");
+    }
+
+    #[test]
+    fn full_queue_drops_dead_waiters_first() {
+        let ([a, b, c, d, e], mut store) = (ids(), store());
+        store.fence(&a);
+        for waiter in [&b, &c, &d] {
+            assert!(matches!(store.acquire(&key(), waiter, IfBusy::Enqueue), AcquireReply::Queued { .. }));
+        }
+        assert_eq!(
+            store.acquire(&key(), &e, IfBusy::Enqueue),
+            AcquireReply::QueueFull { lease_left: LEASE, waiting: 3 }
+        );
+        assert_eq!(store.acquire(&key(), &d, IfBusy::Enqueue), AcquireReply::Queued { ahead: 2, lease_left: LEASE });
+        store.dead.push(c);
+        assert_eq!(store.acquire(&key(), &e, IfBusy::Enqueue), AcquireReply::Queued { ahead: 2, lease_left: LEASE });
+        store.advance(Duration::from_secs(10));
+        assert_eq!(store.release(&a, Duration::ZERO), ReleaseReply::Freed, "no waiter has polled for ten seconds");
+    }
+
+    /// Guarantee: G15.
+    #[test]
+    fn free_locks_leave_nothing_and_dead_ones_are_swept() {
+        let ([a, b], mut store) = (ids(), store());
+        store.fence(&a);
+        store.acquire(&key(), &b, IfBusy::Fail);
+        store.acquire(&key(), &b, IfBusy::Enqueue);
+        store.release(&b, Duration::ZERO);
+        store.release(&a, Duration::ZERO);
+        assert!(store.keys.by_key.is_empty());
+        for n in 0..10_000 {
+            store.advance(Duration::from_secs(1));
+            assert!(matches!(
+                store.acquire(&LockKey::from(("n", n)), &a, IfBusy::Enqueue),
+                AcquireReply::Granted { .. }
+            ));
+        }
+        let states = store.keys.by_key.len();
+        assert!(states <= 2 * Keys::SWEEP_MIN_LEN, "{states} states for 30 holders");
+    }
+
+    /// A client that causes a lock-delay of one key after the other.
+    /// Guarantee: G15.
+    #[test]
+    fn aborted_keys_are_swept_by_later_acquisitions() {
+        const KEYS: usize = 50_000;
+        let (mut store, ids) = (store(), AcquisitionIds::new("test", 1));
+        for n in 0..KEYS {
+            let (key, id) = (LockKey::from(("k", n)), ids.next());
+            store.acquire(&key, &id, IfBusy::Fail);
+            let request = ReleaseRequest::new(key, id, Duration::from_secs(1), queue_config());
+            assert_eq!(store.run(|keys, cx| keys.release(cx, &request)), ReleaseReply::Freed);
+        }
+        assert_eq!(store.keys.by_key.len(), KEYS, "blocked");
+        store.advance(Duration::from_secs(2));
+        for _ in 0..KEYS / Keys::PRUNED_PER_ACQUIRE + 2 {
+            let id = ids.next();
+            store.fence(&id);
+            store.release(&id, Duration::ZERO);
+        }
+        let Keys { by_key, blocked, .. } = &store.keys;
+        assert_eq!((by_key.len(), blocked.len()), (0, 0));
+        assert!(by_key.capacity() < 1024 && blocked.capacity() < 1024, "{} {}", by_key.capacity(), blocked.capacity());
+    }
+}

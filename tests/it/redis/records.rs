@@ -1,0 +1,78 @@
+//! Records in Redis: stored in the same step as the release, or not at all.
+
+use std::time::Duration;
+
+use tower_lock::store::{
+    AcquireReply, AcquireRequest, AcquisitionIds, EventSink, IfBusy, LockStore, QueueConfig, Record, ReleaseReply,
+    ReleaseRequest, StoreErrorKind,
+};
+use tower_lock_testkit::{locks::key, wait::ms};
+
+use crate::support::environment;
+
+const TERMS: QueueConfig = QueueConfig::new(ms(4_000), ms(10_000), 16);
+const RECORD: &str = "tower-lock:lock:r:{lock:k}";
+const LONG: Duration = Duration::from_secs(60);
+
+/// The store, and two acquisition ids of one process.
+macro_rules! store {
+    ($environment:ident, $holder:ident, $other:ident) => {{
+        let store = $environment.store().await;
+        let ids = AcquisitionIds::new("a", 1);
+        let ($holder, $other) = (ids.next(), ids.next());
+        store.subscribe(EventSink::new($holder.manager(), |_| true));
+        (store, $holder, $other)
+    }};
+}
+
+fn acquire(id: &tower_lock::AcquisitionId) -> AcquireRequest {
+    AcquireRequest::new(key(), id.clone(), LONG, IfBusy::Fail, TERMS, ms(5_000)).unless_recorded(true)
+}
+
+fn release(id: &tower_lock::AcquisitionId) -> ReleaseRequest {
+    let record = Record::new("head", Some(vec![0xff, 0].into()));
+    ReleaseRequest::new(key(), id.clone(), Duration::ZERO, TERMS).record(record, LONG)
+}
+
+#[tokio::test]
+async fn record_is_a_hash_with_a_ttl() {
+    let Some(environment) = environment().await else { return };
+    let (store, holder, other) = store!(environment, holder, other);
+    assert!(matches!(store.acquire(acquire(&holder)).await, Ok(AcquireReply::Granted { .. })));
+    assert_eq!(store.release(release(&holder)).await.expect("a reply"), ReleaseReply::Freed);
+    let id = environment.command(&["HGET", RECORD, "id"]).await;
+    assert_eq!(id.text(), Some(holder.to_string().as_str()));
+    assert_eq!(environment.command(&["HLEN", RECORD]).await.integer(), Some(3));
+    let ttl = environment.command(&["PTTL", RECORD]).await.integer().expect("a number");
+    assert!((50_000..=60_000).contains(&ttl), "{ttl}");
+    assert!(matches!(store.acquire(acquire(&other)).await, Ok(AcquireReply::Recorded(_))));
+}
+
+#[tokio::test]
+async fn out_of_memory_stores_no_record_and_releases_nothing() {
+    let Some(environment) = environment().await else { return };
+    let (store, holder, other) = store!(environment, holder, other);
+    assert!(matches!(store.acquire(acquire(&holder)).await, Ok(AcquireReply::Granted { .. })));
+    environment.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
+    let error = store.release(release(&holder)).await.expect_err("no memory");
+    assert_eq!(error.kind(), StoreErrorKind::Refused);
+    assert_eq!(environment.command(&["EXISTS", RECORD]).await.integer(), Some(0));
+    assert!(matches!(store.acquire(acquire(&other)).await, Ok(AcquireReply::Busy { .. })), "it runs only once");
+    environment.command(&["CONFIG", "SET", "maxmemory", "0"]).await;
+    assert_eq!(store.release(release(&holder)).await.expect("a reply"), ReleaseReply::Freed);
+    assert!(matches!(store.acquire(acquire(&other)).await, Ok(AcquireReply::Recorded(_))));
+}
+
+/// A value of another program is no proof that nothing was recorded.
+#[tokio::test]
+async fn foreign_value_in_place_of_the_record_grants_nothing() {
+    let Some(environment) = environment().await else { return };
+    let (store, holder, other) = store!(environment, holder, other);
+    assert!(matches!(store.acquire(acquire(&holder)).await, Ok(AcquireReply::Granted { .. })));
+    environment.command(&["SET", RECORD, "text"]).await;
+    store.release(release(&holder)).await.expect_err("no record was stored");
+    assert!(matches!(store.acquire(acquire(&other).unless_recorded(false)).await, Ok(AcquireReply::Busy { .. })));
+    let error = store.acquire(acquire(&other)).await.expect_err("unknown");
+    assert_eq!(error.kind(), StoreErrorKind::Refused);
+    assert_eq!(environment.command(&["GET", RECORD]).await.text(), Some("text"));
+}
