@@ -5,7 +5,8 @@
 #   scripts/test.sh --busy    the same beside two busy loops, to find tests that depend on timing
 #   scripts/test.sh --long    and slower checks: licences, bans, sources of all dependencies, their
 #                             lowest versions, types of other crates in the public API, each pair of
-#                             features, the package as users build it, repeated storms, 80 000
+#                             features, the package as users build it, broken locks that a storm must
+#                             detect, messages of the compiler, repeated storms, 80 000
 #                             simulations, schedules of threads, benchmarks
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,7 +17,7 @@ for argument in "$@"; do
     case $argument in
         --busy) busy=1 ;;
         --long) long=1 ;;
-        *) sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+        *) sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
     esac
 done
 
@@ -141,15 +142,18 @@ programs() {
     sed -n 's|.*"manifest_path":"\([^"]*\)/Cargo.toml".*"profile":{[^}]*"test":true}.*"executable":"\([^"]*\)".*|\1 \2|p' "$logs/build.json" |
         while read -r folder program; do
             name=$(basename "${program%-*}")
-            case $name in compile_fail | it | storm) rank=1 ;; redis | checker_self_test | mutants) rank=2 ;; *) rank=3 ;; esac
+            case $name in it | storm | redis) rank=1 ;; *) rank=2 ;; esac
             package=${folder#"$PWD"} package=${package##*/}
             echo "$rank ${package:-lib}-$name $folder $program"
         done | sort -s -k1,1 | cut -d' ' -f2-
 }
 
+# Tests of the tests: a broken lock that a storm or random simulations must detect, and messages of
+# the compiler, whose test compiles all dependencies for itself. They run with `--long`.
+slow=(--skip in_a_storm --skip random_simulations_detect_mutants --skip misuse_does_not_compile)
 run() { # folder, program
     cd "$1"
-    CARGO_MANIFEST_DIR=$1 "$2"
+    CARGO_MANIFEST_DIR=$1 "$2" "${slow[@]}"
 }
 
 # The tests of the examples would wait for the lock that `cargo doc` holds.
@@ -230,6 +234,9 @@ lowest_versions() {
     cargo +nightly update --quiet -Z direct-minimal-versions --manifest-path target/minimal/Cargo.toml
     cargo check --quiet --all-features --locked --manifest-path target/minimal/Cargo.toml --target-dir target/lowest
 }
+tests_of_tests() {
+    cargo test "${all[@]}" --test checker_self_test --test mutants --test compile_fail
+}
 # The output of a failure has the seed: `SEED=`.
 storms() {
     for _ in $(seq 100); do cargo test --quiet -p tower-lock-storm --test storm storm_in_one_process; done
@@ -260,6 +267,7 @@ if [ "$long" ]; then
     else
         skipped+=('the lowest versions of what the library depends on: no nightly toolchain')
     fi
+    step 'tests of the tests' tests_of_tests
     step storms storms
     step simulations simulations
     step 'unit tests without features' cargo test -p tower-lock --lib --no-default-features
