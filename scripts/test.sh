@@ -189,8 +189,6 @@ features() {
     done
 }
 beside() {
-    # The tests of the examples wait while a build is running: it must not starve.
-    [ "$busy" ] || renice -n 19 -p "$BASHPID" >/dev/null
     record docs env RUSTDOCFLAGS='-D warnings' cargo doc --quiet "${all[@]}" --no-deps
     record doctests cargo test "${all[@]}" --doc
     record features features
