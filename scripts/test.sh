@@ -123,7 +123,7 @@ have() { cargo "$1" --version >/dev/null 2>&1; }
 
 # For one build, as in CI, the state of an incremental one costs a sixth of the time. A directory
 # with such state keeps it: a change of the mode would compile everything again.
-[ -d target/debug/incremental ] || export CARGO_INCREMENTAL=0
+[ -n "$(ls target/debug/incremental 2>/dev/null)" ] || export CARGO_INCREMENTAL=0
 # The same packages and features in each of these steps: dependencies are compiled once.
 all=(--workspace --all-features)
 if have fmt; then step format cargo fmt --all --check; fi
