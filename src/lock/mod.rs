@@ -7,6 +7,8 @@ mod status;
 mod signal;
 mod acquire;
 mod request_scope;
+mod once;
+mod lead;
 mod guard;
 mod held;
 mod driver;
@@ -26,6 +28,7 @@ pub use self::{
     guard::{LockGuard, ReleaseFuture},
     held::HeldLock,
     manager::{LockManager, LockManagerBuilder},
+    once::{OnceBuilder, OnceOutcome},
     status::LockStatus,
 };
 pub use crate::{

@@ -254,6 +254,7 @@ impl RequestContext {
             limits: policy.request_hold_limits(),
             owner: Some(self.0.owner.clone()),
             route: route.label(),
+            unless_recorded: false,
         };
         match LockFuture::new(Arc::clone(driver), params).await {
             Ok(guard) => {

@@ -36,6 +36,8 @@ mod metrics {
         }
 
         pub(crate) fn rejected(self, _: &LockError) {}
+
+        pub(crate) fn recorded(self) {}
     }
 
     impl GuardMetrics {

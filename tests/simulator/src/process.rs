@@ -231,7 +231,7 @@ impl SimProcess {
     ) -> u64 {
         let mut actions = Actions::new();
         self.mutant_memory.waiting.insert(client, (key.clone(), !wait.is_zero()));
-        let request = LockRequest { waiter: client, wait, owner: None, parent: None, limits };
+        let request = LockRequest { waiter: client, wait, owner: None, parent: None, limits, unless_recorded: false };
         let ticket = self.table.request(key, &LazyNow::fixed(now), &self.ids, request, &mut actions);
         self.execute(now, key, actions);
         ticket
