@@ -160,6 +160,10 @@ pub(crate) const MAX_RAW_KEY_BYTES: usize = 1024;
 
 /// Bytes of an idempotency key.
 pub(crate) const MAX_IDEMPOTENCY_KEY_BYTES: usize = 255;
+/// Bytes of the body of an answer that is kept, unless the layer sets another limit.
+pub(crate) const KEEP_UP_TO: usize = 64 << 10;
+/// The maximum of that limit.
+pub(crate) const KEEP_UP_TO_MAX: usize = 1 << 20;
 /// Bytes of the headers of an answer that is kept, with their lengths.
 pub(crate) const MAX_ANSWER_HEADER_BYTES: usize = 16 << 10;
 
