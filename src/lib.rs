@@ -144,6 +144,8 @@
 pub mod key;
 pub mod lock;
 pub mod middleware;
+#[cfg_attr(not(test), allow(dead_code, reason = "used by the layer"))]
+mod replay;
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 pub mod extract;
@@ -205,6 +207,7 @@ pub use self::{
     policy::{LockPolicy, LogKey, OnDisconnect, OnLost, ReleaseAt, RequestBodyMode},
     proto::lease::Lease,
     rejection::Rejection,
+    replay::keep::Keep,
 };
 /// The version of `deadpool_redis` whose types this crate uses.
 #[cfg(feature = "redis")]

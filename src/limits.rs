@@ -141,6 +141,11 @@ pub(crate) const MAX_KEY_BYTES: usize = 256;
 /// Bytes of a raw name. A longer one is rejected, because it cannot be shortened.
 pub(crate) const MAX_RAW_KEY_BYTES: usize = 1024;
 
+/// Bytes of an idempotency key.
+pub(crate) const MAX_IDEMPOTENCY_KEY_BYTES: usize = 255;
+/// Bytes of the headers of an answer that is kept, with their lengths.
+pub(crate) const MAX_ANSWER_HEADER_BYTES: usize = 16 << 10;
+
 /// Bytes of a body that is read before its lock is acquired: as Axum's `DefaultBodyLimit`.
 #[cfg(not(feature = "axum"))]
 pub(crate) const DEFAULT_BODY_LIMIT: u64 = 2 << 20;

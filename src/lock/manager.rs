@@ -1,7 +1,7 @@
 use std::{
     fmt,
     sync::{Arc, OnceLock},
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use tokio::time::timeout;
@@ -173,13 +173,7 @@ impl LockManager {
         let key = key.into();
         let KeyStatus { holder, lease_left, waiting } =
             self.within("inspect", self.driver().store.inspect(key.clone())).await?;
-        let (holder, since) = match holder {
-            Some(holder) => {
-                let since = SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(holder.fence));
-                (Some(holder.id), since.filter(|_| holder.fence > 0))
-            }
-            None => (None, None),
-        };
+        let (holder, since) = holder.map_or((None, None), |holder| (Some(holder.id), holder.since));
         let waiting_locally = self.driver().waiting_for(&key);
         Ok(LockStatus { holder, since, remaining: lease_left, waiting, waiting_locally })
     }

@@ -176,13 +176,13 @@ impl LockKey {
     pub(crate) fn from_raw_name(name: &str) -> Self {
         Self::new(name.into(), KeyKind::Raw)
     }
-
-    pub(crate) fn is_raw(&self) -> bool {
-        self.kind == KeyKind::Raw
-    }
 }
 
 impl LockKey {
+    pub(crate) fn is_raw(&self) -> bool {
+        self.kind == KeyKind::Raw
+    }
+
     /// The key of a tuple whose type is not known here.
     pub(crate) fn from_tuple(tuple: &impl KeyTuple) -> Self {
         let mut key = KeyWriter::empty();

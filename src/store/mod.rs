@@ -46,8 +46,9 @@ pub use crate::acquisition::AcquisitionIds;
 /// - A grant has a **lease**. The clock of the store measures it, from the time at which the store
 ///   executes the call. When the lease has expired, the key is free.
 /// - A grant has a **fence**. It is larger than each earlier fence of that key, also after a
-///   restart of the store. It is at least the store's wall clock in microseconds, and at least one
-///   more than the last fence: `max(last + 1, now)`. It is below 2⁵³.
+///   restart of the store, and is below 2⁵³. It need not be a time. A store whose last fence may be
+///   lost uses `max(last + 1, now)` with its wall clock in microseconds, as the stores of this
+///   crate do.
 /// - A **free key with waiters** belongs to the first live waiter of its queue. Every operation
 ///   that finds such a key *offers* it to that waiter: [`release`](Self::release),
 ///   [`yield_to_queue`](Self::yield_to_queue), [`force_release`](Self::force_release), and an

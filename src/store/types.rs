@@ -1,6 +1,9 @@
 //! The requests and the replies of a [`LockStore`].
 
-use std::{fmt, time::Duration};
+use std::{
+    fmt,
+    time::{Duration, SystemTime},
+};
 
 use bytes::Bytes;
 
@@ -222,9 +225,10 @@ pub struct KeyStatus {
 pub struct Holder {
     /// The acquisition that holds the key.
     pub id: AcquisitionId,
-    /// The fence of the grant: the store's clock at that time, in microseconds. Zero if another
-    /// program holds the key, because the time is then unknown.
+    /// The fence of the grant. Zero if another program holds the key.
     pub fence: u64,
+    /// The time of the grant, by the clock of the store. `None` if another program holds the key.
+    pub since: Option<SystemTime>,
 }
 
 /// The request of [`LockStore::force_release`].
@@ -376,10 +380,17 @@ impl KeyStatus {
 }
 
 impl Holder {
-    /// Creates a holder.
+    /// Creates a holder with an unknown time of the grant.
     #[must_use]
     pub fn new(id: AcquisitionId, fence: u64) -> Self {
-        Self { id, fence }
+        Self { id, fence, since: None }
+    }
+
+    /// Sets [`since`](Self::since).
+    #[must_use]
+    pub fn since(mut self, since: SystemTime) -> Self {
+        self.since = Some(since);
+        self
     }
 }
 

@@ -27,7 +27,7 @@ use crate::{
     acquisition::{AcquisitionId, AcquisitionIds},
     lock_key::LockKey,
     store::{
-        AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy, LockStore,
+        AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy, KeyStatus, LockStore,
         QueueConfig, Record, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreEvent, YieldReply,
         YieldRequest,
     },
@@ -55,7 +55,8 @@ const CLAUSES: &[(&str, Clause)] = clauses![
     lease_expires_and_late_release_changes_nothing,
     only_the_holder_renews_and_replies_are_in_order,
     renewal_and_repeated_acquire_never_shorten_a_lease,
-    fences_rise_and_follow_the_clock,
+    fences_rise_and_stay_below_the_limit,
+    holder_has_the_time_of_its_grant,
     acquire_without_queue_leaves_no_entry,
     release_offers_the_key_to_the_first_waiter,
     accepted_offer_has_a_full_lease_and_its_own_fence,
@@ -189,6 +190,10 @@ impl World {
         self.store.yield_to_queue(request).await.unwrap_or_else(|error| panic!("{}: {error}", self.clause))
     }
 
+    async fn inspect(&self) -> KeyStatus {
+        self.store.inspect(self.key.clone()).await.unwrap_or_else(|error| panic!("{}: {error}", self.clause))
+    }
+
     /// Waits for an offer to this acquisition.
     async fn offered(&self, process: &Process, id: &AcquisitionId) {
         self.received(process, &StoreEvent::Offered { key: self.key.clone(), id: id.clone() }).await;
@@ -294,7 +299,7 @@ async fn renewal_and_repeated_acquire_never_shorten_a_lease(w: World) {
     w.release(&a, Duration::ZERO).await;
 }
 
-async fn fences_rise_and_follow_the_clock(w: World) {
+async fn fences_rise_and_stay_below_the_limit(w: World) {
     let p = w.process();
     let mut last = 0;
     for _ in 0..20 {
@@ -304,8 +309,29 @@ async fn fences_rise_and_follow_the_clock(w: World) {
         last = fence;
         w.release(&id, Duration::ZERO).await;
     }
-    // Microseconds of this century, exact as a double.
-    assert!(last > 1_600_000_000_000_000 && last < 1 << 53, "{}: {last}", w.clause);
+    // Exact as a double.
+    assert!(last < 1 << 53, "{}: {last}", w.clause);
+}
+
+async fn holder_has_the_time_of_its_grant(w: World) {
+    // The clock of the store may differ from that of this machine.
+    const MAX_DIFFERENCE: Duration = Duration::from_secs(24 * 3600);
+    let p = w.process();
+    let a = p.ids.next();
+    let since = || async {
+        let status = w.inspect().await;
+        let since = status.holder.and_then(|holder| holder.since);
+        since.unwrap_or_else(|| panic!("{}: the time of the grant is unknown", w.clause))
+    };
+    w.granted(&a).await;
+    let first = since().await;
+    let elapsed = first.elapsed().unwrap_or_else(|error| error.duration());
+    assert!(elapsed < MAX_DIFFERENCE, "{}: {first:?} is not the time of day", w.clause);
+    sleep(LEASE / 3).await;
+    w.renew(&[&a]).await;
+    w.granted(&a).await;
+    w.same(since().await, first, "a renewal is no new grant");
+    w.release(&a, Duration::ZERO).await;
 }
 
 async fn acquire_without_queue_leaves_no_entry(w: World) {
@@ -539,19 +565,17 @@ async fn expired_call_is_not_executed(w: World) {
 async fn inspect_reports_holder_and_waiters(w: World) {
     let p = w.process();
     let (a, b) = (p.ids.next(), p.ids.next());
-    let inspect =
-        || async { w.store.inspect(w.key.clone()).await.unwrap_or_else(|error| panic!("{}: {error}", w.clause)) };
-    let free = inspect().await;
+    let free = w.inspect().await;
     w.same((free.holder, free.lease_left, free.waiting), (None, Duration::ZERO, 0), "free");
     let fence = w.granted(&a).await;
     w.queued(&b).await;
-    let held = inspect().await;
+    let held = w.inspect().await;
     let Some(holder) = held.holder else { panic!("{}: no holder", w.clause) };
     w.same((holder.id, holder.fence, held.waiting), (a.clone(), fence, 1), "held");
     assert!(held.lease_left <= LEASE && held.lease_left > Duration::ZERO, "{}: {:?}", w.clause, held.lease_left);
     w.release(&b, Duration::ZERO).await;
     w.release(&a, LEASE).await;
-    let kept = inspect().await;
+    let kept = w.inspect().await;
     w.same(kept.holder, None, "blocked, without a holder");
     assert!(kept.lease_left > Duration::ZERO, "{}", w.clause);
 }
@@ -651,7 +675,7 @@ async fn waiters_get_the_record_and_pass_their_offers_on(w: World) {
     w.same(w.recorded(&b, IfBusy::Enqueue).await, Some(record(1)), "in place of the offer");
     w.offered(&p, &c).await;
     w.same(w.recorded(&c, IfBusy::Enqueue).await, Some(record(1)), "of the next offer");
-    let status = w.store.inspect(w.key.clone()).await.unwrap_or_else(|error| panic!("{}: {error}", w.clause));
+    let status = w.inspect().await;
     w.same((status.holder, status.waiting), (None, 0), "nothing is left");
 }
 

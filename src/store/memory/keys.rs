@@ -3,7 +3,7 @@
 use std::{
     cmp::{Ordering, Reverse},
     collections::{BinaryHeap, VecDeque, hash_map},
-    time::Duration,
+    time::{Duration, UNIX_EPOCH},
 };
 
 use super::records::Records;
@@ -87,8 +87,7 @@ impl Keys {
         if state.is_free(cx.now) {
             let first = state.offer_next(cx, &request.key, request.queue, &mut self.last_fence, Some(&request.id));
             if !first {
-                let fence = next_fence(&mut self.last_fence, (cx.wall_clock_us)());
-                state.grant(request.id.clone(), fence, cx.now.saturating_add(request.lease));
+                let fence = state.grant(cx, &mut self.last_fence, request.id.clone(), request.lease);
                 return AcquireReply::Granted { fence };
             }
         }
@@ -157,8 +156,7 @@ impl Keys {
             }
             state.holder = None;
             if !state.offer_next(cx, &request.key, request.queue, &mut self.last_fence, None) {
-                let fence = next_fence(&mut self.last_fence, (cx.wall_clock_us)());
-                state.grant(request.id.clone(), fence, cx.now.saturating_add(request.lease));
+                let fence = state.grant(cx, &mut self.last_fence, request.id.clone(), request.lease);
                 return YieldReply::Extended { fence };
             }
         }
@@ -314,10 +312,18 @@ impl KeyState {
         Some(holder.fence)
     }
 
-    fn grant(&mut self, id: AcquisitionId, fence: u64, until: BootInstant) {
+    /// Grants the key, and returns the fence.
+    fn grant(&mut self, cx: &OpContext<'_>, last_fence: &mut u64, id: AcquisitionId, lease: Duration) -> u64 {
         self.queue.retain(|waiting| *waiting != id);
-        self.holder = Some(Holder::new(id, fence));
-        self.expires_at = until;
+        let wall_clock_us = (cx.wall_clock_us)();
+        let fence = next_fence(last_fence, wall_clock_us);
+        let holder = Holder::new(id, fence);
+        self.holder = Some(match UNIX_EPOCH.checked_add(Duration::from_micros(wall_clock_us)) {
+            Some(since) => holder.since(since),
+            None => holder,
+        });
+        self.expires_at = cx.now.saturating_add(lease);
+        fence
     }
 
     /// Offers the free key to the first live waiter. `false`: there is none, or it is `requester`,
@@ -341,8 +347,7 @@ impl KeyState {
                 continue;
             }
             cx.events.push(StoreEvent::Offered { key: key.clone(), id: first.clone() });
-            let fence = next_fence(last_fence, (cx.wall_clock_us)());
-            self.grant(first, fence, cx.now.saturating_add(config.offer_ttl));
+            self.grant(cx, last_fence, first, config.offer_ttl);
             return true;
         }
         false

@@ -31,6 +31,9 @@ mod records;
 /// that expires first is then forgotten. Their bodies use at most 64 MiB: those that expire first
 /// are then dropped, and their heads stay.
 ///
+/// A fence is the wall clock in microseconds, or one more than the last fence of the store, if that
+/// is larger. Fences therefore rise over a restart of the process, unless the clock is set back.
+///
 /// A free key uses no memory. A key that a [lock-delay](crate::LockPolicy::lock_delay) or a
 /// [`min_hold`](crate::LockPolicy::min_hold) blocks uses about 200 bytes until the block ends. Only
 /// the rate of requests bounds the number of such keys. If clients choose the keys and `min_hold`

@@ -52,6 +52,10 @@ use crate::{
 /// messages. Renewals and releases therefore never wait for acquisitions. A broken connection is
 /// replaced.
 ///
+/// A fence is the clock of Redis in microseconds, or one more than the last fence of the prefix, if
+/// that is larger. Fences therefore rise although Redis has lost its data, unless its clock is set
+/// back.
+///
 /// One Redis is a single point of failure. While it cannot be reached, no lock is acquired (503,
 /// not started), and a held lock is lost when its lease expires. If Redis loses data, two holders
 /// of one key can overlap. Use the [fencing token](crate::FencingToken) to reject stale writes.

@@ -1,6 +1,6 @@
 //! Requests as calls of scripts, and replies of scripts. Pure.
 
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use bytes::Bytes;
 use deadpool_redis::redis::Value;
@@ -210,9 +210,15 @@ pub fn parse_inspect(reply: &Value) -> Result<KeyStatus, UnexpectedReply> {
     let mut holder = None;
     for field in fields.chunks_exact(2) {
         if !bytes(&field[0])?.ends_with(b":end") {
+            let id = holder_id(&field[0])?;
             // Other programs store a count here: then the time of the grant is unknown.
             let fence = parse_u64(&field[1]).ok().filter(|fence| *fence >= MIN_FENCE);
-            holder = Some(Holder::new(holder_id(&field[0])?, fence.unwrap_or(0)));
+            let since = fence.and_then(|fence| UNIX_EPOCH.checked_add(Duration::from_micros(fence)));
+            let found = Holder::new(id, fence.unwrap_or(0));
+            holder = Some(match since {
+                Some(since) => found.since(since),
+                None => found,
+            });
         }
     }
     Ok(KeyStatus::new(holder, lease_left(left)?, usize::try_from(parse_u64(waiting)?).map_err(|_| UnexpectedReply)?))
