@@ -23,15 +23,15 @@ pub(crate) const RENEWAL_RETRY_MIN: Duration = Duration::from_millis(250);
 pub(crate) const RENEWAL_BATCH_WINDOW: Duration = Duration::from_millis(500);
 /// .. at most this part of the lease.
 pub(crate) const RENEWAL_BATCH_WINDOWS_PER_LEASE: u32 = 60;
+/// Grants in one renewal call.
+pub(crate) const MAX_RENEWALS_PER_CALL: usize = 1000;
+
 /// Records in a `MemoryStore`.
 #[cfg(feature = "memory")]
 pub(crate) const MAX_MEMORY_RECORDS: usize = 100_000;
 /// The bodies of these records.
 #[cfg(feature = "memory")]
 pub(crate) const MAX_MEMORY_RECORD_BYTES: usize = 64 << 20;
-
-/// Grants in one renewal call.
-pub(crate) const MAX_RENEWALS_PER_CALL: usize = 1000;
 
 /// The part of a lease that is not used, because clocks run at different rates: 1 / 100 …
 pub(crate) const DRIFT_DIVISOR: u32 = 100;

@@ -403,3 +403,15 @@ impl ForceReleaseReply {
         if let Self::Revoked { holder } = self { Some(holder) } else { None }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_of_a_record_has_no_contents() {
+        let record = Record::new("secret", Some("password".into()));
+        assert_eq!(format!("{record:?}"), "Record { head_len: 6, body_len: Some(8) }");
+        assert_eq!(format!("{:?}", Record::new("", None)), "Record { head_len: 0, body_len: None }");
+    }
+}
