@@ -90,7 +90,7 @@ where
             was_empty: Some(inner.is_end_stream()),
         };
         drop(inner);
-        locks.set_record(|recorder| recorder.complete([]));
+        locks.set_record(|recorder| recorder.complete(&VecDeque::new()));
         locks.release_all().await;
         Self { state: State::Complete { complete } }
     }

@@ -69,11 +69,6 @@ impl Answer {
         Self { status, headers: kept, body: None }
     }
 
-    /// The number of bytes of the record.
-    pub(crate) fn record_bytes(&self) -> usize {
-        self.head_bytes() + self.body.as_ref().map_or(0, Bytes::len)
-    }
-
     fn head_bytes(&self) -> usize {
         FIXED_BYTES + header_bytes(&self.headers)
     }
@@ -240,7 +235,7 @@ mod tests {
             }
             let record = answer.clone().into_record(&fingerprint);
             let bytes = record.head.len() + record.body.as_ref().map_or(0, Bytes::len);
-            assert_eq!(bytes, answer.record_bytes());
+            assert_eq!(bytes, answer.head_bytes() + answer.body.as_ref().map_or(0, Bytes::len));
             let (read_fingerprint, read) = Answer::from_record(&record).expect("an answer");
             assert_eq!((read_fingerprint, &read), (fingerprint, &answer));
             assert!(read.headers.iter().eq(answer.headers.iter()), "in their order");

@@ -1,4 +1,4 @@
-use std::sync::Arc;
+use std::{collections::VecDeque, sync::Arc};
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, StatusCode, response::Parts};
@@ -9,7 +9,7 @@ use crate::{
     replay::{
         answer::Answer,
         fingerprint::Fingerprint,
-        keep::{Ending, Kept, is_wanted, kept},
+        keep::{Ending, is_wanted, keeps_body},
     },
     store::{NewRecord, Record},
 };
@@ -41,13 +41,10 @@ impl Recorder {
     }
 
     /// The record of a response that is complete in memory.
-    pub(in crate::middleware) fn complete<'a>(
-        self,
-        frames: impl IntoIterator<Item = &'a Frame<Bytes>> + Clone,
-    ) -> Option<NewRecord> {
-        let data = || frames.clone().into_iter().filter_map(Frame::data_ref);
+    pub(in crate::middleware) fn complete(self, frames: &VecDeque<Frame<Bytes>>) -> Option<NewRecord> {
+        let data = || frames.iter().filter_map(Frame::data_ref);
         let bytes = data().map(Bytes::len).sum();
-        let has_trailers = frames.clone().into_iter().any(Frame::is_trailers);
+        let has_trailers = frames.iter().any(Frame::is_trailers);
         let single = data().next().filter(|first| first.len() == bytes).cloned();
         let body = || single.unwrap_or_else(|| data().fold(BytesMut::with_capacity(bytes), extended).freeze());
         self.record(Ending::Complete { bytes, has_trailers }, body)
@@ -66,10 +63,10 @@ impl Recorder {
     fn record(self, ending: Ending, body: impl FnOnce() -> Bytes) -> Option<NewRecord> {
         let Self { settings, fingerprint, head } = self;
         let (status, headers) = head?;
-        let answer = match kept(true, ending, settings.keep_up_to) {
-            Kept::Answer => Answer::new(status, headers, body()),
-            Kept::Tombstone => Answer::tombstone(status, &headers),
-            Kept::Nothing => return None,
+        let answer = if keeps_body(ending, settings.keep_up_to) {
+            Answer::new(status, headers, body())
+        } else {
+            Answer::tombstone(status, &headers)
         };
         Some(settings.record(answer, &fingerprint))
     }
