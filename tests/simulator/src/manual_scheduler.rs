@@ -13,7 +13,7 @@ use tower_lock::{
     },
     AcquisitionId, LockError, LockKey,
     deadpool_redis::redis::Value,
-    store::{AcquireRequest, ForceReleaseRequest, IfBusy, QueueConfig},
+    store::{AcquireRequest, ForceReleaseRequest, IfBusy, QueueConfig, Record},
 };
 
 use crate::{
@@ -55,6 +55,8 @@ pub struct ManualScheduler {
     tickets: BTreeMap<ClientId, (Process, u64)>,
     /// Rejected calls and their errors.
     pub rejected: Vec<(ClientId, LockError)>,
+    /// Calls that were answered with a record, and the record.
+    pub recorded: Vec<(ClientId, Arc<Record>)>,
     /// Ids that their process has forgotten.
     pub forgotten: HashSet<String>,
     /// All violations.
@@ -103,6 +105,7 @@ impl ManualScheduler {
             sections: BTreeMap::new(),
             tickets: BTreeMap::new(),
             rejected: Vec::new(),
+            recorded: Vec::new(),
             forgotten: HashSet::new(),
             violations: Vec::new(),
         };
@@ -410,6 +413,7 @@ impl ManualScheduler {
                     self.sections.insert(client, (process, section));
                 }
                 Effect::Rejected(client, error) => self.rejected.push((client, error)),
+                Effect::Recorded(client, record) => self.recorded.push((client, record)),
                 Effect::Forgotten(_, id) => drop(self.forgotten.insert(id.to_string())),
                 Effect::BusyLoop => self.violations.push("the watchdog wakes itself again and again".to_owned()),
                 Effect::Replace(_) => {}

@@ -20,8 +20,8 @@ use tower_lock::{
     AcquisitionId, LockError, LockKey, LockLost,
     deadpool_redis::redis::Value,
     store::{
-        AcquireReply, AcquireRequest, AcquisitionIds, IfBusy, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest,
-        StoreError, StoreErrorKind, StoreEvent, YieldReply, YieldRequest,
+        AcquireReply, AcquireRequest, AcquisitionIds, IfBusy, Record, ReleaseReply, ReleaseRequest, RenewReply,
+        RenewRequest, StoreError, StoreErrorKind, StoreEvent, YieldReply, YieldRequest,
     },
 };
 
@@ -94,6 +94,8 @@ pub enum Effect {
     Granted(ClientId, Arc<Section>),
     /// A call was rejected.
     Rejected(ClientId, LockError),
+    /// A call was answered with the record of its key.
+    Recorded(ClientId, Arc<Record>),
     /// The process has no more data of this id, and expects none.
     Forgotten(LockKey, AcquisitionId),
     /// The watchdog wakes itself repeatedly without effect.
@@ -372,6 +374,10 @@ impl SimProcess {
                     self.mutant_memory.waiting.remove(&client);
                     self.effects.push_back(Effect::Rejected(client, error));
                 }
+                Action::Recorded(client, record) => {
+                    self.mutant_memory.waiting.remove(&client);
+                    self.effects.push_back(Effect::Recorded(client, record));
+                }
                 Action::Track(grant) => {
                     if self.is(Mutation::DeadlineFromReply) {
                         grant.extend(grant.lease(), now, now);
@@ -412,14 +418,14 @@ impl SimProcess {
         let StoreCall { number, id, op } = call;
         self.track_id(key, &id);
         let operation = match op {
-            StoreOp::Acquire { if_busy, lease } => {
+            StoreOp::Acquire { if_busy, lease, unless_recorded } => {
                 let is_waiting = self.mutant_memory.waiting.values().any(|(wanted, waits)| wanted == key && *waits);
                 let if_busy = if self.is(Mutation::EnqueuePerCall) && !is_waiting { IfBusy::Fail } else { if_busy };
                 let request =
                     AcquireRequest::new(key.clone(), id, self.lease(lease), if_busy, QUEUE, STORE_CALL_TIMEOUT);
-                Operation::Acquire(number, request)
+                Operation::Acquire(number, request.unless_recorded(unless_recorded))
             }
-            StoreOp::Yield { fence, next_id, lease } => {
+            StoreOp::Yield { fence, next_id, lease, unless_recorded } => {
                 self.track_id(key, &next_id);
                 if self.is(Mutation::NoYield) {
                     let fence = self.mutant_memory.fences.entry(key.clone()).or_default();
@@ -429,9 +435,9 @@ impl SimProcess {
                 }
                 let request =
                     YieldRequest::new(key.clone(), id, fence, next_id, self.lease(lease), QUEUE, STORE_CALL_TIMEOUT);
-                Operation::Yield(number, request)
+                Operation::Yield(number, request.unless_recorded(unless_recorded))
             }
-            StoreOp::Release { block_for } => {
+            StoreOp::Release { block_for, record } => {
                 let skipped = match self.settings.mutation {
                     Some(Mutation::ReleaseOnce) => self.mutant_memory.released.contains(&id),
                     Some(Mutation::NoReleaseInDoubt) => self.mutant_memory.unanswered.contains(&id),
@@ -444,7 +450,9 @@ impl SimProcess {
                 let without_delay = self.is(Mutation::NoLockDelay)
                     || self.is(Mutation::NoLockDelayOnRetry) && self.mutant_memory.failed.contains(&id);
                 let block_for = if without_delay { Duration::ZERO } else { block_for };
-                Operation::Release(number, ReleaseRequest::new(key.clone(), id, block_for, QUEUE))
+                let mut request = ReleaseRequest::new(key.clone(), id, block_for, QUEUE);
+                request.record = record.as_deref().cloned();
+                Operation::Release(number, request)
             }
         };
         self.call(now, key.clone(), operation);

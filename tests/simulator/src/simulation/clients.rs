@@ -205,7 +205,7 @@ impl Simulation {
             return self.abort_section(index);
         }
         if is_last {
-            self.end_section(index, self.clients[index].ending);
+            self.end_section(index, self.clients[index].ending.clone());
         }
     }
 

@@ -498,6 +498,9 @@ impl Simulation {
                 }
                 Effect::Granted(index, section) => self.on_granted(index, section),
                 Effect::Rejected(index, error) => self.on_rejected(index, &error),
+                Effect::Recorded(index, _) => {
+                    self.report_violation(format!("{index} gets a record, and asked for none"));
+                }
                 Effect::Forgotten(key, id) => self.check_forgotten(process, &key, &id),
                 Effect::BusyLoop => {
                     let label = &self.processes[process].label;
