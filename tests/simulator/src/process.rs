@@ -9,7 +9,7 @@ use std::{
 use tower_lock::{
     __internals::{
         proto::{
-            self, Action, Actions, BootInstant, DriverTypes, Event, GuardEnd, HoldLimits, LEASE, LOCK_DELAY, LazyNow,
+            self, Action, Actions, BootInstant, DriverTypes, Event, GuardEnd, LEASE, LOCK_DELAY, LazyNow,
             LockRequest, LockTable, NextCheck, QUEUE, RECHECK_INTERVAL, RENEWAL_BATCH_WINDOW, STORE_CALL_TIMEOUT,
             StoreCall, StoreOp,
         },
@@ -153,6 +153,8 @@ struct MutantMemory {
     failed: HashSet<AcquisitionId>,
     keys: HashMap<u64, LockKey>,
     waiting: HashMap<ClientId, (LockKey, bool)>,
+    /// Keys that the store has granted whether they had a record or not.
+    plain_grants: HashSet<LockKey>,
 }
 
 /// The outcome of a call.
@@ -227,13 +229,18 @@ impl SimProcess {
         &mut self,
         now: BootInstant,
         key: &LockKey,
-        client: ClientId,
-        wait: Duration,
-        limits: HoldLimits,
+        mut request: LockRequest<ClientId>,
     ) -> u64 {
         let mut actions = Actions::new();
-        self.mutant_memory.waiting.insert(client, (key.clone(), !wait.is_zero()));
-        let request = LockRequest { waiter: client, wait, owner: None, parent: None, limits, unless_recorded: false };
+        self.mutant_memory.waiting.insert(request.waiter, (key.clone(), !request.wait.is_zero()));
+        match self.settings.mutation {
+            Some(Mutation::RecordForPlain) => request.unless_recorded = true,
+            Some(Mutation::JoinPlainGrant) if self.mutant_memory.plain_grants.contains(key) => {
+                request.unless_recorded = false;
+            }
+            Some(Mutation::JoinOwner) if request.owner.is_some() => request.unless_recorded = false,
+            _ => {}
+        }
         let ticket = self.table.request(key, &LazyNow::fixed(now), &self.ids, request, &mut actions);
         self.execute(now, key, actions);
         ticket
@@ -450,8 +457,14 @@ impl SimProcess {
                 let without_delay = self.is(Mutation::NoLockDelay)
                     || self.is(Mutation::NoLockDelayOnRetry) && self.mutant_memory.failed.contains(&id);
                 let block_for = if without_delay { Duration::ZERO } else { block_for };
+                self.mutant_memory.plain_grants.remove(key);
+                let without_record = self.is(Mutation::NoRecordOnRetry) && self.mutant_memory.failed.contains(&id);
                 let mut request = ReleaseRequest::new(key.clone(), id, block_for, QUEUE);
-                request.record = record.as_deref().cloned();
+                request.record = record.as_deref().filter(|_| !without_record).cloned();
+                if self.is(Mutation::RecordBeforeReply) && request.record.is_some() {
+                    self.call(now, key.clone(), Operation::Release(number, request));
+                    return self.on(now, key, Event::Released(number, Ok(ReleaseReply::Freed)));
+                }
                 Operation::Release(number, request)
             }
         };
@@ -582,6 +595,7 @@ impl SimProcess {
         let Some(InFlightCall { key, operation, called, .. }) = self.calls.remove(&number) else { return };
         match (operation, outcome) {
             (Operation::Acquire(number, request), Outcome::Acquired(reply)) => {
+                self.note_grant(&key, request.unless_recorded);
                 match &reply {
                     Ok(AcquireReply::Granted { fence }) => drop(self.mutant_memory.fences.insert(key.clone(), *fence)),
                     Ok(_) => {}
@@ -598,6 +612,7 @@ impl SimProcess {
                         reply = Ok(YieldReply::Extended { fence: *fence });
                     }
                     Ok(YieldReply::NotHolder(got)) => {
+                        self.note_grant(&key, request.unless_recorded);
                         self.mutant_memory.yielded.insert(request.id);
                         if let AcquireReply::Granted { fence } = got {
                             self.mutant_memory.fences.insert(key.clone(), *fence);
@@ -608,7 +623,10 @@ impl SimProcess {
                 }
                 self.on(now, &key, Event::Yielded(number, reply));
             }
-            (Operation::Release(number, request), Outcome::Released(reply)) => {
+            (Operation::Release(number, request), Outcome::Released(mut reply)) => {
+                if self.is(Mutation::RecordDespiteLoss) && request.record.is_some() && reply.is_ok() {
+                    reply = Ok(ReleaseReply::RecordedBefore);
+                }
                 let which =
                     if reply.is_ok() { &mut self.mutant_memory.released } else { &mut self.mutant_memory.failed };
                 which.insert(request.id);
@@ -632,6 +650,14 @@ impl SimProcess {
                 }
             }
             _ => unreachable!("the reply matches its call"),
+        }
+    }
+
+    fn note_grant(&mut self, key: &LockKey, unless_recorded: bool) {
+        if unless_recorded {
+            self.mutant_memory.plain_grants.remove(key);
+        } else {
+            self.mutant_memory.plain_grants.insert(key.clone());
         }
     }
 
