@@ -164,6 +164,12 @@ impl ManualScheduler {
         self.send_request(process, &self.key.clone(), request);
     }
 
+    /// A duplicate requests the key with these hold limits.
+    pub fn claim_with_limits(&mut self, process: Process, client: ClientId, limits: HoldLimits) {
+        let request = LockRequest { unless_recorded: true, ..lock_request(client, true, limits) };
+        self.send_request(process, &self.key.clone(), request);
+    }
+
     /// A client of this owner requests the key.
     pub fn request_for(&mut self, process: Process, client: ClientId, owner: &Owner) {
         let limits = HoldLimits { lock_delay: Duration::ZERO, ..HoldLimits::default() };
@@ -171,9 +177,9 @@ impl ManualScheduler {
         self.send_request(process, &self.key.clone(), request);
     }
 
-    /// The section of a duplicate ends, with a record that has this head.
-    pub fn complete(&mut self, client: ClientId, head: &'static str, keep_for: Duration) {
-        self.end(client, GuardEnd::Recorded(new_record(Record::new(head, None), keep_for)));
+    /// The section of the client ends with this record.
+    pub fn complete(&mut self, client: ClientId, head: &'static str, body: Option<&'static str>, keep_for: Duration) {
+        self.end(client, GuardEnd::Recorded(new_record(Record::new(head, body.map(Into::into)), keep_for)));
     }
 
     /// The clients that got a record, and its head.

@@ -169,12 +169,8 @@ pub const MUTANTS: &[Mutant] = &[
     driver("no_poll_after_gap", "waiters do not poll after a gap in the messages", Mutation::NoPollAfterGap),
     driver("enqueue_per_call", "each acquire decides anew whether to enqueue", Mutation::EnqueuePerCall),
     driver("record_for_plain", "a client that asked for no record gets one", Mutation::RecordForPlain).with("records"),
-    driver(
-        "join_plain_grant",
-        "a duplicate continues under a grant that ignored the record",
-        Mutation::JoinPlainGrant,
-    )
-    .with("records"),
+    driver("join_plain_grant", "a duplicate continues under a grant that ignored the record", Mutation::JoinPlainGrant)
+        .with("records"),
     driver("join_owner", "a duplicate of an owner joins the section of the owner", Mutation::JoinOwner).with("records"),
     driver(
         "record_before_reply",
@@ -192,7 +188,11 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "free_key_ignores_record",
         "an acquire of a free key ignores the record",
-        &[patch("acquire", "redis.call('EXISTS', unpack(KEYS, 2)) == 0", "redis.call('EXISTS', KEYS[2], KEYS[3]) == 0")],
+        &[patch(
+            "acquire",
+            "redis.call('EXISTS', unpack(KEYS, 2)) == 0",
+            "redis.call('EXISTS', KEYS[2], KEYS[3]) == 0",
+        )],
     )
     .with("records"),
     script(
@@ -210,13 +210,21 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "record_of_any",
         "a release leaves its record without holding the key",
-        &[patch("release", "if KEYS[4] and ignore_wrong_type('HEXISTS', KEYS[2], ARGV[1]) == 1 then", "if KEYS[4] then")],
+        &[patch(
+            "release",
+            "if KEYS[4] and ignore_wrong_type('HEXISTS', KEYS[2], ARGV[1]) == 1 then",
+            "if KEYS[4] then",
+        )],
     )
     .with("records"),
     script(
         "record_of_former_holder",
         "a late copy of a release leaves its record while another client holds the key",
-        &[patch("release", "ignore_wrong_type('HEXISTS', KEYS[2], ARGV[1]) == 1 then", "redis.call('EXISTS', KEYS[2]) == 1 then")],
+        &[patch(
+            "release",
+            "ignore_wrong_type('HEXISTS', KEYS[2], ARGV[1]) == 1 then",
+            "redis.call('EXISTS', KEYS[2]) == 1 then",
+        )],
     )
     .with("records"),
     script(
@@ -234,7 +242,11 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "any_record_before",
         "the repetition of a release takes any record for its own",
-        &[patch("release", "redis.call('HGET', KEYS[4], 'id') == ARGV[1]", "redis.call('HEXISTS', KEYS[4], 'id') == 1")],
+        &[patch(
+            "release",
+            "redis.call('HGET', KEYS[4], 'id') == ARGV[1]",
+            "redis.call('HEXISTS', KEYS[4], 'id') == 1",
+        )],
     )
     .with("records"),
     script(
@@ -246,13 +258,19 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "recorded_keeps_entry",
         "an acquire that gets the record keeps its queue entry",
-        &[everywhere("  redis.call('LREM', KEYS[3], 1, id)\n  redis.call('HDEL', KEYS[2], id)\n", "  redis.call('HDEL', KEYS[2], id)\n")],
+        &[everywhere(
+            "  redis.call('LREM', KEYS[3], 1, id)\n  redis.call('HDEL', KEYS[2], id)\n",
+            "  redis.call('HDEL', KEYS[2], id)\n",
+        )],
     )
     .with("records"),
     script(
         "recorded_keeps_offer",
         "an acquire that gets the record keeps its offer",
-        &[everywhere("  redis.call('HDEL', KEYS[2], id)\n  if redis.call('EXISTS', KEYS[2]) == 0", "  if redis.call('EXISTS', KEYS[2]) == 0")],
+        &[everywhere(
+            "  redis.call('HDEL', KEYS[2], id)\n  if redis.call('EXISTS', KEYS[2]) == 0",
+            "  if redis.call('EXISTS', KEYS[2]) == 0",
+        )],
     )
     .with("records"),
     script(

@@ -9,9 +9,9 @@ use std::{
 use tower_lock::{
     __internals::{
         proto::{
-            self, Action, Actions, BootInstant, DriverTypes, Event, GuardEnd, LEASE, LOCK_DELAY, LazyNow,
-            LockRequest, LockTable, NextCheck, QUEUE, RECHECK_INTERVAL, RENEWAL_BATCH_WINDOW, STORE_CALL_TIMEOUT,
-            StoreCall, StoreOp,
+            self, Action, Actions, BootInstant, DriverTypes, Event, GuardEnd, LEASE, LOCK_DELAY, LazyNow, LockRequest,
+            LockTable, NextCheck, QUEUE, RECHECK_INTERVAL, RENEWAL_BATCH_WINDOW, STORE_CALL_TIMEOUT, StoreCall,
+            StoreOp,
         },
         redis_proto::{
             Keyspace, ScriptCall, ServerClock, Timed, parse_acquire, parse_release, parse_renew, parse_yield,
@@ -152,7 +152,8 @@ struct MutantMemory {
     yielded: HashSet<AcquisitionId>,
     failed: HashSet<AcquisitionId>,
     keys: HashMap<u64, LockKey>,
-    waiting: HashMap<ClientId, (LockKey, bool)>,
+    /// Whether they wait, and whether they get records.
+    waiting: HashMap<ClientId, (LockKey, bool, bool)>,
     /// Keys that the store has granted whether they had a record or not.
     plain_grants: HashSet<LockKey>,
 }
@@ -225,14 +226,11 @@ impl SimProcess {
     // --- events ---
 
     /// Requests the key. Returns the id of the request.
-    pub fn request(
-        &mut self,
-        now: BootInstant,
-        key: &LockKey,
-        mut request: LockRequest<ClientId>,
-    ) -> u64 {
+    pub fn request(&mut self, now: BootInstant, key: &LockKey, mut request: LockRequest<ClientId>) -> u64 {
         let mut actions = Actions::new();
-        self.mutant_memory.waiting.insert(request.waiter, (key.clone(), !request.wait.is_zero()));
+        self.mutant_memory
+            .waiting
+            .insert(request.waiter, (key.clone(), !request.wait.is_zero(), request.unless_recorded));
         match self.settings.mutation {
             Some(Mutation::RecordForPlain) => request.unless_recorded = true,
             Some(Mutation::JoinPlainGrant) if self.mutant_memory.plain_grants.contains(key) => {
@@ -426,7 +424,7 @@ impl SimProcess {
         self.track_id(key, &id);
         let operation = match op {
             StoreOp::Acquire { if_busy, lease, unless_recorded } => {
-                let is_waiting = self.mutant_memory.waiting.values().any(|(wanted, waits)| wanted == key && *waits);
+                let is_waiting = self.mutant_memory.waiting.values().any(|(wanted, waits, _)| wanted == key && *waits);
                 let if_busy = if self.is(Mutation::EnqueuePerCall) && !is_waiting { IfBusy::Fail } else { if_busy };
                 let request =
                     AcquireRequest::new(key.clone(), id, self.lease(lease), if_busy, QUEUE, STORE_CALL_TIMEOUT);
@@ -461,9 +459,13 @@ impl SimProcess {
                 let without_record = self.is(Mutation::NoRecordOnRetry) && self.mutant_memory.failed.contains(&id);
                 let mut request = ReleaseRequest::new(key.clone(), id, block_for, QUEUE);
                 request.record = record.as_deref().filter(|_| !without_record).cloned();
-                if self.is(Mutation::RecordBeforeReply) && request.record.is_some() {
-                    self.call(now, key.clone(), Operation::Release(number, request));
-                    return self.on(now, key, Event::Released(number, Ok(ReleaseReply::Freed)));
+                if let Some(new) = record.filter(|_| self.is(Mutation::RecordBeforeReply)) {
+                    let waiting = &self.mutant_memory.waiting;
+                    let duplicates = waiting.iter().filter(|(_, (wanted, ..))| wanted == key);
+                    let first =
+                        duplicates.filter(|(_, (.., unless_recorded))| *unless_recorded).map(|(id, _)| *id).min();
+                    let record = Arc::new(new.record.clone());
+                    self.effects.extend(first.map(|client| Effect::Recorded(client, record)));
                 }
                 Operation::Release(number, request)
             }

@@ -1,6 +1,9 @@
 //! The server, and the checks after every script.
 
-use tower_lock::{__internals::redis_proto::{Timed, parse_acquire, parse_release, parse_yield}, store::{AcquireReply, ReleaseReply, YieldReply}};
+use tower_lock::{
+    __internals::redis_proto::{Timed, parse_acquire, parse_release, parse_yield},
+    store::{AcquireReply, ReleaseReply, YieldReply},
+};
 
 use super::*;
 
@@ -110,6 +113,8 @@ impl Simulation {
                 .queue
                 .iter()
                 .take_while(|queued| *queued != id)
+                // A caller that gets the record leaves the queue.
+                .filter(|queued| caller != Some(queued) || after.queue.contains(queued))
                 .find(|queued| self.is_subscribed(queued))
                 .cloned();
             if caller != Some(id) && !self.is_subscribed(id) {
