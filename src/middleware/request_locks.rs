@@ -14,12 +14,11 @@ use super::{
     abort::{AbortSignals, poll_any},
     context::RequestContext,
     owner_lifetime::OwnerLifetime,
-    replay::Recorder,
     request_lock::RequestLock,
 };
 use crate::{
-    body::pace::TooSlow, error::LockLost, limits::RELEASE_WAIT, lock::ReleaseOutcome, store::NewRecord,
-    telemetry::span::LockSpan,
+    body::pace::TooSlow, error::LockLost, limits::RELEASE_WAIT, lock::ReleaseOutcome, replay::recorder::Recorder,
+    store::NewRecord, telemetry::span::LockSpan,
 };
 
 /// Releases all locks of one request at one layer, each exactly once.

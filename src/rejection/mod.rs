@@ -208,8 +208,8 @@ impl Rejection {
         }
     }
 
-    /// The rejection of a request whose key is held for an earlier request with the same idempotency
-    /// key.
+    /// The rejection of a request whose key is held for an earlier request with the same
+    /// idempotency key.
     pub(crate) fn into_in_flight(self) -> Self {
         match self {
             Self::Busy { retry_after }
@@ -219,8 +219,8 @@ impl Rejection {
         }
     }
 
-    /// The rejection of a request whose earlier answer cannot be looked up. It does not run, because
-    /// the earlier one may have run.
+    /// The rejection of a request whose earlier answer cannot be looked up. It does not run,
+    /// because the earlier one may have run.
     pub(crate) fn answer_unavailable(source: StoreError) -> Self {
         Self::from_lock_error(LockError::Store(source), &HoldEstimate::default(), StatusCode::CONFLICT)
     }

@@ -1,4 +1,4 @@
-use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
+use std::{future::Future, pin::Pin, sync::Arc};
 
 use bytes::Bytes;
 use http::{Method, Response, request::Parts};
@@ -10,11 +10,7 @@ use crate::{
     middleware::config::{InheritedConfig, LayerParams},
     policy::LockPolicy,
     rejection::{OnReject, Rejection, RejectionBody, retry_after::HoldEstimate},
-    replay::{
-        answer::Answer, docs_link::DocsLink, fingerprint::Fingerprint, headers::HeaderFilter,
-        idempotency_key::IdempotencyKeyField, keep::KeepIf,
-    },
-    store::NewRecord,
+    replay::{docs_link::DocsLink, idempotency_key::IdempotencyKeyField, recorder::AnswerSettings},
 };
 
 /// Shared by a replay layer and all its services.
@@ -31,15 +27,6 @@ pub(super) struct ReplayConfig<K> {
     pub(super) hold_estimate: Arc<HoldEstimate>,
     pub(super) answers: Arc<AnswerSettings>,
     pub(super) find_answer: Option<Arc<FindAnswer>>,
-}
-
-/// What is kept of an answer.
-#[derive(Clone)]
-pub(super) struct AnswerSettings {
-    pub(super) keep_for: Duration,
-    pub(super) keep_up_to: usize,
-    pub(super) headers: HeaderFilter,
-    pub(super) keep_if: Option<Arc<KeepIf>>,
 }
 
 /// Finds the answer that a handler has stored in its own database.
@@ -68,13 +55,6 @@ impl<K> ReplayConfig<K> {
     }
 }
 
-impl AnswerSettings {
-    /// The record of an answer to the request with this fingerprint.
-    pub(super) fn record(&self, answer: Answer, fingerprint: &Fingerprint) -> NewRecord {
-        NewRecord { record: answer.into_record(fingerprint), keep_for: self.keep_for }
-    }
-}
-
 /// A layer that is changed after it was cloned belongs to another route: its estimate starts anew.
 impl<K: Clone> Clone for ReplayConfig<K> {
     fn clone(&self) -> Self {
@@ -92,17 +72,5 @@ impl<K: Clone> Clone for ReplayConfig<K> {
             answers: Arc::clone(&self.answers),
             find_answer: self.find_answer.clone(),
         }
-    }
-}
-
-impl fmt::Debug for AnswerSettings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { keep_for, keep_up_to, headers, keep_if } = self;
-        f.debug_struct("AnswerSettings")
-            .field("keep_for", keep_for)
-            .field("keep_up_to", keep_up_to)
-            .field("headers", headers)
-            .field("keep_if", &keep_if.is_some())
-            .finish()
     }
 }

@@ -6,19 +6,23 @@ use http_body::Body;
 use tower::{BoxError, Layer};
 
 use super::{
-    config::{AnswerSettings, ReplayConfig},
+    config::ReplayConfig,
     fingerprint::{KeyValues, WholeRequest},
     service::ReplayService,
 };
 use crate::{
-    key::{Field, header},
-    key_source::KeySource,
+    key_source::{
+        KeySource,
+        fields::field::{Field, header},
+    },
     limits::{KEEP_FOR, KEEP_FOR_MAX, KEEP_UP_TO, KEEP_UP_TO_MAX},
     lock::LockManager,
     lock_key::LockKey,
     policy::{LockPolicy, OnDisconnect, OnLost, ReleaseAt},
     rejection::{OnReject, Rejection},
-    replay::{docs_link::DocsLink, headers::HeaderFilter, idempotency_key::IdempotencyKeyField},
+    replay::{
+        docs_link::DocsLink, headers::HeaderFilter, idempotency_key::IdempotencyKeyField, recorder::AnswerSettings,
+    },
 };
 
 /// Layer that sends the answer of the first request to each of its retries.
@@ -57,11 +61,12 @@ use crate::{
 ///
 /// | the first attempt ends with | a retry |
 /// |---|---|
-/// | a status below 400, complete in memory, with at most [`keep_up_to`](Self::keep_up_to) bytes | gets the answer |
-/// | a status below 400 and a longer body, or a stream that ended well | 409 `answer-not-kept`, with the status, `Location` and `ETag` of the answer |
+/// | a status below 400, and a body in memory of at most [`keep_up_to`] | gets the answer |
+/// | a status below 400, and a longer body or a stream | 409 `answer-not-kept` |
 /// | a status of 400 or more | runs |
-/// | a panic, a lost lock, a stream that broke off, a crash | runs, after the lock-delay or the lease |
+/// | a panic, a lost lock, a stream that broke off, a crash | runs, after the lock-delay or lease |
 ///
+/// A 409 `answer-not-kept` has the status, the `Location` and the `ETag` of the answer.
 /// [`keep_if`](Self::keep_if) and [`Keep`](crate::Keep) change which answers are kept. If the
 /// client disconnects, the handler finishes and its answer is kept. While the store cannot be
 /// reached, requests with a key are rejected with 503: none runs without its record.
@@ -73,6 +78,8 @@ use crate::{
 ///
 /// If the process is killed after the handler has committed its work and before the record is left,
 /// a retry runs the handler again. [`Once`](crate::Once) closes this window.
+///
+/// [`keep_up_to`]: Self::keep_up_to
 ///
 /// # Rejections
 ///
@@ -153,8 +160,8 @@ impl<K: KeySource, F> ReplayLayer<K, F> {
         self.policy(LockPolicy::new().wait(duration))
     }
 
-    /// Sets how long an answer is kept. Default: 24 hours. A time longer than 366 days is reduced to
-    /// that.
+    /// Sets how long an answer is kept. Default: 24 hours. A time longer than 366 days is reduced
+    /// to that.
     ///
     /// After this time a request with the same key runs again. Document the time for your clients.
     pub fn keep_for(self, duration: Duration) -> Self {
@@ -237,7 +244,8 @@ impl<K: KeySource, F> ReplayLayer<K, F> {
     /// # use tower_lock::{ReplayLayer, key::{self, KeySource}, middleware::KeyValues};
     /// # #[derive(serde::Deserialize)] struct Claim { family_id: u64, reward_type: u32 }
     /// # fn layer<K: KeySource>(layer: ReplayLayer<K>) -> ReplayLayer<K, impl Clone> {
-    /// layer.fingerprint(key::from_fn(|Json(c): Json<Claim>| ("claim", c.family_id, c.reward_type)))
+    /// let values = |Json(c): Json<Claim>| ("claim", c.family_id, c.reward_type);
+    /// layer.fingerprint(key::from_fn(values))
     /// # }
     /// ```
     pub fn fingerprint<V: KeySource>(self, values: V) -> ReplayLayer<K, KeyValues<V>> {
@@ -256,13 +264,13 @@ impl<K: KeySource, F> ReplayLayer<K, F> {
     /// # use tower_lock::{LockKey, ReplayLayer, key::KeySource};
     /// # #[derive(Clone)] struct Database;
     /// # impl Database {
-    /// #     async fn answer(&self, key: &str) -> Result<Option<Vec<u8>>, std::io::Error> { Ok(None) }
+    /// #     async fn answer(&self, key: &str) -> std::io::Result<Option<Vec<u8>>> { Ok(None) }
     /// # }
-    /// # fn layer<K: KeySource>(layer: ReplayLayer<K>, database: Database) -> ReplayLayer<K> {
+    /// # fn layer<K: KeySource>(layer: ReplayLayer<K>, database: Database) {
     /// layer.find_answer(move |key: LockKey| {
     ///     let database = database.clone();
     ///     async move { database.answer(key.as_str()).await }
-    /// })
+    /// });
     /// # }
     /// ```
     pub fn find_answer<G, Fut, B, E>(self, find: G) -> Self

@@ -6,9 +6,7 @@ mod config;
 mod fingerprint;
 mod service;
 mod once;
-mod recorder;
 
-pub(super) use self::recorder::Recorder;
 pub use self::{
     fingerprint::{FingerprintSource, KeyValues, WholeRequest},
     layer::ReplayLayer,

@@ -6,12 +6,11 @@ use http_body::Body;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use tower::BoxError;
 
-use super::config::AnswerSettings;
 use crate::{
     fencing::FencingToken,
     lock::HeldLock,
     lock_key::LockKey,
-    replay::{answer::Answer, fingerprint::Fingerprint, keep::Keep},
+    replay::{answer::Answer, fingerprint::Fingerprint, keep::Keep, recorder::AnswerSettings},
 };
 
 /// The idempotency key of a request that runs for the first time, for a handler that stores its
@@ -133,7 +132,7 @@ impl OnceAnswer {
 
     /// Returns the response.
     #[must_use]
-    pub fn into_response(self) -> Response<Full<Bytes>> {
-        self.response.map(Full::new)
+    pub fn to_response(&self) -> Response<Full<Bytes>> {
+        self.response.clone().map(Full::new)
     }
 }

@@ -9,7 +9,7 @@ use http::{Method, Request, Response, request::Parts};
 use http_body::Body;
 use tower::{BoxError, Service, ServiceExt, util::Oneshot};
 
-use super::{config::ReplayConfig, fingerprint::FingerprintSource, once::Once, recorder::Recorder};
+use super::{config::ReplayConfig, fingerprint::FingerprintSource, once::Once};
 use crate::{
     body::{reader::BodyReader, request_body::RequestBody},
     key_source::{KeyRejection, KeySource},
@@ -23,7 +23,7 @@ use crate::{
         response_body::ResponseBody,
     },
     rejection::Rejection,
-    replay::{answer::Answer, fingerprint::Fingerprint},
+    replay::{answer::Answer, fingerprint::Fingerprint, recorder::Recorder},
     store::{Record, StoreError, StoreErrorKind},
     telemetry::{metrics::count_replay, route::Route, span::LockSpan},
 };

@@ -1,31 +1,28 @@
 //! A retry gets the first answer.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::SeqCst},
-    },
-    time::Duration,
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering::SeqCst},
 };
 
 use axum::{
     Router,
     body::Body,
     extract::State,
-    http::{HeaderMap, Request, Response, StatusCode},
+    http::{Request, Response, StatusCode},
     response::IntoResponse,
     routing::post,
 };
-use tokio::{task::JoinSet, time::sleep};
+use tokio::time::sleep;
 use tower_lock::{
-    LockLayer, LockManager, ReplayLayer,
+    LockManager, ReplayLayer,
     key::{self, Fixed},
     test_util::StoreOp,
 };
 use tower_lock_testkit::{
     app::{send, text},
-    locks::{one_key, store_and_locks},
-    wait::{ms, settle},
+    locks::store_and_locks,
+    wait::ms,
 };
 
 type Runs = Arc<AtomicUsize>;

@@ -1,47 +1,63 @@
-use std::{collections::VecDeque, sync::Arc};
+//! The record that the lock of a request leaves.
+
+use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, StatusCode, response::Parts};
 use http_body::Frame;
 
-use super::config::AnswerSettings;
-use crate::{
-    replay::{
-        answer::Answer,
-        fingerprint::Fingerprint,
-        keep::{Ending, is_wanted, keeps_body},
-    },
-    store::{NewRecord, Record},
+use super::{
+    answer::Answer,
+    fingerprint::Fingerprint,
+    headers::HeaderFilter,
+    keep::{Ending, KeepIf, is_wanted, keeps_body},
 };
+use crate::store::{NewRecord, Record};
+
+/// What is kept of an answer.
+#[derive(Clone)]
+pub(crate) struct AnswerSettings {
+    pub(crate) keep_for: Duration,
+    pub(crate) keep_up_to: usize,
+    pub(crate) headers: HeaderFilter,
+    pub(crate) keep_if: Option<Arc<KeepIf>>,
+}
 
 /// Decides which record the lock of a replay layer leaves.
 #[derive(Debug)]
-pub(in crate::middleware) struct Recorder {
+pub(crate) struct Recorder {
     settings: Arc<AnswerSettings>,
     fingerprint: Fingerprint,
     /// The response head, if the response is kept.
     head: Option<(StatusCode, HeaderMap)>,
 }
 
+impl AnswerSettings {
+    /// The record of an answer to the request with this fingerprint.
+    fn record(&self, answer: Answer, fingerprint: &Fingerprint) -> NewRecord {
+        NewRecord { record: answer.into_record(fingerprint), keep_for: self.keep_for }
+    }
+}
+
 impl Recorder {
-    pub(super) fn new(settings: Arc<AnswerSettings>, fingerprint: Fingerprint) -> Self {
+    pub(crate) fn new(settings: Arc<AnswerSettings>, fingerprint: Fingerprint) -> Self {
         Self { settings, fingerprint, head: None }
     }
 
     /// Called with the response head of the handler.
-    pub(in crate::middleware) fn see_head(&mut self, head: &Parts) {
+    pub(crate) fn see_head(&mut self, head: &Parts) {
         if is_wanted(head, self.settings.keep_if.as_deref()) {
             self.head = Some((head.status, self.settings.headers.apply(&head.headers)));
         }
     }
 
     /// The number of body bytes that are kept.
-    pub(in crate::middleware) fn keep_up_to(&self) -> usize {
+    pub(crate) fn keep_up_to(&self) -> usize {
         if self.head.is_some() { self.settings.keep_up_to } else { 0 }
     }
 
     /// The record of a response that is complete in memory.
-    pub(in crate::middleware) fn complete(self, frames: &VecDeque<Frame<Bytes>>) -> Option<NewRecord> {
+    pub(crate) fn complete(self, frames: &VecDeque<Frame<Bytes>>) -> Option<NewRecord> {
         let data = || frames.iter().filter_map(Frame::data_ref);
         let bytes = data().map(Bytes::len).sum();
         let has_trailers = frames.iter().any(Frame::is_trailers);
@@ -51,12 +67,12 @@ impl Recorder {
     }
 
     /// The record of a response whose body was not kept.
-    pub(in crate::middleware) fn without_body(self, ending: Ending) -> Option<NewRecord> {
+    pub(crate) fn without_body(self, ending: Ending) -> Option<NewRecord> {
         self.record(ending, Bytes::new)
     }
 
     /// The record of an answer that the application has found.
-    pub(super) fn found(self, record: Record) -> NewRecord {
+    pub(crate) fn found(self, record: Record) -> NewRecord {
         NewRecord { record, keep_for: self.settings.keep_for }
     }
 
@@ -75,4 +91,16 @@ impl Recorder {
 fn extended(mut body: BytesMut, frame: &Bytes) -> BytesMut {
     body.extend_from_slice(frame);
     body
+}
+
+impl fmt::Debug for AnswerSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { keep_for, keep_up_to, headers, keep_if } = self;
+        f.debug_struct("AnswerSettings")
+            .field("keep_for", keep_for)
+            .field("keep_up_to", keep_up_to)
+            .field("headers", headers)
+            .field("keep_if", &keep_if.is_some())
+            .finish()
+    }
 }
