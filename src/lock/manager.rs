@@ -339,6 +339,12 @@ impl LockManager {
         self.handle.driver()
     }
 
+    /// Whether the store keeps records.
+    #[expect(dead_code, reason = "for layers that leave records, which check it when they are created")]
+    pub(crate) fn records_supported(&self) -> bool {
+        self.driver().traits.records
+    }
+
     pub(crate) fn policy(&self) -> LockPolicy {
         self.policy
     }

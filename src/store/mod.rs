@@ -8,6 +8,7 @@ use crate::lock_key::LockKey;
 
 // A store depends on this trait and on no other part of the crate.
 mod types;
+mod traits;
 mod events;
 mod future;
 mod error;
@@ -26,6 +27,7 @@ pub use self::{
     error::{StoreError, StoreErrorKind},
     events::{EventSink, StoreEvent},
     future::StoreFuture,
+    traits::StoreTraits,
     types::{
         AcquireReply, AcquireRequest, ForceReleaseReply, ForceReleaseRequest, Holder, IfBusy, KeyStatus, NewRecord,
         QueueConfig, Record, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, YieldReply, YieldRequest,
@@ -135,6 +137,10 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
     /// first live waiter.
     fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply>;
 
+    /// Returns what the store can do beyond the rest of this contract. It is constant for the
+    /// lifetime of a store.
+    fn traits(&self) -> StoreTraits;
+
     /// Returns the maximum time of one call. It is constant for the lifetime of a store.
     ///
     /// After this time the caller stops waiting and treats the outcome as unknown, and an `acquire`
@@ -179,6 +185,10 @@ impl<S: LockStore + ?Sized> LockStore for Arc<S> {
 
     fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
         (**self).force_release(request)
+    }
+
+    fn traits(&self) -> StoreTraits {
+        (**self).traits()
     }
 
     fn call_timeout(&self) -> Duration {

@@ -1,4 +1,5 @@
-//! Test suite for every clause of the contract of [`LockStore`].
+//! Test suite for every clause of the contract of [`LockStore`]. What the
+//! [`traits`](LockStore::traits) of a store exclude is not required of it.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
@@ -28,8 +29,8 @@ use crate::{
     lock_key::LockKey,
     store::{
         AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy, KeyStatus, LockStore,
-        QueueConfig, Record, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreEvent, YieldReply,
-        YieldRequest,
+        QueueConfig, Record, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreError, StoreErrorKind,
+        StoreEvent, YieldReply, YieldRequest,
     },
     sync::Mutex,
 };
@@ -64,7 +65,6 @@ const CLAUSES: &[(&str, Clause)] = clauses![
     expired_key_is_offered_to_the_first_waiter,
     repeated_acquire_keeps_its_queue_position,
     release_leaves_the_queue_and_passes_an_offer_on,
-    dead_process_is_skipped,
     queue_has_a_capacity,
     released_key_can_stay_blocked,
     yield_without_waiters_extends_under_a_new_fence,
@@ -76,13 +76,23 @@ const CLAUSES: &[(&str, Clause)] = clauses![
     inspect_reports_holder_and_waiters,
     revoked_key_stays_blocked_and_its_holder_is_notified,
     force_release_frees_a_blocked_key_for_the_queue,
+    store_that_replies_is_healthy,
+];
+
+/// The clauses of [`StoreTraits::receivers_counted`].
+const RECEIVER_CLAUSES: &[(&str, Clause)] = clauses![dead_process_is_skipped];
+
+/// The clauses of a store without [`StoreTraits::records`].
+const NO_RECORD_CLAUSES: &[(&str, Clause)] = clauses![request_for_a_record_is_refused];
+
+/// The clauses of [`StoreTraits::records`].
+const RECORD_CLAUSES: &[(&str, Clause)] = clauses![
     record_stands_in_place_of_a_grant,
     only_the_holder_leaves_a_record_and_a_copy_changes_nothing,
     waiters_get_the_record_and_pass_their_offers_on,
     offer_that_expires_goes_on_with_a_record,
     record_is_returned_while_the_key_is_held_or_blocked,
     yield_of_a_lost_key_finds_the_record,
-    store_that_replies_is_healthy,
 ];
 
 /// Checks every clause, one after the other.
@@ -93,7 +103,12 @@ const CLAUSES: &[(&str, Clause)] = clauses![
 pub async fn check(store: impl LockStore) {
     let store: Arc<dyn LockStore> = Arc::new(store);
     let run = RandomState::new().hash_one(0);
-    for (name, clause) in CLAUSES {
+    let traits = store.traits();
+    let clauses = CLAUSES
+        .iter()
+        .chain(if traits.receivers_counted { RECEIVER_CLAUSES } else { &[] })
+        .chain(if traits.records { RECORD_CLAUSES } else { NO_RECORD_CLAUSES });
+    for (name, clause) in clauses {
         let key = LockKey::from(("conformance", format!("{run:x}"), *name));
         let world = World { store: Arc::clone(&store), key, clause: name };
         clause(world).await;
@@ -200,11 +215,26 @@ impl World {
     }
 
     async fn received(&self, process: &Process, event: &StoreEvent) {
+        if !self.store.traits().events {
+            // The waiter polls: the offer is a grant.
+            if let StoreEvent::Offered { id, .. } = event {
+                let holder = self.inspect().await.holder.map(|holder| holder.id);
+                self.same(holder.as_ref(), Some(id), "offered");
+            }
+            return;
+        }
         let began = Instant::now();
         while !process.events.lock().contains(event) {
             assert!(began.elapsed() < EVENT_TIMEOUT, "{}: did not receive {event:?}", self.clause);
             sleep(Duration::from_millis(5)).await;
         }
+    }
+
+    #[track_caller]
+    #[expect(clippy::needless_pass_by_value, reason = "the reply of a call")]
+    fn unsupported<T: std::fmt::Debug>(&self, reply: Result<T, StoreError>) {
+        let is_unsupported = reply.as_ref().is_err_and(|error| error.kind() == StoreErrorKind::Unsupported);
+        assert!(is_unsupported, "{}: not refused as unsupported, but {reply:?}", self.clause);
     }
 
     #[track_caller]
@@ -624,6 +654,24 @@ async fn force_release_frees_a_blocked_key_for_the_queue(w: World) {
 /// Not text, and with an empty part.
 fn record(n: u8) -> Record {
     Record::new(vec![n, 0, 0xff, b'\n'], (n > 0).then(|| Bytes::from(vec![n; usize::from(n) - 1])))
+}
+
+async fn request_for_a_record_is_refused(w: World) {
+    let p = w.process();
+    let (a, b) = (p.ids.next(), p.ids.next());
+    let acquire = |id: &AcquisitionId| {
+        AcquireRequest::new(w.key.clone(), id.clone(), LEASE, IfBusy::Enqueue, queue_config(), EVENT_TIMEOUT)
+    };
+    w.unsupported(w.store.acquire(acquire(&a).unless_recorded(true)).await);
+    let fence = w.granted(&b).await;
+    let release = ReleaseRequest::new(w.key.clone(), b.clone(), Duration::ZERO, queue_config());
+    w.unsupported(w.store.release(release.record(record(1), LEASE)).await);
+    let yields = YieldRequest::new(w.key.clone(), b.clone(), fence, a, LEASE, queue_config(), EVENT_TIMEOUT);
+    w.unsupported(w.store.yield_to_queue(yields.unless_recorded(true)).await);
+    let status = w.inspect().await;
+    let holder = status.holder.map(|holder| (holder.id, holder.fence));
+    w.same((holder, status.waiting), (Some((b.clone(), fence)), 0), "nothing has changed");
+    w.release(&b, Duration::ZERO).await;
 }
 
 async fn record_stands_in_place_of_a_grant(w: World) {

@@ -21,7 +21,7 @@ use crate::{
     store::{
         AcquireReply, AcquireRequest, CALL_TIMEOUT, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus,
         LockStore, MemoryStore, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreError, StoreErrorKind,
-        StoreEvent, StoreFuture, YieldReply, YieldRequest,
+        StoreEvent, StoreFuture, StoreTraits, YieldReply, YieldRequest,
     },
     sync::Mutex,
 };
@@ -292,6 +292,10 @@ impl LockStore for TestStore {
 
     fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
         self.call(StoreOp::Force, None, move |memory| memory.force_release(request.clone()))
+    }
+
+    fn traits(&self) -> StoreTraits {
+        self.memory().traits()
     }
 
     fn call_timeout(&self) -> Duration {

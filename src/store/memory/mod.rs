@@ -8,8 +8,8 @@ use std::{
 use self::keys::{Keys, OpContext};
 use super::{
     AcquireReply, AcquireRequest, CALL_TIMEOUT, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus,
-    LockStore, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreEvent, StoreFuture, YieldReply,
-    YieldRequest,
+    LockStore, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreEvent, StoreFuture, StoreTraits,
+    YieldReply, YieldRequest,
 };
 use crate::{
     acquisition::AcquisitionId,
@@ -144,6 +144,10 @@ impl LockStore for MemoryStore {
 
     fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
         self.execute(|keys, cx| keys.force_release(cx, &request))
+    }
+
+    fn traits(&self) -> StoreTraits {
+        StoreTraits::new().events(true).receivers_counted(true).records(true)
     }
 
     fn call_timeout(&self) -> Duration {

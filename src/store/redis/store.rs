@@ -26,7 +26,7 @@ use crate::{
     lock_key::LockKey,
     store::{
         AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy, KeyStatus, LockStore,
-        ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreFuture, YieldReply, YieldRequest,
+        ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreFuture, StoreTraits, YieldReply, YieldRequest,
     },
     sync::{Mutex, MutexGuard},
 };
@@ -165,6 +165,10 @@ impl LockStore for RedisStore {
             shared.check_fence(&reply);
             Ok(proto::parse_force(&reply)?)
         })
+    }
+
+    fn traits(&self) -> StoreTraits {
+        StoreTraits::new().events(true).receivers_counted(true).records(true)
     }
 
     fn call_timeout(&self) -> Duration {
