@@ -30,7 +30,7 @@ pub use self::{
     traits::StoreTraits,
     types::{
         AcquireReply, AcquireRequest, ForceReleaseReply, ForceReleaseRequest, Holder, IfBusy, KeyStatus, NewRecord,
-        QueueConfig, Record, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, YieldReply, YieldRequest,
+        QueueConfig, Record, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, Share, YieldReply, YieldRequest,
     },
 };
 pub use crate::acquisition::AcquisitionIds;
@@ -92,6 +92,9 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
 
     /// Grants the key if it is free and no live waiter is ahead. Otherwise enqueues, if
     /// [`IfBusy::Enqueue`] is set.
+    ///
+    /// If the store has no [`permits`](StoreTraits::permits), a [`share`](AcquireRequest::share) other
+    /// than [`Share::EXCLUSIVE`] is an error, and nothing changes.
     ///
     /// If the acquisition already holds the key, or was offered it, the reply has the fence of that
     /// grant, and the lease is at least a full one. A delayed copy never shortens the lease. If the

@@ -1,7 +1,7 @@
 //! The optional parts of the contract.
 
 #[cfg(doc)]
-use super::{AcquireRequest, EventSink, LockStore, QueueConfig, ReleaseRequest, StoreErrorKind};
+use super::{AcquireRequest, EventSink, LockStore, QueueConfig, ReleaseRequest, Share, StoreErrorKind};
 
 /// Optional abilities of a store. Returned by [`LockStore::traits`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,6 +22,11 @@ pub struct StoreTraits {
     ///
     /// Without it, such a request fails with [`StoreErrorKind::Unsupported`], and nothing changes.
     pub records: bool,
+    /// Several acquisitions can hold one key: [`AcquireRequest::share`] may be any [`Share`].
+    ///
+    /// Without it, a share other than [`Share::EXCLUSIVE`] fails with
+    /// [`StoreErrorKind::Unsupported`], and nothing changes.
+    pub permits: bool,
 }
 
 // === impl StoreTraits ===
@@ -30,7 +35,7 @@ impl StoreTraits {
     /// Creates the traits of a store without optional abilities.
     #[must_use]
     pub const fn new() -> Self {
-        Self { events: false, receivers_counted: false, records: false }
+        Self { events: false, receivers_counted: false, records: false, permits: false }
     }
 
     /// Sets [`events`](Self::events).
@@ -51,6 +56,13 @@ impl StoreTraits {
     #[must_use]
     pub const fn records(mut self, records: bool) -> Self {
         self.records = records;
+        self
+    }
+
+    /// Sets [`permits`](Self::permits).
+    #[must_use]
+    pub const fn permits(mut self, permits: bool) -> Self {
+        self.permits = permits;
         self
     }
 }

@@ -29,7 +29,7 @@ use crate::{
     lock_key::LockKey,
     store::{
         AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy, KeyStatus, LockStore,
-        QueueConfig, Record, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreError, StoreErrorKind,
+        QueueConfig, Record, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, Share, StoreError, StoreErrorKind,
         StoreEvent, YieldReply, YieldRequest,
     },
     sync::Mutex,
@@ -79,6 +79,9 @@ const CLAUSES: &[(&str, Clause)] = clauses![
     store_that_replies_is_healthy,
 ];
 
+/// The clauses of a store without [`StoreTraits::permits`].
+const NO_PERMIT_CLAUSES: &[(&str, Clause)] = clauses![share_other_than_the_whole_is_refused];
+
 /// The clauses of [`StoreTraits::receivers_counted`].
 const RECEIVER_CLAUSES: &[(&str, Clause)] = clauses![dead_process_is_skipped];
 
@@ -107,6 +110,7 @@ pub async fn check(store: impl LockStore) {
     let clauses = CLAUSES
         .iter()
         .chain(if traits.receivers_counted { RECEIVER_CLAUSES } else { &[] })
+        .chain(if traits.permits { &[] } else { NO_PERMIT_CLAUSES })
         .chain(if traits.records { RECORD_CLAUSES } else { NO_RECORD_CLAUSES });
     for (name, clause) in clauses {
         let key = LockKey::from(("conformance", format!("{run:x}"), *name));
@@ -218,7 +222,7 @@ impl World {
         if !self.store.traits().events {
             // The waiter polls: the offer is a grant.
             if let StoreEvent::Offered { id, .. } = event {
-                let holder = self.inspect().await.holder.map(|holder| holder.id);
+                let holder = self.inspect().await.holder().map(|holder| holder.id.clone());
                 self.same(holder.as_ref(), Some(id), "offered");
             }
             return;
@@ -350,7 +354,7 @@ async fn holder_has_the_time_of_its_grant(w: World) {
     let a = p.ids.next();
     let since = || async {
         let status = w.inspect().await;
-        let since = status.holder.and_then(|holder| holder.since);
+        let since = status.holder().and_then(|holder| holder.since);
         since.unwrap_or_else(|| panic!("{}: the time of the grant is unknown", w.clause))
     };
     w.granted(&a).await;
@@ -596,17 +600,17 @@ async fn inspect_reports_holder_and_waiters(w: World) {
     let p = w.process();
     let (a, b) = (p.ids.next(), p.ids.next());
     let free = w.inspect().await;
-    w.same((free.holder, free.lease_left, free.waiting), (None, Duration::ZERO, 0), "free");
+    w.same((free.holders, free.lease_left, free.waiting), (vec![], Duration::ZERO, 0), "free");
     let fence = w.granted(&a).await;
     w.queued(&b).await;
     let held = w.inspect().await;
-    let Some(holder) = held.holder else { panic!("{}: no holder", w.clause) };
-    w.same((holder.id, holder.fence, held.waiting), (a.clone(), fence, 1), "held");
+    let holders = held.holders.into_iter().map(|holder| (holder.id, holder.fence)).collect();
+    w.same((holders, held.waiting), (vec![(a.clone(), fence)], 1), "held");
     assert!(held.lease_left <= LEASE && held.lease_left > Duration::ZERO, "{}: {:?}", w.clause, held.lease_left);
     w.release(&b, Duration::ZERO).await;
     w.release(&a, LEASE).await;
     let kept = w.inspect().await;
-    w.same(kept.holder, None, "blocked, without a holder");
+    w.same(kept.holders, vec![], "blocked, without a holder");
     assert!(kept.lease_left > Duration::ZERO, "{}", w.clause);
 }
 
@@ -656,6 +660,25 @@ fn record(n: u8) -> Record {
     Record::new(vec![n, 0, 0xff, b'\n'], (n > 0).then(|| Bytes::from(vec![n; usize::from(n) - 1])))
 }
 
+async fn share_other_than_the_whole_is_refused(w: World) {
+    let p = w.process();
+    let (a, b) = (p.ids.next(), p.ids.next());
+    let shares = [Share::new(1, 2), Share::new(2, 2), Share::new(3, 7)].map(|share| share.expect("valid"));
+    let refuse = async |id: &AcquisitionId, if_busy| {
+        for share in shares {
+            let request = AcquireRequest::new(w.key.clone(), id.clone(), LEASE, if_busy, queue_config(), EVENT_TIMEOUT);
+            w.unsupported(w.store.acquire(request.share(share)).await);
+        }
+    };
+    refuse(&a, IfBusy::Fail).await;
+    w.granted(&b).await;
+    refuse(&a, IfBusy::Enqueue).await;
+    let status = w.inspect().await;
+    let holders: Vec<_> = status.holders.into_iter().map(|holder| holder.id).collect();
+    w.same((holders, status.waiting), (vec![b.clone()], 0), "nothing has changed");
+    w.release(&b, Duration::ZERO).await;
+}
+
 async fn request_for_a_record_is_refused(w: World) {
     let p = w.process();
     let (a, b) = (p.ids.next(), p.ids.next());
@@ -669,7 +692,7 @@ async fn request_for_a_record_is_refused(w: World) {
     let yields = YieldRequest::new(w.key.clone(), b.clone(), fence, a, LEASE, queue_config(), EVENT_TIMEOUT);
     w.unsupported(w.store.yield_to_queue(yields.unless_recorded(true)).await);
     let status = w.inspect().await;
-    let holder = status.holder.map(|holder| (holder.id, holder.fence));
+    let holder = status.holder().map(|holder| (holder.id.clone(), holder.fence));
     w.same((holder, status.waiting), (Some((b.clone(), fence)), 0), "nothing has changed");
     w.release(&b, Duration::ZERO).await;
 }
@@ -724,7 +747,7 @@ async fn waiters_get_the_record_and_pass_their_offers_on(w: World) {
     w.offered(&p, &c).await;
     w.same(w.recorded(&c, IfBusy::Enqueue).await, Some(record(1)), "of the next offer");
     let status = w.inspect().await;
-    w.same((status.holder, status.waiting), (None, 0), "nothing is left");
+    w.same((status.holders, status.waiting), (vec![], 0), "nothing is left");
 }
 
 async fn offer_that_expires_goes_on_with_a_record(w: World) {

@@ -8,8 +8,8 @@ use std::{
 use self::keys::{Keys, OpContext};
 use super::{
     AcquireReply, AcquireRequest, CALL_TIMEOUT, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus,
-    LockStore, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreEvent, StoreFuture, StoreTraits,
-    YieldReply, YieldRequest,
+    LockStore, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, Share, StoreError, StoreErrorKind, StoreEvent,
+    StoreFuture, StoreTraits, YieldReply, YieldRequest,
 };
 use crate::{
     acquisition::AcquisitionId,
@@ -123,6 +123,10 @@ impl LockStore for MemoryStore {
     }
 
     fn acquire(&self, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+        if request.share != Share::EXCLUSIVE {
+            let error = StoreError::new("memory", "acquire", StoreErrorKind::Unsupported);
+            return StoreFuture::ready(Err(error));
+        }
         self.execute(|keys, cx| keys.acquire(cx, &request))
     }
 

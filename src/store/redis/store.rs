@@ -26,7 +26,8 @@ use crate::{
     lock_key::LockKey,
     store::{
         AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy, KeyStatus, LockStore,
-        ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreFuture, StoreTraits, YieldReply, YieldRequest,
+        ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, Share, StoreError, StoreErrorKind, StoreFuture,
+        StoreTraits, YieldReply, YieldRequest,
     },
     sync::{Mutex, MutexGuard},
 };
@@ -98,6 +99,10 @@ impl LockStore for RedisStore {
     }
 
     fn acquire(&self, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+        if request.share != Share::EXCLUSIVE {
+            let error = StoreError::new("redis", "acquire", StoreErrorKind::Unsupported);
+            return StoreFuture::ready(Err(error));
+        }
         let called = self.shared.clock.now();
         self.call("acquire", move |shared, deadline| async move {
             let mut request = request;

@@ -120,7 +120,8 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
                 owners.push(next.clone());
                 let then = names.owner(&next);
                 // Mostly the current fence; otherwise the request is a copy of an earlier one.
-                let stands = store.inspect(key.clone()).await.expect("a reply").holder.map_or(7, |holder| holder.fence);
+                let stands =
+                    store.inspect(key.clone()).await.expect("a reply").holder().map_or(7, |holder| holder.fence);
                 let fence = if rng.u8(0..4) == 0 { 7 } else { stands };
                 let unless = rng.bool();
                 let request = YieldRequest::new(key.clone(), owner, fence, next, LONG, terms(), LONG);
@@ -144,8 +145,9 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
             }
             _ => {
                 let found = store.inspect(key.clone()).await.expect("a reply");
-                let holder = found.holder.map(|holder| (names.owner(&holder.id), names.fence(holder.fence)));
-                format!("inspect: {holder:?}, {}, {} wait", left(found.lease_left), found.waiting)
+                let holders = found.holders.iter().map(|holder| (names.owner(&holder.id), names.fence(holder.fence)));
+                let holders: Vec<_> = holders.collect();
+                format!("inspect: {holders:?}, {}, {} wait", left(found.lease_left), found.waiting)
             }
         };
         outcomes.push(outcome);

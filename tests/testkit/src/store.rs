@@ -136,7 +136,7 @@ impl Intercept for ReleasesAnyHolder {
         let store = Arc::clone(store);
         StoreFuture::new(async move {
             let found = store.inspect(request.key.clone()).await?;
-            let Some(holder) = found.holder.filter(|holder| holder.id != request.id) else {
+            let Some(holder) = found.holder().cloned().filter(|holder| holder.id != request.id) else {
                 return store.release(request).await;
             };
             let mut of_another = request.clone();
