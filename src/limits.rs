@@ -30,6 +30,9 @@ pub(crate) const MAX_MEMORY_RECORDS: usize = 100_000;
 #[cfg(feature = "memory")]
 pub(crate) const MAX_MEMORY_RECORD_BYTES: usize = 64 << 20;
 
+/// Keys in one page of a listing.
+pub(crate) const MAX_LISTED_KEYS: usize = 1000;
+
 /// Grants in one renewal call.
 pub(crate) const MAX_RENEWALS_PER_CALL: usize = 1000;
 

@@ -8,6 +8,7 @@ use crate::lock_key::LockKey;
 
 // A store depends on this trait and on no other part of the crate.
 mod types;
+mod list;
 mod traits;
 mod events;
 mod future;
@@ -27,6 +28,7 @@ pub use self::{
     error::{StoreError, StoreErrorKind},
     events::{EventSink, StoreEvent},
     future::StoreFuture,
+    list::{Cursor, ListEntry, ListReply, ListRequest},
     traits::StoreTraits,
     types::{
         AcquireReply, AcquireRequest, ForceReleaseReply, ForceReleaseRequest, Holder, IfBusy, KeyStatus, NewRecord,
@@ -93,8 +95,8 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
     /// Grants the key if it is free and no live waiter is ahead. Otherwise enqueues, if
     /// [`IfBusy::Enqueue`] is set.
     ///
-    /// If the store has no [`permits`](StoreTraits::permits), a [`share`](AcquireRequest::share) other
-    /// than [`Share::EXCLUSIVE`] is an error, and nothing changes.
+    /// In a store without [`permits`](StoreTraits::permits), a [`share`](AcquireRequest::share)
+    /// other than [`Share::EXCLUSIVE`] is an error, and nothing changes.
     ///
     /// If the acquisition already holds the key, or was offered it, the reply has the fence of that
     /// grant, and the lease is at least a full one. A delayed copy never shortens the lease. If the
@@ -132,6 +134,13 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
     /// Returns the holder of a key, its remaining lease, and the number of waiters. Changes
     /// nothing.
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus>;
+
+    /// Returns one page of the keys that are held, blocked or waited for. Changes nothing.
+    ///
+    /// A key that is held from the first page to the last one is listed at least once. A key may be
+    /// listed twice. One call must not delay other ones: its work in the store is bounded, and a
+    /// page may end early.
+    fn list(&self, request: ListRequest) -> StoreFuture<ListReply>;
 
     /// Revokes the key from its holder, sends [`StoreEvent::Revoked`] to that holder, and blocks
     /// the key for [`ForceReleaseRequest::block_for`].
@@ -184,6 +193,10 @@ impl<S: LockStore + ?Sized> LockStore for Arc<S> {
 
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
         (**self).inspect(key)
+    }
+
+    fn list(&self, request: ListRequest) -> StoreFuture<ListReply> {
+        (**self).list(request)
     }
 
     fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {

@@ -28,9 +28,9 @@ use crate::{
     acquisition::{AcquisitionId, AcquisitionIds},
     lock_key::LockKey,
     store::{
-        AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy, KeyStatus, LockStore,
-        QueueConfig, Record, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, Share, StoreError, StoreErrorKind,
-        StoreEvent, YieldReply, YieldRequest,
+        AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy, KeyStatus,
+        ListRequest, LockStore, QueueConfig, Record, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, Share,
+        StoreError, StoreErrorKind, StoreEvent, YieldReply, YieldRequest,
     },
     sync::Mutex,
 };
@@ -76,6 +76,7 @@ const CLAUSES: &[(&str, Clause)] = clauses![
     inspect_reports_holder_and_waiters,
     revoked_key_stays_blocked_and_its_holder_is_notified,
     force_release_frees_a_blocked_key_for_the_queue,
+    listing_has_each_key_that_is_held_blocked_or_waited_for,
     store_that_replies_is_healthy,
 ];
 
@@ -658,6 +659,65 @@ async fn force_release_frees_a_blocked_key_for_the_queue(w: World) {
 /// Not text, and with an empty part.
 fn record(n: u8) -> Record {
     Record::new(vec![n, 0, 0xff, b'\n'], (n > 0).then(|| Bytes::from(vec![n; usize::from(n) - 1])))
+}
+
+async fn listing_has_each_key_that_is_held_blocked_or_waited_for(w: World) {
+    const KEYS: usize = 60;
+    const LIMIT: usize = 5;
+    let long = Duration::from_secs(600);
+    let p = w.process();
+    let (a, b) = (p.ids.next(), p.ids.next());
+    let keys: Vec<_> = (0..KEYS).map(|n| LockKey::from(("conformance", w.key.as_str(), n))).collect();
+    let world = |n: usize| World { key: keys[n].clone(), ..w.clone() };
+    for n in 0..KEYS {
+        let w = world(n);
+        let acquire = |id: &AcquisitionId| {
+            AcquireRequest::new(w.key.clone(), id.clone(), long, IfBusy::Enqueue, queue_config(), EVENT_TIMEOUT)
+        };
+        for id in [&a, &b].into_iter().take(if n % 4 == 1 { 2 } else { 1 }) {
+            w.store.acquire(acquire(id)).await.unwrap_or_else(|error| panic!("{}: {error}", w.clause));
+        }
+        // Held, contended, blocked or free.
+        if n % 4 > 1 {
+            w.release(&a, if n % 4 == 2 { long } else { Duration::ZERO }).await;
+        }
+    }
+    let list = async |contended_only| {
+        let mut statuses = vec![None; KEYS];
+        let mut request = ListRequest::new(LIMIT).contended_only(contended_only);
+        loop {
+            let page = w.store.list(request.clone()).await.unwrap_or_else(|error| panic!("{}: {error}", w.clause));
+            assert!(page.entries.len() < KEYS / 3, "{}: a page of {} entries", w.clause, page.entries.len());
+            for entry in page.entries {
+                if let Some(n) = keys.iter().position(|key| *key == entry.key) {
+                    let holders: Vec<_> = entry.status.holders.into_iter().map(|holder| holder.id).collect();
+                    assert!(entry.status.lease_left > long / 2, "{}: {:?}", w.clause, entry.status.lease_left);
+                    statuses[n] = Some((holders, entry.status.waiting));
+                }
+            }
+            let Some(next) = page.next else { return statuses };
+            request = request.after(next);
+        }
+    };
+    let status = |n| match n % 4 {
+        0 => Some((vec![a.clone()], 0)),
+        1 => Some((vec![a.clone()], 1)),
+        2 => Some((vec![], 0)),
+        _ => None,
+    };
+    let all: Vec<_> = (0..KEYS).map(status).collect();
+    w.same(list(false).await, all.clone(), "all keys");
+    let is_contended = |status: &(Vec<AcquisitionId>, usize)| status.1 > 0;
+    let contended = all.iter().map(|status| status.clone().filter(is_contended)).collect();
+    w.same(list(true).await, contended, "contended keys");
+    w.same(list(false).await, all, "nothing has changed");
+    for n in 0..KEYS {
+        let w = world(n);
+        w.release(&b, Duration::ZERO).await;
+        w.release(&a, Duration::ZERO).await;
+        let request = ForceReleaseRequest::new(w.key.clone(), Duration::ZERO, queue_config());
+        w.store.force_release(request).await.unwrap_or_else(|error| panic!("{}: {error}", w.clause));
+    }
 }
 
 async fn share_other_than_the_whole_is_refused(w: World) {

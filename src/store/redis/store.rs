@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use super::{
     connection::Query,
     error::CallError,
+    list,
     proto::{self, InvalidName, ScriptCall, ServerClock, Timed, UnexpectedReply},
     server::Server,
     subscriber::{Check, Subscriber},
@@ -25,9 +26,9 @@ use crate::{
     clock::{BootInstant, Clock},
     lock_key::LockKey,
     store::{
-        AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy, KeyStatus, LockStore,
-        ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, Share, StoreError, StoreErrorKind, StoreFuture,
-        StoreTraits, YieldReply, YieldRequest,
+        AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy, KeyStatus, ListReply,
+        ListRequest, LockStore, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, Share, StoreError,
+        StoreErrorKind, StoreFuture, StoreTraits, YieldReply, YieldRequest,
     },
     sync::{Mutex, MutexGuard},
 };
@@ -56,6 +57,9 @@ use crate::{
 /// A fence is the clock of Redis in microseconds, or one more than the last fence of the prefix, if
 /// that is larger. Fences therefore rise although Redis has lost its data, unless its clock is set
 /// back.
+///
+/// [`list`](LockStore::list) uses `SCAN`, in steps that do not block the server. A key made by
+/// [`LockKey::raw`] is listed only while it has waiters, because its lock has no prefix.
 ///
 /// One Redis is a single point of failure. While it cannot be reached, no lock is acquired (503,
 /// not started), and a held lock is lost when its lease expires. If Redis loses data, two holders
@@ -159,6 +163,12 @@ impl LockStore for RedisStore {
         self.call("inspect", move |shared, deadline| async move {
             let call = shared.server().keyspace.inspect(&key)?;
             Ok(proto::parse_inspect(&shared.server().release_conn.query_retry(Query::EvalSha(&call), deadline).await?)?)
+        })
+    }
+
+    fn list(&self, request: ListRequest) -> StoreFuture<ListReply> {
+        self.call("list", move |shared, deadline| async move {
+            list::list(shared.server(), &request, deadline).await?.ok_or(CallError::InvalidCursor)
         })
     }
 

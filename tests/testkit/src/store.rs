@@ -5,9 +5,9 @@ use std::{fmt, sync::Arc, time::Duration};
 use tower_lock::{
     LockKey,
     store::{
-        AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus, LockStore,
-        ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreError, StoreErrorKind, StoreEvent, StoreFuture,
-        StoreTraits, YieldReply, YieldRequest,
+        AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus, ListReply,
+        ListRequest, LockStore, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreError, StoreErrorKind,
+        StoreEvent, StoreFuture, StoreTraits, YieldReply, YieldRequest,
     },
 };
 
@@ -110,6 +110,10 @@ impl<I: Intercept> LockStore for InterceptedStore<I> {
 
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
         self.call(|| self.inner.inspect(key))
+    }
+
+    fn list(&self, request: ListRequest) -> StoreFuture<ListReply> {
+        self.call(|| self.inner.list(request))
     }
 
     fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
