@@ -23,6 +23,9 @@ pub(crate) const RENEWAL_RETRY_MIN: Duration = Duration::from_millis(250);
 pub(crate) const RENEWAL_BATCH_WINDOW: Duration = Duration::from_millis(500);
 /// .. at most this part of the lease.
 pub(crate) const RENEWAL_BATCH_WINDOWS_PER_LEASE: u32 = 60;
+/// Grants in one renewal call.
+pub(crate) const MAX_RENEWALS_PER_CALL: usize = 1000;
+
 /// Records in a `MemoryStore`.
 #[cfg(feature = "memory")]
 pub(crate) const MAX_MEMORY_RECORDS: usize = 100_000;
@@ -32,9 +35,6 @@ pub(crate) const MAX_MEMORY_RECORD_BYTES: usize = 64 << 20;
 
 /// Keys in one page of a listing.
 pub(crate) const MAX_LISTED_KEYS: usize = 1000;
-
-/// Grants in one renewal call.
-pub(crate) const MAX_RENEWALS_PER_CALL: usize = 1000;
 
 /// The part of a lease that is not used, because clocks run at different rates: 1 / 100 …
 pub(crate) const DRIFT_DIVISOR: u32 = 100;

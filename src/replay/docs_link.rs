@@ -48,6 +48,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "is not a URL")]
     fn url_cannot_end_the_link() {
-        DocsLink::new("https://api.example.com/>; rel=\"next");
+        DocsLink::new("https://api.example.com/>;rel=next");
     }
 }

@@ -472,4 +472,11 @@ mod tests {
         assert_eq!([share(0, 0), share(0, 1), share(2, 1)], [None; 3]);
         assert_eq!((Share::default(), Share::new(1, 1)), (Share::EXCLUSIVE, Some(Share::EXCLUSIVE)));
     }
+
+    #[test]
+    fn debug_of_a_record_has_no_contents() {
+        let record = Record::new("secret", Some("password".into()));
+        assert_eq!(format!("{record:?}"), "Record { head_len: 6, body_len: Some(8) }");
+        assert_eq!(format!("{:?}", Record::new("", None)), "Record { head_len: 0, body_len: None }");
+    }
 }

@@ -71,14 +71,7 @@ impl Keyspace {
 
     /// The queue of a lock, in the same hash slot.
     pub fn queue(&self, lock: &str) -> String {
-        let prefix = &self.prefix;
-        // A hash tag in the name decides the slot. Its queue has another infix, because `x` and
-        // `{x}` are two locks.
-        if lock.contains('{') {
-            format!("tower-lock:{prefix}:t:{lock}")
-        } else {
-            format!("tower-lock:{prefix}:q:{{{lock}}}")
-        }
+        self.beside(lock, 'q', 't')
     }
 
     /// The pattern of the names of composed locks. No character of a prefix has a meaning in it.
@@ -102,11 +95,17 @@ impl Keyspace {
 
     /// The record of a lock, in the same hash slot.
     pub fn record(&self, lock: &str) -> String {
+        self.beside(lock, 'r', 's')
+    }
+
+    /// A name in the hash slot of a lock. A hash tag in the name of the lock decides the slot, and
+    /// has another infix, because `x` and `{x}` are two locks.
+    fn beside(&self, lock: &str, infix: char, tagged: char) -> String {
         let prefix = &self.prefix;
         if lock.contains('{') {
-            format!("tower-lock:{prefix}:s:{lock}")
+            format!("tower-lock:{prefix}:{tagged}:{lock}")
         } else {
-            format!("tower-lock:{prefix}:r:{{{lock}}}")
+            format!("tower-lock:{prefix}:{infix}:{{{lock}}}")
         }
     }
 
