@@ -33,6 +33,9 @@ pub(crate) const MAX_MEMORY_RECORDS: usize = 100_000;
 #[cfg(feature = "memory")]
 pub(crate) const MAX_MEMORY_RECORD_BYTES: usize = 64 << 20;
 
+/// Keys in one page of a listing.
+pub(crate) const MAX_LISTED_KEYS: usize = 1000;
+
 /// The part of a lease that is not used, because clocks run at different rates: 1 / 100 …
 pub(crate) const DRIFT_DIVISOR: u32 = 100;
 /// … plus the rounding of the store's clock.

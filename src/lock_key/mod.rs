@@ -165,7 +165,7 @@ impl LockKey {
     }
 }
 
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "memory", feature = "redis"))]
 impl LockKey {
     /// A composed key with this text, read from a store.
     pub(crate) fn from_composed(text: &str) -> Self {

@@ -8,6 +8,8 @@ use crate::lock_key::LockKey;
 
 // A store depends on this trait and on no other part of the crate.
 mod types;
+mod list;
+mod traits;
 mod events;
 mod future;
 mod error;
@@ -26,9 +28,11 @@ pub use self::{
     error::{StoreError, StoreErrorKind},
     events::{EventSink, StoreEvent},
     future::StoreFuture,
+    list::{Cursor, ListEntry, ListReply, ListRequest},
+    traits::StoreTraits,
     types::{
         AcquireReply, AcquireRequest, ForceReleaseReply, ForceReleaseRequest, Holder, IfBusy, KeyStatus, NewRecord,
-        QueueConfig, Record, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, YieldReply, YieldRequest,
+        QueueConfig, Record, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, Share, YieldReply, YieldRequest,
     },
 };
 pub use crate::acquisition::AcquisitionIds;
@@ -91,6 +95,9 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
     /// Grants the key if it is free and no live waiter is ahead. Otherwise enqueues, if
     /// [`IfBusy::Enqueue`] is set.
     ///
+    /// In a store without [`permits`](StoreTraits::permits), a [`share`](AcquireRequest::share)
+    /// other than [`Share::EXCLUSIVE`] is an error, and nothing changes.
+    ///
     /// If the acquisition already holds the key, or was offered it, the reply has the fence of that
     /// grant, and the lease is at least a full one. A delayed copy never shortens the lease. If the
     /// acquisition is in the queue, it keeps its position.
@@ -128,12 +135,23 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
     /// nothing.
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus>;
 
+    /// Returns one page of the keys that are held, blocked or waited for. Changes nothing.
+    ///
+    /// A key that is held from the first page to the last one is listed at least once. A key may be
+    /// listed twice. One call must not delay other ones: its work in the store is bounded, and a
+    /// page may end early.
+    fn list(&self, request: ListRequest) -> StoreFuture<ListReply>;
+
     /// Revokes the key from its holder, sends [`StoreEvent::Revoked`] to that holder, and blocks
     /// the key for [`ForceReleaseRequest::block_for`].
     ///
     /// If the key has no holder and is only blocked, it is free afterwards, and is offered to the
     /// first live waiter.
     fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply>;
+
+    /// Returns what the store can do beyond the rest of this contract. It is constant for the
+    /// lifetime of a store.
+    fn traits(&self) -> StoreTraits;
 
     /// Returns the maximum time of one call. It is constant for the lifetime of a store.
     ///
@@ -177,8 +195,16 @@ impl<S: LockStore + ?Sized> LockStore for Arc<S> {
         (**self).inspect(key)
     }
 
+    fn list(&self, request: ListRequest) -> StoreFuture<ListReply> {
+        (**self).list(request)
+    }
+
     fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
         (**self).force_release(request)
+    }
+
+    fn traits(&self) -> StoreTraits {
+        (**self).traits()
     }
 
     fn call_timeout(&self) -> Duration {

@@ -186,6 +186,8 @@ mod enabled {
                     // An error of the key, which a client may have chosen. The store has not
                     // failed.
                     StoreErrorKind::InvalidKey => return,
+                    // An error of the caller.
+                    StoreErrorKind::Unsupported => return,
                 };
                 counter!("tower_lock_store_errors_total", "op" => *operation, "kind" => kind).increment(1);
             }
