@@ -144,7 +144,6 @@
 pub mod key;
 pub mod lock;
 pub mod middleware;
-#[cfg_attr(not(test), allow(dead_code, reason = "used by the layer"))]
 mod replay;
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
@@ -202,7 +201,7 @@ pub use self::{
     fencing::FencingToken,
     lock::{HeldLock, LockGuard, LockManager, LockManagerBuilder, LockStatus},
     lock_key::LockKey,
-    middleware::{LockLayer, LockManagerLayer},
+    middleware::{AnswerError, LockLayer, LockManagerLayer, Once, ReplayLayer},
     owner::Owner,
     policy::{LockPolicy, LogKey, OnDisconnect, OnLost, ReleaseAt, RequestBodyMode},
     proto::lease::Lease,

@@ -122,6 +122,18 @@ pub(crate) const BODY_IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The least bytes per second of a body: a very slow client blocks a key as long as a silent one.
 pub(crate) const MIN_BODY_RATE: u64 = 16 << 10;
 
+/// How long a record is kept.
+pub(crate) const KEEP_FOR: Duration = Duration::from_secs(86_400);
+/// Its maximum: a year.
+pub(crate) const KEEP_FOR_MAX: Duration = Duration::from_secs(366 * 86_400);
+
+/// How long a leader waits for its key in one call, before it calls again.
+pub(crate) const LEAD_WAIT: Duration = Duration::from_secs(60);
+/// How long a leader pauses after its first term. Doubled after each short term.
+pub(crate) const LEAD_PAUSE_MIN: Duration = Duration::from_secs(1);
+/// The maximum pause. A term that lasts longer resets it.
+pub(crate) const LEAD_PAUSE_MAX: Duration = Duration::from_secs(30);
+
 /// Handlers of one [`LockManager`](crate::LockManager) that run after their client has
 /// disconnected.
 pub(crate) const MAX_DETACHED_HANDLERS: usize = 1024;
@@ -131,6 +143,9 @@ pub(crate) const RELEASE_WAIT: Duration = Duration::from_millis(250);
 
 /// Waiters of one key.
 pub(crate) const MAX_WAITERS_PER_KEY: usize = 256;
+/// Waiters of one key that its record answers. More than of other waiters: one record answers all
+/// of them at once.
+pub(crate) const MAX_DUPLICATES_PER_KEY: usize = 1024;
 /// Waiters of one [`LockManager`](crate::LockManager).
 pub(crate) const MAX_WAITERS_PER_PROCESS: usize = 10_000;
 /// Part of them that is reserved for the first waiter of each key: a flood on some keys does not
@@ -138,6 +153,8 @@ pub(crate) const MAX_WAITERS_PER_PROCESS: usize = 10_000;
 pub(crate) const FIRST_WAITER_RESERVE: usize = MAX_WAITERS_PER_PROCESS / 4;
 /// One key may have this part of the capacity that is left beyond the reserve.
 pub(crate) const WAITER_SHARE_DIVISOR: usize = 8;
+/// The same for waiters that the record of the key answers.
+pub(crate) const DUPLICATE_SHARE_DIVISOR: usize = 4;
 
 /// Bytes of the text of a key; a longer one ends in a hash.
 pub(crate) const MAX_KEY_BYTES: usize = 256;
@@ -146,6 +163,10 @@ pub(crate) const MAX_RAW_KEY_BYTES: usize = 1024;
 
 /// Bytes of an idempotency key.
 pub(crate) const MAX_IDEMPOTENCY_KEY_BYTES: usize = 255;
+/// Bytes of the body of an answer that is kept, unless the layer sets another limit.
+pub(crate) const KEEP_UP_TO: usize = 64 << 10;
+/// The maximum of that limit.
+pub(crate) const KEEP_UP_TO_MAX: usize = 1 << 20;
 /// Bytes of the headers of an answer that is kept, with their lengths.
 pub(crate) const MAX_ANSWER_HEADER_BYTES: usize = 16 << 10;
 

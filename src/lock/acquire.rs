@@ -13,7 +13,7 @@ use tokio::time::{Sleep, sleep};
 use super::{
     HeldLock, LockGuard,
     driver::Driver,
-    driver_data::Waiter,
+    driver_data::{NotGranted, Waiter},
     request_scope::{Parent, RequestScope},
 };
 use crate::{
@@ -22,7 +22,7 @@ use crate::{
     owner::Owner,
     policy::{LockPolicy, call_setters, settings},
     proto::{GuardEnd, LockRequest, QueuePosition, hold_limits::HoldLimits},
-    store::{StoreError, StoreErrorKind},
+    store::{Record, StoreError, StoreErrorKind},
     telemetry::metrics::AcquireMetrics,
 };
 
@@ -77,6 +77,8 @@ pub(crate) struct LockParams {
     pub(crate) owner: Option<Owner>,
     /// The label of its metrics.
     pub(crate) route: Option<Arc<str>>,
+    /// Whether the record of the key answers the request. Only a [`ClaimFuture`] can receive it.
+    pub(crate) unless_recorded: bool,
 }
 
 pin_project! {
@@ -108,6 +110,23 @@ pin_project! {
             }
         }
     }
+}
+
+pin_project! {
+    /// Future of a request that the record of its key answers, too.
+    pub(crate) struct ClaimFuture {
+        #[pin]
+        lock: LockFuture,
+    }
+}
+
+/// The result of a claim.
+#[derive(Debug)]
+pub(crate) enum Claim {
+    /// The key has no record, and is held.
+    Granted(LockGuard),
+    /// The key has a record. Nothing is held.
+    Recorded(Arc<Record>),
 }
 
 /// A request whose result is awaited.
@@ -178,12 +197,36 @@ impl LockBuilder {
     where
         F: AsyncFnOnce(HeldLock) -> T,
     {
-        let owner = self.owner.clone().or_else(Owner::current).unwrap_or_else(Owner::new);
+        let owner = self.effective_owner();
         let guard = self.owner(&owner).await?;
         let done = guard.while_held(owner.scope(work(guard.held_lock()))).await?;
         // The outcome of the release does not matter: the lock was held to the end of the work.
         let _ = guard.release().await;
         Ok(done)
+    }
+
+    /// The owner of the call, for the scope of its work.
+    pub(super) fn effective_owner(&self) -> Owner {
+        self.owner.clone().or_else(Owner::current).unwrap_or_else(Owner::new)
+    }
+
+    /// Requests the lock unless its key has a record.
+    pub(super) fn claim(self) -> ClaimFuture {
+        ClaimFuture { lock: self.into_future_unless(true) }
+    }
+
+    fn into_future_unless(self, unless_recorded: bool) -> LockFuture {
+        let Self { driver, key, policy, owner, handle } = self;
+        // The wait and the limits are set at the first poll.
+        let params = LockParams {
+            key,
+            wait: Duration::ZERO,
+            limits: HoldLimits::default(),
+            owner,
+            route: None,
+            unless_recorded,
+        };
+        LockFuture::with_settings(driver, params, Some((policy, handle)))
     }
 }
 
@@ -192,10 +235,7 @@ impl IntoFuture for LockBuilder {
     type IntoFuture = LockFuture;
 
     fn into_future(self) -> LockFuture {
-        let Self { driver, key, policy, owner, handle } = self;
-        // The wait and the limits are set at the first poll.
-        let params = LockParams { key, wait: Duration::ZERO, limits: HoldLimits::default(), owner, route: None };
-        LockFuture::with_settings(driver, params, Some((policy, handle)))
+        self.into_future_unless(false)
     }
 }
 
@@ -217,12 +257,8 @@ impl LockFuture {
             is_result_pending: false,
         }
     }
-}
 
-impl Future for LockFuture {
-    type Output = Result<LockGuard, LockError>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+    fn poll_claim(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Claim, LockError>> {
         let mut this = self.project();
         let driver = this.driver.as_ref().expect("not polled after completion");
         if let Some(mut params) = this.params.take() {
@@ -261,13 +297,13 @@ impl Future for LockFuture {
                 continue;
             }
             if let Some(position) = driver.cancel(&pending.key, pending.number) {
-                break Err(if waits { position.timeout_error() } else { no_reply_error(position) });
+                break Err(if waits { position.timeout_error() } else { no_reply_error(position) }.into());
             }
             // No longer in the queue: the result was just sent, or is about to be.
             *this.is_result_pending = true;
         };
         // The table does not know the limit of the wait.
-        if let Err(LockError::TimedOut { waited, .. }) = &mut result {
+        if let Err(NotGranted::Rejected(LockError::TimedOut { waited, .. })) = &mut result {
             *waited = *this.wait;
         }
         let Some(PendingAcquire { waiting, .. }) = this.pending.take() else { unreachable!("it was polled above") };
@@ -275,9 +311,14 @@ impl Future for LockFuture {
             Ok(section) => {
                 section.delivered();
                 let metrics = waiting.granted(&section.data.metrics);
-                Ok(LockGuard::new(this.driver.take().expect("polled after completion"), section, metrics))
+                let driver = this.driver.take().expect("polled after completion");
+                Ok(Claim::Granted(LockGuard::new(driver, section, metrics)))
             }
-            Err(error) => {
+            Err(NotGranted::Recorded(record)) => {
+                waiting.recorded();
+                Ok(Claim::Recorded(record))
+            }
+            Err(NotGranted::Rejected(error)) => {
                 waiting.rejected(&error);
                 Err(error)
             }
@@ -285,14 +326,39 @@ impl Future for LockFuture {
     }
 }
 
+impl Future for LockFuture {
+    type Output = Result<LockGuard, LockError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.poll_claim(cx).map(|result| match result? {
+            Claim::Granted(guard) => Ok(guard),
+            Claim::Recorded(_) => unreachable!("a request that ignores records"),
+        })
+    }
+}
+
+impl ClaimFuture {
+    pub(crate) fn new(driver: Arc<Driver>, params: LockParams) -> Self {
+        Self { lock: LockFuture::new(driver, params) }
+    }
+}
+
+impl Future for ClaimFuture {
+    type Output = Result<Claim, LockError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.project().lock.poll_claim(cx)
+    }
+}
+
 impl PendingAcquire {
     fn send(driver: &Arc<Driver>, params: LockParams, parent: Option<Owner>) -> Self {
-        let LockParams { key, wait, limits, owner, route } = params;
+        let LockParams { key, wait, limits, owner, route, unless_recorded } = params;
         let waiting = AcquireMetrics::start(route.as_ref());
         let waiter: Waiter = Arc::default();
         let owner = owner.or_else(Owner::current);
         let parent = parent.filter(|_| owner.is_none());
-        let request = LockRequest { waiter: Arc::clone(&waiter), wait, owner, parent, limits };
+        let request = LockRequest { waiter: Arc::clone(&waiter), wait, owner, parent, limits, unless_recorded };
         let number = driver.request(&key, request);
         Self { key, number, waiter, waiting }
     }

@@ -19,7 +19,7 @@ use tokio::{
 };
 
 use super::{
-    driver_data::{Grant, GrantData, Section, TokioDriver, Waiter},
+    driver_data::{Grant, GrantData, NotGranted, Section, TokioDriver, Waiter},
     lost_timers::LostTimers,
     renewal_queue::{Inserted, RenewalQueue},
 };
@@ -79,6 +79,8 @@ pub(crate) struct Driver {
     /// The runtime of the last call, for calls from threads without one.
     runtime: Mutex<Option<Handle>>,
     lost_timers: LostTimers,
+    /// Notified when a shutdown starts.
+    shutdown_started: Notify,
     /// Notified when the table becomes empty during a shutdown.
     idle: Notify,
 }
@@ -143,6 +145,7 @@ impl Driver {
             is_shutting_down: AtomicBool::new(false),
             runtime: Mutex::default(),
             lost_timers: LostTimers::default(),
+            shutdown_started: Notify::new(),
             idle: Notify::new(),
         });
         let listener = Arc::downgrade(&driver);
@@ -183,7 +186,7 @@ impl Driver {
             // The call was made before the fork, and is polled for the first time in the child. The
             // copied table shows the locks of the parent.
             let error = StoreError::new("lock", "acquire", StoreErrorKind::Unavailable);
-            drop(request.waiter.send(Err(error.into())));
+            drop(request.waiter.send(Err(LockError::from(error).into())));
             return 0;
         }
         self.rearm_lost_timers();
@@ -282,10 +285,19 @@ impl Driver {
     pub(super) fn shut_down(self: &Arc<Self>) {
         let keys = self.table.lock().shut_down();
         self.is_shutting_down.store(true, Ordering::Release);
+        self.shutdown_started.notify_waiters();
         for key in keys {
             self.handle_event(&key, Event::Shutdown);
         }
         self.notify_if_idle();
+    }
+
+    /// Completes when a shutdown has started.
+    pub(super) async fn shutdown_started(&self) {
+        let started = self.shutdown_started.notified();
+        if !self.is_shutting_down.load(Ordering::Acquire) {
+            started.await;
+        }
     }
 
     /// Completes when no lock is held, requested or pending release. Only for use after
@@ -403,10 +415,11 @@ impl Driver {
                     .map(|section| Event::GuardEnded(section, GuardEnd::Undelivered));
             }
             Action::Recall(waiter, error) => {
-                let recalled = waiter.replace(Err(error))?.ok();
+                let recalled = waiter.replace(Err(error.into()))?.ok();
                 return recalled.map(|section| Event::GuardEnded(section, GuardEnd::Undelivered));
             }
-            Action::Reject(waiter, error) => drop(waiter.send(Err(error))),
+            Action::Reject(waiter, error) => drop(waiter.send(Err(error.into()))),
+            Action::Recorded(waiter, record) => drop(waiter.send(Err(NotGranted::Recorded(record)))),
             Action::Track(grant) => self.track(&grant),
             Action::Verify(grant) => {
                 if grant.verify(self.clock.now()) {
@@ -434,18 +447,21 @@ impl Driver {
         let StoreCall { number, id, op } = call;
         let store = &self.store;
         match op {
-            StoreOp::Acquire { if_busy, lease } => {
-                let request = AcquireRequest::new(key.clone(), id, lease, if_busy, QUEUE, self.call_timeout);
+            StoreOp::Acquire { if_busy, lease, unless_recorded } => {
+                let request = AcquireRequest::new(key.clone(), id, lease, if_busy, QUEUE, self.call_timeout)
+                    .unless_recorded(unless_recorded);
                 self.await_reply(key, "acquire", store.acquire(request), move |reply| Event::Acquired(number, reply))
             }
-            StoreOp::Yield { fence, next_id, lease } => {
-                let request = YieldRequest::new(key.clone(), id, fence, next_id, lease, QUEUE, self.call_timeout);
+            StoreOp::Yield { fence, next_id, lease, unless_recorded } => {
+                let request = YieldRequest::new(key.clone(), id, fence, next_id, lease, QUEUE, self.call_timeout)
+                    .unless_recorded(unless_recorded);
                 self.await_reply(key, "yield", store.yield_to_queue(request), move |reply| {
                     Event::Yielded(number, reply)
                 })
             }
-            StoreOp::Release { block_for } => {
-                let request = ReleaseRequest::new(key.clone(), id, block_for, QUEUE);
+            StoreOp::Release { block_for, record } => {
+                let mut request = ReleaseRequest::new(key.clone(), id, block_for, QUEUE);
+                request.record = record.map(Arc::unwrap_or_clone);
                 self.await_reply(key, "release", store.release(request), move |reply| Event::Released(number, reply))
             }
         }

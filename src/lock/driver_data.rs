@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use crate::{
     error::{LockError, LockLost},
     proto::{DriverTypes, grant, section, section::ReleaseOutcome},
-    store::StoreError,
+    store::{Record, StoreError},
     sync::oneshot::Oneshot,
     telemetry::metrics::SectionMetrics,
 };
@@ -20,7 +20,16 @@ pub(crate) type Grant = grant::Grant<TokioDriver>;
 /// A section with the data of the driver.
 pub(crate) type Section = section::Section<TokioDriver>;
 /// Receives the result of a request.
-pub(crate) type Waiter = Arc<Oneshot<Result<Arc<Section>, LockError>>>;
+pub(crate) type Waiter = Arc<Oneshot<Result<Arc<Section>, NotGranted>>>;
+
+/// The result of a request that gets no section.
+#[derive(Debug)]
+pub(crate) enum NotGranted {
+    /// The request was rejected.
+    Rejected(LockError),
+    /// The key has this record, and the request asked for it.
+    Recorded(Arc<Record>),
+}
 
 /// The types of the driver.
 #[derive(Debug)]
@@ -49,6 +58,12 @@ pub(crate) struct SectionData {
     /// The result of the release, for the guard that waits for it.
     pub(super) release_outcome: Oneshot<Result<ReleaseOutcome, StoreError>>,
     pub(crate) metrics: SectionMetrics,
+}
+
+impl From<LockError> for NotGranted {
+    fn from(error: LockError) -> Self {
+        Self::Rejected(error)
+    }
 }
 
 impl GrantData {

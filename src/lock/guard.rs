@@ -17,7 +17,7 @@ use crate::{
     fencing::FencingToken,
     lock_key::LockKey,
     proto::{GuardEnd, section::ReleaseOutcome},
-    store::StoreError,
+    store::{NewRecord, StoreError},
     telemetry::metrics::GuardMetrics,
 };
 
@@ -130,6 +130,12 @@ impl LockGuard {
     /// caller can try at once. Otherwise the same as [`release`](Self::release).
     pub fn release_after_failure(self) -> ReleaseFuture {
         self.end_with(GuardEnd::ReleasedAfterFailure)
+    }
+
+    /// Releases the lock, and leaves this record in the same step of the store, if the lock is held
+    /// until then.
+    pub(crate) fn release_with_record(self, record: NewRecord) -> ReleaseFuture {
+        self.end_with(GuardEnd::Recorded(Arc::new(record)))
     }
 
     fn end_with(mut self, end: GuardEnd) -> ReleaseFuture {

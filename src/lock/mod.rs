@@ -7,6 +7,8 @@ mod status;
 mod signal;
 mod acquire;
 mod request_scope;
+mod once;
+mod lead;
 mod guard;
 mod held;
 mod driver;
@@ -20,12 +22,17 @@ mod shuttle_tests;
 
 #[cfg(feature = "__internals")]
 pub(crate) use self::driver::QUEUE;
-pub(crate) use self::{acquire::LockParams, driver::Driver, request_scope::RequestScope};
+pub(crate) use self::{
+    acquire::{Claim, ClaimFuture, LockParams},
+    driver::Driver,
+    request_scope::RequestScope,
+};
 pub use self::{
     acquire::{LockBuilder, LockFuture},
     guard::{LockGuard, ReleaseFuture},
     held::HeldLock,
     manager::{LockManager, LockManagerBuilder},
+    once::{OnceBuilder, OnceOutcome},
     status::LockStatus,
 };
 pub use crate::{

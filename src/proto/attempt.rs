@@ -33,6 +33,8 @@ pub(super) struct Attempt<D: DriverTypes> {
     /// The lock-delay of the last acquire or yield: the store keeps the key for longer than the
     /// lease.
     pub(super) lock_delay: Duration,
+    /// The last acquire or yield asked for the record of the key.
+    pub(super) unless_recorded: bool,
     /// The instant of the next acquire.
     pub(super) retry_at: Option<BootInstant>,
     /// The instant of the last reply that queued this id.
@@ -67,6 +69,8 @@ pub(super) struct Holding<D: DriverTypes> {
     pub(super) since: BootInstant,
     /// The number of sections since then.
     pub(super) sections: u16,
+    /// The store has granted the key because it has no record.
+    pub(super) is_unrecorded: bool,
     pub(super) active: Option<ActiveSection<D>>,
 }
 
@@ -94,6 +98,7 @@ impl<D: DriverTypes> Attempt<D> {
             is_verified: false,
             lease: Duration::ZERO,
             lock_delay: Duration::ZERO,
+            unless_recorded: false,
             retry_at: None,
             last_reply_at: BootInstant::default(),
             holder_expires_at: BootInstant::default(),

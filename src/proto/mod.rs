@@ -32,6 +32,7 @@
 //! - [`Recall`](Action::Recall): if the waiter has not received its section, replace it by the
 //!   error and feed in [`GuardEnd::Undelivered`]. Otherwise do nothing.
 //! - [`Reject`](Action::Reject): send the error to the waiter.
+//! - [`Recorded`](Action::Recorded): send the record to the waiter, which holds nothing.
 //! - [`Track`](Action::Track): from now on, call [`Grant::next_check`] at [`Grant::next_check_at`],
 //!   and do what it returns. If the grant is tracked already, its next check may be earlier than
 //!   before.
@@ -82,10 +83,10 @@ use crate::{
     acquisition::{AcquisitionId, AcquisitionIds},
     clock::{BootInstant, LazyNow},
     error::{LockError, LockLost},
-    limits::{FIRST_WAITER_RESERVE, MAX_WAITERS_PER_KEY, MAX_WAITERS_PER_PROCESS, WAITER_SHARE_DIVISOR},
+    limits::{FIRST_WAITER_RESERVE, MAX_WAITERS_PER_PROCESS},
     lock_key::LockKey,
     proto::lease::LeaseBounds,
-    store::{AcquireReply, IfBusy, ReleaseReply, StoreError, YieldReply},
+    store::{AcquireReply, IfBusy, NewRecord, Record, ReleaseReply, StoreError, YieldReply},
 };
 
 pub(crate) mod table;
@@ -126,6 +127,8 @@ pub enum Action<D: DriverTypes> {
     Grant(D::Waiter, Arc<Section<D>>),
     /// Rejects the waiter.
     Reject(D::Waiter, LockError),
+    /// Answers the waiter with the record of the key.
+    Recorded(D::Waiter, Arc<Record>),
     /// Replaces a section that the waiter has not received by this error.
     Recall(D::Waiter, LockError),
     /// Adds the grant to those that are checked and renewed, or reschedules its next check.
@@ -167,6 +170,8 @@ pub enum StoreOp {
         if_busy: IfBusy,
         /// The lease, lock-delay included.
         lease: Duration,
+        /// Whether a record of the key stands in place of a grant.
+        unless_recorded: bool,
     },
     /// `LockStore::yield_to_queue`.
     Yield {
@@ -176,11 +181,15 @@ pub enum StoreOp {
         next_id: AcquisitionId,
         /// The lease, lock-delay included.
         lease: Duration,
+        /// Whether a record of the key stands in place of a grant of the next id.
+        unless_recorded: bool,
     },
     /// `LockStore::release`.
     Release {
         /// How long the key stays blocked after the release.
         block_for: Duration,
+        /// The record to leave.
+        record: Option<Arc<NewRecord>>,
     },
 }
 
@@ -219,11 +228,13 @@ pub enum Event<D: DriverTypes> {
     Shutdown,
 }
 
-/// How a guard ended. It decides for how long the key stays blocked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How a guard ended. It decides for how long the key stays blocked, and whether it has a record.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GuardEnd {
     /// Released in order: the key stays blocked for the rest of `min_hold`.
     Released,
+    /// Released in order. The last guard of a section leaves this record, if it has one.
+    Recorded(Arc<NewRecord>),
     /// Released in order after a failure: `min_hold` does not apply.
     ReleasedAfterFailure,
     /// The waiter never received the section: it no longer existed, or the section was recalled.
@@ -301,9 +312,11 @@ impl<D: DriverTypes> Env<'_, D> {
     /// The number of waiters that one key may have now. It shrinks with the unused part of the
     /// bound of the process (a dynamic threshold, Choudhury and Hahne 1998), so that a flood on
     /// some keys always leaves capacity for others. It is at least one.
-    fn max_waiters_of_key(&self) -> usize {
+    ///
+    /// `share` is the part of the rest that the key may have, and `max` its bound.
+    fn max_waiters_of_key(&self, (share, max): (usize, usize)) -> usize {
         let remaining = (MAX_WAITERS_PER_PROCESS - FIRST_WAITER_RESERVE).saturating_sub(self.waiting);
-        (remaining / WAITER_SHARE_DIVISOR).clamp(1, MAX_WAITERS_PER_KEY)
+        (remaining / share).clamp(1, max)
     }
 
     /// The time without a reply after which waiters are rejected: one call and one retry.

@@ -9,7 +9,7 @@ use crate::{
     acquisition::AcquisitionId,
     clock::BootInstant,
     limits::{LOCK_DELAY, QUEUE_ENTRY_TTL},
-    store::StoreError,
+    store::{NewRecord, StoreError},
 };
 
 /// All pending releases of one key.
@@ -32,6 +32,8 @@ pub(super) struct PendingRelease<D: DriverTypes> {
     pub(super) id: AcquisitionId,
     /// The lock-delay, or the rest of `min_hold`.
     pub(super) block_for: Duration,
+    /// The record to leave.
+    pub(super) record: Option<Arc<NewRecord>>,
     /// The longest lease that may have been requested.
     pub(super) lease: Duration,
     /// The number of an acquire in flight. Its reply is awaited before the release is sent.
@@ -140,6 +142,7 @@ impl<D: DriverTypes> PendingRelease<D> {
         Self {
             id,
             block_for,
+            record: None,
             lease,
             awaited_acquire: None,
             in_flight: None,

@@ -18,6 +18,8 @@ pub struct LockRequest<W> {
     pub parent: Option<Owner>,
     /// The limits of its section.
     pub limits: HoldLimits,
+    /// Whether the record of the key answers this request in place of a section.
+    pub unless_recorded: bool,
 }
 
 /// A queue in first-come order.
@@ -121,6 +123,12 @@ impl<W> WaitQueue<W> {
         Some((at, self.remove(at)?))
     }
 
+    /// Removes the first request that a record answers.
+    pub(super) fn remove_unless_recorded(&mut self) -> Option<LockRequest<W>> {
+        let at = self.entries.iter().position(|entry| entry.request.unless_recorded)?;
+        self.remove(at)
+    }
+
     /// Returns `true` if a request of this owner is queued.
     pub(super) fn has_owner(&self, owner: &Owner) -> bool {
         owner.is_waiting() && self.requests().any(|request| request.owner.as_ref() == Some(owner))
@@ -131,7 +139,10 @@ impl<W> WaitQueue<W> {
         if !owner.is_waiting() {
             return None;
         }
-        let is_next = |entry: &Entry<W>| entry.request.owner.as_ref() == Some(owner) && entry.deadline > now;
+        // A duplicate gets the record of the section, and does not join it.
+        let is_next = |Entry { request, deadline, number: _ }: &Entry<W>| {
+            request.owner.as_ref() == Some(owner) && *deadline > now && !request.unless_recorded
+        };
         let at = self.entries.iter().position(is_next)?;
         self.remove(at)
     }
@@ -148,7 +159,14 @@ mod tests {
         let mut queue = WaitQueue::new();
         for &(waiter, wait, owner) in requests {
             let owner = owner.cloned();
-            let request = LockRequest { waiter, wait, owner, parent: None, limits: HoldLimits::default() };
+            let request = LockRequest {
+                waiter,
+                wait,
+                owner,
+                parent: None,
+                limits: HoldLimits::default(),
+                unless_recorded: false,
+            };
             let deadline = if wait.is_zero() { BootInstant::FAR_FUTURE } else { START.saturating_add(wait) };
             queue.push(u64::from(waiter), deadline, request);
         }

@@ -23,6 +23,7 @@ struct Harness {
     key: LockKey,
     calls: Vec<StoreCall>,
     results: Vec<(u32, Outcome)>,
+    recorded: Vec<(u32, Arc<Record>)>,
     recalled: Vec<(u32, LockError)>,
     wakeups: Vec<BootInstant>,
     tracked: usize,
@@ -37,6 +38,7 @@ fn harness() -> Harness {
         key: LockKey::from(("n", 1)),
         calls: Vec::new(),
         results: Vec::new(),
+        recorded: Vec::new(),
         recalled: Vec::new(),
         wakeups: Vec::new(),
         tracked: 0,
@@ -64,6 +66,7 @@ impl Harness {
                 Action::Send(call) => self.calls.push(call),
                 Action::Grant(waiter, section) => self.results.push((waiter, Ok(section))),
                 Action::Reject(waiter, error) => self.results.push((waiter, Err(error))),
+                Action::Recorded(waiter, record) => self.recorded.push((waiter, record)),
                 Action::Recall(waiter, error) => self.recalled.push((waiter, error)),
                 Action::WakeAt(at) => self.wakeups.push(at),
                 Action::Track(_) => self.tracked += 1,
@@ -85,7 +88,8 @@ impl Harness {
 
     fn request_with(&mut self, waiter: u32, wait: Duration, owner: Option<&Owner>) -> u64 {
         let owner = owner.cloned();
-        let request = LockRequest { waiter, wait, owner, parent: None, limits: HoldLimits::default() };
+        let request =
+            LockRequest { waiter, wait, owner, parent: None, limits: HoldLimits::default(), unless_recorded: false };
         let mut actions = Actions::new();
         let number = self.table.request(&self.key, &LazyNow::fixed(self.now), &self.ids, request, &mut actions);
         self.execute(actions);
@@ -446,7 +450,8 @@ fn a_task_whose_parent_holds_or_awaits_the_key_is_rejected() {
     let request = |h: &mut Harness, waiter, owner: Option<&Owner>, parent: Option<&Owner>, waits| {
         let (owner, parent) = (owner.cloned(), parent.cloned());
         let wait = if waits { WAIT } else { Duration::ZERO };
-        let request = LockRequest { waiter, wait, owner, parent, limits: HoldLimits::default() };
+        let request =
+            LockRequest { waiter, wait, owner, parent, limits: HoldLimits::default(), unless_recorded: false };
         let mut actions = Actions::new();
         h.table.request(&h.key, &LazyNow::fixed(h.now), &h.ids, request, &mut actions);
         h.execute(actions);
@@ -567,7 +572,14 @@ fn only_undelivered_holds_of_one_owner_are_recalled() {
     let owner = Owner::new();
     let request = |h: &mut Harness, waiter| {
         let owner = Some(owner.clone());
-        let request = LockRequest { waiter, wait: WAIT, owner, parent: None, limits: HoldLimits::default() };
+        let request = LockRequest {
+            waiter,
+            wait: WAIT,
+            owner,
+            parent: None,
+            limits: HoldLimits::default(),
+            unless_recorded: false,
+        };
         let mut actions = Actions::new();
         h.table.request(&h.key, &LazyNow::fixed(h.now), &h.ids, request, &mut actions);
         h.execute(actions);
@@ -764,7 +776,7 @@ fn a_grant_that_yields_before_its_first_section_is_tracked() {
     let mut h = harness();
     h.request(1, true);
     let limits = HoldLimits { lock_delay: ms(5_000), ..HoldLimits::default() };
-    let request = LockRequest { waiter: 2, wait: WAIT, owner: None, parent: None, limits };
+    let request = LockRequest { waiter: 2, wait: WAIT, owner: None, parent: None, limits, unless_recorded: false };
     let mut actions = Actions::new();
     let number = h.table.request(&h.key, &LazyNow::fixed(h.now), &h.ids, request, &mut actions);
     h.execute(actions);
@@ -782,7 +794,7 @@ fn a_grant_that_yields_before_its_first_section_is_tracked() {
 fn a_section_limit_does_not_outlive_its_section() {
     let mut h = harness();
     let limits = HoldLimits { max_hold: Some(ms(200)), ..HoldLimits::default() };
-    let request = LockRequest { waiter: 1, wait: WAIT, owner: None, parent: None, limits };
+    let request = LockRequest { waiter: 1, wait: WAIT, owner: None, parent: None, limits, unless_recorded: false };
     let mut actions = Actions::new();
     h.table.request(&h.key, &LazyNow::fixed(h.now), &h.ids, request, &mut actions);
     h.execute(actions);
@@ -967,7 +979,7 @@ fn a_release_is_retried_until_its_lease_has_expired() {
     while !h.table.is_empty() {
         if let Some(call) = h.calls.pop() {
             assert!(
-                matches!(call.op, StoreOp::Release { block_for } if block_for == ms(1000)),
+                matches!(call.op, StoreOp::Release { block_for, .. } if block_for == ms(1000)),
                 "the same lock-delay each time"
             );
             attempts += 1;
@@ -992,7 +1004,7 @@ fn no_handoff_follows_an_abnormal_end() {
     h.request(2, true);
     assert_eq!(h.end_guard(&section, GuardEnd::Dropped), None);
     let call = h.take_call();
-    assert!(matches!(call.op, StoreOp::Release { block_for } if block_for == ms(1000)));
+    assert!(matches!(call.op, StoreOp::Release { block_for, .. } if block_for == ms(1000)));
     assert!(h.results.is_empty());
     h.handle(Event::Released(call.number, Ok(ReleaseReply::Freed)));
     let call = h.take_call();
@@ -1176,4 +1188,170 @@ fn a_request_during_a_release_gets_the_store_reply() {
     h.reply(GRANTED);
     assert!(matches!(h.results.pop(), Some((3, Err(LockError::Busy { .. })))), "one acquire serves both");
     h.expect_grant(2);
+}
+
+// === records ===
+
+impl Harness {
+    /// Requests the key unless it has a record.
+    fn claim(&mut self, waiter: u32, wait: Duration) {
+        let request = LockRequest {
+            waiter,
+            wait,
+            owner: None,
+            parent: None,
+            limits: HoldLimits::default(),
+            unless_recorded: true,
+        };
+        let mut actions = Actions::new();
+        self.table.request(&self.key, &LazyNow::fixed(self.now), &self.ids, request, &mut actions);
+        self.execute(actions);
+    }
+
+    fn reply_released(&mut self, reply: Result<ReleaseReply, StoreError>) {
+        let number = self.take_call().number;
+        self.handle(Event::Released(number, reply));
+    }
+
+    /// The waiters that got this record.
+    fn take_recorded(&mut self, record: &Record) -> Vec<u32> {
+        self.recorded
+            .drain(..)
+            .map(|(waiter, got)| (got.as_ref() == record).then_some(waiter).expect("record"))
+            .collect()
+    }
+}
+
+fn new_record() -> Arc<NewRecord> {
+    Arc::new(NewRecord { record: Record::new("head", None), keep_for: ms(60_000) })
+}
+
+/// Guarantee: G18.
+#[test]
+fn one_reply_with_a_record_answers_all_local_duplicates() {
+    let mut h = harness();
+    h.claim(1, WAIT);
+    h.claim(2, Duration::ZERO);
+    h.claim(3, WAIT);
+    let record = new_record().record.clone();
+    h.reply(AcquireReply::Recorded(record.clone()));
+    assert_eq!(h.take_recorded(&record), [1, 2, 3]);
+    assert!(h.calls.is_empty() && h.table.is_empty(), "nothing is held: {:?}", h.calls);
+}
+
+/// Guarantee: G18.
+#[test]
+fn duplicates_of_a_completed_section_get_its_record_without_a_call() {
+    let mut h = harness();
+    h.claim(1, WAIT);
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    for waiter in 2..1_000 {
+        h.claim(waiter, WAIT);
+    }
+    let new = new_record();
+    assert_eq!(h.end_guard(&section, GuardEnd::Recorded(Arc::clone(&new))), None);
+    assert!(h.recorded.is_empty(), "the record does not stand yet");
+    // Without a wait: the section has ended, so the key is not busy.
+    h.claim(1_000, Duration::ZERO);
+    let StoreOp::Release { record: Some(sent), .. } = &h.calls[0].op else { panic!("{:?}", h.calls) };
+    assert_eq!(**sent, *new);
+    h.reply_released(Ok(ReleaseReply::Freed));
+    assert_eq!(h.take_recorded(&new.record), (2..=1_000).collect::<Vec<_>>());
+    assert!(h.calls.is_empty() && h.table.is_empty());
+}
+
+/// Guarantee: G18.
+#[test]
+fn duplicates_run_after_a_section_without_a_record() {
+    let mut h = harness();
+    h.claim(1, WAIT);
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    h.claim(2, WAIT);
+    assert_eq!(h.end_guard(&section, GuardEnd::ReleasedAfterFailure), Some(ReleaseOutcome::HandedOff));
+    h.expect_grant(2);
+    assert!(h.recorded.is_empty() && h.calls.is_empty());
+}
+
+/// Guarantee: G18.
+#[test]
+fn a_record_that_was_not_left_answers_no_request() {
+    let mut h = harness();
+    h.claim(1, WAIT);
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    h.claim(2, WAIT);
+    h.end_guard(&section, GuardEnd::Recorded(new_record()));
+    h.reply_released(Ok(ReleaseReply::NotHolder));
+    assert!(h.recorded.is_empty());
+    h.reply(GRANTED);
+    h.expect_grant(2);
+}
+
+/// The release is repeated with its record, and the duplicates wait for it.
+/// Guarantee: G18.
+#[test]
+fn a_record_is_sent_again_after_an_error() {
+    let mut h = harness();
+    h.claim(1, WAIT);
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    h.claim(2, WAIT);
+    let new = new_record();
+    h.end_guard(&section, GuardEnd::Recorded(Arc::clone(&new)));
+    h.reply_released(Err(StoreError::new("test", "release", StoreErrorKind::Timeout)));
+    assert!(h.recorded.is_empty());
+    h.now = *h.wakeups.last().expect("a retry");
+    h.handle(Event::Timer(h.now));
+    assert!(matches!(&h.calls[..], [StoreCall { op: StoreOp::Release { record: Some(_), .. }, .. }]), "{:?}", h.calls);
+    h.reply_released(Ok(ReleaseReply::RecordedBefore));
+    assert_eq!(h.take_recorded(&new.record), [2]);
+}
+
+/// A lost section leaves no record, although its guard ends with one.
+/// Guarantee: G18.
+#[test]
+fn a_lost_section_leaves_no_record() {
+    let mut h = harness();
+    h.claim(1, WAIT);
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    h.handle(Event::Lost(section.grant.id.clone(), LockLost::Revoked));
+    assert_eq!(h.end_guard(&section, GuardEnd::Recorded(new_record())), Some(ReleaseOutcome::NotHeld));
+    assert!(matches!(&h.calls[..], [StoreCall { op: StoreOp::Release { record: None, .. }, .. }]), "{:?}", h.calls);
+}
+
+/// A grant that ignored records is no answer to a request that asks for one.
+#[test]
+fn a_plain_grant_is_not_handed_to_a_duplicate() {
+    let mut h = harness();
+    h.request(1, true);
+    assert!(matches!(h.calls[0].op, StoreOp::Acquire { unless_recorded: false, .. }));
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    h.claim(2, WAIT);
+    h.request(3, true);
+    h.end_guard(&section, GuardEnd::Released);
+    h.reply_freed();
+    assert!(matches!(h.calls[0].op, StoreOp::Acquire { unless_recorded: true, .. }));
+    let record = new_record().record.clone();
+    h.reply(AcquireReply::Recorded(record.clone()));
+    assert_eq!(h.take_recorded(&record), [2]);
+    assert!(matches!(h.calls[0].op, StoreOp::Acquire { unless_recorded: false, .. }));
+    h.reply(GRANTED);
+    h.expect_grant(3);
+}
+
+#[test]
+fn a_record_that_was_not_asked_for_is_a_protocol_error() {
+    let mut h = harness();
+    h.request(1, true);
+    h.reply(AcquireReply::Recorded(new_record().record.clone()));
+    assert!(
+        matches!(&h.results[..], [(1, Err(LockError::Store(e)))] if e.kind() == StoreErrorKind::Protocol),
+        "{:?}",
+        h.results
+    );
+    h.reply_freed();
 }

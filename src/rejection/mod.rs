@@ -208,6 +208,23 @@ impl Rejection {
         }
     }
 
+    /// The rejection of a request whose key is held for an earlier request with the same
+    /// idempotency key.
+    pub(crate) fn into_in_flight(self) -> Self {
+        match self {
+            Self::Busy { retry_after }
+            | Self::TimedOut { retry_after, .. }
+            | Self::QueueFull { bound: QueueBound::Key, retry_after } => Self::InFlight { retry_after },
+            other => other,
+        }
+    }
+
+    /// The rejection of a request whose earlier answer cannot be looked up. It does not run,
+    /// because the earlier one may have run.
+    pub(crate) fn answer_unavailable(source: StoreError) -> Self {
+        Self::from_lock_error(LockError::Store(source), &HoldEstimate::default(), StatusCode::CONFLICT)
+    }
+
     /// The hold time of a route does not predict when the memory of other bodies is free.
     pub(crate) fn body_buffer_full() -> Self {
         let retry_after =

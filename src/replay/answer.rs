@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use bytes::{BufMut, Bytes};
+use bytes::{BufMut, Bytes, BytesMut};
 use http::{
     HeaderMap, HeaderName, HeaderValue, Response, StatusCode,
     header::{ETAG, LOCATION},
@@ -69,11 +69,6 @@ impl Answer {
         Self { status, headers: kept, body: None }
     }
 
-    /// The number of bytes of the record.
-    pub(crate) fn record_bytes(&self) -> usize {
-        self.head_bytes() + self.body.as_ref().map_or(0, Bytes::len)
-    }
-
     fn head_bytes(&self) -> usize {
         FIXED_BYTES + header_bytes(&self.headers)
     }
@@ -92,6 +87,23 @@ impl Answer {
             }
         }
         Record::new(head, self.body)
+    }
+
+    /// The answer as one text of bytes, for a database of the application. `None` for a tombstone.
+    pub(crate) fn into_bytes(self, fingerprint: &Fingerprint) -> Option<Bytes> {
+        let Record { head, body } = self.into_record(fingerprint);
+        let body = body?;
+        let mut bytes = BytesMut::with_capacity(4 + head.len() + body.len());
+        bytes.put_u32(length(head.len()));
+        bytes.put_slice(&head);
+        bytes.put_slice(&body);
+        Some(bytes.freeze())
+    }
+
+    /// The record in such bytes. Its head is checked by [`from_record`](Self::from_record).
+    pub(crate) fn record_from_bytes(mut bytes: Bytes) -> Result<Record, InvalidAnswer> {
+        let head = take_text(&mut bytes)?;
+        Ok(Record::new(head, Some(bytes)))
     }
 
     /// Reads a record, which may have any bytes.
@@ -223,7 +235,7 @@ mod tests {
             }
             let record = answer.clone().into_record(&fingerprint);
             let bytes = record.head.len() + record.body.as_ref().map_or(0, Bytes::len);
-            assert_eq!(bytes, answer.record_bytes());
+            assert_eq!(bytes, answer.head_bytes() + answer.body.as_ref().map_or(0, Bytes::len));
             let (read_fingerprint, read) = Answer::from_record(&record).expect("an answer");
             assert_eq!((read_fingerprint, &read), (fingerprint, &answer));
             assert!(read.headers.iter().eq(answer.headers.iter()), "in their order");

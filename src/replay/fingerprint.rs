@@ -13,8 +13,9 @@ use crate::lock_key::LockKey;
 ///
 /// Headers are not a part of it, except for the media type: signatures and timestamps differ per
 /// attempt.
+#[doc(hidden)]
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Fingerprint([u8; Self::LEN]);
+pub struct Fingerprint([u8; Self::LEN]);
 
 /// Hashes fields with their lengths: no two lists of fields have the same input.
 struct FieldHasher(Sha256);

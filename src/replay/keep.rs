@@ -21,7 +21,8 @@ pub enum Keep {
 /// The decision of the application for responses without a [`Keep`].
 pub(crate) type KeepIf = dyn Fn(&Parts) -> bool + Send + Sync;
 
-/// How a handler and its response ended.
+/// How a response that is kept has ended. One that ended in any other way leaves no record: its
+/// lock was lost, its handler failed, or its stream broke off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
     /// The body is complete in memory.
@@ -30,23 +31,6 @@ pub(crate) enum Ending {
     Streamed,
     /// The lock was released before the body: a tunnel, or `ReleaseAt::ResponseHead`.
     ReleasedAtHead,
-    /// The body ended with an error, or its reader stalled or disconnected.
-    StreamAborted,
-    /// The lock was lost, or `max_hold` has passed.
-    Lost,
-    /// The handler panicked, was dropped, or its service returned an error in place of a response.
-    Failed,
-}
-
-/// What is recorded for retries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kept {
-    /// The answer: a retry gets it.
-    Answer,
-    /// The answer without its body: a retry is rejected, and does not run the handler.
-    Tombstone,
-    /// Nothing: a retry runs the handler.
-    Nothing,
 }
 
 /// Whether a response with this head is kept, if it ends well.
@@ -62,20 +46,19 @@ pub(crate) fn is_wanted(head: &Parts, keep_if: Option<&KeepIf>) -> bool {
     }
 }
 
-/// What is kept of a response that ended like this. Bodies of up to `keep_up_to` bytes are kept.
-pub(crate) fn kept(is_wanted: bool, ending: Ending, keep_up_to: usize) -> Kept {
+/// Whether the body of a response that ended like this is kept. Otherwise a retry is rejected, and
+/// does not run the handler.
+pub(crate) fn keeps_body(ending: Ending, keep_up_to: usize) -> bool {
     match ending {
-        Ending::StreamAborted | Ending::Lost | Ending::Failed => Kept::Nothing,
-        _ if !is_wanted => Kept::Nothing,
         // An answer without its trailers would be another one.
-        Ending::Complete { bytes, has_trailers: false } if bytes <= keep_up_to => Kept::Answer,
-        Ending::Complete { .. } | Ending::Streamed | Ending::ReleasedAtHead => Kept::Tombstone,
+        Ending::Complete { bytes, has_trailers } => bytes <= keep_up_to && !has_trailers,
+        Ending::Streamed | Ending::ReleasedAtHead => false,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use http::{Response, StatusCode};
+    use http::Response;
 
     use super::*;
 
@@ -96,14 +79,15 @@ mod tests {
         for status in [200, 201, 204, 303, 304, 399] {
             assert!(is_wanted(&head(status), None), "{status}");
         }
-        assert_eq!(kept(true, COMPLETE, 100), Kept::Answer, "just fits");
+        assert!(keeps_body(COMPLETE, 100), "just fits");
     }
 
     #[test]
     fn large_and_streamed_answers_leave_a_tombstone() {
-        assert_eq!(kept(true, COMPLETE, 99), Kept::Tombstone);
-        assert_eq!(kept(true, Ending::Streamed, 100), Kept::Tombstone);
-        assert_eq!(kept(true, Ending::Complete { bytes: 1, has_trailers: true }, 100), Kept::Tombstone);
+        assert!(!keeps_body(COMPLETE, 99));
+        assert!(!keeps_body(Ending::Streamed, 100));
+        assert!(!keeps_body(Ending::ReleasedAtHead, 100));
+        assert!(!keeps_body(Ending::Complete { bytes: 1, has_trailers: true }, 100));
     }
 
     #[test]
@@ -111,22 +95,6 @@ mod tests {
         for status in [400, 404, 409, 500, 503, 599] {
             assert!(!is_wanted(&head(status), None), "{status}");
         }
-        assert_eq!(kept(false, COMPLETE, 100), Kept::Nothing);
-        assert_eq!(kept(false, Ending::Streamed, 100), Kept::Nothing);
-        assert_eq!(kept(false, Ending::ReleasedAtHead, 100), Kept::Nothing);
-    }
-
-    #[test]
-    fn lost_failed_and_aborted_answers_are_not_kept() {
-        for ending in [Ending::StreamAborted, Ending::Lost, Ending::Failed] {
-            assert_eq!(kept(true, ending, 100), Kept::Nothing, "{ending:?}");
-        }
-    }
-
-    #[test]
-    fn answer_that_is_released_at_its_head_leaves_a_tombstone() {
-        assert!(is_wanted(&head(StatusCode::SWITCHING_PROTOCOLS.as_u16()), None));
-        assert_eq!(kept(true, Ending::ReleasedAtHead, 100), Kept::Tombstone);
     }
 
     #[test]

@@ -6,4 +6,5 @@ pub(crate) mod fingerprint;
 pub(crate) mod keep;
 pub(crate) mod headers;
 pub(crate) mod answer;
+pub(crate) mod recorder;
 pub(crate) mod docs_link;

@@ -1,6 +1,6 @@
 //! Acquire calls and their replies.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use super::LockEntry;
 use crate::{
@@ -43,9 +43,11 @@ impl<D: DriverTypes> LockEntry<D> {
         attempt.wants_queue |= self.queue.has_waiting();
         attempt.lease = lease;
         attempt.lock_delay = lock_delay;
+        attempt.unless_recorded = self.queue.first().is_some_and(|request| request.unless_recorded);
+        let unless_recorded = attempt.unless_recorded;
         let if_busy = if attempt.wants_queue { IfBusy::Enqueue } else { IfBusy::Fail };
         let lease = lease.saturating_add(lock_delay);
-        let call = env.store_call(&attempt.id, StoreOp::Acquire { if_busy, lease });
+        let call = env.store_call(&attempt.id, StoreOp::Acquire { if_busy, lease, unless_recorded });
         attempt.in_flight.start(call.number, env.now());
         attempt.recheck_after_reply = false;
         attempt.revoked_meanwhile = false;
@@ -121,6 +123,11 @@ impl<D: DriverTypes> LockEntry<D> {
                 if must_recheck {
                     self.send_acquire(env);
                 }
+            }
+            // The attempt holds nothing, and is not in the queue.
+            Ok(AcquireReply::Recorded(record)) if attempt.unless_recorded => {
+                self.answer_recorded(&Arc::new(record), env);
+                self.finish_attempt(sent_at, env);
             }
             // The store must enqueue this acquire, and must not reply with a record that was not
             // asked for. A retry would get the same reply again and again.

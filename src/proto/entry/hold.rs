@@ -45,8 +45,14 @@ impl<D: DriverTypes> LockEntry<D> {
             return self.begin_release(Duration::ZERO, None, env);
         }
         attempt.retry_at = None;
-        attempt.state =
-            State::Holding(Holding { grant: Arc::clone(&grant), token, since: env.now(), sections: 0, active: None });
+        attempt.state = State::Holding(Holding {
+            grant: Arc::clone(&grant),
+            token,
+            since: env.now(),
+            sections: 0,
+            is_unrecorded: attempt.unless_recorded,
+            active: None,
+        });
         self.start_next(true, env);
     }
 
@@ -58,6 +64,10 @@ impl<D: DriverTypes> LockEntry<D> {
         let Some(first) = self.queue.first() else {
             return self.begin_release(Duration::ZERO, None, env);
         };
+        if first.unless_recorded && !holding.is_unrecorded {
+            // The grant was for a request that ignores records. A new acquire finds the record.
+            return self.begin_release(Duration::ZERO, None, env);
+        }
         if first.limits.lock_delay > holding.grant.lock_delay()
             || first.limits.store_lease(env.lease) > holding.grant.lease()
         {
@@ -67,7 +77,7 @@ impl<D: DriverTypes> LockEntry<D> {
         }
         let Some(first) = self.queue.pop() else { return };
         let waits = first.waits();
-        let LockRequest { waiter, owner, limits, wait: _, parent: _ } = first;
+        let LockRequest { waiter, owner, limits, wait: _, parent: _, unless_recorded: _ } = first;
         let token = holding.token.with_sequence(holding.sections);
         holding.sections += 1;
         let scheduled_at = holding.grant.next_check_at();
@@ -110,6 +120,10 @@ impl<D: DriverTypes> LockEntry<D> {
             section.delivered();
         }
         active.any_dropped |= end == GuardEnd::Dropped;
+        let (end, record) = match end {
+            GuardEnd::Recorded(record) => (GuardEnd::Released, Some(record)),
+            end => (end, None),
+        };
         active.any_released |= end == GuardEnd::Released;
         active.holds -= 1;
         if active.holds > 0 {
@@ -124,12 +138,12 @@ impl<D: DriverTypes> LockEntry<D> {
             GuardEnd::Released => section.limits.min_hold_remaining(section.started_at, env.now()),
             // Other guards of the same owner had been received, and `min_hold` applies to them.
             GuardEnd::Undelivered if any_released => section.limits.min_hold_remaining(section.started_at, env.now()),
-            GuardEnd::Undelivered | GuardEnd::ReleasedAfterFailure | GuardEnd::Dropped => Duration::ZERO,
+            _ => Duration::ZERO,
         };
         // The handoff depends on the limits of the next waiter that has not timed out.
         self.time_out_waiters(env);
-        if any_dropped || !block_for.is_zero() || self.queue.is_empty() {
-            self.begin_release(block_for, Some(Arc::clone(section)), env);
+        if any_dropped || record.is_some() || !block_for.is_zero() || self.queue.is_empty() {
+            self.begin_release_with(block_for, record, Some(Arc::clone(section)), env);
             return None;
         }
         env.actions.push(Action::SectionEnded(Arc::clone(&section.grant)));
@@ -168,16 +182,19 @@ impl<D: DriverTypes> LockEntry<D> {
         // The yield sets the lease. A renewal of the same id may have been executed already, so the
         // lease must not be shorter than before.
         let lease = holding.grant.lease().max(self.requested_lease(env));
+        let unless_recorded = self.queue.first().is_some_and(|request| request.unless_recorded);
         let op = StoreOp::Yield {
             fence: holding.token.fence(),
             next_id: next_id.clone(),
             lease: lease.saturating_add(lock_delay),
+            unless_recorded,
         };
         let call = env.store_call(&attempt.id, op);
         let mut attempt = Attempt {
             state: State::Yielding { holding, next_id, is_renewal_refused: false },
             lease,
             lock_delay,
+            unless_recorded,
             ..attempt
         };
         attempt.in_flight.start(call.number, env.now());
@@ -237,11 +254,12 @@ impl<D: DriverTypes> LockEntry<D> {
         holding.grant.end(LockLost::Released);
         holding.active = None;
         env.actions.push(Action::Untrack(holding.grant));
-        let Attempt { recheck_after_reply, revoked_meanwhile, lease, lock_delay, .. } = attempt;
+        let Attempt { recheck_after_reply, revoked_meanwhile, unless_recorded, lease, lock_delay, .. } = attempt;
         let new = Attempt {
             wants_queue: true,
             recheck_after_reply,
             revoked_meanwhile,
+            unless_recorded,
             lease,
             lock_delay,
             ..Attempt::new(next_id)

@@ -6,7 +6,7 @@ use super::{LockEntry, hold::deliver};
 use crate::{
     clock::BootInstant,
     error::{LockError, QueueBound},
-    limits::MAX_WAITERS_PER_KEY,
+    limits::{DUPLICATE_SHARE_DIVISOR, MAX_DUPLICATES_PER_KEY, MAX_WAITERS_PER_KEY, WAITER_SHARE_DIVISOR},
     owner::Owner,
     proto::{
         Action, DriverTypes, Env, LockRequest, QueuePosition,
@@ -17,7 +17,8 @@ use crate::{
 
 impl<D: DriverTypes> LockEntry<D> {
     pub(super) fn on_request(&mut self, number: u64, request: LockRequest<D::Waiter>, env: &mut Env<'_, D>) {
-        let Some(request) = self.try_reenter(request, env) else { return };
+        let request = if request.unless_recorded { Some(request) } else { self.try_reenter(request, env) };
+        let Some(request) = request else { return };
         if self.is_shutting_down {
             return env.reject(request, LockError::ShuttingDown);
         }
@@ -34,14 +35,19 @@ impl<D: DriverTypes> LockEntry<D> {
         // While no section runs, the first waiter is the one that the acquire is for. It does not
         // count.
         let requested = usize::from(!self.is_held());
-        let capacity = env.max_waiters_of_key() + requested;
+        let (share, max_per_key) = if request.unless_recorded {
+            (DUPLICATE_SHARE_DIVISOR, MAX_DUPLICATES_PER_KEY)
+        } else {
+            (WAITER_SHARE_DIVISOR, MAX_WAITERS_PER_KEY)
+        };
+        let capacity = env.max_waiters_of_key((share, max_per_key)) + requested;
         let is_first = self.attempt.is_none() && self.queue.is_empty();
         if self.queue.len() >= capacity || !(env.queue_has_capacity() || is_first) {
             let position = self.position(self.queue.len(), env.now());
             // A request without a wait gets `Busy` if the queue of its key is full: one of the
             // waiters gets the key before it.
             let error = if request.waits() || self.queue.len() < capacity {
-                let is_full = self.queue.len() >= MAX_WAITERS_PER_KEY + requested;
+                let is_full = self.queue.len() >= max_per_key + requested;
                 let bound = if is_full { QueueBound::Key } else { QueueBound::Process };
                 LockError::QueueFull { ahead: position.ahead, bound }
             } else {
@@ -75,8 +81,13 @@ impl<D: DriverTypes> LockEntry<D> {
     }
 
     /// Returns `true` if the parent request of this task holds the key or waits for it. If the
-    /// handler of the parent awaits the task, each would wait for the other.
+    /// handler of the parent awaits the task, each would wait for the other. The same holds for a
+    /// duplicate in its own section.
     fn would_deadlock(&self, request: &LockRequest<D::Waiter>, env: &Env<'_, D>) -> bool {
+        let is_own_duplicate = |owner| request.unless_recorded && self.hold_count(owner, env.now()) > 0;
+        if request.owner.as_ref().is_some_and(is_own_duplicate) {
+            return true;
+        }
         let Some(parent) = request.parent.as_ref().filter(|parent| !parent.is_closed()) else { return false };
         if self.queue.has_owner(parent) {
             return true;

@@ -13,14 +13,25 @@ use crate::{
         pending_release::PendingRelease,
         section::{ReleaseOutcome, Section},
     },
-    store::{AcquireReply, ReleaseReply, StoreError, StoreErrorKind},
+    store::{AcquireReply, NewRecord, Record, ReleaseReply, StoreError, StoreErrorKind},
 };
 
 impl<D: DriverTypes> LockEntry<D> {
-    /// Ends the attempt in any state and sends its release (I9: the only place that does).
+    /// Ends the attempt in any state and sends its release.
     pub(super) fn begin_release(
         &mut self,
         block_for: Duration,
+        section: Option<Arc<Section<D>>>,
+        env: &mut Env<'_, D>,
+    ) {
+        self.begin_release_with(block_for, None, section, env);
+    }
+
+    /// The same, with a record to leave (I9: the only place that ends an attempt).
+    pub(super) fn begin_release_with(
+        &mut self,
+        block_for: Duration,
+        record: Option<Arc<NewRecord>>,
         section: Option<Arc<Section<D>>>,
         env: &mut Env<'_, D>,
     ) {
@@ -29,6 +40,7 @@ impl<D: DriverTypes> LockEntry<D> {
         let awaited_acquire = in_flight.number();
         let mut release = PendingRelease {
             in_doubt_until: in_flight.in_doubt_until,
+            record,
             section,
             ..PendingRelease::new(id, block_for, env.lease.longest, env.now())
         };
@@ -85,15 +97,21 @@ impl<D: DriverTypes> LockEntry<D> {
             env.actions.push(Action::ReleaseOutcome(section, reply.clone().map(ReleaseOutcome::from)));
         }
         match reply {
-            Ok(_) => match release.doubt_after_release() {
-                // The call in doubt may be executed after this release. The release is repeated
-                // when the call cannot be executed any more (I8).
-                Some(doubt_end) => {
-                    release.block_for = Duration::ZERO;
-                    release.retry_at = Some(doubt_end.max(env.now()).saturating_add(Duration::from_millis(1)));
+            Ok(reply) => {
+                let record = release.record.take().filter(|_| reply != ReleaseReply::NotHolder);
+                match release.doubt_after_release() {
+                    // The call in doubt may be executed after this release. The release is repeated
+                    // when the call cannot be executed any more (I8).
+                    Some(doubt_end) => {
+                        release.block_for = Duration::ZERO;
+                        release.retry_at = Some(doubt_end.max(env.now()).saturating_add(Duration::from_millis(1)));
+                    }
+                    None => self.pending_releases.remove(at),
                 }
-                None => self.pending_releases.remove(at),
-            },
+                if let Some(record) = record {
+                    self.answer_recorded(&Arc::new(record.record.clone()), env);
+                }
+            }
             Err(_) if release.is_unclaimed_offer => self.pending_releases.remove(at),
             Err(error) => {
                 release.failures += 1;
@@ -103,6 +121,13 @@ impl<D: DriverTypes> LockEntry<D> {
             }
         }
         self.start_attempt(env);
+    }
+
+    /// Answers all local requests for the record of the key. None of them calls the store.
+    pub(super) fn answer_recorded(&mut self, record: &Arc<Record>, env: &mut Env<'_, D>) {
+        while let Some(request) = self.queue.remove_unless_recorded() {
+            env.actions.push(Action::Recorded(request.waiter, Arc::clone(record)));
+        }
     }
 
     /// Lets the next attempt start if the blocking release has had no reply for the store timeout.
@@ -164,7 +189,8 @@ impl<D: DriverTypes> LockEntry<D> {
 /// Sends the release (I1: it names the id that it releases).
 pub(super) fn send_release<D: DriverTypes>(release: &mut PendingRelease<D>, env: &mut Env<'_, D>) {
     if release.in_flight.is_none() {
-        let call = env.store_call(&release.id, StoreOp::Release { block_for: release.block_for });
+        let call = env
+            .store_call(&release.id, StoreOp::Release { block_for: release.block_for, record: release.record.clone() });
         release.in_flight = Some(call.number);
         release.sent_at = env.now();
         env.actions.push(Action::Send(call));

@@ -20,8 +20,8 @@ const RANKS: [&[&str]; 15] = [
     &["rejection"],
     &["body"],
     &["key_source"],
-    &["middleware"],
     &["replay"],
+    &["middleware"],
     &["extract"],
     &["internals", "key", "lib", "test_util"],
 ];

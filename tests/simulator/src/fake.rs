@@ -153,7 +153,9 @@ impl FakeRedis {
                 function
             }
         };
-        self.call(&function, call.keys(), call.args())
+        let data = call.data().iter().map(|data| String::from_utf8_lossy(data).into_owned());
+        let args: Vec<_> = call.args().iter().cloned().chain(data).collect();
+        self.call(&function, call.keys(), &args)
     }
 
     /// Runs any script, for example of another program.
@@ -439,13 +441,15 @@ impl Data {
         let fields = self.hash_mut(key, make)?.unwrap_or(&mut nothing);
         let find = |fields: &[(String, String)], name: &str| fields.iter().position(|(field, _)| field == name);
         match (verb, arguments) {
-            ("HSET", [field, value]) => {
-                let at = find(fields, field);
-                match at {
-                    Some(at) => (*value).clone_into(&mut fields[at].1),
-                    None => fields.push(((*field).to_owned(), (*value).to_owned())),
+            ("HSET", pairs) if !pairs.is_empty() && pairs.len() % 2 == 0 => {
+                let before = fields.len();
+                for pair in pairs.chunks_exact(2) {
+                    match find(fields, pair[0]) {
+                        Some(at) => pair[1].clone_into(&mut fields[at].1),
+                        None => fields.push((pair[0].to_owned(), pair[1].to_owned())),
+                    }
                 }
-                Ok(CommandReply::Number(i64::from(at.is_none())))
+                Ok(CommandReply::Number(i64::try_from(fields.len() - before).expect("few")))
             }
             ("HINCRBY", [field, by]) => {
                 let by: i64 = by.parse().map_err(|_| "ERR value is not an integer or out of range")?;

@@ -45,5 +45,6 @@ pub mod fake;
 pub mod manual_scheduler;
 pub mod mutants;
 pub mod checker;
+pub mod record_checker;
 pub mod process;
 pub mod simulation;

@@ -8,12 +8,12 @@ use std::{
 
 use tower_lock::{
     __internals::{
-        proto::{BootInstant, GuardEnd, HoldLimits, LEASE, QUEUE, STORE_CALL_TIMEOUT},
+        proto::{BootInstant, GuardEnd, HoldLimits, LEASE, LockRequest, QUEUE, STORE_CALL_TIMEOUT},
         redis_proto::{Keyspace, ScriptCall},
     },
-    AcquisitionId, LockError, LockKey,
+    AcquisitionId, LockError, LockKey, Owner,
     deadpool_redis::redis::Value,
-    store::{AcquireRequest, ForceReleaseRequest, IfBusy, QueueConfig},
+    store::{AcquireRequest, ForceReleaseRequest, IfBusy, QueueConfig, Record},
 };
 
 use crate::{
@@ -21,6 +21,8 @@ use crate::{
     fake::FakeRedis,
     mutants::Mutant,
     process::{ClientId, Effect, Section, Settings, SimProcess, Timer},
+    record_checker::head,
+    simulation::records::new_record,
 };
 
 /// The index of a process.
@@ -55,6 +57,8 @@ pub struct ManualScheduler {
     tickets: BTreeMap<ClientId, (Process, u64)>,
     /// Rejected calls and their errors.
     pub rejected: Vec<(ClientId, LockError)>,
+    /// Calls that were answered with a record, and the record.
+    pub recorded: Vec<(ClientId, Arc<Record>)>,
     /// Ids that their process has forgotten.
     pub forgotten: HashSet<String>,
     /// All violations.
@@ -103,6 +107,7 @@ impl ManualScheduler {
             sections: BTreeMap::new(),
             tickets: BTreeMap::new(),
             rejected: Vec::new(),
+            recorded: Vec::new(),
             forgotten: HashSet::new(),
             violations: Vec::new(),
         };
@@ -141,11 +146,45 @@ impl ManualScheduler {
     }
 
     fn request_key(&mut self, process: Process, client: ClientId, waits: bool, key: &LockKey, limits: HoldLimits) {
-        let now = self.local();
-        let wait = if waits { Duration::MAX } else { Duration::ZERO };
-        let ticket = self.processes[process].request(now, key, client, wait, limits);
+        self.send_request(process, key, lock_request(client, waits, limits));
+    }
+
+    fn send_request(&mut self, process: Process, key: &LockKey, request: LockRequest<ClientId>) {
+        let (now, client) = (self.local(), request.waiter);
+        let ticket = self.processes[process].request(now, key, request);
         self.tickets.insert(client, (process, ticket));
         self.settle(process);
+    }
+
+    /// A duplicate requests the key, perhaps for an owner.
+    pub fn claim(&mut self, process: Process, client: ClientId, waits: bool, owner: Option<&Owner>) {
+        let limits = HoldLimits { lock_delay: Duration::ZERO, ..HoldLimits::default() };
+        let request = lock_request(client, waits, limits);
+        let request = LockRequest { unless_recorded: true, owner: owner.cloned(), ..request };
+        self.send_request(process, &self.key.clone(), request);
+    }
+
+    /// A duplicate requests the key with these hold limits.
+    pub fn claim_with_limits(&mut self, process: Process, client: ClientId, limits: HoldLimits) {
+        let request = LockRequest { unless_recorded: true, ..lock_request(client, true, limits) };
+        self.send_request(process, &self.key.clone(), request);
+    }
+
+    /// A client of this owner requests the key.
+    pub fn request_for(&mut self, process: Process, client: ClientId, owner: &Owner) {
+        let limits = HoldLimits { lock_delay: Duration::ZERO, ..HoldLimits::default() };
+        let request = LockRequest { owner: Some(owner.clone()), ..lock_request(client, true, limits) };
+        self.send_request(process, &self.key.clone(), request);
+    }
+
+    /// The section of the client ends with this record.
+    pub fn complete(&mut self, client: ClientId, head: &'static str, body: Option<&'static str>, keep_for: Duration) {
+        self.end(client, GuardEnd::Recorded(new_record(Record::new(head, body.map(Into::into)), keep_for)));
+    }
+
+    /// The clients that got a record, and its head.
+    pub fn heads(&self) -> Vec<(ClientId, String)> {
+        self.recorded.iter().map(|(client, record)| (*client, head(record))).collect()
     }
 
     /// The client cancels its call.
@@ -410,6 +449,7 @@ impl ManualScheduler {
                     self.sections.insert(client, (process, section));
                 }
                 Effect::Rejected(client, error) => self.rejected.push((client, error)),
+                Effect::Recorded(client, record) => self.recorded.push((client, record)),
                 Effect::Forgotten(_, id) => drop(self.forgotten.insert(id.to_string())),
                 Effect::BusyLoop => self.violations.push("the watchdog wakes itself again and again".to_owned()),
                 Effect::Replace(_) => {}
@@ -422,6 +462,11 @@ impl ManualScheduler {
             self.end(client, GuardEnd::Dropped);
         }
     }
+}
+
+fn lock_request(client: ClientId, waits: bool, limits: HoldLimits) -> LockRequest<ClientId> {
+    let wait = if waits { Duration::MAX } else { Duration::ZERO };
+    LockRequest { waiter: client, wait, owner: None, parent: None, limits, unless_recorded: false }
 }
 
 fn id(process: Process) -> ClientId {

@@ -71,6 +71,18 @@ pub enum Mutation {
     IgnoreStaleOffer,
     /// Each acquire decides anew whether to enqueue.
     EnqueuePerCall,
+    /// All clients get records.
+    RecordForPlain,
+    /// A duplicate continues under a grant that ignored the record.
+    JoinPlainGrant,
+    /// A duplicate of an owner joins the section of the owner.
+    JoinOwner,
+    /// The duplicates get a record before the store has confirmed it.
+    RecordBeforeReply,
+    /// The duplicates get a record that the store has refused.
+    RecordDespiteLoss,
+    /// The retry of a release has no record.
+    NoRecordOnRetry,
 }
 
 const fn patch(script: &'static str, old: &'static str, new: &'static str) -> Patch {
@@ -156,11 +168,125 @@ pub const MUTANTS: &[Mutant] = &[
     driver("ignore_stale_offer", "an offer to an id that has ended is not released", Mutation::IgnoreStaleOffer),
     driver("no_poll_after_gap", "waiters do not poll after a gap in the messages", Mutation::NoPollAfterGap),
     driver("enqueue_per_call", "each acquire decides anew whether to enqueue", Mutation::EnqueuePerCall),
+    driver("record_for_plain", "a client that asked for no record gets one", Mutation::RecordForPlain).with("records"),
+    driver("join_plain_grant", "a duplicate continues under a grant that ignored the record", Mutation::JoinPlainGrant)
+        .with("records"),
+    driver("join_owner", "a duplicate of an owner joins the section of the owner", Mutation::JoinOwner).with("records"),
+    driver(
+        "record_before_reply",
+        "the duplicates get a record before the store has confirmed it",
+        Mutation::RecordBeforeReply,
+    )
+    .with("records"),
+    driver(
+        "record_despite_loss",
+        "the duplicates get a record that the store has refused",
+        Mutation::RecordDespiteLoss,
+    )
+    .with("records"),
+    driver("no_record_on_retry", "the retry of a release has no record", Mutation::NoRecordOnRetry).with("records"),
+    script(
+        "free_key_ignores_record",
+        "an acquire of a free key ignores the record",
+        &[patch(
+            "acquire",
+            "redis.call('EXISTS', unpack(KEYS, 2)) == 0",
+            "redis.call('EXISTS', KEYS[2], KEYS[3]) == 0",
+        )],
+    )
+    .with("records"),
+    script(
+        "busy_key_ignores_record",
+        "an acquire of a busy key ignores the record",
+        &[patch("acquire", "recorded(ARGV[1], ARGV[5]) or acquire(", "acquire(")],
+    )
+    .with("records"),
+    script(
+        "yield_ignores_record",
+        "the next id of a yield ignores the record",
+        &[patch("yield", "recorded(ARGV[1], ARGV[5]) or acquire(", "acquire(")],
+    )
+    .with("records"),
+    script(
+        "record_of_any",
+        "a release leaves its record without holding the key",
+        &[patch(
+            "release",
+            "if KEYS[4] and ignore_wrong_type('HEXISTS', KEYS[2], ARGV[1]) == 1 then",
+            "if KEYS[4] then",
+        )],
+    )
+    .with("records"),
+    script(
+        "record_of_former_holder",
+        "a late copy of a release leaves its record while another client holds the key",
+        &[patch(
+            "release",
+            "ignore_wrong_type('HEXISTS', KEYS[2], ARGV[1]) == 1 then",
+            "redis.call('EXISTS', KEYS[2]) == 1 then",
+        )],
+    )
+    .with("records"),
+    script(
+        "record_without_ttl",
+        "a record has no TTL",
+        &[patch("release", "  redis.call('PEXPIRE', KEYS[4], ARGV[4])\n", "")],
+    )
+    .with("records"),
+    script(
+        "record_keeps_body",
+        "a record without a body keeps the body of an earlier one",
+        &[patch("release", "else redis.call('HDEL', KEYS[4], 'body') end", "end")],
+    )
+    .with("records"),
+    script(
+        "any_record_before",
+        "the repetition of a release takes any record for its own",
+        &[patch(
+            "release",
+            "redis.call('HGET', KEYS[4], 'id') == ARGV[1]",
+            "redis.call('HEXISTS', KEYS[4], 'id') == 1",
+        )],
+    )
+    .with("records"),
+    script(
+        "no_record_before",
+        "the repetition of a release does not find its record",
+        &[patch("release", "redis.call('HGET', KEYS[4], 'id') == ARGV[1]", "false")],
+    )
+    .with("records"),
+    script(
+        "recorded_keeps_entry",
+        "an acquire that gets the record keeps its queue entry",
+        &[everywhere(
+            "  redis.call('LREM', KEYS[3], 1, id)\n  redis.call('HDEL', KEYS[2], id)\n",
+            "  redis.call('HDEL', KEYS[2], id)\n",
+        )],
+    )
+    .with("records"),
+    script(
+        "recorded_keeps_offer",
+        "an acquire that gets the record keeps its offer",
+        &[everywhere(
+            "  redis.call('HDEL', KEYS[2], id)\n  if redis.call('EXISTS', KEYS[2]) == 0",
+            "  if redis.call('EXISTS', KEYS[2]) == 0",
+        )],
+    )
+    .with("records"),
+    script(
+        "recorded_without_offer",
+        "an acquire that gets the record does not pass its offer on",
+        &[everywhere(
+            "  if redis.call('EXISTS', KEYS[2]) == 0 then offer_next(KEYS[1], KEYS[2], KEYS[3], false, offer_ms) end\n",
+            "",
+        )],
+    )
+    .with("records"),
     script(
         "ignore_queue",
         "an acquire checks only the lock, not the queue",
         &[
-            patch("acquire", "redis.call('EXISTS', KEYS[2], KEYS[3]) == 0", "redis.call('EXISTS', KEYS[2]) == 0"),
+            patch("acquire", "redis.call('EXISTS', unpack(KEYS, 2)) == 0", "redis.call('EXISTS', KEYS[2]) == 0"),
             everywhere("local next = offer_next(fence_key, lock, queue, id, offer_ms)", "local next = false"),
         ],
     ),

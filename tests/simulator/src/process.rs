@@ -9,9 +9,9 @@ use std::{
 use tower_lock::{
     __internals::{
         proto::{
-            self, Action, Actions, BootInstant, DriverTypes, Event, GuardEnd, HoldLimits, LEASE, LOCK_DELAY, LazyNow,
-            LockRequest, LockTable, NextCheck, QUEUE, RECHECK_INTERVAL, RENEWAL_BATCH_WINDOW, STORE_CALL_TIMEOUT,
-            StoreCall, StoreOp,
+            self, Action, Actions, BootInstant, DriverTypes, Event, GuardEnd, LEASE, LOCK_DELAY, LazyNow, LockRequest,
+            LockTable, NextCheck, QUEUE, RECHECK_INTERVAL, RENEWAL_BATCH_WINDOW, STORE_CALL_TIMEOUT, StoreCall,
+            StoreOp,
         },
         redis_proto::{
             Keyspace, ScriptCall, ServerClock, Timed, parse_acquire, parse_release, parse_renew, parse_yield,
@@ -20,8 +20,8 @@ use tower_lock::{
     AcquisitionId, LockError, LockKey, LockLost,
     deadpool_redis::redis::Value,
     store::{
-        AcquireReply, AcquireRequest, AcquisitionIds, IfBusy, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest,
-        StoreError, StoreErrorKind, StoreEvent, YieldReply, YieldRequest,
+        AcquireReply, AcquireRequest, AcquisitionIds, IfBusy, Record, ReleaseReply, ReleaseRequest, RenewReply,
+        RenewRequest, StoreError, StoreErrorKind, StoreEvent, YieldReply, YieldRequest,
     },
 };
 
@@ -94,6 +94,8 @@ pub enum Effect {
     Granted(ClientId, Arc<Section>),
     /// A call was rejected.
     Rejected(ClientId, LockError),
+    /// A call was answered with the record of its key.
+    Recorded(ClientId, Arc<Record>),
     /// The process has no more data of this id, and expects none.
     Forgotten(LockKey, AcquisitionId),
     /// The watchdog wakes itself repeatedly without effect.
@@ -150,7 +152,10 @@ struct MutantMemory {
     yielded: HashSet<AcquisitionId>,
     failed: HashSet<AcquisitionId>,
     keys: HashMap<u64, LockKey>,
-    waiting: HashMap<ClientId, (LockKey, bool)>,
+    /// Whether they wait, and whether they get records.
+    waiting: HashMap<ClientId, (LockKey, bool, bool)>,
+    /// Keys that the store has granted whether they had a record or not.
+    plain_grants: HashSet<LockKey>,
 }
 
 /// The outcome of a call.
@@ -221,17 +226,19 @@ impl SimProcess {
     // --- events ---
 
     /// Requests the key. Returns the id of the request.
-    pub fn request(
-        &mut self,
-        now: BootInstant,
-        key: &LockKey,
-        client: ClientId,
-        wait: Duration,
-        limits: HoldLimits,
-    ) -> u64 {
+    pub fn request(&mut self, now: BootInstant, key: &LockKey, mut request: LockRequest<ClientId>) -> u64 {
         let mut actions = Actions::new();
-        self.mutant_memory.waiting.insert(client, (key.clone(), !wait.is_zero()));
-        let request = LockRequest { waiter: client, wait, owner: None, parent: None, limits };
+        self.mutant_memory
+            .waiting
+            .insert(request.waiter, (key.clone(), !request.wait.is_zero(), request.unless_recorded));
+        match self.settings.mutation {
+            Some(Mutation::RecordForPlain) => request.unless_recorded = true,
+            Some(Mutation::JoinPlainGrant) if self.mutant_memory.plain_grants.contains(key) => {
+                request.unless_recorded = false;
+            }
+            Some(Mutation::JoinOwner) if request.owner.is_some() => request.unless_recorded = false,
+            _ => {}
+        }
         let ticket = self.table.request(key, &LazyNow::fixed(now), &self.ids, request, &mut actions);
         self.execute(now, key, actions);
         ticket
@@ -372,6 +379,10 @@ impl SimProcess {
                     self.mutant_memory.waiting.remove(&client);
                     self.effects.push_back(Effect::Rejected(client, error));
                 }
+                Action::Recorded(client, record) => {
+                    self.mutant_memory.waiting.remove(&client);
+                    self.effects.push_back(Effect::Recorded(client, record));
+                }
                 Action::Track(grant) => {
                     if self.is(Mutation::DeadlineFromReply) {
                         grant.extend(grant.lease(), now, now);
@@ -412,14 +423,14 @@ impl SimProcess {
         let StoreCall { number, id, op } = call;
         self.track_id(key, &id);
         let operation = match op {
-            StoreOp::Acquire { if_busy, lease } => {
-                let is_waiting = self.mutant_memory.waiting.values().any(|(wanted, waits)| wanted == key && *waits);
+            StoreOp::Acquire { if_busy, lease, unless_recorded } => {
+                let is_waiting = self.mutant_memory.waiting.values().any(|(wanted, waits, _)| wanted == key && *waits);
                 let if_busy = if self.is(Mutation::EnqueuePerCall) && !is_waiting { IfBusy::Fail } else { if_busy };
                 let request =
                     AcquireRequest::new(key.clone(), id, self.lease(lease), if_busy, QUEUE, STORE_CALL_TIMEOUT);
-                Operation::Acquire(number, request)
+                Operation::Acquire(number, request.unless_recorded(unless_recorded))
             }
-            StoreOp::Yield { fence, next_id, lease } => {
+            StoreOp::Yield { fence, next_id, lease, unless_recorded } => {
                 self.track_id(key, &next_id);
                 if self.is(Mutation::NoYield) {
                     let fence = self.mutant_memory.fences.entry(key.clone()).or_default();
@@ -429,9 +440,9 @@ impl SimProcess {
                 }
                 let request =
                     YieldRequest::new(key.clone(), id, fence, next_id, self.lease(lease), QUEUE, STORE_CALL_TIMEOUT);
-                Operation::Yield(number, request)
+                Operation::Yield(number, request.unless_recorded(unless_recorded))
             }
-            StoreOp::Release { block_for } => {
+            StoreOp::Release { block_for, record } => {
                 let skipped = match self.settings.mutation {
                     Some(Mutation::ReleaseOnce) => self.mutant_memory.released.contains(&id),
                     Some(Mutation::NoReleaseInDoubt) => self.mutant_memory.unanswered.contains(&id),
@@ -444,7 +455,19 @@ impl SimProcess {
                 let without_delay = self.is(Mutation::NoLockDelay)
                     || self.is(Mutation::NoLockDelayOnRetry) && self.mutant_memory.failed.contains(&id);
                 let block_for = if without_delay { Duration::ZERO } else { block_for };
-                Operation::Release(number, ReleaseRequest::new(key.clone(), id, block_for, QUEUE))
+                self.mutant_memory.plain_grants.remove(key);
+                let without_record = self.is(Mutation::NoRecordOnRetry) && self.mutant_memory.failed.contains(&id);
+                let mut request = ReleaseRequest::new(key.clone(), id, block_for, QUEUE);
+                request.record = record.as_deref().filter(|_| !without_record).cloned();
+                if let Some(new) = record.filter(|_| self.is(Mutation::RecordBeforeReply)) {
+                    let waiting = &self.mutant_memory.waiting;
+                    let duplicates = waiting.iter().filter(|(_, (wanted, ..))| wanted == key);
+                    let first =
+                        duplicates.filter(|(_, (.., unless_recorded))| *unless_recorded).map(|(id, _)| *id).min();
+                    let record = Arc::new(new.record.clone());
+                    self.effects.extend(first.map(|client| Effect::Recorded(client, record)));
+                }
+                Operation::Release(number, request)
             }
         };
         self.call(now, key.clone(), operation);
@@ -574,6 +597,7 @@ impl SimProcess {
         let Some(InFlightCall { key, operation, called, .. }) = self.calls.remove(&number) else { return };
         match (operation, outcome) {
             (Operation::Acquire(number, request), Outcome::Acquired(reply)) => {
+                self.note_grant(&key, request.unless_recorded);
                 match &reply {
                     Ok(AcquireReply::Granted { fence }) => drop(self.mutant_memory.fences.insert(key.clone(), *fence)),
                     Ok(_) => {}
@@ -590,6 +614,7 @@ impl SimProcess {
                         reply = Ok(YieldReply::Extended { fence: *fence });
                     }
                     Ok(YieldReply::NotHolder(got)) => {
+                        self.note_grant(&key, request.unless_recorded);
                         self.mutant_memory.yielded.insert(request.id);
                         if let AcquireReply::Granted { fence } = got {
                             self.mutant_memory.fences.insert(key.clone(), *fence);
@@ -600,7 +625,10 @@ impl SimProcess {
                 }
                 self.on(now, &key, Event::Yielded(number, reply));
             }
-            (Operation::Release(number, request), Outcome::Released(reply)) => {
+            (Operation::Release(number, request), Outcome::Released(mut reply)) => {
+                if self.is(Mutation::RecordDespiteLoss) && request.record.is_some() && reply.is_ok() {
+                    reply = Ok(ReleaseReply::RecordedBefore);
+                }
                 let which =
                     if reply.is_ok() { &mut self.mutant_memory.released } else { &mut self.mutant_memory.failed };
                 which.insert(request.id);
@@ -624,6 +652,14 @@ impl SimProcess {
                 }
             }
             _ => unreachable!("the reply matches its call"),
+        }
+    }
+
+    fn note_grant(&mut self, key: &LockKey, unless_recorded: bool) {
+        if unless_recorded {
+            self.mutant_memory.plain_grants.remove(key);
+        } else {
+            self.mutant_memory.plain_grants.insert(key.clone());
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tower_lock::{
     __internals::proto::{GuardEnd, HoldLimits},
-    LockError,
+    LockError, Owner,
     deadpool_redis::redis::Value,
     store::StoreErrorKind,
 };
@@ -763,5 +763,147 @@ fn grant_that_yields_before_its_first_section_is_renewed() {
             yields == 1 && began && scheduler.is_holding(2) && scheduler.count(A, "renew") >= 3
         },
         &["no_renewal"],
+    );
+}
+
+// === records ===
+
+/// The yield runs after the process has lost the key, and the next holder has left a record.
+#[test]
+fn next_id_of_a_yield_gets_the_record() {
+    holds(
+        |scheduler| {
+            scheduler.claim(A, 1, true, None);
+            scheduler.run_all(&[A]);
+            let is_first = scheduler.is_holding(1);
+            // A section with a longer lock-delay needs a yield.
+            let limits = HoldLimits { lock_delay: Duration::from_secs(60), ..HoldLimits::default() };
+            scheduler.claim_with_limits(A, 2, limits);
+            scheduler.end(1, GuardEnd::ReleasedAfterFailure);
+            let slow = scheduler.last(A, "yield");
+            scheduler.force(Duration::ZERO);
+            scheduler.claim(B, 3, true, None);
+            scheduler.run_all(&[B]);
+            let is_second = scheduler.is_holding(3);
+            scheduler.complete(3, "three", None, ms(60_000));
+            scheduler.run_all(&[B]);
+            scheduler.run_and_reply(slow);
+            scheduler.run_all(&[A]);
+            is_first
+                && is_second
+                && !scheduler.is_holding(2)
+                && scheduler.heads() == [(2, "three".to_owned())]
+                && scheduler.is_clean(&[A, B])
+        },
+        &["yield_ignores_record"],
+    );
+}
+
+/// The connection breaks after the release has run: its repetition confirms the record, and the
+/// duplicates need no call of their own.
+#[test]
+fn repeated_release_confirms_its_record() {
+    holds(
+        |scheduler| {
+            scheduler.claim(A, 1, true, None);
+            scheduler.run_all(&[A]);
+            scheduler.claim(A, 2, true, None);
+            scheduler.complete(1, "one", None, ms(60_000));
+            let release = scheduler.last(A, "release");
+            scheduler.run(release);
+            scheduler.cut(release);
+            let acquires = scheduler.count(A, "acquire");
+            scheduler.run_all(&[A]);
+            scheduler.heads() == [(2, "one".to_owned())]
+                && scheduler.count(A, "acquire") == acquires
+                && scheduler.is_clean(&[A])
+        },
+        &["no_record_before"],
+    );
+}
+
+#[test]
+fn record_without_a_body_replaces_one_with_a_body() {
+    holds(
+        |scheduler| {
+            for (client, body) in [(1, Some("body")), (2, None)] {
+                // A client that ignores records.
+                scheduler.request(A, client, true);
+                scheduler.run_all(&[A]);
+                scheduler.complete(client, "head", body, ms(60_000));
+                scheduler.run_all(&[A]);
+            }
+            scheduler.claim(B, 3, true, None);
+            scheduler.run_all(&[B]);
+            matches!(&scheduler.recorded[..], [(3, record)] if record.body.is_none()) && scheduler.is_clean(&[A, B])
+        },
+        &["record_keeps_body"],
+    );
+}
+
+/// Each of them would run the operation again.
+#[test]
+fn duplicate_does_not_join_the_section_of_its_owner() {
+    holds(
+        |scheduler| {
+            let owner = Owner::new();
+            a_holds(scheduler);
+            // They wait together, so that one section could start for both.
+            scheduler.request_for(A, 2, &owner);
+            scheduler.claim(A, 3, true, Some(&owner));
+            scheduler.end(1, GuardEnd::Released);
+            scheduler.run_all(&[A]);
+            let is_alone = scheduler.is_holding(2) && !scheduler.is_holding(3);
+            // The handler would wait for itself.
+            scheduler.claim(A, 4, true, Some(&owner));
+            let is_rejected = matches!(&scheduler.rejected[..], [(4, LockError::WouldDeadlock)]);
+            scheduler.complete(2, "two", None, ms(60_000));
+            scheduler.run_all(&[A]);
+            is_alone && is_rejected && scheduler.heads() == [(3, "two".to_owned())] && scheduler.is_clean(&[A])
+        },
+        &["join_owner"],
+    );
+}
+
+/// A plain client holds the key, and the record of an earlier duplicate stands.
+#[test]
+fn plain_grant_is_not_passed_to_a_duplicate() {
+    holds(
+        |scheduler| {
+            scheduler.claim(A, 1, true, None);
+            scheduler.run_all(&[A]);
+            scheduler.complete(1, "one", None, ms(60_000));
+            scheduler.run_all(&[A]);
+            scheduler.request(A, 2, true);
+            scheduler.run_all(&[A]);
+            scheduler.claim(A, 3, true, None);
+            scheduler.end(2, GuardEnd::Released);
+            scheduler.run_all(&[A]);
+            scheduler.heads() == [(3, "one".to_owned())] && scheduler.is_clean(&[A])
+        },
+        &["join_plain_grant"],
+    );
+}
+
+/// The waiter behind a duplicate gets the key when the duplicate gets the record.
+#[test]
+fn offer_to_a_duplicate_is_passed_on_when_it_gets_the_record() {
+    holds(
+        |scheduler| {
+            scheduler.claim(A, 1, true, None);
+            scheduler.run_all(&[A]);
+            scheduler.claim(B, 2, true, None);
+            scheduler.run_all(&[B]);
+            waits(scheduler, C, 3);
+            scheduler.complete(1, "one", None, ms(60_000));
+            scheduler.run_all(&[A, B]);
+            let is_offered = scheduler.messages.iter().any(|(process, _)| *process == C);
+            scheduler.run_all(&[C]);
+            let is_holding = scheduler.is_holding(3);
+            scheduler.end(3, GuardEnd::Released);
+            scheduler.run_all(&[C]);
+            is_offered && is_holding && scheduler.heads() == [(2, "one".to_owned())] && scheduler.is_clean(&[A, B, C])
+        },
+        &["recorded_without_offer", "recorded_keeps_offer"],
     );
 }

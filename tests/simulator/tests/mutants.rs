@@ -3,6 +3,7 @@
 //! | mutant | detected by |
 //! |---|---|
 //! | those in [`RANDOM`] | random simulations; some by a directed test as well |
+//! | those in [`RECORDS`] | a check of records in random simulations |
 //! | those in [`DIRECTED`] | tests in `directed.rs` only: rare events, or a cost in time |
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -52,6 +53,24 @@ const RANDOM: &[(&str, u64)] = &[
     ("yield_ignores_fence", 303),
 ];
 
+/// The number of simulations until the detection, as above, and the check that detects the mutant.
+const RECORDS: &[(&str, u64, &str)] = &[
+    ("record_for_plain", 1, "and asked for none"),
+    ("join_plain_grant", 1, "begins a duplicate of the record"),
+    ("record_before_reply", 1, "and the store has replied with None"),
+    ("record_despite_loss", 70, "and the store has replied with None"),
+    ("no_record_on_retry", 44, "and the store has replied with None"),
+    ("free_key_ignores_record", 1, "begins a duplicate of the record"),
+    ("busy_key_ignores_record", 1, "begins a duplicate of the record"),
+    ("record_of_any", 3, "leaves the record"),
+    ("record_of_former_holder", 17, "leaves the record"),
+    ("record_without_ttl", 1, "leaves a record without an end"),
+    ("any_record_before", 311, "and the store has replied with Some"),
+    ("recorded_keeps_entry", 30, "gets a record, and is still there"),
+    ("recorded_keeps_offer", 1, "gets a record, and is still there"),
+    ("recorded_without_offer", 1, "gets a record, and frees the key though a waiter exists"),
+];
+
 /// Why random simulations do not detect them.
 const DIRECTED: &[(&str, &str)] = &[
     ("no_poll_after_gap", "costs a poll interval and breaks no guarantee"),
@@ -63,9 +82,14 @@ const DIRECTED: &[(&str, &str)] = &[
         "forget_yielded_id",
         "one in three thousand seeds: a lost acquire, another one, a whole section and a yield, all within half a second",
     ),
+    ("yield_ignores_record", "no yield runs after the loss of its key and before the next record"),
+    ("no_record_before", "costs an acquire and breaks no guarantee"),
+    ("record_keeps_body", "no duplicate replaces a record"),
+    ("join_owner", "no simulation has owners"),
 ];
 
-fn is_detected(mutant: &Mutant, seeds: u64) -> bool {
+/// Whether a violation that contains this text is found.
+fn is_detected(mutant: &Mutant, seeds: u64, check: &str) -> bool {
     let mut options = Options::default();
     if let Some(name) = mutant.option {
         options.set(name).expect("a known name");
@@ -79,7 +103,8 @@ fn is_detected(mutant: &Mutant, seeds: u64) -> bool {
                     if seed >= seeds {
                         return;
                     }
-                    if simulation::run(seed, Some(mutant), options, false).violation.is_some() {
+                    let violation = simulation::run(seed, Some(mutant), options, false).violation;
+                    if violation.is_some_and(|violation| violation.contains(check)) {
                         detected.store(true, Relaxed);
                     }
                 }
@@ -91,18 +116,20 @@ fn is_detected(mutant: &Mutant, seeds: u64) -> bool {
 
 #[test]
 fn random_simulations_detect_mutants() {
-    let undetected = RANDOM.iter().filter(|(name, seeds)| {
+    let all = RANDOM.iter().map(|&(name, seeds)| (name, seeds, "")).chain(RECORDS.iter().copied());
+    let undetected = all.filter(|&(name, seeds, check)| {
         let mutant = Mutant::named(name).expect("a known name");
-        !is_detected(mutant, 3 * seeds + 300)
+        !is_detected(mutant, 3 * seeds + 300, check)
     });
-    let undetected: Vec<_> = undetected.map(|(name, _)| name).collect();
+    let undetected: Vec<_> = undetected.map(|(name, ..)| name).collect();
     assert!(undetected.is_empty(), "{undetected:?}");
 }
 
 #[test]
 fn every_mutant_is_detected() {
     let known = |mutant: &&Mutant| {
-        let random = RANDOM.iter().any(|(name, _)| *name == mutant.name);
+        let random = RANDOM.iter().any(|(name, _)| *name == mutant.name)
+            || RECORDS.iter().any(|(name, ..)| *name == mutant.name);
         random != DIRECTED.iter().any(|(name, _)| *name == mutant.name)
     };
     let unknown: Vec<_> = MUTANTS.iter().filter(|mutant| !known(mutant)).map(|mutant| mutant.name).collect();

@@ -68,9 +68,14 @@ impl ScriptCall {
         &self.keys
     }
 
-    /// Its `ARGV`.
+    /// The first part of its `ARGV`.
     pub fn args(&self) -> &[String] {
         &self.args
+    }
+
+    /// The rest of its `ARGV`.
+    pub fn data(&self) -> &[Bytes] {
+        &self.data
     }
 }
 

@@ -60,6 +60,8 @@ impl Simulation {
             Lease::AutoRenew
         };
         self.conditions.longest_delay = self.conditions.longest_delay.max(lock_delay);
+        let duplicate = self.duplicates.as_mut().and_then(Duplicates::next);
+        let (keep_for, ending) = duplicate.map_or((None, ending), |(keep_for, ending)| (Some(keep_for), ending));
         let key = self.rng.usize(0..self.keys.len());
         let client = Client {
             key,
@@ -76,6 +78,8 @@ impl Simulation {
             began: 0,
             granted_at: 0,
             valid_until: 0,
+            keep_for,
+            has_result: false,
         };
         let index = self.clients.len();
         self.clients.push(client);
@@ -97,13 +101,15 @@ impl Simulation {
             let client = &w.clients[index];
             let (key, waits, limits, patience) =
                 (w.keys[client.key].clone(), client.waits, client.limits, client.patience);
+            let unless_recorded = client.keep_for.is_some();
             w.log(|w| format!("{} asks: {index} for {key}, waits {waits} {patience:?}", w.processes[process].label));
             let wait = match patience {
                 _ if !waits => Duration::ZERO,
                 Some(patience) => Duration::from_nanos(patience),
                 None => Duration::MAX,
             };
-            w.clients[index].ticket = w.processes[process].process.request(now, &key, id(index), wait, limits);
+            let request = LockRequest { waiter: id(index), wait, owner: None, parent: None, limits, unless_recorded };
+            w.clients[index].ticket = w.processes[process].process.request(now, &key, request);
             if let Some(patience) = patience.filter(|_| waits) {
                 w.after(patience, move |w| {
                     w.deliver_to(process, number, Source::Request(id(index)), move |w| w.cancel_wait(index));
@@ -134,6 +140,7 @@ impl Simulation {
 
     pub(super) fn on_granted(&mut self, index: ClientId, section: Arc<Section>) {
         let index = index as usize;
+        self.check_only_result(index);
         let client = &mut self.clients[index];
         let (process, number) = (client.process, client.number);
         if !matches!(client.state, State::Waits) {
@@ -178,6 +185,7 @@ impl Simulation {
         if self.foreign_until[key] > self.now && !self.checker.lenient {
             return self.report_violation(format!("{} begins while a foreign client holds the key", section.grant.id));
         }
+        self.check_unrecorded(index, &section);
         self.check_local_handoffs(process, key, &section);
         let client = &mut self.clients[index];
         client.valid_until = clock.when(now.saturating_add(left));
@@ -205,7 +213,8 @@ impl Simulation {
             return self.abort_section(index);
         }
         if is_last {
-            self.end_section(index, self.clients[index].ending);
+            let ending = self.ending(index, &section);
+            self.end_section(index, ending);
         }
     }
 
@@ -237,7 +246,7 @@ impl Simulation {
         let (blocked_until, why) = match ending {
             _ if self.settings.bare && ending == GuardEnd::Dropped => (0, ""),
             GuardEnd::Dropped => (ended + nanos(limits.lock_delay), "ended badly"),
-            GuardEnd::Released => {
+            GuardEnd::Released | GuardEnd::Recorded(_) => {
                 let held = now - granted_at;
                 // The local clock may be fast.
                 let left = nanos(limits.min_hold).saturating_sub(held + held / 100) / 100 * 98;
@@ -246,6 +255,11 @@ impl Simulation {
             }
             _ => (0, ""),
         };
+        if let GuardEnd::Recorded(new) = &ending
+            && section.end_reason().is_none()
+        {
+            self.records.completed(&new.record);
+        }
         self.checker.ends(&section, blocked_until, why);
         if !self.checker.is_held(&self.keys[key], now) {
             self.idle_since[key] = Some(now.max(blocked_until));
@@ -257,6 +271,7 @@ impl Simulation {
     pub(super) fn on_rejected(&mut self, index: ClientId, error: &LockError) {
         let index = index as usize;
         self.log(|w| format!("{} refuses {index}: {error}", w.processes[w.clients[index].process].label));
+        self.check_only_result(index);
         self.clients[index].state = State::Done;
         if let LockError::Store(error) = error
             && matches!(error.kind(), StoreErrorKind::Protocol | StoreErrorKind::Refused)
@@ -278,9 +293,9 @@ impl Simulation {
         }
         self.forgotten.insert(text.clone(), self.now);
         let Some(at) = self.keys.iter().position(|known| known == key) else { return };
-        let record = self.record(at);
-        if record.holders.iter().any(|(holder, _)| *holder == text) || record.queue.contains(&text) {
-            self.report_violation(format!("{text} is forgotten, and still there: {record:?}"));
+        let data = self.key_data(at);
+        if data.holders.iter().any(|(holder, _)| *holder == text) || data.queue.contains(&text) {
+            self.report_violation(format!("{text} is forgotten, and still there: {data:?}"));
         }
     }
 }

@@ -95,6 +95,7 @@ impl Simulation {
             Fault::Flush => {
                 self.log(|_| "FLUSHALL".to_owned());
                 self.fake.data().flush();
+                self.records.flushed();
             }
             Fault::Step => {
                 let ms = [20, 500, 5_000][self.rng.usize(0..3)];
@@ -212,7 +213,7 @@ impl Simulation {
 
     pub(super) fn force(&mut self, key: usize) {
         let block_for = Duration::from_millis([0, 0, 1_000][self.rng.usize(0..3)]);
-        for (holder, fence) in self.record(key).holders {
+        for (holder, fence) in self.key_data(key).holders {
             self.revoked.insert(holder.clone(), fence.parse().unwrap_or(0));
             self.checker.excused.insert(AcquisitionId::from_text(holder.trim_end_matches(":end")));
         }

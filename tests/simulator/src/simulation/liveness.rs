@@ -97,7 +97,7 @@ impl Simulation {
         let longest = longest.map(|client| client.work).max().unwrap_or(0);
         let limit = nanos(LOCAL_HANDOFF_TIME) / 100 * 102 + 2 * longest + 20 * self.conditions.delay + 50 * MS;
         let thawed = self.processes[process].thawed.max(self.processes[process].cut_off_until);
-        for id in self.record(key).queue {
+        for id in self.key_data(key).queue {
             let Some((_, since)) = self.enqueued.get(&id) else { continue };
             let since = (*since).max(first).max(calm).max(thawed).max(self.paused_until);
             if self.now.saturating_sub(since) > limit {
@@ -146,12 +146,12 @@ impl Simulation {
             return;
         }
         for key in 0..self.keys.len() {
-            let record = self.record(key);
-            let holders = record.holders.iter().map(|(id, _)| id);
-            for id in holders.chain(&record.queue) {
+            let data = self.key_data(key);
+            let holders = data.holders.iter().map(|(id, _)| id);
+            for id in holders.chain(&data.queue) {
                 let of_crashed = self.crashed.iter().any(|crashed| id.starts_with(&format!("{crashed}:")));
                 if !of_crashed && !id.ends_with(":end") && !self.foreign.contains(id) {
-                    return self.report_violation(format!("{id} is left: {record:?}"));
+                    return self.report_violation(format!("{id} is left: {data:?}"));
                 }
             }
         }

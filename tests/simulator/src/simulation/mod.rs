@@ -11,21 +11,23 @@ use std::{
 use tower_lock::{
     __internals::{
         proto::{
-            BootInstant, GuardEnd, HoldLimits, LEASE, LOCAL_HANDOFF_TIME, LOCK_DELAY, QUEUE, QUEUE_POLL_INTERVAL,
-            STORE_CALL_TIMEOUT,
+            BootInstant, GuardEnd, HoldLimits, LEASE, LOCAL_HANDOFF_TIME, LOCK_DELAY, LockRequest, QUEUE,
+            QUEUE_POLL_INTERVAL, STORE_CALL_TIMEOUT,
         },
         redis_proto::{Keyspace, ScriptCall},
     },
     AcquisitionId, Lease, LockError, LockKey,
     deadpool_redis::redis::Value,
-    store::{ForceReleaseRequest, StoreErrorKind},
+    store::{ForceReleaseRequest, Record, StoreErrorKind},
 };
 
+use self::records::Duplicates;
 use crate::{
     checker::{Checker, LocalClock},
     fake::FakeRedis,
     mutants::{Mutant, Mutation},
     process::{ClientId, ConnectionKind, Effect, Section, Settings, SimProcess, Timer},
+    record_checker::RecordChecker,
 };
 
 const MS: u64 = 1_000_000;
@@ -50,6 +52,8 @@ pub struct Options {
     pub copies: bool,
     /// All clocks have the same rate.
     pub one_rate: bool,
+    /// Some clients take the record of their key in place of a section.
+    pub records: bool,
 }
 
 impl Options {
@@ -64,6 +68,7 @@ impl Options {
             "java" => &mut self.java,
             "copies" => &mut self.copies,
             "one-rate" => &mut self.one_rate,
+            "records" => &mut self.records,
             _ => return None,
         };
         *option = true;
@@ -102,6 +107,7 @@ pub fn run(seed: u64, mutant: Option<&Mutant>, options: Options, trace: bool) ->
 // In the order of a simulation.
 mod clients;
 mod network;
+pub(crate) mod records;
 mod server;
 mod faults;
 mod liveness;
@@ -180,6 +186,9 @@ struct Client {
     granted_at: u64,
     /// The last known deadline.
     valid_until: u64,
+    /// How long the record of a duplicate is kept. `None`: the client ignores records.
+    keep_for: Option<Duration>,
+    has_result: bool,
 }
 
 #[derive(Clone)]
@@ -195,7 +204,7 @@ enum State {
 
 /// The data of a key before a script.
 #[derive(Clone, Debug, Default)]
-struct Record {
+struct KeyData {
     holders: Vec<(String, String)>,
     queue: Vec<String>,
 }
@@ -215,6 +224,10 @@ struct Simulation {
     locks: Vec<String>,
     names: Keyspace,
     checker: Checker,
+    records: RecordChecker,
+    duplicates: Option<Duplicates>,
+    /// The record that stood when the store sent the reply that is handled now.
+    replied_record: Option<Record>,
     settings: Settings,
     options: Options,
     conditions: Conditions,
@@ -292,6 +305,8 @@ impl Simulation {
         };
         let (keys, processes) = (pick(&[1, 1, 2]), pick(&[2, 2, 3, 4]));
         let settings = Settings { bare: pick(&[0, 1, 1]) == 1, mutation: mutant.and_then(Mutant::mutation) };
+        let mut duplicates = options.records.then(|| Duplicates::new(seed));
+        let keys = duplicates.as_mut().map_or(keys, Duplicates::keys);
         let keys: Vec<_> = (0..keys).map(|n| LockKey::from(("key", n))).collect();
         let names = Keyspace::new("lock").expect("a prefix");
         let mut simulation = Self {
@@ -307,6 +322,9 @@ impl Simulation {
             top_fence: vec![0; keys.len()],
             idle_since: vec![Some(0); keys.len()],
             foreign_until: vec![0; keys.len()],
+            records: RecordChecker::new(keys.len()),
+            duplicates,
+            replied_record: None,
             keys,
             names,
             checker: Checker::new(options.flush || options.step),
@@ -498,6 +516,7 @@ impl Simulation {
                 }
                 Effect::Granted(index, section) => self.on_granted(index, section),
                 Effect::Rejected(index, error) => self.on_rejected(index, &error),
+                Effect::Recorded(index, record) => self.on_recorded(index, &record),
                 Effect::Forgotten(key, id) => self.check_forgotten(process, &key, &id),
                 Effect::BusyLoop => {
                     let label = &self.processes[process].label;
@@ -505,6 +524,7 @@ impl Simulation {
                 }
             }
         }
+        self.replied_record = None;
         let now = self.local(process);
         for index in 0..self.clients.len() {
             if self.clients[index].process == process {

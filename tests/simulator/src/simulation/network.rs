@@ -36,6 +36,7 @@ impl Simulation {
         }
         let Some(script) = self.connections[at].in_flight.get_mut(&message).and_then(Option::take) else { return };
         let reply = self.execute(Some(process), &script);
+        let record = self.standing_record(&script);
         if self.quiet_since.is_none() && self.chance(self.conditions.duplicates) {
             self.execute(Some(process), &script);
         }
@@ -46,19 +47,20 @@ impl Simulation {
         }
         let returns_at = self.connections[at].last_in.max(self.now + self.delay());
         self.connections[at].last_in = returns_at;
-        self.at(returns_at, move |w| w.reply_arrives(at, message, reply));
+        self.at(returns_at, move |w| w.reply_arrives(at, message, reply, record));
     }
 
-    pub(super) fn reply_arrives(&mut self, at: usize, message: u64, reply: Value) {
+    pub(super) fn reply_arrives(&mut self, at: usize, message: u64, reply: Value, record: Option<Record>) {
         let (process, number) = self.connections[at].process;
         let late = self.cut_off_until(process, number);
         if self.now < late {
-            return self.at(late, move |w| w.reply_arrives(at, message, reply));
+            return self.at(late, move |w| w.reply_arrives(at, message, reply, record));
         }
         self.deliver_to(process, number, Source::Connection(at), move |w| {
             if w.connections[at].up && w.connections[at].in_flight.remove(&message).is_some() {
                 let now = w.local(process);
                 w.processes[process].last_reply = w.now;
+                w.replied_record = record;
                 w.processes[process].process.on_reply(now, message, &reply);
             }
         });

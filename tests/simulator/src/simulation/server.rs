@@ -1,6 +1,9 @@
 //! The server, and the checks after every script.
 
-use tower_lock::{__internals::redis_proto::parse_release, store::ReleaseReply};
+use tower_lock::{
+    __internals::redis_proto::{Timed, parse_acquire, parse_release, parse_yield},
+    store::{AcquireReply, ReleaseReply, YieldReply},
+};
 
 use super::*;
 
@@ -9,40 +12,47 @@ impl Simulation {
         self.server_ahead + i64::try_from(self.now / 1_000).expect("some minutes")
     }
 
-    pub(super) fn record(&self, key: usize) -> Record {
+    pub(super) fn key_data(&self, key: usize) -> KeyData {
         let mut data = self.fake.data();
         data.now_us = self.server_us();
         let queue = format!("tower-lock:lock:q:{{{}}}", self.locks[key]);
-        Record { holders: data.hash(&self.locks[key]), queue: data.list(&queue) }
+        KeyData { holders: data.hash(&self.locks[key]), queue: data.list(&queue) }
     }
 
     pub(super) fn execute(&mut self, process: Option<usize>, script: &ScriptCall) -> Value {
         self.scripts += 1;
-        let before: Vec<_> = (0..self.keys.len()).map(|key| self.record(key)).collect();
+        let before: Vec<_> = (0..self.keys.len()).map(|key| self.key_data(key)).collect();
         let reply = self.fake.run(script);
         self.log(|w| {
             let from = process.map_or("foreign", |process| w.processes[process].label.as_str());
             format!("    {from} {} {:?} -> {}", script.name(), script.args(), show(&reply))
         });
         for (key, before) in before.iter().enumerate() {
-            self.check_record(key, before, script);
+            self.check_key_data(key, before, script);
+        }
+        if self.options.records {
+            self.check_records(script, &before);
         }
         self.check_reply(script, &reply, &before);
         self.deliver();
         reply
     }
 
-    pub(super) fn check_reply(&mut self, script: &ScriptCall, reply: &Value, before: &[Record]) {
+    pub(super) fn check_reply(&mut self, script: &ScriptCall, reply: &Value, before: &[KeyData]) {
         match (script.name(), reply) {
             (_, Value::SimpleString(error)) if error.starts_with('-') => {
                 self.report_violation(format!("{} is an error: {error}", script.name()));
             }
-            ("release", reply) if parse_release(reply).is_ok_and(|reply| reply != ReleaseReply::NotHolder) => {
+            ("acquire" | "yield", reply) if is_recorded(script.name(), reply) => self.check_recorded_reply(script),
+            ("release", reply)
+                if parse_release(reply)
+                    .is_ok_and(|reply| matches!(reply, ReleaseReply::Freed | ReleaseReply::HandedOff)) =>
+            {
                 self.released.insert(script.args()[0].clone());
                 let key = self.locks.iter().position(|lock| *lock == script.keys()[1]).expect("ours");
-                let record = self.record(key);
-                if record.holders.is_empty() && record.queue.iter().any(|id| self.is_subscribed(id)) {
-                    self.report_violation(format!("a release frees the key though a waiter exists: {record:?}"));
+                let data = self.key_data(key);
+                if data.holders.is_empty() && data.queue.iter().any(|id| self.is_subscribed(id)) {
+                    self.report_violation(format!("a release frees the key though a waiter exists: {data:?}"));
                 }
             }
             ("renew", Value::Array(replies)) => {
@@ -54,7 +64,7 @@ impl Simulation {
                         let now = self.now;
                         self.idle_since.iter_mut().flatten().for_each(|since| *since = now);
                     }
-                    let has = |record: &Record| record.holders.iter().any(|(holder, _)| holder == id);
+                    let has = |data: &KeyData| data.holders.iter().any(|(holder, _)| holder == id);
                     if *reply == Value::Int(1) && !before.iter().any(has) {
                         return self.report_violation(format!("{id} is renewed and has nothing"));
                     }
@@ -71,9 +81,9 @@ impl Simulation {
         }
     }
 
-    pub(super) fn check_record(&mut self, key: usize, before: &Record, script: &ScriptCall) {
+    pub(super) fn check_key_data(&mut self, key: usize, before: &KeyData, script: &ScriptCall) {
         let (caller, script) = (script.args().first(), script.name());
-        let after = self.record(key);
+        let after = self.key_data(key);
         let lock = &self.locks[key];
         let left = self.fake.data().ms_left(lock);
         if left == -1 {
@@ -103,6 +113,8 @@ impl Simulation {
                 .queue
                 .iter()
                 .take_while(|queued| *queued != id)
+                // A caller that gets the record leaves the queue.
+                .filter(|queued| caller != Some(queued) || after.queue.contains(queued))
                 .find(|queued| self.is_subscribed(queued))
                 .cloned();
             if caller != Some(id) && !self.is_subscribed(id) {
@@ -150,4 +162,16 @@ impl Simulation {
             ));
         }
     }
+}
+
+/// Whether a call has got the record of its key.
+fn is_recorded(script: &str, reply: &Value) -> bool {
+    let reply = match script {
+        "acquire" => parse_acquire(reply).ok().map(|(_, reply)| reply),
+        _ => parse_yield(reply).ok().and_then(|(_, reply)| match reply {
+            Timed::Done(YieldReply::NotHolder(reply)) => Some(Timed::Done(reply)),
+            _ => None,
+        }),
+    };
+    matches!(reply, Some(Timed::Done(AcquireReply::Recorded(_))))
 }

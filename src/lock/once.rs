@@ -1,0 +1,139 @@
+use std::{convert::Infallible, time::Duration};
+
+use super::{HeldLock, LockBuilder, LockManager, acquire::Claim};
+use crate::{
+    error::RunError,
+    limits::{KEEP_FOR, KEEP_FOR_MAX},
+    lock_key::LockKey,
+    policy::{LockPolicy, call_setters, settings},
+    store::{NewRecord, Record},
+};
+
+/// Builder of work that runs once for its key. Created by [`LockManager::once`].
+#[derive(Debug)]
+#[must_use = "nothing runs before `run`"]
+pub struct OnceBuilder {
+    lock: LockBuilder,
+    keep_for: Duration,
+}
+
+/// The result of work that runs once for its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnceOutcome<T> {
+    /// The work ran now, with this output.
+    Ran(T),
+    /// The work was done before.
+    Already,
+}
+
+impl LockManager {
+    /// Creates a builder for work that runs once for this key, in all processes that share the
+    /// store.
+    ///
+    /// The key names the work and not only its object, such as a job and its day. The first caller
+    /// runs the work under the lock of the key. When it is done, the store keeps a record for
+    /// [`keep_for`](OnceBuilder::keep_for). Every other caller waits, finds the record, and does
+    /// nothing. If the first caller crashes or loses its lock, another one runs the work.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_lock::{LockManager, RunError, lock::OnceOutcome};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), RunError> {
+    /// # let locks = LockManager::in_memory();
+    /// # async fn send_digest() {}
+    /// for expected in [OnceOutcome::Ran(()), OnceOutcome::Already] {
+    ///     let outcome = locks
+    ///         .once(("digest", "2026-11-22"))
+    ///         .keep_for(Duration::from_secs(2 * 86_400))
+    ///         .run(async |_lock| send_digest().await)
+    ///         .await?;
+    ///     assert_eq!(outcome, expected);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// The key is in the namespace `once`: it excludes no [`lock`](Self::lock) of the same tuple.
+    ///
+    /// If the process is killed after the work and before its record, the work runs again. Only a
+    /// record in the transaction of the work prevents that.
+    pub fn once(&self, key: impl Into<LockKey>) -> OnceBuilder {
+        let key = LockKey::from(("once", key.into().as_str()));
+        OnceBuilder { lock: self.lock(key), keep_for: KEEP_FOR }
+    }
+}
+
+impl OnceBuilder {
+    settings!(call_setters);
+
+    /// Sets each setting that this policy sets.
+    pub fn policy(self, policy: LockPolicy) -> Self {
+        Self { lock: self.lock.policy(policy), ..self }
+    }
+
+    /// Sets how long the work counts as done. Default: 24 hours. A time longer than 366 days is
+    /// reduced to that.
+    ///
+    /// The time must be longer than the callers of one key are apart. A process whose clock is
+    /// wrong may start its job late.
+    pub fn keep_for(self, duration: Duration) -> Self {
+        Self { keep_for: duration.min(KEEP_FOR_MAX), ..self }
+    }
+
+    /// Runs the work unless it was done before. Every output counts as done. For work that may
+    /// fail, use [`try_run`](Self::try_run).
+    ///
+    /// The work is not polled after the lock is lost.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`RunError::NotStarted`] if the lock is not acquired: another caller ran the work
+    /// for longer than the [`wait`](Self::wait), or the store failed. Fails with
+    /// [`RunError::Lost`] if the lock is lost and the work is dropped at an await.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped while the work runs, it drops the work, and the work does not count
+    /// as done.
+    pub async fn run<F, T>(self, work: F) -> Result<OnceOutcome<T>, RunError>
+    where
+        F: AsyncFnOnce(HeldLock) -> T,
+    {
+        Ok(match self.try_run(async |lock| Ok::<T, Infallible>(work(lock).await)).await? {
+            OnceOutcome::Ran(Ok(done)) => OnceOutcome::Ran(done),
+            OnceOutcome::Already => OnceOutcome::Already,
+        })
+    }
+
+    /// Runs the work unless it was done before. Only an `Ok` counts as done. After an `Err` the
+    /// next caller runs the work at once.
+    ///
+    /// # Errors
+    ///
+    /// The same as those of [`run`](Self::run). An error of the work is in the outcome.
+    ///
+    /// # Cancel safety
+    ///
+    /// The same as that of [`run`](Self::run).
+    pub async fn try_run<F, T, E>(self, work: F) -> Result<OnceOutcome<Result<T, E>>, RunError>
+    where
+        F: AsyncFnOnce(HeldLock) -> Result<T, E>,
+    {
+        let Self { lock, keep_for } = self;
+        let owner = lock.effective_owner();
+        let guard = match lock.owner(&owner).claim().await? {
+            Claim::Granted(guard) => guard,
+            Claim::Recorded(_) => return Ok(OnceOutcome::Already),
+        };
+        let done = guard.while_held(owner.scope(work(guard.held_lock()))).await?;
+        let release = match &done {
+            Ok(_) => guard.release_with_record(NewRecord { record: Record::new("once", None), keep_for }),
+            Err(_) => guard.release_after_failure(),
+        };
+        // An error of the store does not change the outcome: the release is repeated, and the key
+        // stays held until then.
+        let _ = release.await;
+        Ok(OnceOutcome::Ran(done))
+    }
+}
