@@ -167,6 +167,9 @@ pub(crate) const MAX_IDEMPOTENCY_KEY_BYTES: usize = 255;
 pub(crate) const KEEP_UP_TO: usize = 64 << 10;
 /// The maximum of that limit.
 pub(crate) const KEEP_UP_TO_MAX: usize = 1 << 20;
+/// Bytes of the bodies of records whose releases have not reached the store. Beyond this bound, a
+/// record is left without its body.
+pub(crate) const MAX_PENDING_RECORD_BYTES: usize = 64 << 20;
 /// Bytes of the headers of an answer that is kept, with their lengths.
 pub(crate) const MAX_ANSWER_HEADER_BYTES: usize = 16 << 10;
 
