@@ -167,6 +167,12 @@ pub(crate) const MAX_IDEMPOTENCY_KEY_BYTES: usize = 255;
 pub(crate) const KEEP_UP_TO: usize = 64 << 10;
 /// The maximum of that limit.
 pub(crate) const KEEP_UP_TO_MAX: usize = 1 << 20;
+/// Bytes of the head of a record in Redis.
+#[cfg(feature = "redis")]
+pub(crate) const MAX_RECORD_HEAD_BYTES: usize = 64 << 10;
+/// Bytes of the body of a record in Redis. A longer one is not kept.
+#[cfg(feature = "redis")]
+pub(crate) const MAX_RECORD_BODY_BYTES: usize = KEEP_UP_TO_MAX;
 /// Bytes of the bodies of records whose releases have not reached the store. Beyond this bound, a
 /// record is left without its body.
 pub(crate) const MAX_PENDING_RECORD_BYTES: usize = 64 << 20;
