@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::{DriverTypes, section::Section};
@@ -74,7 +75,7 @@ impl<D: DriverTypes> PendingReleases<D> {
     /// The bytes of the bodies of their records.
     pub(super) fn record_bytes(&self) -> usize {
         let records = self.releases.iter().filter_map(|release| release.record.as_ref());
-        records.filter_map(|new| new.record.body.as_ref()).map(|body| body.len()).sum()
+        records.filter_map(|new| new.record.body.as_ref()).map(Bytes::len).sum()
     }
 
     pub(super) fn has_id(&self, id: &AcquisitionId) -> bool {
