@@ -6,7 +6,7 @@
 #   scripts/test.sh --long    and slower checks: licences, bans, sources of all dependencies, their
 #                             lowest versions, types of other crates in the public API, each pair of
 #                             features, the package as users build it, broken locks that a storm must
-#                             detect, messages of the compiler, repeated storms, 80 000
+#                             detect, messages of the compiler, repeated storms, 90 000
 #                             simulations, schedules of threads, benchmarks
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -242,7 +242,7 @@ storms() {
 }
 simulations() {
     SEEDS=10000 cargo test -p tower-lock-tests --test it random
-    for option in '' force flush ctr back step java copies; do
+    for option in '' force flush ctr back step java copies records; do
         cargo run --quiet -p tower-lock-simulator -- 1000000 1010000 ${option:+--option "$option"}
     done
 }
