@@ -1407,3 +1407,16 @@ fn a_duplicate_does_not_join_the_section_of_its_owner() {
     h.claim_for(3, &owner);
     assert!(matches!(&h.results[..], [(3, Err(LockError::WouldDeadlock))]), "{:?}", h.results);
 }
+
+/// The waiter that the acquire was for has left while the call was in flight.
+#[test]
+fn a_grant_for_a_plain_waiter_is_not_given_to_a_duplicate() {
+    let mut h = harness();
+    let number = h.request(1, true);
+    h.claim(2, WAIT);
+    assert!(h.cancel(number).is_some());
+    h.reply(GRANTED);
+    assert!(h.results.is_empty());
+    h.reply_freed();
+    assert!(matches!(h.calls[0].op, StoreOp::Acquire { unless_recorded: true, .. }));
+}
