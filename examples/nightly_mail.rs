@@ -6,9 +6,10 @@
 //! cargo run --example nightly_mail -- --once "$(date +%F)"   # one run, as a timer starts it
 //! ```
 //!
-//! Environment: `DATABASE_URL` (`sqlite://shop.db` or `mysql://user:password@localhost/shop`;
-//! default: SQLite in memory), `REDIS_URL` (`redis://localhost`: locks that all instances share;
-//! default: locks within this process) and `MAIL_SERVER` (`down`: every mail fails).
+//! Environment: `DATABASE_URL` (`sqlite://shop.db`, or `mysql://user:password@localhost/shop` with
+//! `--features mysql`; default: SQLite in memory), `REDIS_URL` (`redis://localhost` with
+//! `--features redis`: locks that all instances share; default: locks within this process) and
+//! `MAIL_SERVER` (`down`: every mail fails).
 
 #![allow(clippy::disallowed_methods, reason = "a program with a runtime of its own, timed by a real clock")]
 

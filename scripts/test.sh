@@ -1,23 +1,26 @@
 #!/usr/bin/env bash
 # Runs all tests, and installs their requirements.
 #
-#   scripts/test.sh           everything that a change must pass
-#   scripts/test.sh --busy    the same beside two busy loops, to find tests that depend on timing
-#   scripts/test.sh --long    and slower checks: licences, bans, sources of all dependencies, their
-#                             lowest versions, types of other crates in the public API, each pair of
-#                             features, the package as users build it, broken locks that a storm must
-#                             detect, messages of the compiler, repeated storms, 90 000
-#                             simulations, schedules of threads, benchmarks
+#   scripts/test.sh             the tests, lints and docs, with all features
+#   scripts/test.sh --features  the library with each feature alone, its unit tests without
+#                               features, lints of the benchmarks; none of the tests above
+#   scripts/test.sh --busy      the tests beside two busy loops, to find those that depend on timing
+#   scripts/test.sh --long      all of these and slower checks: licences, bans, sources of all
+#                               dependencies, their lowest versions, types of other crates in the
+#                               public API, each pair of features, the package as users build it,
+#                               broken locks that a storm must detect, messages of the compiler,
+#                               repeated storms, 90 000 simulations, schedules of threads, benchmarks
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-busy= long=
+busy= long= features=
 loops=()
 for argument in "$@"; do
     case $argument in
         --busy) busy=1 ;;
+        --features) features=1 ;;
         --long) long=1 ;;
-        *) sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+        *) sed -n '2,13s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
     esac
 done
 
@@ -69,6 +72,14 @@ reports() { # name ..
     [ -z "$failed" ] || exit 1
 }
 
+# Prints the table.
+summary() {
+    printf '\n%-36s %7s %7s\n' step seconds tests
+    printf '%s\n' "${table[@]}"
+    printf '%-36s %7s %7s\n' all $((SECONDS - started)) "$(printf '%s\n' "${table[@]}" | awk '{ n += substr($0, 46) } END { print n }')"
+    for what in "${skipped[@]}"; do echo "skipped  $what"; done
+}
+
 # Each background job is a process group of its own, and ends with the script.
 set -m
 stop_jobs() {
@@ -90,10 +101,12 @@ if ! command -v cc >/dev/null; then
 fi
 # Servers that tests start for themselves. Without them those tests are skipped with a note.
 packages=()
-command -v "${REDIS_SERVER:-redis-server}" >/dev/null || packages+=(redis-server)
-command -v mariadbd >/dev/null || [ -x /usr/sbin/mariadbd ] || packages+=(mariadb-server)
-command -v openssl >/dev/null || packages+=(openssl)
-command -v curl >/dev/null || packages+=(curl)
+if [ -z "$features" ]; then
+    command -v "${REDIS_SERVER:-redis-server}" >/dev/null || packages+=(redis-server)
+    command -v mariadbd >/dev/null || [ -x /usr/sbin/mariadbd ] || packages+=(mariadb-server)
+    command -v openssl >/dev/null || packages+=(openssl)
+    command -v curl >/dev/null || packages+=(curl)
+fi
 if [ ${#packages[@]} -gt 0 ]; then
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         apt-get update -qq
@@ -117,15 +130,43 @@ if [ "$busy" ]; then
     for _ in 1 2; do (while :; do :; done) & loops+=("$!"); done
 fi
 
-# --- lints, and the build ---
-
 have() { cargo "$1" --version >/dev/null 2>&1; }
 
 # For one build, as in CI, the state of an incremental one costs a sixth of the time. A directory
 # with such state keeps it: a change of the mode would compile everything again.
 [ -n "$(ls target/debug/incremental 2>/dev/null)" ] || export CARGO_INCREMENTAL=0
-# The same packages and features in each of these steps: dependencies are compiled once.
-all=(--workspace --all-features)
+
+# --- each feature alone: most dependencies are compiled again ---
+
+# `--long` has all pairs.
+each_feature() {
+    local output selected
+    for selected in '' axum memory metrics redis redis-tls signal test-util __internals tracing uuid axum,memory; do
+        echo "features: ${selected:-none}"
+        # A warning fails, too. `-D warnings` in RUSTFLAGS would compile all dependencies again.
+        if ! output=$(cargo check --quiet -p tower-lock --lib --no-default-features --features "$selected" 2>&1) || [ -n "$output" ]; then
+            echo "$output"
+            return 1
+        fi
+    done
+}
+unit_tests_without_features() { cargo test -p tower-lock --lib --no-default-features; }
+lints_of_benchmarks() {
+    if have clippy; then cargo clippy -p tower-lock-benches --all-features --all-targets -- -D warnings; fi
+}
+if [ "$features" ]; then
+    step 'each feature' each_feature
+    step 'unit tests without features' unit_tests_without_features
+    step 'lints of the benchmarks' lints_of_benchmarks
+    summary
+    exit
+fi
+
+# --- lints, and the build ---
+
+# The same packages and features in each of these steps: dependencies are compiled once. Without
+# the benchmarks, whose dependencies no test has.
+all=(--workspace --exclude tower-lock-benches --all-features)
 if have fmt; then step format cargo fmt --all --check; fi
 if have clippy; then step clippy cargo clippy "${all[@]}" --all-targets -- -D warnings; fi
 build() {
@@ -175,23 +216,9 @@ tests=$!
 
 # --- beside the tests, in the time that they leave ---
 
-features() {
-    local output
-    # No feature, and each feature alone. `--long` has all pairs.
-    for features in '' axum memory metrics redis redis-tls signal test-util __internals tracing uuid axum,memory; do
-        echo "features: ${features:-none}"
-        # A warning is an output. `-D warnings` in RUSTFLAGS would compile all dependencies again.
-        output=$(cargo check --quiet -p tower-lock --lib --no-default-features --features "$features" 2>&1)
-        if [ -n "$output" ]; then
-            echo "$output"
-            return 1
-        fi
-    done
-}
 beside() {
     record docs env RUSTDOCFLAGS='-D warnings' cargo doc --quiet "${all[@]}" --no-deps
     record doctests cargo test "${all[@]}" --doc
-    record features features
     record package cargo package --quiet --allow-dirty --no-verify -p tower-lock
 }
 beside &
@@ -203,7 +230,7 @@ reports "${names[@]}"
 # The busy loops would leave nothing for the rest, which does not depend on timing.
 if [ "$busy" ]; then kill "${loops[@]}"; fi
 wait "$beside"
-reports docs doctests features package
+reports docs doctests package
 
 # --- slower checks ---
 
@@ -268,15 +295,12 @@ if [ "$long" ]; then
     step 'tests of the tests' tests_of_tests
     step storms storms
     step simulations simulations
-    step 'unit tests without features' cargo test -p tower-lock --lib --no-default-features
+    step 'unit tests without features' unit_tests_without_features
+    step 'lints of the benchmarks' lints_of_benchmarks
     step 'thread schedules' schedules
     step 'command of the README' cargo run --quiet --example reward_claim -- --demo
     step benchmarks cargo bench --quiet -p tower-lock-benches
 else
-    skipped+=('slower checks: scripts/test.sh --long')
+    skipped+=('each feature alone: scripts/test.sh --features' 'slower checks: scripts/test.sh --long')
 fi
-
-printf '\n%-36s %7s %7s\n' step seconds tests
-printf '%s\n' "${table[@]}"
-printf '%-36s %7s %7s\n' all $((SECONDS - started)) "$(printf '%s\n' "${table[@]}" | awk '{ n += substr($0, 46) } END { print n }')"
-for what in "${skipped[@]}"; do echo "skipped  $what"; done
+summary

@@ -14,8 +14,9 @@ use std::fmt;
 /// ```
 ///
 /// The low ten bits number the sections under one grant. The other bits are the fence of the grant.
-/// The fence is at least the clock of the store in microseconds, so tokens also increase across
-/// restarts. A token fits into a signed 64-bit column until the year 2255.
+/// A fence also rises over a restart of the store, and so do the tokens. In the stores of this
+/// crate a fence is at least the clock of the store in microseconds, and a token fits into a signed
+/// 64-bit column until the year 2255.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FencingToken(u64);
 

@@ -144,6 +144,7 @@
 pub mod key;
 pub mod lock;
 pub mod middleware;
+mod replay;
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 pub mod extract;
@@ -200,11 +201,12 @@ pub use self::{
     fencing::FencingToken,
     lock::{HeldLock, LockGuard, LockManager, LockManagerBuilder, LockStatus},
     lock_key::LockKey,
-    middleware::{LockLayer, LockManagerLayer},
+    middleware::{AnswerError, LockLayer, LockManagerLayer, Once, ReplayLayer},
     owner::Owner,
     policy::{LockPolicy, LogKey, OnDisconnect, OnLost, ReleaseAt, RequestBodyMode},
     proto::lease::Lease,
     rejection::Rejection,
+    replay::keep::Keep,
 };
 /// The version of `deadpool_redis` whose types this crate uses.
 #[cfg(feature = "redis")]

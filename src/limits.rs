@@ -23,6 +23,9 @@ pub(crate) const RENEWAL_RETRY_MIN: Duration = Duration::from_millis(250);
 pub(crate) const RENEWAL_BATCH_WINDOW: Duration = Duration::from_millis(500);
 /// .. at most this part of the lease.
 pub(crate) const RENEWAL_BATCH_WINDOWS_PER_LEASE: u32 = 60;
+/// Grants in one renewal call.
+pub(crate) const MAX_RENEWALS_PER_CALL: usize = 1000;
+
 /// Records in a `MemoryStore`.
 #[cfg(feature = "memory")]
 pub(crate) const MAX_MEMORY_RECORDS: usize = 100_000;
@@ -30,8 +33,8 @@ pub(crate) const MAX_MEMORY_RECORDS: usize = 100_000;
 #[cfg(feature = "memory")]
 pub(crate) const MAX_MEMORY_RECORD_BYTES: usize = 64 << 20;
 
-/// Grants in one renewal call.
-pub(crate) const MAX_RENEWALS_PER_CALL: usize = 1000;
+/// Keys in one page of a listing.
+pub(crate) const MAX_LISTED_KEYS: usize = 1000;
 
 /// The part of a lease that is not used, because clocks run at different rates: 1 / 100 …
 pub(crate) const DRIFT_DIVISOR: u32 = 100;
@@ -157,6 +160,15 @@ pub(crate) const DUPLICATE_SHARE_DIVISOR: usize = 4;
 pub(crate) const MAX_KEY_BYTES: usize = 256;
 /// Bytes of a raw name. A longer one is rejected, because it cannot be shortened.
 pub(crate) const MAX_RAW_KEY_BYTES: usize = 1024;
+
+/// Bytes of an idempotency key.
+pub(crate) const MAX_IDEMPOTENCY_KEY_BYTES: usize = 255;
+/// Bytes of the body of an answer that is kept, unless the layer sets another limit.
+pub(crate) const KEEP_UP_TO: usize = 64 << 10;
+/// The maximum of that limit.
+pub(crate) const KEEP_UP_TO_MAX: usize = 1 << 20;
+/// Bytes of the headers of an answer that is kept, with their lengths.
+pub(crate) const MAX_ANSWER_HEADER_BYTES: usize = 16 << 10;
 
 /// Bytes of a body that is read before its lock is acquired: as Axum's `DefaultBodyLimit`.
 #[cfg(not(feature = "axum"))]

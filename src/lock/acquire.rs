@@ -126,7 +126,6 @@ pub(crate) enum Claim {
     /// The key has no record, and is held.
     Granted(LockGuard),
     /// The key has a record. Nothing is held.
-    #[expect(dead_code, reason = "read by the replay layer")]
     Recorded(Arc<Record>),
 }
 
@@ -339,10 +338,7 @@ impl Future for LockFuture {
 }
 
 impl ClaimFuture {
-    #[expect(dead_code, reason = "called by the replay layer")]
-    /// The params must set [`unless_recorded`](LockParams::unless_recorded).
     pub(crate) fn new(driver: Arc<Driver>, params: LockParams) -> Self {
-        debug_assert!(params.unless_recorded, "a claim asks for the record");
         Self { lock: LockFuture::new(driver, params) }
     }
 }

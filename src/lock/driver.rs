@@ -37,7 +37,7 @@ use crate::{
     },
     store::{
         AcquireRequest, EventSink, LockStore, QueueConfig, ReleaseRequest, StoreError, StoreErrorKind, StoreEvent,
-        StoreFuture, YieldRequest,
+        StoreFuture, StoreTraits, YieldRequest,
     },
     sync::Mutex,
     telemetry::{metrics::AcquireMetrics, report::Report, reports::Reports, throttle::ThrottledLog},
@@ -51,6 +51,8 @@ pub(crate) const QUEUE: QueueConfig =
 #[derive(Debug)]
 pub(crate) struct Driver {
     pub(super) store: Arc<dyn LockStore>,
+    /// What the store can do, read once.
+    pub(super) traits: StoreTraits,
     pub(super) call_timeout: Duration,
     pub(super) clock: Clock,
     /// The grants that the watchdog renews.
@@ -122,9 +124,10 @@ impl Driver {
         max_detached: usize,
         start_watchdog: fn(&Arc<Self>),
     ) -> Arc<Self> {
-        let call_timeout = store.call_timeout();
+        let (traits, call_timeout) = (store.traits(), store.call_timeout());
         let driver = Arc::new(Self {
             store,
+            traits,
             call_timeout,
             clock,
             renewals: RenewalQueue::default(),

@@ -24,13 +24,13 @@ impl LockManager {
     /// ```no_run
     /// # use std::time::Duration;
     /// # use tower_lock::LockManager;
-    /// # async fn move_outbox(token: u64) {}
+    /// # async fn move_outbox(token: i64) {}
     /// # async fn start(locks: LockManager) {
     /// tokio::spawn(async move {
     ///     locks
-    ///         .lead(("outbox", "mover"), async |lock| {
+    ///         .lead(("outbox", "mover"), |lock| async move {
     ///             loop {
-    ///                 move_outbox(lock.fencing_token().get()).await;
+    ///                 move_outbox(lock.fencing_token().as_i64()).await;
     ///                 tokio::time::sleep(Duration::from_secs(1)).await;
     ///             }
     ///         })
@@ -48,9 +48,10 @@ impl LockManager {
     /// # Cancel safety
     ///
     /// If the future is dropped, the work is dropped, and the key stays blocked for the lock-delay.
-    pub async fn lead<F>(&self, key: impl Into<LockKey>, mut work: F)
+    pub async fn lead<F, Fut>(&self, key: impl Into<LockKey>, mut work: F)
     where
-        F: AsyncFnMut(HeldLock),
+        F: FnMut(HeldLock) -> Fut,
+        Fut: Future<Output = ()>,
     {
         let key = key.into();
         let mut shutdown = pin!(self.driver().shutdown_started());
@@ -75,9 +76,10 @@ impl LockManager {
     }
 
     /// One term. Ends without an error when the work returns or the lock is lost.
-    async fn lead_once<F>(&self, key: &LockKey, work: &mut F) -> Result<(), LockError>
+    async fn lead_once<F, Fut>(&self, key: &LockKey, work: &mut F) -> Result<(), LockError>
     where
-        F: AsyncFnMut(HeldLock),
+        F: FnMut(HeldLock) -> Fut,
+        Fut: Future<Output = ()>,
     {
         // A new owner: the work of one process must not join that of another task.
         let owner = Owner::new();

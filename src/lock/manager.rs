@@ -1,7 +1,7 @@
 use std::{
     fmt,
     sync::{Arc, OnceLock},
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use tokio::time::timeout;
@@ -171,15 +171,9 @@ impl LockManager {
     /// Fails if the store does not reply within its [call timeout](LockStore::call_timeout).
     pub async fn inspect(&self, key: impl Into<LockKey>) -> Result<LockStatus, StoreError> {
         let key = key.into();
-        let KeyStatus { holder, lease_left, waiting } =
+        let KeyStatus { holders, lease_left, waiting } =
             self.within("inspect", self.driver().store.inspect(key.clone())).await?;
-        let (holder, since) = match holder {
-            Some(holder) => {
-                let since = SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(holder.fence));
-                (Some(holder.id), since.filter(|_| holder.fence > 0))
-            }
-            None => (None, None),
-        };
+        let (holder, since) = holders.into_iter().next().map_or((None, None), |holder| (Some(holder.id), holder.since));
         let waiting_locally = self.driver().waiting_for(&key);
         Ok(LockStatus { holder, since, remaining: lease_left, waiting, waiting_locally })
     }
@@ -343,6 +337,12 @@ impl LockManager {
 
     pub(crate) fn driver(&self) -> &Arc<Driver> {
         self.handle.driver()
+    }
+
+    /// Whether the store keeps records.
+    #[expect(dead_code, reason = "for layers that leave records, which check it when they are created")]
+    pub(crate) fn records_supported(&self) -> bool {
+        self.driver().traits.records
     }
 
     pub(crate) fn policy(&self) -> LockPolicy {

@@ -22,7 +22,11 @@ mod shuttle_tests;
 
 #[cfg(feature = "__internals")]
 pub(crate) use self::driver::QUEUE;
-pub(crate) use self::{acquire::LockParams, driver::Driver, request_scope::RequestScope};
+pub(crate) use self::{
+    acquire::{Claim, ClaimFuture, LockParams},
+    driver::Driver,
+    request_scope::RequestScope,
+};
 pub use self::{
     acquire::{LockBuilder, LockFuture},
     guard::{LockGuard, ReleaseFuture},

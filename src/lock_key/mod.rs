@@ -165,7 +165,7 @@ impl LockKey {
     }
 }
 
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "memory", feature = "redis"))]
 impl LockKey {
     /// A composed key with this text, read from a store.
     pub(crate) fn from_composed(text: &str) -> Self {
@@ -176,13 +176,13 @@ impl LockKey {
     pub(crate) fn from_raw_name(name: &str) -> Self {
         Self::new(name.into(), KeyKind::Raw)
     }
-
-    pub(crate) fn is_raw(&self) -> bool {
-        self.kind == KeyKind::Raw
-    }
 }
 
 impl LockKey {
+    pub(crate) fn is_raw(&self) -> bool {
+        self.kind == KeyKind::Raw
+    }
+
     /// The key of a tuple whose type is not known here.
     pub(crate) fn from_tuple(tuple: &impl KeyTuple) -> Self {
         let mut key = KeyWriter::empty();

@@ -36,11 +36,12 @@ use crate::rejection::RejectionBody;
 use crate::{
     body::{budget::Reservation, request_body::BodyObserver},
     error::LockLost,
-    lock::{LockFuture, LockParams, RequestScope},
+    lock::{Claim, ClaimFuture, LockParams, RequestScope},
     lock_key::LockKey,
     owner::Owner,
     policy::LockPolicy,
     rejection::{OnReject, Rejection},
+    store::Record,
     sync::Mutex,
     telemetry::{route::Route, span::LockSpan},
 };
@@ -91,6 +92,14 @@ struct ExtraLocks {
     /// The handler has returned: no lock is added.
     is_closed: bool,
     locks: Vec<RequestLock>,
+}
+
+/// The result of a [claim](RequestContext::claim).
+pub(super) enum ClaimedLock {
+    /// The key is held.
+    Granted(RequestLock),
+    /// The key has this record, and is not held.
+    Recorded(Arc<Record>, LockSpan),
 }
 
 /// Counts a lock request that waits, until it is dropped.
@@ -212,13 +221,35 @@ impl RequestContext {
         body: Option<&mut Reservation>,
     ) -> Result<RequestLock, Rejection> {
         self.reserve_for_waiting(route, &key, body)?;
-        let lock = self.acquire_lock(route, key).await?;
+        let ClaimedLock::Granted(lock) = self.request_lock(route, key, false).await? else {
+            unreachable!("a request that ignores records")
+        };
         // The server may not have noticed the disconnect.
         if client.is_some_and(ClientConnection::is_closed) {
             lock.cancel();
             return Err(Rejection::Disconnected);
         }
         Ok(lock)
+    }
+
+    /// The same for a request that the record of its key answers. Another request with the key is
+    /// in flight if the key is busy.
+    pub(super) async fn claim(
+        &self,
+        route: &Route,
+        key: LockKey,
+        client: Option<&ClientConnection>,
+        body: Option<&mut Reservation>,
+    ) -> Result<ClaimedLock, Rejection> {
+        self.reserve_for_waiting(route, &key, body).map_err(Rejection::into_in_flight)?;
+        let claimed = self.request_lock(route, key, true).await.map_err(Rejection::into_in_flight)?;
+        match claimed {
+            ClaimedLock::Granted(lock) if client.is_some_and(ClientConnection::is_closed) => {
+                lock.cancel();
+                Err(Rejection::Disconnected)
+            }
+            claimed => Ok(claimed),
+        }
     }
 
     /// Ensures that the waiters of one key do not use the whole body budget.
@@ -241,7 +272,7 @@ impl RequestContext {
         }))
     }
 
-    async fn acquire_lock(&self, route: &Route, key: LockKey) -> Result<RequestLock, Rejection> {
+    async fn request_lock(&self, route: &Route, key: LockKey, unless_recorded: bool) -> Result<ClaimedLock, Rejection> {
         let LayerParams { driver, policy, hold_estimate, .. } = &self.0.params;
         let mut span = LockSpan::start(route, &key, policy.shows_key());
         let began = Instant::now();
@@ -254,12 +285,16 @@ impl RequestContext {
             limits: policy.request_hold_limits(),
             owner: Some(self.0.owner.clone()),
             route: route.label(),
-            unless_recorded: false,
+            unless_recorded,
         };
-        match LockFuture::new(Arc::clone(driver), params).await {
-            Ok(guard) => {
+        match ClaimFuture::new(Arc::clone(driver), params).await {
+            Ok(Claim::Granted(guard)) => {
                 span.granted(began.elapsed(), || guard.hold_count(), guard.fencing_token());
-                Ok(RequestLock::new(guard, span, Arc::clone(hold_estimate), policy))
+                Ok(ClaimedLock::Granted(RequestLock::new(guard, span, Arc::clone(hold_estimate), policy)))
+            }
+            Ok(Claim::Recorded(record)) => {
+                span.recorded(began.elapsed());
+                Ok(ClaimedLock::Recorded(record, span))
             }
             Err(error) => {
                 span.rejected(&error, began.elapsed());

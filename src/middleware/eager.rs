@@ -28,13 +28,15 @@ pub(super) enum ReadAhead<B> {
 /// Reads frames until the body ends, or until the next one is not ready. `length` is the length
 /// that the head announces, in bytes. Fails if a lock is lost meanwhile.
 pub(super) async fn read_ready<B>(
-    locks: &RequestLocks,
+    locks: &mut RequestLocks,
     mut inner: Pin<Box<B>>,
     length: Option<u64>,
 ) -> Result<ReadAhead<B>, LockLost>
 where
     B: Body<Data = Bytes, Error: Into<BoxError>> + Send,
 {
+    let max_bytes = locks.recorder().map_or(0, |recorder| recorder.keep_up_to()).max(EAGER_BYTES);
+    let locks = &*locks;
     let mut frames = VecDeque::with_capacity(1);
     let mut bytes = 0;
     let error = loop {
@@ -75,7 +77,7 @@ where
         if is_last {
             break None;
         }
-        if frames.len() > EAGER_FRAMES || bytes > EAGER_BYTES {
+        if frames.len() > EAGER_FRAMES || bytes > max_bytes {
             return Ok(ReadAhead::Incomplete { inner, frames });
         }
     };

@@ -24,12 +24,14 @@ mod streaming_body;
 mod shared_body;
 mod stall_monitor;
 mod future;
+mod replay;
 
 pub use self::{
     connection::ClientConnection,
     future::ResponseFuture,
     layer::LockLayer,
     manager_layer::{LockManagerLayer, LockManagerService},
+    replay::{AnswerError, FingerprintSource, KeyValues, Once, OnceAnswer, ReplayLayer, ReplayService, WholeRequest},
     response_body::ResponseBody,
     service::LockService,
 };

@@ -10,6 +10,7 @@ use crate::{
     lock::{HeldLock, LockGuard, ReleaseFuture},
     policy::LockPolicy,
     rejection::retry_after::HoldEstimate,
+    store::NewRecord,
     telemetry::span::LockSpan,
 };
 
@@ -84,6 +85,12 @@ impl RequestLock {
             record.min_hold = guard.min_hold();
         }
         (if has_failed { guard.release_after_failure() } else { guard.release() }, record)
+    }
+
+    /// Starts the release, and leaves a record for retries.
+    pub(super) fn release_with_record(self, answer: NewRecord) -> (ReleaseFuture, LockRecord) {
+        let Self { record, guard, .. } = self;
+        (guard.release_with_record(answer), record)
     }
 }
 

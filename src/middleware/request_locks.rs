@@ -17,7 +17,8 @@ use super::{
     request_lock::RequestLock,
 };
 use crate::{
-    body::pace::TooSlow, error::LockLost, limits::RELEASE_WAIT, lock::ReleaseOutcome, telemetry::span::LockSpan,
+    body::pace::TooSlow, error::LockLost, limits::RELEASE_WAIT, lock::ReleaseOutcome, replay::recorder::Recorder,
+    store::NewRecord, telemetry::span::LockSpan,
 };
 
 /// Releases all locks of one request at one layer, each exactly once.
@@ -31,11 +32,15 @@ pub(super) struct RequestLocks {
     locks: SmallVec<[RequestLock; 1]>,
     /// The response is a failure: `min_hold` does not block the keys.
     has_failed: bool,
+    /// Decides on the record of the lock of the layer. Only a replay layer has it.
+    recorder: Option<Box<Recorder>>,
+    /// The record that the lock of the layer leaves.
+    record: Option<NewRecord>,
 }
 
 impl RequestLocks {
     pub(super) fn new(context: RequestContext, owner_lifetime: Option<Arc<OwnerLifetime>>) -> Self {
-        Self { context, owner_lifetime, locks: SmallVec::new(), has_failed: false }
+        Self { context, owner_lifetime, locks: SmallVec::new(), has_failed: false, recorder: None, record: None }
     }
 
     pub(super) fn context(&self) -> &RequestContext {
@@ -107,6 +112,19 @@ impl RequestLocks {
         self.has_failed = true;
     }
 
+    pub(super) fn set_recorder(&mut self, recorder: Recorder) {
+        self.recorder = Some(Box::new(recorder));
+    }
+
+    pub(super) fn recorder(&mut self) -> Option<&mut Recorder> {
+        self.recorder.as_deref_mut()
+    }
+
+    /// The response has ended well: decides which record is left.
+    pub(super) fn set_record(&mut self, record: impl FnOnce(Recorder) -> Option<NewRecord>) {
+        self.record = self.recorder.take().and_then(|recorder| record(*recorder));
+    }
+
     /// A lock was lost while the handler ran or its response streamed. The drop releases all locks
     /// after their lock-delay.
     pub(super) fn lost(self, why: LockLost) {
@@ -134,9 +152,12 @@ impl RequestLocks {
         self.owner_lifetime = None;
         self.close();
         self.context.clear_lock_count();
-        let has_failed = self.has_failed;
+        let (has_failed, answer) = (self.has_failed, self.record.take());
+        let is_recorded = answer.is_some();
+        let of_layer = if is_recorded { Some(self.locks.remove(0)) } else { None };
         // In reverse order. Each release starts now, also if another one fails.
-        let releases: SmallVec<[_; 1]> = self.locks.drain(..).rev().map(|lock| lock.release(has_failed)).collect();
+        let mut releases: SmallVec<[_; 1]> = self.locks.drain(..).rev().map(|lock| lock.release(has_failed)).collect();
+        releases.extend(of_layer.zip(answer).map(|(lock, answer)| lock.release_with_record(answer)));
         let all = async {
             for (release, record) in releases {
                 let is_late = matches!(release.await, Ok(ReleaseOutcome::NotHeld));

@@ -7,7 +7,7 @@ use http_body::Body;
 use tower::BoxError;
 
 use super::{request_locks::RequestLocks, response_body::ResponseBody};
-use crate::{error::LockLost, rejection::Rejection};
+use crate::{error::LockLost, rejection::Rejection, replay::keep::Ending};
 
 /// Turns the result of the handler into the response, and releases the locks or moves them to its
 /// body.
@@ -37,7 +37,11 @@ where
     if head.status.is_client_error() || head.status.is_server_error() {
         locks.set_failed();
     }
+    if let Some(recorder) = locks.recorder() {
+        recorder.see_head(&head);
+    }
     if locks.context().policy().releases_at_head() || starts_tunnel(method, head.status) {
+        locks.set_record(|recorder| recorder.without_body(Ending::ReleasedAtHead));
         locks.release_all().await;
         return Ok(Response::from_parts(head, ResponseBody::pass_through(body)));
     }
@@ -52,7 +56,7 @@ where
 }
 
 /// The response to a request whose lock was lost before anything was sent.
-fn aborted<B>(locks: RequestLocks, why: LockLost) -> Response<ResponseBody<B>> {
+pub(super) fn aborted<B>(locks: RequestLocks, why: LockLost) -> Response<ResponseBody<B>> {
     let rejection = if why == LockLost::HoldLimitReached { Rejection::HoldLimitReached } else { Rejection::Lost };
     let response = locks.context().on_reject().respond(rejection).map(ResponseBody::rejected);
     locks.lost(why);

@@ -63,6 +63,13 @@ impl<B> ResponseBody<B> {
         Self { state: State::PassThrough { inner } }
     }
 
+    /// A body that is complete in memory.
+    pub(super) fn replayed(body: Bytes) -> Self {
+        let announced = Some(body.len() as u64);
+        let frames = if body.is_empty() { VecDeque::new() } else { VecDeque::from([Frame::data(body)]) };
+        Self { state: State::Complete { complete: CompleteBody { frames, error: None, announced, was_empty: None } } }
+    }
+
     pub(super) fn rejected(body: RejectionBody) -> Self {
         Self { state: State::Rejected { body } }
     }
@@ -75,7 +82,7 @@ where
 {
     /// The body of a response to `HEAD`, a 204 or a 304: it is not read. Its size is kept for the
     /// head.
-    pub(super) async fn without_content(inner: B, locks: RequestLocks) -> Self {
+    pub(super) async fn without_content(inner: B, mut locks: RequestLocks) -> Self {
         let complete = CompleteBody {
             frames: VecDeque::new(),
             error: None,
@@ -83,6 +90,7 @@ where
             was_empty: Some(inner.is_end_stream()),
         };
         drop(inner);
+        locks.set_record(|recorder| recorder.complete(&VecDeque::new()));
         locks.release_all().await;
         Self { state: State::Complete { complete } }
     }
@@ -105,7 +113,7 @@ where
             return Ok(Self::without_content(inner, locks).await);
         }
         let hint = inner.size_hint();
-        let read = match read_ready(&locks, Box::pin(inner), length).await {
+        let read = match read_ready(&mut locks, Box::pin(inner), length).await {
             Ok(read) => read,
             Err(why) => return Err((locks, why)),
         };
@@ -113,6 +121,8 @@ where
             ReadAhead::Complete { frames, error } => {
                 if error.is_some() {
                     locks.set_failed();
+                } else {
+                    locks.set_record(|recorder| recorder.complete(&frames));
                 }
                 locks.release_all().await;
                 let complete = CompleteBody { frames, error, announced: hint.exact(), was_empty: None };

@@ -24,7 +24,7 @@ use super::{
     shared_body::{AbortReason, LockedBody, SharedBody},
     stall_monitor::{self, StallMonitor},
 };
-use crate::{body::pace::Pace, error::LockLost, limits::RELEASE_WAIT};
+use crate::{body::pace::Pace, error::LockLost, limits::RELEASE_WAIT, replay::keep::Ending};
 
 /// Passes frames through, and holds the last one until the locks are released: a client with a
 /// complete response finds its keys free.
@@ -193,6 +193,8 @@ where
         self.stop();
         if tail.iter().any(Result::is_err) {
             locks.set_failed();
+        } else {
+            locks.set_record(|recorder| recorder.without_body(Ending::Streamed));
         }
         self.phase = Phase::Releasing(Box::pin(locks.release_all()), tail);
     }

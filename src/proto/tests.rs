@@ -1292,6 +1292,7 @@ fn a_record_that_was_not_left_answers_no_request() {
 }
 
 /// The release is repeated with its record, and the duplicates wait for it.
+/// Guarantee: G18.
 #[test]
 fn a_record_is_sent_again_after_an_error() {
     let mut h = harness();
@@ -1311,6 +1312,7 @@ fn a_record_is_sent_again_after_an_error() {
 }
 
 /// A lost section leaves no record, although its guard ends with one.
+/// Guarantee: G18.
 #[test]
 fn a_lost_section_leaves_no_record() {
     let mut h = harness();

@@ -2,10 +2,12 @@ use std::fmt;
 
 use http::StatusCode;
 
-/// Error of a field that cannot be a part of a key: the name of the field and the reason.
+/// Error of a field that cannot be a part of a key, or an idempotency key: the name of the field
+/// and the reason.
 ///
 /// The error does not contain the value of the field. It is a part of
-/// [`Rejection::InvalidKey`](crate::Rejection::InvalidKey).
+/// [`Rejection::InvalidKey`](crate::Rejection::InvalidKey) and
+/// [`Rejection::IdempotencyKeyInvalid`](crate::Rejection::IdempotencyKeyInvalid).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct FieldError {
     pub(crate) location: FieldLocation,
@@ -39,6 +41,13 @@ pub enum FieldProblem {
     InvalidJson,
     /// The body is JSON, but not an object.
     NotAnObject,
+    /// The value is an idempotency key of more than 255 characters.
+    TooLong,
+    /// The value is not an idempotency key.
+    ///
+    /// A header has a string of RFC 9651 without parameters (`"8e03978e"`), or the key itself,
+    /// without spaces, quotes, commas and semicolons. Any other field has printable ASCII.
+    MalformedIdempotencyKey,
 }
 
 /// The part of a request that has a field.
@@ -70,7 +79,7 @@ impl FieldError {
         self.problem
     }
 
-    /// Returns the status of the response.
+    /// Returns the status of a [`Rejection::InvalidKey`](crate::Rejection::InvalidKey).
     ///
     /// It is 422 for a field of a body that could be read. It is 500 for a mistake of the service:
     /// no layer inserts the extension, or the route does not have the path parameter. Otherwise it
@@ -153,6 +162,10 @@ impl fmt::Display for FieldProblem {
             Self::WrongType => "is not a string, a boolean or an integer between -2^53 and 2^53",
             Self::InvalidJson => "cannot be read: the body is not valid JSON",
             Self::NotAnObject => "cannot be found: the body is not a JSON object",
+            Self::TooLong => "has more than 255 characters",
+            Self::MalformedIdempotencyKey => {
+                "is neither a string in double quotes (RFC 9651) nor a text of visible ASCII characters"
+            }
         })
     }
 }

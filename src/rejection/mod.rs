@@ -8,7 +8,7 @@ pub(crate) mod retry_after;
 use std::{borrow::Cow, error::Error, fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{Response, StatusCode};
+use http::{HeaderValue, Response, StatusCode, header};
 use http_body::Body;
 use tower::BoxError;
 
@@ -26,9 +26,10 @@ use crate::{
 
 /// Reason why a request was rejected.
 ///
-/// The handler was not started, except for `Lost` and `HoldLimitReached`. The built-in response is
-/// `application/problem+json` (RFC 9457). [`LockLayer::on_reject`](crate::LockLayer::on_reject)
-/// replaces it. In both cases the extensions of the response contain this value, for outer layers.
+/// The handler was not started, except for `Lost` and `HoldLimitReached`. For `AnswerNotKept` it
+/// ran for an earlier request. The built-in response is `application/problem+json` (RFC 9457).
+/// [`LockLayer::on_reject`](crate::LockLayer::on_reject) replaces it. In both cases the extensions
+/// of the response contain this value, for outer layers.
 ///
 /// | variant | status | `type` |
 /// |---|---|---|
@@ -44,6 +45,11 @@ use crate::{
 /// | `Disconnected` | 408 | `urn:tower-lock:disconnected` |
 /// | `Lost` | 503 | `urn:tower-lock:lost` |
 /// | `HoldLimitReached` | 503 | `urn:tower-lock:hold-limit-reached` |
+/// | `IdempotencyKeyMissing` | 400 | `urn:tower-lock:idempotency-key-missing` |
+/// | `IdempotencyKeyInvalid` | 400 | `urn:tower-lock:idempotency-key-invalid` |
+/// | `IdempotencyKeyReused` | 422 | `urn:tower-lock:idempotency-key-reused` |
+/// | `InFlight` | 409 | `urn:tower-lock:in-flight` |
+/// | `AnswerNotKept` | 409 | `urn:tower-lock:answer-not-kept` |
 ///
 /// [`wait_timeout_status`]: crate::LockLayer::wait_timeout_status
 #[derive(Clone, Debug)]
@@ -124,6 +130,44 @@ pub enum Rejection {
     /// The handler ran longer than `max_hold` or a fixed lease, and was dropped. Its work may be
     /// partially done.
     HoldLimitReached,
+    /// The route requires an idempotency key, and the request has none.
+    ///
+    /// The client creates a key, and sends it with each attempt of the request.
+    IdempotencyKeyMissing {
+        /// The field that has the key.
+        field: FieldError,
+    },
+    /// The idempotency key of the request is invalid.
+    ///
+    /// The client repeats the request with a valid key.
+    IdempotencyKeyInvalid {
+        /// The field and the reason.
+        field: FieldError,
+    },
+    /// The idempotency key belongs to another request: method, path or content differ.
+    ///
+    /// The client uses a new key for each new request.
+    IdempotencyKeyReused,
+    /// An earlier request with the same idempotency key is being processed.
+    ///
+    /// The client repeats the request with the same key, and then gets the response of the earlier
+    /// one.
+    InFlight {
+        /// The time after which a retry may succeed.
+        retry_after: Duration,
+    },
+    /// An earlier request with the same idempotency key was processed, but its response was not
+    /// kept: it was too large or a stream, or the store has dropped it.
+    ///
+    /// The client does not repeat the request. It reads the result, for example at the `Location`.
+    AnswerNotKept {
+        /// The status of the response.
+        original_status: StatusCode,
+        /// The header `Location` of the response. The built-in response has the same.
+        location: Option<HeaderValue>,
+        /// The header `ETag` of the response. The built-in response has the same.
+        etag: Option<HeaderValue>,
+    },
 }
 
 /// Creates responses: with the function of the application, or the built-in ones.
@@ -164,6 +208,23 @@ impl Rejection {
         }
     }
 
+    /// The rejection of a request whose key is held for an earlier request with the same
+    /// idempotency key.
+    pub(crate) fn into_in_flight(self) -> Self {
+        match self {
+            Self::Busy { retry_after }
+            | Self::TimedOut { retry_after, .. }
+            | Self::QueueFull { bound: QueueBound::Key, retry_after } => Self::InFlight { retry_after },
+            other => other,
+        }
+    }
+
+    /// The rejection of a request whose earlier answer cannot be looked up. It does not run,
+    /// because the earlier one may have run.
+    pub(crate) fn answer_unavailable(source: StoreError) -> Self {
+        Self::from_lock_error(LockError::Store(source), &HoldEstimate::default(), StatusCode::CONFLICT)
+    }
+
     /// The hold time of a route does not predict when the memory of other bodies is free.
     pub(crate) fn body_buffer_full() -> Self {
         let retry_after =
@@ -175,7 +236,9 @@ impl Rejection {
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self {
-            Self::Busy { .. } => StatusCode::CONFLICT,
+            Self::Busy { .. } | Self::InFlight { .. } | Self::AnswerNotKept { .. } => StatusCode::CONFLICT,
+            Self::IdempotencyKeyMissing { .. } | Self::IdempotencyKeyInvalid { .. } => StatusCode::BAD_REQUEST,
+            Self::IdempotencyKeyReused => StatusCode::UNPROCESSABLE_ENTITY,
             Self::TimedOut { status, .. } => *status,
             Self::QueueFull { .. }
             | Self::StoreUnavailable { .. }
@@ -191,7 +254,8 @@ impl Rejection {
 
     /// Returns the last segment of the problem type: `locked`, `timed-out`, `queue-full`,
     /// `store-unavailable`, `shutting-down`, `disconnected`, `body-timeout`, `body-too-large`,
-    /// `body-buffer-full`, `invalid-key`, `lost`, `hold-limit-reached`.
+    /// `body-buffer-full`, `invalid-key`, `lost`, `hold-limit-reached`, `idempotency-key-missing`,
+    /// `idempotency-key-invalid`, `idempotency-key-reused`, `in-flight`, `answer-not-kept`.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -207,17 +271,27 @@ impl Rejection {
             Self::InvalidKey { .. } => "invalid-key",
             Self::Lost => "lost",
             Self::HoldLimitReached => "hold-limit-reached",
+            Self::IdempotencyKeyMissing { .. } => "idempotency-key-missing",
+            Self::IdempotencyKeyInvalid { .. } => "idempotency-key-invalid",
+            Self::IdempotencyKeyReused => "idempotency-key-reused",
+            Self::InFlight { .. } => "in-flight",
+            Self::AnswerNotKept { .. } => "answer-not-kept",
         }
     }
 
-    /// Returns the outcome of the handler: `not-started` or `unknown`.
+    /// Returns the outcome of the handler: `not-started`, `unknown` or `done`.
     ///
     /// After `not-started` the request can be repeated, unchanged if it has a
     /// [`retry_after`](Self::retry_after), otherwise corrected. After `unknown`, check its effects
-    /// first.
+    /// first. After `done`, do not repeat it: an earlier request with the same idempotency key was
+    /// processed.
     #[must_use]
     pub fn outcome(&self) -> &'static str {
-        if matches!(self, Self::Lost | Self::HoldLimitReached) { "unknown" } else { "not-started" }
+        match self {
+            Self::Lost | Self::HoldLimitReached => "unknown",
+            Self::AnswerNotKept { .. } => "done",
+            _ => "not-started",
+        }
     }
 
     /// Returns the time after which a retry may succeed. `None` if an unchanged request should not
@@ -234,13 +308,18 @@ impl Rejection {
             | Self::QueueFull { retry_after, .. }
             | Self::StoreUnavailable { retry_after, .. }
             | Self::ShuttingDown { retry_after }
-            | Self::BodyBufferFull { retry_after } => Some(*retry_after),
+            | Self::BodyBufferFull { retry_after }
+            | Self::InFlight { retry_after } => Some(*retry_after),
             Self::Disconnected
             | Self::BodyTimeout
             | Self::BodyTooLarge
             | Self::InvalidKey { .. }
             | Self::Lost
-            | Self::HoldLimitReached => None,
+            | Self::HoldLimitReached
+            | Self::IdempotencyKeyMissing { .. }
+            | Self::IdempotencyKeyInvalid { .. }
+            | Self::IdempotencyKeyReused
+            | Self::AnswerNotKept { .. } => None,
         }
     }
 
@@ -248,18 +327,41 @@ impl Rejection {
     ///
     /// It has `Cache-Control: no-store`. With a [`retry_after`](Self::retry_after) it also has the
     /// header `Retry-After`, in whole seconds from 1 to 5, and the more precise member
-    /// `retry_after_ms` in the body.
+    /// `retry_after_ms` in the body. An [`AnswerNotKept`](Self::AnswerNotKept) has the member
+    /// `original_status`.
     #[must_use]
     pub fn to_response(&self) -> Response<RejectionBody> {
-        Problem {
+        let mut response = Problem {
             r#type: format!("urn:tower-lock:{}", self.code()),
             title: self.title(),
             status: self.status(),
             detail: self.detail(),
             outcome: self.outcome(),
             retry_after: self.retry_after(),
+            original_status: match self {
+                Self::AnswerNotKept { original_status, .. } => Some(*original_status),
+                _ => None,
+            },
         }
-        .into_response()
+        .into_response();
+        if let Self::AnswerNotKept { location, etag, .. } = self {
+            let headers = response.headers_mut();
+            headers.extend(location.clone().map(|value| (header::LOCATION, value)));
+            headers.extend(etag.clone().map(|value| (header::ETAG, value)));
+        }
+        response
+    }
+
+    /// Whether the idempotency key of the request is the reason.
+    pub(crate) fn is_about_idempotency(&self) -> bool {
+        matches!(
+            self,
+            Self::IdempotencyKeyMissing { .. }
+                | Self::IdempotencyKeyInvalid { .. }
+                | Self::IdempotencyKeyReused
+                | Self::InFlight { .. }
+                | Self::AnswerNotKept { .. }
+        )
     }
 
     fn title(&self) -> &'static str {
@@ -278,6 +380,11 @@ impl Rejection {
             Self::InvalidKey { .. } => "Invalid lock key",
             Self::Lost => "Lock was lost",
             Self::HoldLimitReached => "Hold limit reached",
+            Self::IdempotencyKeyMissing { .. } => "Idempotency key is missing",
+            Self::IdempotencyKeyInvalid { .. } => "Invalid idempotency key",
+            Self::IdempotencyKeyReused => "Idempotency key belongs to another request",
+            Self::InFlight { .. } => "Request is being processed",
+            Self::AnswerNotKept { .. } => "Response was not kept",
         }
     }
 
@@ -288,6 +395,21 @@ impl Rejection {
             }
             Self::InvalidKey { field: Some(error), .. } => {
                 return Cow::Owned(format!("Invalid lock key: {error}. The request was not processed."));
+            }
+            Self::IdempotencyKeyMissing { field } => {
+                return Cow::Owned(format!("An idempotency key is required: {field}. The request was not processed."));
+            }
+            Self::IdempotencyKeyInvalid { field } => {
+                return Cow::Owned(format!("Invalid idempotency key: {field}. The request was not processed."));
+            }
+            Self::IdempotencyKeyReused => {
+                "An earlier request with this idempotency key had another method, path or content. The request was not processed; a new request needs a new key."
+            }
+            Self::InFlight { .. } => {
+                "An earlier request with this idempotency key is being processed. This one was not processed and can be retried with the same key."
+            }
+            Self::AnswerNotKept { .. } => {
+                "An earlier request with this idempotency key was processed, but its response was not kept. This one was not processed; do not repeat it."
             }
             Self::Busy { .. } => {
                 "Another request holds the lock of this resource. The request was not processed and can be retried."
@@ -343,6 +465,7 @@ impl Error for Rejection {
         match self {
             Self::StoreUnavailable { source, .. } => Some(&**source),
             Self::InvalidKey { field: Some(error), .. } => Some(error),
+            Self::IdempotencyKeyMissing { field } | Self::IdempotencyKeyInvalid { field } => Some(field),
             _ => None,
         }
     }
@@ -396,7 +519,10 @@ impl fmt::Debug for OnReject {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        field_error::{FieldLocation, FieldProblem},
+        *,
+    };
 
     #[test]
     fn source_of_an_unavailable_store_is_its_error() {
@@ -404,6 +530,57 @@ mod tests {
         let rejection = Rejection::StoreUnavailable { retry_after: Duration::ZERO, source };
         let source = rejection.source().and_then(<dyn Error>::downcast_ref::<StoreError>);
         assert!(source.is_some_and(|error| error.kind() == StoreErrorKind::Timeout), "{source:?}");
+    }
+
+    async fn problem(rejection: &Rejection) -> (Response<()>, serde_json::Value) {
+        use http_body_util::BodyExt;
+
+        let (head, body) = rejection.to_response().into_parts();
+        let body = body.collect().await.expect("complete").to_bytes();
+        (Response::from_parts(head, ()), serde_json::from_slice(&body).expect("JSON"))
+    }
+
+    #[tokio::test]
+    async fn rejections_because_of_an_idempotency_key_say_what_to_do() {
+        let field = |problem| FieldError { location: FieldLocation::Header, name: "idempotency-key", problem };
+        let missing = Rejection::IdempotencyKeyMissing { field: field(FieldProblem::Missing) };
+        let invalid = Rejection::IdempotencyKeyInvalid { field: field(FieldProblem::TooLong) };
+        let in_flight = Rejection::InFlight { retry_after: Duration::from_millis(1500) };
+        for (rejection, status, code, detail) in [
+            (missing, 400, "idempotency-key-missing", "header `idempotency-key` is missing."),
+            (invalid, 400, "idempotency-key-invalid", "header `idempotency-key` has more than 255 characters."),
+            (Rejection::IdempotencyKeyReused, 422, "idempotency-key-reused", "a new request needs a new key."),
+            (in_flight, 409, "in-flight", "can be retried with the same key."),
+        ] {
+            let (response, problem) = problem(&rejection).await;
+            assert_eq!((response.status().as_u16(), &problem["status"]), (status, &status.into()), "{code}");
+            assert_eq!(problem["type"], format!("urn:tower-lock:{code}"));
+            assert!(problem["detail"].as_str().is_some_and(|text| text.contains(detail)), "{problem}");
+            assert_eq!(problem["outcome"], "not-started", "{code}");
+            let is_in_flight = code == "in-flight";
+            assert_eq!(response.headers().get("retry-after").is_some_and(|value| value == "2"), is_in_flight, "{code}");
+            assert_eq!(problem.get("retry_after_ms").is_some_and(|ms| *ms == 1500), is_in_flight, "{code}");
+            assert!(problem.get("original_status").is_none(), "{code}");
+            assert!(rejection.is_about_idempotency(), "{code}");
+        }
+    }
+
+    #[tokio::test]
+    async fn answer_that_was_not_kept_is_a_409_that_is_done() {
+        let rejection = Rejection::AnswerNotKept {
+            original_status: StatusCode::CREATED,
+            location: Some(HeaderValue::from_static("/rewards/7")),
+            etag: Some(HeaderValue::from_static("\"7\"")),
+        };
+        let (response, problem) = problem(&rejection).await;
+        assert_eq!(response.status(), StatusCode::CONFLICT);
+        assert_eq!((&problem["type"], &problem["outcome"]), (&"urn:tower-lock:answer-not-kept".into(), &"done".into()));
+        assert_eq!(problem["original_status"], 201);
+        assert_eq!(
+            (&response.headers()["location"], &response.headers()["etag"]),
+            (&"/rewards/7".parse().expect("a value"), &"\"7\"".parse().expect("a value"))
+        );
+        assert!(rejection.retry_after().is_none() && rejection.is_about_idempotency());
     }
 
     /// Guarantee: G15.

@@ -9,8 +9,8 @@ use serde::Serialize;
 use super::body::RejectionBody;
 use crate::limits::{RETRY_AFTER_MAX, RETRY_AFTER_MIN};
 
-/// The problem of one response, with two members for clients of this crate: `outcome` and
-/// `retry_after_ms`.
+/// The problem of one response, with three members for clients of this crate: `outcome`,
+/// `retry_after_ms` and `original_status`.
 pub(super) struct Problem {
     pub(super) r#type: String,
     pub(super) title: &'static str,
@@ -18,6 +18,7 @@ pub(super) struct Problem {
     pub(super) detail: Cow<'static, str>,
     pub(super) outcome: &'static str,
     pub(super) retry_after: Option<Duration>,
+    pub(super) original_status: Option<StatusCode>,
 }
 
 /// The members in JSON. Hand-written: the crates for problem details keep `type` as an `http::Uri`,
@@ -31,11 +32,13 @@ struct Members<'a> {
     outcome: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     retry_after_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    original_status: Option<u16>,
 }
 
 impl Problem {
     pub(super) fn into_response(self) -> Response<RejectionBody> {
-        let Self { r#type, title, status, detail, outcome, retry_after } = self;
+        let Self { r#type, title, status, detail, outcome, retry_after, original_status } = self;
         let members = Members {
             r#type: &r#type,
             title,
@@ -43,6 +46,7 @@ impl Problem {
             detail: &detail,
             outcome,
             retry_after_ms: retry_after.map(|after| u64::try_from(after.as_millis()).unwrap_or(u64::MAX)),
+            original_status: original_status.map(|status| status.as_u16()),
         };
         let json = serde_json::to_vec(&members).expect("texts and numbers can always be serialized");
         let mut response = Response::new(RejectionBody::new(Full::from(json)));

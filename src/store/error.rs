@@ -34,6 +34,9 @@ pub enum StoreErrorKind {
     Failover,
     /// The store can never lock a key with this name. The operation was not sent.
     InvalidKey,
+    /// The request needs an ability that the store does not have: see
+    /// [`StoreTraits`](crate::store::StoreTraits). The operation was not executed.
+    Unsupported,
 }
 
 impl StoreError {
@@ -104,6 +107,9 @@ impl fmt::Display for StoreError {
                 write!(f, "the {store} store is a replica or is being promoted and cannot {operation} a lock")
             }
             StoreErrorKind::InvalidKey => write!(f, "the {store} store does not accept this key"),
+            StoreErrorKind::Unsupported => {
+                write!(f, "the {store} store does not support this request to {operation} a lock")
+            }
         }
     }
 }

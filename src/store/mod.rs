@@ -8,6 +8,8 @@ use crate::lock_key::LockKey;
 
 // A store depends on this trait and on no other part of the crate.
 mod types;
+mod list;
+mod traits;
 mod events;
 mod future;
 mod error;
@@ -26,9 +28,11 @@ pub use self::{
     error::{StoreError, StoreErrorKind},
     events::{EventSink, StoreEvent},
     future::StoreFuture,
+    list::{Cursor, ListEntry, ListReply, ListRequest},
+    traits::StoreTraits,
     types::{
         AcquireReply, AcquireRequest, ForceReleaseReply, ForceReleaseRequest, Holder, IfBusy, KeyStatus, NewRecord,
-        QueueConfig, Record, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, YieldReply, YieldRequest,
+        QueueConfig, Record, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, Share, YieldReply, YieldRequest,
     },
 };
 pub use crate::acquisition::AcquisitionIds;
@@ -46,8 +50,9 @@ pub use crate::acquisition::AcquisitionIds;
 /// - A grant has a **lease**. The clock of the store measures it, from the time at which the store
 ///   executes the call. When the lease has expired, the key is free.
 /// - A grant has a **fence**. It is larger than each earlier fence of that key, also after a
-///   restart of the store. It is at least the store's wall clock in microseconds, and at least one
-///   more than the last fence: `max(last + 1, now)`. It is below 2⁵³.
+///   restart of the store, and is below 2⁵³. It need not be a time. A store whose last fence may be
+///   lost uses `max(last + 1, now)` with its wall clock in microseconds, as the stores of this
+///   crate do.
 /// - A **free key with waiters** belongs to the first live waiter of its queue. Every operation
 ///   that finds such a key *offers* it to that waiter: [`release`](Self::release),
 ///   [`yield_to_queue`](Self::yield_to_queue), [`force_release`](Self::force_release), and an
@@ -90,6 +95,9 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
     /// Grants the key if it is free and no live waiter is ahead. Otherwise enqueues, if
     /// [`IfBusy::Enqueue`] is set.
     ///
+    /// In a store without [`permits`](StoreTraits::permits), a [`share`](AcquireRequest::share)
+    /// other than [`Share::EXCLUSIVE`] is an error, and nothing changes.
+    ///
     /// If the acquisition already holds the key, or was offered it, the reply has the fence of that
     /// grant, and the lease is at least a full one. A delayed copy never shortens the lease. If the
     /// acquisition is in the queue, it keeps its position.
@@ -127,12 +135,23 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
     /// nothing.
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus>;
 
+    /// Returns one page of the keys that are held, blocked or waited for. Changes nothing.
+    ///
+    /// A key that is held from the first page to the last one is listed at least once. A key may be
+    /// listed twice. One call must not delay other ones: its work in the store is bounded, and a
+    /// page may end early.
+    fn list(&self, request: ListRequest) -> StoreFuture<ListReply>;
+
     /// Revokes the key from its holder, sends [`StoreEvent::Revoked`] to that holder, and blocks
     /// the key for [`ForceReleaseRequest::block_for`].
     ///
     /// If the key has no holder and is only blocked, it is free afterwards, and is offered to the
     /// first live waiter.
     fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply>;
+
+    /// Returns what the store can do beyond the rest of this contract. It is constant for the
+    /// lifetime of a store.
+    fn traits(&self) -> StoreTraits;
 
     /// Returns the maximum time of one call. It is constant for the lifetime of a store.
     ///
@@ -176,8 +195,16 @@ impl<S: LockStore + ?Sized> LockStore for Arc<S> {
         (**self).inspect(key)
     }
 
+    fn list(&self, request: ListRequest) -> StoreFuture<ListReply> {
+        (**self).list(request)
+    }
+
     fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
         (**self).force_release(request)
+    }
+
+    fn traits(&self) -> StoreTraits {
+        (**self).traits()
     }
 
     fn call_timeout(&self) -> Duration {

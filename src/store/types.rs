@@ -1,6 +1,9 @@
 //! The requests and the replies of a [`LockStore`].
 
-use std::{fmt, time::Duration};
+use std::{
+    fmt,
+    time::{Duration, SystemTime},
+};
 
 use bytes::Bytes;
 
@@ -37,9 +40,21 @@ pub struct AcquireRequest {
     pub queue: QueueConfig,
     /// How long after the call the store may still execute it.
     pub valid_for: Duration,
+    /// The part of the key that the acquisition needs. Default: all of it.
+    pub share: Share,
     /// Whether a [`Record`] of the key stands in place of a grant. Default: `false`, records are
     /// ignored.
     pub unless_recorded: bool,
+}
+
+/// Part of a key: a weight, of a capacity that the holders of the key share.
+///
+/// A store without [`StoreTraits::permits`](super::StoreTraits::permits) supports only
+/// [`EXCLUSIVE`](Self::EXCLUSIVE).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Share {
+    weight: u32,
+    capacity: u32,
 }
 
 /// Action of an `acquire` if the key is busy.
@@ -208,8 +223,9 @@ pub enum YieldReply {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KeyStatus {
-    /// The holder. `None` if the key is free, or blocked without a holder.
-    pub holder: Option<Holder>,
+    /// The holders: at most one without [`Share`]s. None if the key is free, or blocked without a
+    /// holder.
+    pub holders: Vec<Holder>,
     /// The remaining time of the lease or the block. Zero if the key is free.
     pub lease_left: Duration,
     /// The number of waiters in the queue.
@@ -222,9 +238,10 @@ pub struct KeyStatus {
 pub struct Holder {
     /// The acquisition that holds the key.
     pub id: AcquisitionId,
-    /// The fence of the grant: the store's clock at that time, in microseconds. Zero if another
-    /// program holds the key, because the time is then unknown.
+    /// The fence of the grant. Zero if another program holds the key.
     pub fence: u64,
+    /// The time of the grant, by the clock of the store. `None` if another program holds the key.
+    pub since: Option<SystemTime>,
 }
 
 /// The request of [`LockStore::force_release`].
@@ -282,7 +299,14 @@ impl AcquireRequest {
         queue: QueueConfig,
         valid_for: Duration,
     ) -> Self {
-        Self { key, id, lease, if_busy, queue, valid_for, unless_recorded: false }
+        Self { key, id, lease, if_busy, queue, valid_for, share: Share::EXCLUSIVE, unless_recorded: false }
+    }
+
+    /// Sets [`share`](Self::share).
+    #[must_use]
+    pub fn share(mut self, share: Share) -> Self {
+        self.share = share;
+        self
     }
 
     /// Sets [`unless_recorded`](Self::unless_recorded).
@@ -347,6 +371,37 @@ impl ForceReleaseRequest {
     }
 }
 
+// === impl Share ===
+
+impl Share {
+    /// The whole key: 1 of 1.
+    pub const EXCLUSIVE: Self = Self { weight: 1, capacity: 1 };
+
+    /// Creates a share. Returns `None` if the weight is zero, or larger than the capacity.
+    #[must_use]
+    pub const fn new(weight: u32, capacity: u32) -> Option<Self> {
+        if weight == 0 || weight > capacity { None } else { Some(Self { weight, capacity }) }
+    }
+
+    /// Returns the weight.
+    #[must_use]
+    pub const fn weight(self) -> u32 {
+        self.weight
+    }
+
+    /// Returns the capacity of the key.
+    #[must_use]
+    pub const fn capacity(self) -> u32 {
+        self.capacity
+    }
+}
+
+impl Default for Share {
+    fn default() -> Self {
+        Self::EXCLUSIVE
+    }
+}
+
 // === impl Record ===
 
 impl Record {
@@ -370,16 +425,29 @@ impl fmt::Debug for Record {
 impl KeyStatus {
     /// Creates a status.
     #[must_use]
-    pub fn new(holder: Option<Holder>, lease_left: Duration, waiting: usize) -> Self {
-        Self { holder, lease_left, waiting }
+    pub fn new(holders: impl IntoIterator<Item = Holder>, lease_left: Duration, waiting: usize) -> Self {
+        Self { holders: holders.into_iter().collect(), lease_left, waiting }
+    }
+
+    /// Returns the first holder.
+    #[must_use]
+    pub fn holder(&self) -> Option<&Holder> {
+        self.holders.first()
     }
 }
 
 impl Holder {
-    /// Creates a holder.
+    /// Creates a holder with an unknown time of the grant.
     #[must_use]
     pub fn new(id: AcquisitionId, fence: u64) -> Self {
-        Self { id, fence }
+        Self { id, fence, since: None }
+    }
+
+    /// Sets [`since`](Self::since).
+    #[must_use]
+    pub fn since(mut self, since: SystemTime) -> Self {
+        self.since = Some(since);
+        self
     }
 }
 
@@ -390,5 +458,25 @@ impl ForceReleaseReply {
     #[must_use]
     pub fn holder(&self) -> Option<&AcquisitionId> {
         if let Self::Revoked { holder } = self { Some(holder) } else { None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn share_is_at_least_one_and_at_most_the_capacity() {
+        let share = |weight, capacity| Share::new(weight, capacity).map(|share| (share.weight(), share.capacity()));
+        assert_eq!([share(1, 1), share(3, 3), share(2, u32::MAX)], [(1, 1), (3, 3), (2, u32::MAX)].map(Some));
+        assert_eq!([share(0, 0), share(0, 1), share(2, 1)], [None; 3]);
+        assert_eq!((Share::default(), Share::new(1, 1)), (Share::EXCLUSIVE, Some(Share::EXCLUSIVE)));
+    }
+
+    #[test]
+    fn debug_of_a_record_has_no_contents() {
+        let record = Record::new("secret", Some("password".into()));
+        assert_eq!(format!("{record:?}"), "Record { head_len: 6, body_len: Some(8) }");
+        assert_eq!(format!("{:?}", Record::new("", None)), "Record { head_len: 0, body_len: None }");
     }
 }

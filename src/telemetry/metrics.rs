@@ -69,12 +69,23 @@ mod enabled {
                 Unit::Count,
                 "Calls of the store that failed or timed out, by operation and kind."
             );
+            describe_counter!(
+                "tower_lock_replay_total",
+                Unit::Count,
+                "Requests with an idempotency key, by route and result."
+            );
             describe_gauge!(
                 "tower_lock_detached",
                 Unit::Count,
                 "Handlers that finish although their client has disconnected."
             );
         });
+    }
+
+    /// Counts a request of a replay layer.
+    pub(crate) fn count_replay(route: Option<Arc<str>>, result: &'static str) {
+        let route = route.unwrap_or_else(|| "none".into());
+        isolated(|| counter!("tower_lock_replay_total", "route" => route, "result" => result).increment(1));
     }
 
     impl AcquireMetrics {
@@ -175,6 +186,8 @@ mod enabled {
                     // An error of the key, which a client may have chosen. The store has not
                     // failed.
                     StoreErrorKind::InvalidKey => return,
+                    // An error of the caller.
+                    StoreErrorKind::Unsupported => return,
                 };
                 counter!("tower_lock_store_errors_total", "op" => *operation, "kind" => kind).increment(1);
             }
@@ -184,6 +197,6 @@ mod enabled {
 }
 
 #[cfg(not(feature = "metrics"))]
-pub(crate) use super::noop::{AcquireMetrics, DetachedMetrics, GuardMetrics, SectionMetrics, describe};
+pub(crate) use super::noop::{AcquireMetrics, DetachedMetrics, GuardMetrics, SectionMetrics, count_replay, describe};
 #[cfg(feature = "metrics")]
 pub(crate) use enabled::*;

@@ -26,6 +26,8 @@ mod metrics {
 
     pub(crate) fn describe() {}
 
+    pub(crate) fn count_replay(_: Option<Arc<str>>, _: &'static str) {}
+
     impl AcquireMetrics {
         pub(crate) fn start(_: Option<&Arc<str>>) -> Self {
             Self(())

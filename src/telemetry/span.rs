@@ -143,6 +143,16 @@ mod enabled {
             tracing::debug!(target: "tower_lock", parent: &self.span, result, wait_ms, "request rejected: {error}");
         }
 
+        pub(crate) fn recorded(&mut self, waited: Duration) {
+            self.result("recorded");
+            self.span.record("wait_ms", millis(waited));
+        }
+
+        /// Records the result of a replay layer.
+        pub(crate) fn replay(&self, result: &'static str) {
+            self.span.record("replay", result);
+        }
+
         pub(crate) fn lost(&self, why: LockLost) {
             self.span.record("result", if why == LockLost::HoldLimitReached { "hold_limit_reached" } else { "lost" });
             tracing::warn!(target: "tower_lock", parent: &self.span, "request aborted: {why}");
@@ -198,6 +208,7 @@ mod enabled {
             hold_ms = Empty,
             depth = Empty,
             fence = Empty,
+            replay = Empty,
         )
     }
 
@@ -226,6 +237,10 @@ mod disabled {
         pub(crate) fn granted(&mut self, _: Duration, _: impl FnOnce() -> u32, _: FencingToken) {}
 
         pub(crate) fn rejected(&mut self, _: &LockError, _: Duration) {}
+
+        pub(crate) fn recorded(&mut self, _: Duration) {}
+
+        pub(crate) fn replay(&self, _: &'static str) {}
 
         pub(crate) fn lost(&self, _: LockLost) {}
 

@@ -20,8 +20,8 @@ use crate::{
     lock_key::LockKey,
     store::{
         AcquireReply, AcquireRequest, CALL_TIMEOUT, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus,
-        LockStore, MemoryStore, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreError, StoreErrorKind,
-        StoreEvent, StoreFuture, YieldReply, YieldRequest,
+        ListReply, ListRequest, LockStore, MemoryStore, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest,
+        StoreError, StoreErrorKind, StoreEvent, StoreFuture, StoreTraits, YieldReply, YieldRequest,
     },
     sync::Mutex,
 };
@@ -40,7 +40,7 @@ struct Shared {
     memory: Mutex<Arc<MemoryStore>>,
     clock: Clock,
     sinks: Mutex<Vec<EventSink>>,
-    fault_points: [FaultPoint; 7],
+    fault_points: [FaultPoint; 8],
     call_timeout: Option<Duration>,
     event_fault: Mutex<Fault>,
     chaos: Mutex<Option<Chaos>>,
@@ -63,6 +63,8 @@ pub enum StoreOp {
     Force,
     /// [`LockStore::health`]
     Health,
+    /// [`LockStore::list`]
+    List,
 }
 
 /// Fault of an operation or of an event.
@@ -290,8 +292,16 @@ impl LockStore for TestStore {
         self.call(StoreOp::Inspect, None, move |memory| memory.inspect(key.clone()))
     }
 
+    fn list(&self, request: ListRequest) -> StoreFuture<ListReply> {
+        self.call(StoreOp::List, None, move |memory| memory.list(request.clone()))
+    }
+
     fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
         self.call(StoreOp::Force, None, move |memory| memory.force_release(request.clone()))
+    }
+
+    fn traits(&self) -> StoreTraits {
+        self.memory().traits()
     }
 
     fn call_timeout(&self) -> Duration {
@@ -415,6 +425,7 @@ fn failed(op: StoreOp, kind: StoreErrorKind) -> StoreError {
         StoreOp::Inspect => "inspect",
         StoreOp::Force => "force-release",
         StoreOp::Health => "health",
+        StoreOp::List => "list",
     };
     StoreError::new("test", operation, kind).with_source(std::io::Error::other("fault injected by the test"))
 }

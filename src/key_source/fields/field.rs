@@ -202,6 +202,19 @@ impl Field {
     fn text(location: FieldLocation, name: &'static str) -> Self {
         Self { source: Source::Text(location, name) }
     }
+
+    /// Location and name. `None` for an extension, which no client sends.
+    pub(crate) fn sent(&self) -> Option<(FieldLocation, &'static str)> {
+        match self.source {
+            Source::Text(location, name) => Some((location, name)),
+            Source::Extension(..) => None,
+        }
+    }
+
+    /// Whether the field is in the body.
+    pub(crate) fn reads_body(&self) -> bool {
+        self.source.reads_body()
+    }
 }
 
 impl Source {

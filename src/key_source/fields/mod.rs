@@ -8,7 +8,7 @@ mod path;
 mod json;
 mod canonical;
 
-use std::{fmt, sync::Arc};
+use std::{borrow::Cow, fmt, sync::Arc};
 
 use bytes::Bytes;
 use http::request::Parts;
@@ -23,7 +23,10 @@ use super::{KeyRejection, KeySource, has_matched_route};
 use crate::{
     body::reader::BodyReader,
     lock_key::LockKey,
-    rejection::{Rejection, field_error::FieldError},
+    rejection::{
+        Rejection,
+        field_error::{FieldError, FieldProblem},
+    },
 };
 
 /// Creates a source that derives keys from named fields of the request: one [`Field`], or a tuple
@@ -119,6 +122,28 @@ macro_rules! fields {
 fields!(a: Field, b: Field);
 fields!(a: Field, b: Field, c: Field);
 fields!(a: Field, b: Field, c: Field, d: Field);
+
+// === impl Field ===
+
+impl Field {
+    /// The text of the field as the client sent it, not in canonical form.
+    pub(crate) async fn read_text(self, head: &mut Parts, body: &[u8]) -> Result<String, FieldProblem> {
+        let sources = [self.source];
+        #[cfg(feature = "axum")]
+        let path = PathParams::extract(&sources, head).await;
+        let mut reader = FieldReader::new(&sources);
+        reader.read_head(head);
+        #[cfg(feature = "axum")]
+        {
+            reader.read_path(&path);
+            reader.read_form(head, body);
+            reader.read_json(body);
+        }
+        #[cfg(not(feature = "axum"))]
+        let _ = body;
+        reader.into_text().map(Cow::into_owned)
+    }
+}
 
 // === impl FromFields ===
 

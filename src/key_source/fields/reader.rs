@@ -92,6 +92,11 @@ impl<'a> FieldReader<'a> {
         }
     }
 
+    /// The text of the first field as the client sent it, not in canonical form.
+    pub(super) fn into_text(self) -> Result<Cow<'a, str>, FieldProblem> {
+        self.found.into_iter().next().flatten().unwrap_or(Err(FieldProblem::Missing))
+    }
+
     /// The key of all texts, or the first problem. Fields of the body are left out before the body
     /// is read.
     pub(super) fn into_key(

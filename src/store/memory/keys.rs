@@ -3,7 +3,7 @@
 use std::{
     cmp::{Ordering, Reverse},
     collections::{BinaryHeap, VecDeque, hash_map},
-    time::Duration,
+    time::{Duration, UNIX_EPOCH},
 };
 
 use super::records::Records;
@@ -12,8 +12,9 @@ use crate::{
     clock::BootInstant,
     lock_key::{KeyMap, LockKey},
     store::{
-        AcquireReply, AcquireRequest, ForceReleaseReply, ForceReleaseRequest, Holder, IfBusy, KeyStatus, QueueConfig,
-        ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreEvent, YieldReply, YieldRequest,
+        AcquireReply, AcquireRequest, Cursor, ForceReleaseReply, ForceReleaseRequest, Holder, IfBusy, KeyStatus,
+        ListEntry, ListReply, QueueConfig, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreEvent,
+        YieldReply, YieldRequest,
     },
 };
 
@@ -87,8 +88,7 @@ impl Keys {
         if state.is_free(cx.now) {
             let first = state.offer_next(cx, &request.key, request.queue, &mut self.last_fence, Some(&request.id));
             if !first {
-                let fence = next_fence(&mut self.last_fence, (cx.wall_clock_us)());
-                state.grant(request.id.clone(), fence, cx.now.saturating_add(request.lease));
+                let fence = state.grant(cx, &mut self.last_fence, request.id.clone(), request.lease);
                 return AcquireReply::Granted { fence };
             }
         }
@@ -157,8 +157,7 @@ impl Keys {
             }
             state.holder = None;
             if !state.offer_next(cx, &request.key, request.queue, &mut self.last_fence, None) {
-                let fence = next_fence(&mut self.last_fence, (cx.wall_clock_us)());
-                state.grant(request.id.clone(), fence, cx.now.saturating_add(request.lease));
+                let fence = state.grant(cx, &mut self.last_fence, request.id.clone(), request.lease);
                 return YieldReply::Extended { fence };
             }
         }
@@ -166,10 +165,35 @@ impl Keys {
     }
 
     pub(super) fn inspect(&self, now: BootInstant, key: &LockKey) -> KeyStatus {
-        let Some(state) = self.by_key.get(key) else { return KeyStatus::new(None, Duration::ZERO, 0) };
-        let holder = state.holder.as_ref().filter(|_| state.expires_at > now);
-        let waiting = if state.queue_expires_at > now { state.queue.len() } else { 0 };
-        KeyStatus::new(holder.cloned(), state.expires_at.saturating_duration_since(now), waiting)
+        self.by_key.get(key).map_or(KeyStatus::new(None, Duration::ZERO, 0), |state| state.status(now))
+    }
+
+    /// The first keys after a position, in their order.
+    pub(super) fn list(
+        &self,
+        now: BootInstant,
+        limit: usize,
+        after: Option<&LockKey>,
+        contended_only: bool,
+    ) -> ListReply {
+        let is_listed = |state: &KeyState| {
+            if contended_only { state.waiting(now) > 0 } else { !state.is_garbage(now) }
+        };
+        // One more than the page, to know whether it is the last one.
+        let mut first = BinaryHeap::with_capacity(limit + 2);
+        for (key, state) in &self.by_key {
+            if is_listed(state) && after.is_none_or(|after| key > after) {
+                first.push(key);
+                if first.len() > limit + 1 {
+                    first.pop();
+                }
+            }
+        }
+        let mut first = first.into_sorted_vec();
+        let is_last = first.len() <= limit;
+        first.truncate(limit);
+        let next = first.last().filter(|_| !is_last).map(|key| cursor(key));
+        ListReply::new(first.into_iter().map(|key| ListEntry::new(key.clone(), self.inspect(now, key))).collect(), next)
     }
 
     pub(super) fn force_release(&mut self, cx: &mut OpContext<'_>, request: &ForceReleaseRequest) -> ForceReleaseReply {
@@ -305,7 +329,17 @@ impl KeyState {
 
     /// Whether the state can be removed.
     fn is_garbage(&self, now: BootInstant) -> bool {
-        self.is_free(now) && (self.queue.is_empty() || self.queue_expires_at <= now)
+        self.is_free(now) && self.waiting(now) == 0
+    }
+
+    /// The number of waiters.
+    fn waiting(&self, now: BootInstant) -> usize {
+        if self.queue_expires_at > now { self.queue.len() } else { 0 }
+    }
+
+    fn status(&self, now: BootInstant) -> KeyStatus {
+        let holder = self.holder.as_ref().filter(|_| self.expires_at > now);
+        KeyStatus::new(holder.cloned(), self.expires_at.saturating_duration_since(now), self.waiting(now))
     }
 
     /// The fence, if this acquisition holds the key.
@@ -314,10 +348,18 @@ impl KeyState {
         Some(holder.fence)
     }
 
-    fn grant(&mut self, id: AcquisitionId, fence: u64, until: BootInstant) {
+    /// Grants the key, and returns the fence.
+    fn grant(&mut self, cx: &OpContext<'_>, last_fence: &mut u64, id: AcquisitionId, lease: Duration) -> u64 {
         self.queue.retain(|waiting| *waiting != id);
-        self.holder = Some(Holder::new(id, fence));
-        self.expires_at = until;
+        let wall_clock_us = (cx.wall_clock_us)();
+        let fence = next_fence(last_fence, wall_clock_us);
+        let holder = Holder::new(id, fence);
+        self.holder = Some(match UNIX_EPOCH.checked_add(Duration::from_micros(wall_clock_us)) {
+            Some(since) => holder.since(since),
+            None => holder,
+        });
+        self.expires_at = cx.now.saturating_add(lease);
+        fence
     }
 
     /// Offers the free key to the first live waiter. `false`: there is none, or it is `requester`,
@@ -341,8 +383,7 @@ impl KeyState {
                 continue;
             }
             cx.events.push(StoreEvent::Offered { key: key.clone(), id: first.clone() });
-            let fence = next_fence(last_fence, (cx.wall_clock_us)());
-            self.grant(first, fence, cx.now.saturating_add(config.offer_ttl));
+            self.grant(cx, last_fence, first, config.offer_ttl);
             return true;
         }
         false
@@ -371,6 +412,20 @@ impl KeyState {
             self.queue.len() - 1
         });
         AcquireReply::Queued { ahead, lease_left }
+    }
+}
+
+/// The position after a key.
+fn cursor(key: &LockKey) -> Cursor {
+    Cursor::new(format!("{}{key}", if key.is_raw() { 'r' } else { 'c' }))
+}
+
+/// The key of a cursor.
+pub(super) fn parse_cursor(cursor: &Cursor) -> Option<LockKey> {
+    match cursor.as_str().split_at_checked(1)? {
+        ("c", text) => Some(LockKey::from_composed(text)),
+        ("r", name) => Some(LockKey::from_raw_name(name)),
+        _ => None,
     }
 }
 
@@ -569,6 +624,35 @@ mod tests {
         }
         let states = store.keys.by_key.len();
         assert!(states <= 2 * Keys::SWEEP_MIN_LEN, "{states} states for 30 holders");
+    }
+
+    #[test]
+    fn pages_of_a_listing_are_in_order_and_bounded() {
+        let ([a, b], mut store) = (ids(), store());
+        let mut all: Vec<_> = (0..25).map(|n| LockKey::from(("n", n))).collect();
+        // The same text, in another kind.
+        all.push(LockKey::raw("n:7").expect("valid"));
+        all.sort();
+        for key in &all {
+            store.acquire(key, &a, IfBusy::Fail);
+        }
+        for limit in [1, 7, 26, 27] {
+            let (mut listed, mut after) = (Vec::new(), None);
+            loop {
+                let page = store.keys.list(store.now, limit, after.as_ref(), false);
+                assert!(page.entries.len() <= limit);
+                listed.extend(page.entries.into_iter().map(|entry| entry.key));
+                let Some(next) = page.next else { break };
+                after = Some(parse_cursor(&next).expect("a cursor"));
+            }
+            assert_eq!(listed, all, "pages of {limit}");
+        }
+        store.acquire(&all[3], &b, IfBusy::Enqueue);
+        let contended = store.keys.list(store.now, 9, None, true).entries;
+        assert_eq!(contended.iter().map(|entry| &entry.key).collect::<Vec<_>>(), [&all[3]]);
+        store.advance(LEASE);
+        assert_eq!(store.keys.list(store.now, 9, None, false).entries, [], "nothing is held any more");
+        assert!(["", "x", "é"].map(|text| parse_cursor(&Cursor::new(text))).iter().all(Option::is_none));
     }
 
     /// A client that causes a lock-delay of one key after the other.

@@ -8,8 +8,8 @@ use std::{
 use self::keys::{Keys, OpContext};
 use super::{
     AcquireReply, AcquireRequest, CALL_TIMEOUT, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus,
-    LockStore, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreEvent, StoreFuture, YieldReply,
-    YieldRequest,
+    ListReply, ListRequest, LockStore, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, Share, StoreError,
+    StoreErrorKind, StoreEvent, StoreFuture, StoreTraits, YieldReply, YieldRequest,
 };
 use crate::{
     acquisition::AcquisitionId,
@@ -30,6 +30,12 @@ mod records;
 /// A [`Record`](super::Record) is in memory until it expires. At most 100 000 are kept: the one
 /// that expires first is then forgotten. Their bodies use at most 64 MiB: those that expire first
 /// are then dropped, and their heads stay.
+///
+/// A fence is the wall clock in microseconds, or one more than the last fence of the store, if that
+/// is larger. Fences therefore rise over a restart of the process, unless the clock is set back.
+///
+/// [`list`](LockStore::list) returns the keys in the order of their names. It visits each key of
+/// the store, and sorts no more than one page of them.
 ///
 /// A free key uses no memory. A key that a [lock-delay](crate::LockPolicy::lock_delay) or a
 /// [`min_hold`](crate::LockPolicy::min_hold) blocks uses about 200 bytes until the block ends. Only
@@ -120,6 +126,10 @@ impl LockStore for MemoryStore {
     }
 
     fn acquire(&self, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+        if request.share != Share::EXCLUSIVE {
+            let error = StoreError::new("memory", "acquire", StoreErrorKind::Unsupported);
+            return StoreFuture::ready(Err(error));
+        }
         self.execute(|keys, cx| keys.acquire(cx, &request))
     }
 
@@ -139,8 +149,21 @@ impl LockStore for MemoryStore {
         self.execute(|keys, cx| keys.inspect(cx.now, &key))
     }
 
+    fn list(&self, request: ListRequest) -> StoreFuture<ListReply> {
+        let ListRequest { limit, after, contended_only } = request;
+        match after.map(|cursor| keys::parse_cursor(&cursor)) {
+            Some(None) => StoreFuture::ready(Err(StoreError::new("memory", "list", StoreErrorKind::Unsupported))),
+            Some(Some(after)) => self.execute(|keys, cx| keys.list(cx.now, limit, Some(&after), contended_only)),
+            None => self.execute(|keys, cx| keys.list(cx.now, limit, None, contended_only)),
+        }
+    }
+
     fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
         self.execute(|keys, cx| keys.force_release(cx, &request))
+    }
+
+    fn traits(&self) -> StoreTraits {
+        StoreTraits::new().events(true).receivers_counted(true).records(true)
     }
 
     fn call_timeout(&self) -> Duration {

@@ -107,6 +107,9 @@ pub(super) enum CallError {
     /// The call reached the server after it had expired, and did nothing.
     #[error("the call reached the server too late and was not executed")]
     Expired,
+    /// The cursor of a listing is not one of this store.
+    #[error("the cursor is not one of this store")]
+    InvalidCursor,
     #[error(transparent)]
     UnexpectedReply(#[from] UnexpectedReply),
     #[error(transparent)]
@@ -168,7 +171,7 @@ impl CallError {
     }
 
     fn classify(&self) -> (StoreErrorKind, &'static str) {
-        use StoreErrorKind::{InvalidKey, Protocol, Timeout, Unavailable};
+        use StoreErrorKind::{InvalidKey, Protocol, Timeout, Unavailable, Unsupported};
         match self {
             Self::ConnectFailed(error) => error.classify(),
             Self::Redis(error) | Self::Pool(PoolError::Backend(error)) => {
@@ -191,6 +194,7 @@ impl CallError {
                  a lock with foreign data",
             ),
             Self::InvalidName(_) => (InvalidKey, ""),
+            Self::InvalidCursor => (Unsupported, ""),
         }
     }
 }

@@ -17,5 +17,6 @@ mod connection;
 mod server;
 mod subscriber;
 mod error;
+mod list;
 
 pub use self::{builder::RedisStoreBuilder, error::RedisConnectError, store::RedisStore};

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use super::{
     connection::Query,
     error::CallError,
+    list,
     proto::{self, InvalidName, ScriptCall, ServerClock, Timed, UnexpectedReply},
     server::Server,
     subscriber::{Check, Subscriber},
@@ -25,8 +26,9 @@ use crate::{
     clock::{BootInstant, Clock},
     lock_key::LockKey,
     store::{
-        AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy, KeyStatus, LockStore,
-        ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreFuture, YieldReply, YieldRequest,
+        AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy, KeyStatus, ListReply,
+        ListRequest, LockStore, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, Share, StoreError,
+        StoreErrorKind, StoreFuture, StoreTraits, YieldReply, YieldRequest,
     },
     sync::{Mutex, MutexGuard},
 };
@@ -51,6 +53,13 @@ use crate::{
 /// A store has three connections: one for acquisitions, one for renewals and releases, and one for
 /// messages. Renewals and releases therefore never wait for acquisitions. A broken connection is
 /// replaced.
+///
+/// A fence is the clock of Redis in microseconds, or one more than the last fence of the prefix, if
+/// that is larger. Fences therefore rise although Redis has lost its data, unless its clock is set
+/// back.
+///
+/// [`list`](LockStore::list) uses `SCAN`, in steps that do not block the server. A key made by
+/// [`LockKey::raw`] is listed only while it has waiters, because its lock has no prefix.
 ///
 /// One Redis is a single point of failure. While it cannot be reached, no lock is acquired (503,
 /// not started), and a held lock is lost when its lease expires. If Redis loses data, two holders
@@ -94,6 +103,10 @@ impl LockStore for RedisStore {
     }
 
     fn acquire(&self, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+        if request.share != Share::EXCLUSIVE {
+            let error = StoreError::new("redis", "acquire", StoreErrorKind::Unsupported);
+            return StoreFuture::ready(Err(error));
+        }
         let called = self.shared.clock.now();
         self.call("acquire", move |shared, deadline| async move {
             let mut request = request;
@@ -153,6 +166,12 @@ impl LockStore for RedisStore {
         })
     }
 
+    fn list(&self, request: ListRequest) -> StoreFuture<ListReply> {
+        self.call("list", move |shared, deadline| async move {
+            list::list(shared.server(), &request, deadline).await?.ok_or(CallError::InvalidCursor)
+        })
+    }
+
     fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
         self.call("force-release", move |shared, deadline| async move {
             let call = shared.server().keyspace.force(&request)?;
@@ -161,6 +180,10 @@ impl LockStore for RedisStore {
             shared.check_fence(&reply);
             Ok(proto::parse_force(&reply)?)
         })
+    }
+
+    fn traits(&self) -> StoreTraits {
+        StoreTraits::new().events(true).receivers_counted(true).records(true)
     }
 
     fn call_timeout(&self) -> Duration {

@@ -6,7 +6,7 @@ use tower_lock::{
     MemoryStore,
     test_util::{Fault, StoreOp, TestStore, conformance},
 };
-use tower_lock_testkit::store::{InterceptedStore, ReleasesAnyHolder};
+use tower_lock_testkit::store::{DeniesItsRecords, InterceptedStore, ReleasesAnyHolder, WithoutTraits};
 
 #[tokio::test(start_paused = true)]
 async fn memory_store_passes_conformance() {
@@ -22,6 +22,17 @@ async fn store_with_duplicated_calls_passes_conformance() {
     }
     store.fault_events(Fault::Duplicate);
     conformance::check(store).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn store_without_optional_traits_passes_conformance() {
+    conformance::check(InterceptedStore::new(Arc::new(MemoryStore::new()), WithoutTraits)).await;
+}
+
+#[tokio::test(start_paused = true)]
+#[should_panic(expected = "request_for_a_record_is_refused")]
+async fn store_that_denies_its_records_fails() {
+    conformance::check(InterceptedStore::new(Arc::new(MemoryStore::new()), DeniesItsRecords)).await;
 }
 
 #[tokio::test(start_paused = true)]

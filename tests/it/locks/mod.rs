@@ -6,6 +6,7 @@ mod reentry;
 mod leases;
 mod renewal;
 mod hold_limits;
+mod once;
 mod admin;
 mod multi_instance;
 mod store_messages;

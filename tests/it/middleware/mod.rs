@@ -3,6 +3,7 @@
 mod layers;
 mod configuration;
 mod rejections;
+mod replay;
 mod request_body;
 mod body_budget;
 mod release_timing;

@@ -7,12 +7,16 @@ use std::{
 };
 
 use futures_util::{StreamExt, stream};
-use tokio::time::{sleep, timeout};
+use tokio::{
+    sync::Semaphore,
+    time::{sleep, timeout},
+};
 use tower_lock::{
     AcquisitionId, LockKey, MemoryStore,
     store::{
         AcquireReply, AcquireRequest, AcquisitionIds, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy,
-        LockStore, QueueConfig, Record, ReleaseRequest, RenewRequest, StoreEvent, YieldReply, YieldRequest,
+        KeyStatus, ListRequest, LockStore, QueueConfig, Record, ReleaseRequest, RenewRequest, StoreEvent, YieldReply,
+        YieldRequest,
     },
     test_util::conformance,
 };
@@ -120,7 +124,8 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
                 owners.push(next.clone());
                 let then = names.owner(&next);
                 // Mostly the current fence; otherwise the request is a copy of an earlier one.
-                let stands = store.inspect(key.clone()).await.expect("a reply").holder.map_or(7, |holder| holder.fence);
+                let stands =
+                    store.inspect(key.clone()).await.expect("a reply").holder().map_or(7, |holder| holder.fence);
                 let fence = if rng.u8(0..4) == 0 { 7 } else { stands };
                 let unless = rng.bool();
                 let request = YieldRequest::new(key.clone(), owner, fence, next, LONG, terms(), LONG);
@@ -144,8 +149,10 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
             }
             _ => {
                 let found = store.inspect(key.clone()).await.expect("a reply");
-                let holder = found.holder.map(|holder| (names.owner(&holder.id), names.fence(holder.fence)));
-                format!("inspect: {holder:?}, {}, {} wait", left(found.lease_left), found.waiting)
+                assert!(found.holders.iter().all(|holder| holder.since.is_some()), "SEED={seed}: {found:?}");
+                let holders = found.holders.iter().map(|holder| (names.owner(&holder.id), names.fence(holder.fence)));
+                let holders: Vec<_> = holders.collect();
+                format!("inspect: {holders:?}, {}, {} wait", left(found.lease_left), found.waiting)
             }
         };
         outcomes.push(outcome);
@@ -154,6 +161,13 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
             sleep(SHORT + ms(15)).await;
         }
     }
+    outcomes.push(match listed(&*store, &key).await {
+        Some(status) => {
+            let holders: Vec<_> = status.holders.iter().map(|holder| names.owner(&holder.id)).collect();
+            format!("listed: {holders:?}, {}, {} wait", left(status.lease_left), status.waiting)
+        }
+        None => "not listed".to_owned(),
+    });
     // Messages of one process arrive in order, and this one is the last.
     for (n, ids) in processes.iter().enumerate() {
         let last = LockKey::from(("last", seed, n));
@@ -186,6 +200,22 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
         }
     }
     outcomes
+}
+
+/// The entry of a key in a listing of the whole store.
+async fn listed(store: &dyn LockStore, key: &LockKey) -> Option<KeyStatus> {
+    // One at a time: each reads the keys of all sequences.
+    static LISTING: Semaphore = Semaphore::const_new(1);
+    let _permit = LISTING.acquire().await.expect("never closed");
+    let mut request = ListRequest::new(100);
+    loop {
+        let page = store.list(request.clone()).await.expect("a reply");
+        let entry = page.entries.into_iter().find(|entry| entry.key == *key);
+        if entry.is_some() || page.next.is_none() {
+            return entry.map(|entry| entry.status);
+        }
+        request = request.after(page.next?);
+    }
 }
 
 const SHORT: Duration = ms(10);

@@ -18,7 +18,7 @@ use tokio::{
 use tower_lock::{
     LockError, LockManager, RedisStore,
     deadpool_redis::{Config, Runtime},
-    store::{LockStore, RedisConnectError, StoreErrorKind},
+    store::{ListRequest, LockStore, RedisConnectError, StoreErrorKind},
     test_util::conformance,
 };
 use tower_lock_testkit::{RedisServer, Reply};
@@ -193,7 +193,9 @@ async fn user(redis: &RedisServer, rules: &[String]) -> String {
 async fn smallest_acl_suffices_and_missing_rights_are_named() {
     let Some(environment) = environment().await else { return };
     let rules = smallest_acl();
-    let url = user(&environment.redis, &rules).await;
+    // Only `list` needs `+scan`: see `missing_permission_of_scan_fails_only_listings`.
+    let with_scan: Vec<_> = rules.iter().cloned().chain(["+scan".to_owned()]).collect();
+    let url = user(&environment.redis, &with_scan).await;
     conformance::check(RedisStore::connect(&url).await.expect("it is enough")).await;
     let commands: BTreeSet<_> = rules.iter().filter(|rule| rule.starts_with('+')).collect();
     assert!(commands.len() > 20, "{commands:?}");
@@ -254,6 +256,21 @@ async fn smallest_acl_cannot_touch_another_prefix() {
     }
     guard.release().await.expect("held");
     soon("a grant", waiting).await.expect("runs").expect("a grant").release().await.expect("held");
+}
+
+/// `list` is for operators: a service works without its permission.
+#[tokio::test]
+async fn missing_permission_of_scan_fails_only_listings() {
+    let Some(environment) = environment().await else { return };
+    let url = user(&environment.redis, &smallest_acl()).await;
+    let store = RedisStore::connect(&url).await.expect("the smallest ACL");
+    let error = store.list(ListRequest::new(10)).await.expect_err("no permission");
+    assert_eq!(error.kind(), StoreErrorKind::Refused, "{error:?}");
+    works(store).await;
+    let rules: Vec<_> = smallest_acl().into_iter().chain(["+scan".to_owned()]).collect();
+    let url = user(&environment.redis, &rules).await;
+    let store = RedisStore::connect(&url).await.expect("the ACL with a permission more");
+    assert_eq!(store.list(ListRequest::new(10)).await.expect("permitted").entries, []);
 }
 
 /// A managed server: it reports little about itself, and has no `CONFIG`.

@@ -26,7 +26,7 @@ use crate::support::environment;
 const KEYS: usize = 10;
 const GRANTS: usize = 300;
 
-/// Over 10 000 grants: by default Lua prints doubles with 14 digits.
+/// By default Lua prints doubles with 14 digits, and a fence has 16.
 #[tokio::test]
 async fn fence_is_equal_in_message_store_and_reply() {
     let Some(environment) = environment().await else { return };

@@ -179,7 +179,7 @@ impl Process {
             }
             Self::Current { store, .. } => {
                 let inspected = store.inspect(key()).await.expect("a reply");
-                (inspected.holder.map(|holder| (holder.id.to_string(), holder.fence)), inspected.waiting)
+                (inspected.holder().map(|holder| (holder.id.to_string(), holder.fence)), inspected.waiting)
             }
         }
     }

@@ -1,35 +1,37 @@
 //! Records in Redis: stored in the same step as the release, or not at all.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use tower_lock::store::{
-    AcquireReply, AcquireRequest, AcquisitionIds, EventSink, IfBusy, LockStore, QueueConfig, Record, ReleaseReply,
-    ReleaseRequest, StoreErrorKind,
+use tower_lock::{
+    AcquisitionId, RedisStore,
+    store::{
+        AcquireReply, AcquireRequest, AcquisitionIds, EventSink, IfBusy, LockStore, QueueConfig, Record, ReleaseReply,
+        ReleaseRequest, StoreErrorKind,
+    },
 };
 use tower_lock_testkit::{locks::key, wait::ms};
 
-use crate::support::environment;
+use crate::support::{Environment, environment};
 
 const TERMS: QueueConfig = QueueConfig::new(ms(4_000), ms(10_000), 16);
 const RECORD: &str = "tower-lock:lock:r:{lock:k}";
 const LONG: Duration = Duration::from_secs(60);
 
-/// The store, and two acquisition ids of one process.
-macro_rules! store {
-    ($environment:ident, $holder:ident, $other:ident) => {{
-        let store = $environment.store().await;
-        let ids = AcquisitionIds::new("a", 1);
-        let ($holder, $other) = (ids.next(), ids.next());
-        store.subscribe(EventSink::new($holder.manager(), |_| true));
-        (store, $holder, $other)
-    }};
+/// A store, and two acquisitions of one process. The first one holds the key.
+async fn held(environment: &Environment) -> (Arc<RedisStore>, AcquisitionId, AcquisitionId) {
+    let store = environment.store().await;
+    let ids = AcquisitionIds::new("a", 1);
+    let (holder, other) = (ids.next(), ids.next());
+    store.subscribe(EventSink::new(holder.manager(), |_| true));
+    assert!(matches!(store.acquire(acquire(&holder)).await, Ok(AcquireReply::Granted { .. })));
+    (store, holder, other)
 }
 
-fn acquire(id: &tower_lock::AcquisitionId) -> AcquireRequest {
+fn acquire(id: &AcquisitionId) -> AcquireRequest {
     AcquireRequest::new(key(), id.clone(), LONG, IfBusy::Fail, TERMS, ms(5_000)).unless_recorded(true)
 }
 
-fn release(id: &tower_lock::AcquisitionId) -> ReleaseRequest {
+fn release(id: &AcquisitionId) -> ReleaseRequest {
     let record = Record::new("head", Some(vec![0xff, 0].into()));
     ReleaseRequest::new(key(), id.clone(), Duration::ZERO, TERMS).record(record, LONG)
 }
@@ -37,8 +39,7 @@ fn release(id: &tower_lock::AcquisitionId) -> ReleaseRequest {
 #[tokio::test]
 async fn record_is_a_hash_with_a_ttl() {
     let Some(environment) = environment().await else { return };
-    let (store, holder, other) = store!(environment, holder, other);
-    assert!(matches!(store.acquire(acquire(&holder)).await, Ok(AcquireReply::Granted { .. })));
+    let (store, holder, other) = held(&environment).await;
     assert_eq!(store.release(release(&holder)).await.expect("a reply"), ReleaseReply::Freed);
     let id = environment.command(&["HGET", RECORD, "id"]).await;
     assert_eq!(id.text(), Some(holder.to_string().as_str()));
@@ -51,8 +52,7 @@ async fn record_is_a_hash_with_a_ttl() {
 #[tokio::test]
 async fn out_of_memory_stores_no_record_and_releases_nothing() {
     let Some(environment) = environment().await else { return };
-    let (store, holder, other) = store!(environment, holder, other);
-    assert!(matches!(store.acquire(acquire(&holder)).await, Ok(AcquireReply::Granted { .. })));
+    let (store, holder, other) = held(&environment).await;
     environment.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
     let error = store.release(release(&holder)).await.expect_err("no memory");
     assert_eq!(error.kind(), StoreErrorKind::Refused);
@@ -67,8 +67,7 @@ async fn out_of_memory_stores_no_record_and_releases_nothing() {
 #[tokio::test]
 async fn foreign_value_in_place_of_the_record_grants_nothing() {
     let Some(environment) = environment().await else { return };
-    let (store, holder, other) = store!(environment, holder, other);
-    assert!(matches!(store.acquire(acquire(&holder)).await, Ok(AcquireReply::Granted { .. })));
+    let (store, holder, other) = held(&environment).await;
     environment.command(&["SET", RECORD, "text"]).await;
     store.release(release(&holder)).await.expect_err("no record was stored");
     assert!(matches!(store.acquire(acquire(&other).unless_recorded(false)).await, Ok(AcquireReply::Busy { .. })));

@@ -8,7 +8,7 @@ use std::{
 use super::{files, root, sources};
 
 /// The top-level modules by rank. A module imports only modules of lower ranks.
-const RANKS: [&[&str]; 14] = [
+const RANKS: [&[&str]; 15] = [
     &["limits"],
     &["acquisition", "clock", "fencing", "missing", "process", "sync"],
     &["lock_key"],
@@ -20,6 +20,7 @@ const RANKS: [&[&str]; 14] = [
     &["rejection"],
     &["body"],
     &["key_source"],
+    &["replay"],
     &["middleware"],
     &["extract"],
     &["internals", "key", "lib", "test_util"],

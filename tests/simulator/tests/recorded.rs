@@ -240,7 +240,7 @@ impl Request {
                 other => panic!("{other:?}"),
             }),
             Self::Inspect { .. } => parse_inspect(reply).map(|inspected| {
-                let holder = inspected.holder.map(|holder| format!("{}, fence {}", holder.id, holder.fence));
+                let holder = inspected.holder().map(|holder| format!("{}, fence {}", holder.id, holder.fence));
                 let holder = holder.unwrap_or_else(|| "no holder".to_owned());
                 format!("{holder}, {}, {} waiters", left(inspected.lease_left), inspected.waiting)
             }),

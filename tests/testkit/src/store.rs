@@ -5,8 +5,9 @@ use std::{fmt, sync::Arc, time::Duration};
 use tower_lock::{
     LockKey,
     store::{
-        AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus, LockStore,
-        ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreFuture, YieldReply, YieldRequest,
+        AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus, ListReply,
+        ListRequest, LockStore, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreError, StoreErrorKind,
+        StoreEvent, StoreFuture, StoreTraits, YieldReply, YieldRequest,
     },
 };
 
@@ -15,6 +16,16 @@ pub trait Intercept: fmt::Debug + Send + Sync + 'static {
     /// Whether calls get a reply at all.
     fn replies(&self) -> bool {
         true
+    }
+
+    /// Replaces [`LockStore::subscribe`].
+    fn subscribe(&self, store: &Arc<dyn LockStore>, sink: EventSink) {
+        store.subscribe(sink);
+    }
+
+    /// Replaces [`LockStore::traits`].
+    fn traits(&self, store: &Arc<dyn LockStore>) -> StoreTraits {
+        store.traits()
     }
 
     /// Replaces [`LockStore::acquire`].
@@ -53,6 +64,14 @@ pub struct ReleasesAnyHolder;
 #[derive(Debug)]
 pub struct ShortensLeases;
 
+/// Sends no events, and keeps no records: a store without [`StoreTraits`].
+#[derive(Debug)]
+pub struct WithoutTraits;
+
+/// Claims to keep no records, and keeps them.
+#[derive(Debug)]
+pub struct DeniesItsRecords;
+
 const TOO_FAST: u32 = 100;
 
 // === impl InterceptedStore ===
@@ -70,7 +89,7 @@ impl<I: Intercept> InterceptedStore<I> {
 
 impl<I: Intercept> LockStore for InterceptedStore<I> {
     fn subscribe(&self, sink: EventSink) {
-        self.inner.subscribe(sink);
+        self.intercept.subscribe(&self.inner, sink);
     }
 
     fn acquire(&self, request: AcquireRequest) -> StoreFuture<AcquireReply> {
@@ -93,8 +112,16 @@ impl<I: Intercept> LockStore for InterceptedStore<I> {
         self.call(|| self.inner.inspect(key))
     }
 
+    fn list(&self, request: ListRequest) -> StoreFuture<ListReply> {
+        self.call(|| self.inner.list(request))
+    }
+
     fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
         self.call(|| self.inner.force_release(request))
+    }
+
+    fn traits(&self) -> StoreTraits {
+        self.intercept.traits(&self.inner)
     }
 
     fn call_timeout(&self) -> Duration {
@@ -113,7 +140,7 @@ impl Intercept for ReleasesAnyHolder {
         let store = Arc::clone(store);
         StoreFuture::new(async move {
             let found = store.inspect(request.key.clone()).await?;
-            let Some(holder) = found.holder.filter(|holder| holder.id != request.id) else {
+            let Some(holder) = found.holder().cloned().filter(|holder| holder.id != request.id) else {
                 return store.release(request).await;
             };
             let mut of_another = request.clone();
@@ -121,6 +148,39 @@ impl Intercept for ReleasesAnyHolder {
             store.release(of_another).await?;
             store.release(request).await
         })
+    }
+}
+
+impl Intercept for WithoutTraits {
+    fn subscribe(&self, store: &Arc<dyn LockStore>, sink: EventSink) {
+        let manager: Arc<str> = sink.manager().into();
+        store.subscribe(EventSink::new(manager, move |_: Option<StoreEvent>| sink.is_open()));
+    }
+
+    fn traits(&self, _: &Arc<dyn LockStore>) -> StoreTraits {
+        StoreTraits::new()
+    }
+
+    fn acquire(&self, store: &Arc<dyn LockStore>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+        if request.unless_recorded { unsupported("acquire") } else { store.acquire(request) }
+    }
+
+    fn release(&self, store: &Arc<dyn LockStore>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        if request.record.is_some() { unsupported("release") } else { store.release(request) }
+    }
+
+    fn yield_to_queue(&self, store: &Arc<dyn LockStore>, request: YieldRequest) -> StoreFuture<YieldReply> {
+        if request.unless_recorded { unsupported("yield") } else { store.yield_to_queue(request) }
+    }
+}
+
+fn unsupported<T>(operation: &'static str) -> StoreFuture<T> {
+    StoreFuture::ready(Err(StoreError::new("small", operation, StoreErrorKind::Unsupported)))
+}
+
+impl Intercept for DeniesItsRecords {
+    fn traits(&self, store: &Arc<dyn LockStore>) -> StoreTraits {
+        store.traits().records(false)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Requests as calls of scripts, and replies of scripts. Pure.
 
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use bytes::Bytes;
 use deadpool_redis::redis::Value;
@@ -100,9 +100,13 @@ impl Keyspace {
 
     /// The call of an inspect.
     pub fn inspect(&self, key: &LockKey) -> Result<ScriptCall, InvalidName> {
-        let lock = self.lock(key)?;
+        Ok(self.inspect_name(self.lock(key)?))
+    }
+
+    /// The call of an inspect of the lock with this name.
+    pub fn inspect_name(&self, lock: String) -> ScriptCall {
         let queue = self.queue(&lock);
-        Ok(ScriptCall { script: &INSPECT, keys: vec![lock, queue], args: Vec::new(), data: Vec::new() })
+        ScriptCall { script: &INSPECT, keys: vec![lock, queue], args: Vec::new(), data: Vec::new() }
     }
 
     /// The call of the self-test, on a key of its own.
@@ -210,12 +214,27 @@ pub fn parse_inspect(reply: &Value) -> Result<KeyStatus, UnexpectedReply> {
     let mut holder = None;
     for field in fields.chunks_exact(2) {
         if !bytes(&field[0])?.ends_with(b":end") {
+            let id = holder_id(&field[0])?;
             // Other programs store a count here: then the time of the grant is unknown.
             let fence = parse_u64(&field[1]).ok().filter(|fence| *fence >= MIN_FENCE);
-            holder = Some(Holder::new(holder_id(&field[0])?, fence.unwrap_or(0)));
+            let since = fence.and_then(|fence| UNIX_EPOCH.checked_add(Duration::from_micros(fence)));
+            let found = Holder::new(id, fence.unwrap_or(0));
+            holder = Some(match since {
+                Some(since) => found.since(since),
+                None => found,
+            });
         }
     }
     Ok(KeyStatus::new(holder, lease_left(left)?, usize::try_from(parse_u64(waiting)?).map_err(|_| UnexpectedReply)?))
+}
+
+/// The next position of a `SCAN`, and the names that it found. A name that is not text is omitted:
+/// this crate did not write it.
+pub fn parse_scan(reply: &Value) -> Result<(u64, Vec<String>), UnexpectedReply> {
+    let Value::Array(elements) = reply else { return Err(UnexpectedReply) };
+    let [position, Value::Array(names)] = elements.as_slice() else { return Err(UnexpectedReply) };
+    let names = names.iter().filter_map(|name| text(name).ok().map(str::to_owned));
+    Ok((parse_u64(position)?, names.collect()))
 }
 
 /// The result of a self-test.

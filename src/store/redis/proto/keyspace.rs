@@ -71,23 +71,41 @@ impl Keyspace {
 
     /// The queue of a lock, in the same hash slot.
     pub fn queue(&self, lock: &str) -> String {
-        let prefix = &self.prefix;
-        // A hash tag in the name decides the slot. Its queue has another infix, because `x` and
-        // `{x}` are two locks.
-        if lock.contains('{') {
-            format!("tower-lock:{prefix}:t:{lock}")
-        } else {
-            format!("tower-lock:{prefix}:q:{{{lock}}}")
+        self.beside(lock, 'q', 't')
+    }
+
+    /// The pattern of the names of composed locks. No character of a prefix has a meaning in it.
+    pub fn lock_pattern(&self) -> String {
+        format!("{}:*", self.prefix)
+    }
+
+    /// The pattern of the names of queues.
+    pub fn queue_pattern(&self) -> String {
+        format!("tower-lock:{}:[qt]:*", self.prefix)
+    }
+
+    /// The name of the lock of a queue. `None`: it is not a queue of this application.
+    pub fn lock_of_queue<'a>(&self, queue: &'a str) -> Option<&'a str> {
+        let name = queue.strip_prefix("tower-lock:")?.strip_prefix(&*self.prefix)?;
+        match name.strip_prefix(":q:{") {
+            Some(name) => name.strip_suffix('}').filter(|lock| !lock.contains('{')),
+            None => name.strip_prefix(":t:").filter(|lock| lock.contains('{')),
         }
     }
 
     /// The record of a lock, in the same hash slot.
     pub fn record(&self, lock: &str) -> String {
+        self.beside(lock, 'r', 's')
+    }
+
+    /// A name in the hash slot of a lock. A hash tag in the name of the lock decides the slot, and
+    /// has another infix, because `x` and `{x}` are two locks.
+    fn beside(&self, lock: &str, infix: char, tagged: char) -> String {
         let prefix = &self.prefix;
         if lock.contains('{') {
-            format!("tower-lock:{prefix}:s:{lock}")
+            format!("tower-lock:{prefix}:{tagged}:{lock}")
         } else {
-            format!("tower-lock:{prefix}:r:{{{lock}}}")
+            format!("tower-lock:{prefix}:{infix}:{{{lock}}}")
         }
     }
 
@@ -151,6 +169,16 @@ mod tests {
         assert_eq!(keyspace().record("lock:reward:7"), "tower-lock:lock:r:{lock:reward:7}");
         assert_eq!(keyspace().record("shop{7}:x"), "tower-lock:lock:s:shop{7}:x");
         assert_ne!(keyspace().record("x"), keyspace().record("{x}"), "two locks, two records");
+    }
+
+    #[test]
+    fn lock_of_a_queue_is_found_by_its_name() {
+        for lock in ["lock:reward:7", "shop{7}:x", "my lock", "{x}"] {
+            assert_eq!(keyspace().lock_of_queue(&keyspace().queue(lock)), Some(lock));
+        }
+        for other in ["tower-lock:lock:f", "tower-lock:lock:r:{x}", "tower-lock:lock2:q:{x}", "tower-lock:lock:q:x"] {
+            assert_eq!(keyspace().lock_of_queue(other), None, "{other}");
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ mod script;
 pub use self::{
     codec::{
         SelfTestReport, Timed, UnexpectedReply, escape_control, fence_was_replaced, parse_acquire, parse_force,
-        parse_inspect, parse_release, parse_renew, parse_self_test, parse_yield,
+        parse_inspect, parse_release, parse_renew, parse_scan, parse_self_test, parse_yield,
     },
     keyspace::{InvalidName, Keyspace},
     script::ScriptCall,

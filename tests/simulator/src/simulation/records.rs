@@ -68,7 +68,7 @@ impl Simulation {
         };
         let label = &self.processes[client.process].label;
         let head = format!("{label}.{}/{index}/{}", client.number, section.token);
-        let body = (index % 2 == 0).then(|| format!("body of {index}").into());
+        let body = index.is_multiple_of(2).then(|| format!("body of {index}").into());
         GuardEnd::Recorded(new_record(Record::new(head, body), keep_for))
     }
 

@@ -1,0 +1,356 @@
+use std::{fmt, future::Future, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{HeaderName, Method, Response, response::Parts};
+use http_body::Body;
+use tower::{BoxError, Layer};
+
+use super::{
+    config::ReplayConfig,
+    fingerprint::{KeyValues, WholeRequest},
+    service::ReplayService,
+};
+use crate::{
+    key_source::{
+        KeySource,
+        fields::field::{Field, header},
+    },
+    limits::{KEEP_FOR, KEEP_FOR_MAX, KEEP_UP_TO, KEEP_UP_TO_MAX},
+    lock::LockManager,
+    lock_key::LockKey,
+    policy::{LockPolicy, OnDisconnect, OnLost, ReleaseAt},
+    rejection::{OnReject, Rejection},
+    replay::{
+        docs_link::DocsLink, headers::HeaderFilter, idempotency_key::IdempotencyKeyField, recorder::AnswerSettings,
+    },
+};
+
+/// Layer that sends the answer of the first request to each of its retries.
+///
+/// A client creates a key for each request, and sends it with every attempt in the header
+/// `Idempotency-Key` (draft-ietf-httpapi-idempotency-key-header). The first attempt runs the inner
+/// service under the lock of the key. Its answer is kept in the store. Every later attempt, at any
+/// instance, gets that answer, with the header `Idempotency-Replayed: true`, and the inner service
+/// does not run.
+///
+/// ```
+/// # use axum::{Extension, Json, Router, routing::post};
+/// # use tower_lock::{LockLayer, LockManager, ReplayLayer, key};
+/// # #[derive(Clone)] struct User { id: u64 }
+/// # #[derive(serde::Deserialize)] struct Claim { family_id: u64 }
+/// # async fn claim() {}
+/// # fn app(locks: &LockManager) -> Router {
+/// let user = key::from_fn(|Extension(user): Extension<User>| ("user", user.id));
+/// let family = key::from_fn(|Json(claim): Json<Claim>| ("family", claim.family_id));
+/// Router::new().route(
+///     "/rewards/claim",
+///     post(claim)
+///         .route_layer(LockLayer::new(locks, family))
+///         .route_layer(ReplayLayer::new(locks, user).required()),
+/// )
+/// # }
+/// ```
+///
+/// # Position
+///
+/// Put the layer inside of the authentication, because its scope is the authenticated client, and
+/// outside of a [`LockLayer`](crate::LockLayer), so that a retry needs no lock. It works without
+/// Axum and without a `LockLayer`.
+///
+/// # What is kept
+///
+/// | the first attempt ends with | a retry |
+/// |---|---|
+/// | a status below 400, and a body in memory of at most [`keep_up_to`] | gets the answer |
+/// | a status below 400, and a longer body or a stream | 409 `answer-not-kept` |
+/// | a status of 400 or more | runs |
+/// | a panic, a lost lock, a stream that broke off, a crash | runs, after the lock-delay or lease |
+///
+/// A 409 `answer-not-kept` has the status, the `Location` and the `ETag` of the answer.
+/// [`keep_if`](Self::keep_if) and [`Keep`](crate::Keep) change which answers are kept. If the
+/// client disconnects, the handler finishes and its answer is kept. While the store cannot be
+/// reached, requests with a key are rejected with 503: none runs without its record.
+///
+/// The layer keeps status, body and headers, except for headers of the connection and of the first
+/// attempt: `Connection` and the headers that it names, `Keep-Alive`, `TE`, `Trailer`,
+/// `Transfer-Encoding`, `Upgrade`, `Proxy-*`, `Content-Length` (it is set anew), `Date`,
+/// `Set-Cookie`, `Server-Timing` and `Traceparent`.
+///
+/// If the process is killed after the handler has committed its work and before the record is left,
+/// a retry runs the handler again. [`Once`](crate::Once) closes this window.
+///
+/// [`keep_up_to`]: Self::keep_up_to
+///
+/// # Rejections
+///
+/// | | status | [`Rejection`] |
+/// |---|---|---|
+/// | no key, and [`required`](Self::required) | 400 | `IdempotencyKeyMissing` |
+/// | an invalid key | 400 | `IdempotencyKeyInvalid` |
+/// | the key of another request | 422 | `IdempotencyKeyReused` |
+/// | the first attempt still runs | 409 | `InFlight` |
+/// | its answer was not kept | 409 | `AnswerNotKept` |
+///
+/// # Cancel safety
+///
+/// The same as that of a [`LockLayer`](crate::LockLayer#cancel-safety).
+#[must_use = "a layer does nothing before it is put on a route"]
+pub struct ReplayLayer<K, F = WholeRequest> {
+    // Shared, because Axum may create a service for each request.
+    config: Arc<ReplayConfig<K>>,
+    fingerprint: F,
+}
+
+impl<K: KeySource> ReplayLayer<K> {
+    /// Creates a layer whose keys are unique within this scope.
+    ///
+    /// The scope is the client that authentication has verified: a user, an account, an
+    /// organisation and its user. Two clients that choose the same key have nothing in common.
+    /// Without a scope, one client could read the answers of another one by its keys.
+    /// [`key::fixed`](crate::key::fixed) is one scope for all clients, for routes whose answers are
+    /// public. A request for which a key function returns `None` runs without a record.
+    ///
+    /// Do not use a token as the scope: a retry with a refreshed token would be another request.
+    pub fn new(locks: &LockManager, scope: K) -> Self {
+        // Not inherited: they would keep the answer from being recorded.
+        let policy = LockPolicy::new()
+            .wait(Duration::ZERO)
+            .min_hold(Duration::ZERO)
+            .release_at(ReleaseAt::BodyEnd)
+            .on_disconnect(OnDisconnect::Finish)
+            .on_lost(OnLost::Abort);
+        let answers = AnswerSettings {
+            keep_for: KEEP_FOR,
+            keep_up_to: KEEP_UP_TO,
+            headers: HeaderFilter::default(),
+            keep_if: None,
+        };
+        let config = ReplayConfig {
+            locks: locks.clone(),
+            scope,
+            key_field: IdempotencyKeyField::new(header("idempotency-key")),
+            is_required: false,
+            methods: vec![Method::POST, Method::PATCH],
+            policy,
+            on_reject: OnReject::default(),
+            docs: None,
+            name: None,
+            hold_estimate: Arc::default(),
+            answers: Arc::new(answers),
+            find_answer: None,
+        };
+        Self { config: Arc::new(config), fingerprint: WholeRequest::default() }
+    }
+}
+
+impl<K: KeySource, F> ReplayLayer<K, F> {
+    /// Rejects requests without a key with 400.
+    ///
+    /// Default: such a request runs, and nothing is kept.
+    pub fn required(self) -> Self {
+        self.with(|config| config.is_required = true)
+    }
+
+    /// Sets how long a request waits for the answer of the first attempt.
+    ///
+    /// Default: zero. The request is rejected with 409 while the first attempt runs, as the draft
+    /// of the header says. One answer serves all requests that wait in one process. If the first
+    /// attempt fails, one of them runs.
+    pub fn wait(self, duration: Duration) -> Self {
+        self.policy(LockPolicy::new().wait(duration))
+    }
+
+    /// Sets how long an answer is kept. Default: 24 hours. A time longer than 366 days is reduced
+    /// to that.
+    ///
+    /// After this time a request with the same key runs again. Document the time for your clients.
+    pub fn keep_for(self, duration: Duration) -> Self {
+        self.with_answers(|answers| answers.keep_for = duration.min(KEEP_FOR_MAX))
+    }
+
+    /// Sets how many bytes of body are kept. Default: 64 KiB. The maximum is 1 MiB.
+    ///
+    /// A longer answer is sent, but not kept: a retry gets 409 `answer-not-kept`, and does not run.
+    pub fn keep_up_to(self, bytes: usize) -> Self {
+        self.with_answers(|answers| answers.keep_up_to = bytes.min(KEEP_UP_TO_MAX))
+    }
+
+    /// Decides which answers are kept. Default: those with a status below 400.
+    ///
+    /// A [`Keep`](crate::Keep) in the extensions of a response decides before this. Rejections of
+    /// this crate are never kept.
+    ///
+    /// Do not keep server errors: every retry would get the error of a problem that is gone.
+    pub fn keep_if(self, keep: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+        self.with_answers(|answers| answers.keep_if = Some(Arc::new(keep)))
+    }
+
+    /// Keeps these headers of an answer, too.
+    ///
+    /// # Panics
+    ///
+    /// Panics if one of them belongs to a connection or to the framing of a message.
+    pub fn keep_headers(self, names: impl IntoIterator<Item = HeaderName>) -> Self {
+        self.with_answers(|answers| answers.headers.keep(names))
+    }
+
+    /// Does not keep these headers of an answer.
+    pub fn drop_headers(self, names: impl IntoIterator<Item = HeaderName>) -> Self {
+        self.with_answers(|answers| answers.headers.drop(names))
+    }
+
+    /// Sets the field of the request that has the key. Default: the header `idempotency-key`.
+    ///
+    /// ```
+    /// # use tower_lock::{ReplayLayer, key::{self, KeySource}};
+    /// # fn layer<K: KeySource>(layer: ReplayLayer<K>) -> ReplayLayer<K> {
+    /// layer.key(key::json_field("request_id"))
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Panics if the field is an [`extension`](crate::key::extension), because a client sends the
+    /// key.
+    pub fn key(self, field: Field) -> Self {
+        self.with(|config| config.key_field = IdempotencyKeyField::new(field))
+    }
+
+    /// Sets the methods whose requests can have a key. Default: `POST` and `PATCH`.
+    ///
+    /// Requests with other methods run, and nothing is kept.
+    pub fn methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
+        self.with(|config| config.methods = methods.into_iter().collect())
+    }
+
+    /// Sets the URL of your documentation of the key. Responses that reject a request because of
+    /// its key have it in the header `Link`, with `rel="describedby"`.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the text has a character that a URL cannot have.
+    pub fn docs(self, url: &str) -> Self {
+        self.with(|config| config.docs = Some(DocsLink::new(url)))
+    }
+
+    /// Sets the values that two attempts of one request have in common, besides method and path.
+    ///
+    /// Default: query, media type and body, byte for byte. A client that serializes its request
+    /// anew for each attempt may change the order of members or the form of numbers. The values of
+    /// a key function are compared after they are parsed:
+    ///
+    /// ```
+    /// # use axum::Json;
+    /// # use tower_lock::{ReplayLayer, key::{self, KeySource}, middleware::KeyValues};
+    /// # #[derive(serde::Deserialize)] struct Claim { family_id: u64, reward_type: u32 }
+    /// # fn layer<K: KeySource>(layer: ReplayLayer<K>) -> ReplayLayer<K, impl Clone> {
+    /// let values = |Json(c): Json<Claim>| ("claim", c.family_id, c.reward_type);
+    /// layer.fingerprint(key::from_fn(values))
+    /// # }
+    /// ```
+    pub fn fingerprint<V: KeySource>(self, values: V) -> ReplayLayer<K, KeyValues<V>> {
+        ReplayLayer { config: self.config, fingerprint: KeyValues(values) }
+    }
+
+    /// Sets the function that finds the answer that a handler has stored in its own database, with
+    /// [`Once`](crate::Once).
+    ///
+    /// The layer calls it under the lock of the key, before it runs a handler. The argument is
+    /// [`Once::key`](crate::Once::key). The function returns the bytes of
+    /// [`OnceAnswer::as_bytes`](crate::middleware::OnceAnswer::as_bytes), or `None` if there are
+    /// none. If it fails, or returns other bytes, the request is rejected with 503.
+    ///
+    /// ```
+    /// # use tower_lock::{LockKey, ReplayLayer, key::KeySource};
+    /// # #[derive(Clone)] struct Database;
+    /// # impl Database {
+    /// #     async fn answer(&self, key: &str) -> std::io::Result<Option<Vec<u8>>> { Ok(None) }
+    /// # }
+    /// # fn layer<K: KeySource>(layer: ReplayLayer<K>, database: Database) {
+    /// layer.find_answer(move |key: LockKey| {
+    ///     let database = database.clone();
+    ///     async move { database.answer(key.as_str()).await }
+    /// });
+    /// # }
+    /// ```
+    pub fn find_answer<G, Fut, B, E>(self, find: G) -> Self
+    where
+        G: Fn(LockKey) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Option<B>, E>> + Send + 'static,
+        B: Into<Bytes>,
+        E: Into<BoxError>,
+    {
+        self.with(|config| {
+            config.find_answer = Some(Arc::new(move |key| {
+                let found = find(key);
+                Box::pin(async move { found.await.map(|found| found.map(Into::into)).map_err(Into::into) })
+            }));
+        })
+    }
+
+    /// Sets each setting that this policy sets.
+    ///
+    /// Settings that are not set are inherited as those of a [`LockLayer`](crate::LockLayer) are,
+    /// except for these: no wait, no `min_hold`, release at the end of the body, finish after a
+    /// disconnect, abort when the lock is lost. The body of a request with a key is always read
+    /// first, because it is a part of the fingerprint.
+    pub fn policy(self, policy: LockPolicy) -> Self {
+        self.with(|config| config.policy = policy.or(config.policy))
+    }
+
+    /// Sets the function that creates the responses to rejected requests. See
+    /// [`LockLayer::on_reject`](crate::LockLayer::on_reject).
+    pub fn on_reject<R, B>(self, respond: R) -> Self
+    where
+        R: Fn(&Rejection) -> Response<B> + Send + Sync + 'static,
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        self.with(|config| config.on_reject = OnReject::new(respond))
+    }
+
+    /// Sets the name of the route in spans and metrics. Default: `none`.
+    ///
+    /// The matched path of an Axum router has precedence.
+    pub fn route_name(self, name: &'static str) -> Self {
+        self.with(|config| config.name = Some(name))
+    }
+
+    fn with(mut self, change: impl FnOnce(&mut ReplayConfig<K>)) -> Self {
+        change(Arc::make_mut(&mut self.config));
+        self
+    }
+
+    fn with_answers(self, change: impl FnOnce(&mut AnswerSettings)) -> Self {
+        self.with(|config| change(Arc::make_mut(&mut config.answers)))
+    }
+}
+
+impl<S, K, F: Clone> Layer<S> for ReplayLayer<K, F> {
+    type Service = ReplayService<S, K, F>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        ReplayService::new(inner, Arc::clone(&self.config), self.fingerprint.clone())
+    }
+}
+
+impl<K, F: Clone> Clone for ReplayLayer<K, F> {
+    fn clone(&self) -> Self {
+        Self { config: Arc::clone(&self.config), fingerprint: self.fingerprint.clone() }
+    }
+}
+
+impl<K, F> fmt::Debug for ReplayLayer<K, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ReplayConfig { locks, key_field, is_required, methods, policy, answers, find_answer, .. } = &*self.config;
+        f.debug_struct("ReplayLayer")
+            .field("locks", locks)
+            .field("key", key_field)
+            .field("required", is_required)
+            .field("methods", methods)
+            .field("policy", policy)
+            .field("answers", answers)
+            .field("finds_answers", &find_answer.is_some())
+            .finish_non_exhaustive()
+    }
+}

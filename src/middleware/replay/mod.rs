@@ -1,0 +1,15 @@
+//! The replay layer: every retry of a request gets the first answer.
+
+// In the order in which a request reaches them.
+mod layer;
+mod config;
+mod fingerprint;
+mod service;
+mod once;
+
+pub use self::{
+    fingerprint::{FingerprintSource, KeyValues, WholeRequest},
+    layer::ReplayLayer,
+    once::{AnswerError, Once, OnceAnswer},
+    service::ReplayService,
+};

@@ -1,0 +1,300 @@
+use std::{
+    fmt,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http::{Method, Request, Response, request::Parts};
+use http_body::Body;
+use tower::{BoxError, Service, ServiceExt, util::Oneshot};
+
+use super::{config::ReplayConfig, fingerprint::FingerprintSource, once::Once};
+use crate::{
+    body::{reader::BodyReader, request_body::RequestBody},
+    key_source::{KeyRejection, KeySource},
+    lock_key::LockKey,
+    middleware::{
+        context::{ClaimedLock, RequestContext},
+        future::ResponseFuture,
+        manager_state::ManagerState,
+        request_locks::RequestLocks,
+        response,
+        response_body::ResponseBody,
+    },
+    rejection::Rejection,
+    replay::{answer::Answer, fingerprint::Fingerprint, recorder::Recorder},
+    store::{Record, StoreError, StoreErrorKind},
+    telemetry::{metrics::count_replay, route::Route, span::LockSpan},
+};
+
+/// Service that runs the inner service once for each idempotency key. Created by
+/// [`ReplayLayer`](crate::ReplayLayer).
+///
+/// It adds no errors: a rejected request gets a response.
+pub struct ReplayService<S, K, F> {
+    inner: S,
+    config: Arc<ReplayConfig<K>>,
+    fingerprint: F,
+}
+
+/// A request with an idempotency key.
+struct KeyedRequest {
+    /// The key of its lock and of its record.
+    key: LockKey,
+    fingerprint: Fingerprint,
+}
+
+impl<S, K, F> ReplayService<S, K, F> {
+    pub(super) fn new(inner: S, config: Arc<ReplayConfig<K>>, fingerprint: F) -> Self {
+        Self { inner, config, fingerprint }
+    }
+}
+
+impl<S, K, F, B, ResB> Service<Request<B>> for ReplayService<S, K, F>
+where
+    B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    K: KeySource,
+    F: FingerprintSource,
+    S: Service<Request<RequestBody>, Response = Response<ResB>, Error: Send + 'static, Future: Send + 'static>
+        + Clone
+        + Send
+        + 'static,
+    ResB: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+{
+    type Response = Response<ResponseBody<ResB>>;
+    type Error = S::Error;
+    type Future = ResponseFuture<Oneshot<S, Request<RequestBody>>, ResB, S::Error>;
+
+    /// Always ready: a request that gets an answer must not use capacity of the inner service.
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let inner = self.inner.clone();
+        let (head, body) = request.map(RequestBody::new).into_parts();
+        // A tunnel has no answer.
+        if !self.config.methods.contains(&head.method) || head.method == Method::CONNECT {
+            return ResponseFuture::pass_through(inner.oneshot(Request::from_parts(head, body)));
+        }
+        let (context, owner_lifetime) = RequestContext::new(self.config.params(&head), &head.headers, &head.extensions);
+        let request_locks = RequestLocks::new(context.clone(), owner_lifetime);
+        let pipeline = replayed(Arc::clone(&self.config), self.fingerprint.clone(), inner, head, body, request_locks);
+        ResponseFuture::locking(context, Box::pin(pipeline))
+    }
+}
+
+/// The steps of a request: key, body, fingerprint, claim, and then the answer that is kept or the
+/// inner service.
+async fn replayed<S, K, F, ResB>(
+    config: Arc<ReplayConfig<K>>,
+    source: F,
+    mut inner: S,
+    mut head: Parts,
+    body: RequestBody,
+    mut locks: RequestLocks,
+) -> Result<Response<ResponseBody<ResB>>, S::Error>
+where
+    K: KeySource,
+    F: FingerprintSource,
+    S: Service<Request<RequestBody>, Response = Response<ResB>>,
+    ResB: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+{
+    let context = locks.context().clone();
+    let waits = context.start_waiting();
+    let route = context.route(&head.extensions);
+    let mut body = BodyReader::new(body, &ManagerState::of(config.locks.driver()).body_budget, context.policy());
+    let KeyedRequest { key, fingerprint } =
+        match keyed_request(&config, &source, &context, &route, &mut head, &mut body).await {
+            Ok(Some(request)) => request,
+            Ok(None) => {
+                drop(waits);
+                let (body, reservation) = body.into_parts();
+                let ready = inner.ready().await?;
+                drop(reservation);
+                return Ok(ready.call(Request::from_parts(head, body)).await?.map(ResponseBody::pass_through));
+            }
+            Err(KeyRejection::Rejection(rejection)) => {
+                return Ok(reject_before_claim(&config, &context, &route, rejection));
+            }
+            Err(rejection) => {
+                let response = rejection.or_no_route(&head).into_response(&route, context.on_reject());
+                return Ok(response.map(ResponseBody::rejected));
+            }
+        };
+    let (body, mut reservation) = body.into_parts();
+    let lock = match context.claim(&route, key.clone(), head.extensions.get(), reservation.as_mut()).await {
+        Ok(ClaimedLock::Granted(lock)) => lock,
+        Ok(ClaimedLock::Recorded(record, span)) => {
+            return Ok(match replay(&record, &fingerprint) {
+                Ok(response) => {
+                    count(&route, Some(&span), "replayed");
+                    response
+                }
+                Err(rejection) => reject(&config, &context, &route, Some(&span), rejection),
+            });
+        }
+        Err(rejection) => return Ok(reject(&config, &context, &route, None, rejection)),
+    };
+    drop(waits);
+
+    let held_lock = lock.held_lock();
+    locks.add(lock);
+    locks.set_recorder(Recorder::new(Arc::clone(&config.answers), fingerprint));
+    if let Some(find_answer) = &config.find_answer {
+        let found = match locks.run(find_answer(key.clone())).await {
+            Ok(found) => found,
+            Err(why) => return Ok(response::aborted(locks, why)),
+        };
+        if let Some(found) = found.transpose() {
+            return Ok(replay_found(&config, &route, found, &fingerprint, locks).await);
+        }
+    }
+    count(&route, locks.span(), "first");
+    head.extensions.insert(context.owner().clone());
+    head.extensions.insert(Once::new(held_lock, fingerprint, Arc::clone(&config.answers)));
+    head.extensions.insert(context.clone());
+    let method = head.method.clone();
+    let request = Request::from_parts(head, body.observed_by(context.body_observer(), context.policy()));
+    let span = locks.span();
+    // Owns the service, so that the resources of this request are dropped before the lock.
+    let handler = async move {
+        // Only now: a request that waits must not use capacity of the inner service.
+        let ready = inner.ready().await?;
+        // The body no longer waits.
+        drop(reservation);
+        context.set_running(true);
+        match span {
+            Some(span) => span.instrument_handler(|| ready.call(request)).await,
+            None => ready.call(request).await,
+        }
+    };
+    let done = locks.run(handler).await;
+    response::finish_response(locks, &method, done).await
+}
+
+/// The key and the fingerprint of a request. `None` if it has no key and needs none, or has no
+/// scope. Its body is complete afterwards: a client that does not send it blocks no other request.
+async fn keyed_request<K: KeySource, F: FingerprintSource>(
+    config: &ReplayConfig<K>,
+    source: &F,
+    context: &RequestContext,
+    route: &Route,
+    head: &mut Parts,
+    body: &mut BodyReader<'_>,
+) -> Result<Option<KeyedRequest>, KeyRejection> {
+    let text = if config.key_field.reads_body() { body.read(head).await? } else { Bytes::new() };
+    let Some(key) = config.key_field.read(head, &text).await? else {
+        return if config.is_required { Err(config.key_field.missing().into()) } else { Ok(None) };
+    };
+    let Some(scope) = config.scope.extract_key(head, body).await? else { return Ok(None) };
+    let key = key.lock_key(&scope);
+    if let Some(rejection) = context.immediate_rejection(route, &key) {
+        return Err(rejection.into_in_flight().into());
+    }
+    let fingerprint = source.fingerprint(head, body).await?;
+    body.read(head).await?;
+    Ok(Some(KeyedRequest { key, fingerprint }))
+}
+
+/// The answer in a record, for a request with this fingerprint.
+fn replay<B>(record: &Record, fingerprint: &Fingerprint) -> Result<Response<ResponseBody<B>>, Rejection> {
+    let (first, answer) = Answer::from_record(record).map_err(|invalid| {
+        let error = StoreError::new("replay", "read", StoreErrorKind::Protocol).with_source(invalid);
+        Rejection::answer_unavailable(error)
+    })?;
+    if first != *fingerprint {
+        return Err(Rejection::IdempotencyKeyReused);
+    }
+    Ok(answer.into_response()?.map(ResponseBody::replayed))
+}
+
+/// Responds with the answer that the application has found in its database, and leaves it as the
+/// record.
+async fn replay_found<K, B: 'static>(
+    config: &ReplayConfig<K>,
+    route: &Route,
+    found: Result<Bytes, BoxError>,
+    fingerprint: &Fingerprint,
+    mut locks: RequestLocks,
+) -> Response<ResponseBody<B>> {
+    let context = locks.context().clone();
+    let result = found
+        .and_then(|bytes| Ok(Answer::record_from_bytes(bytes)?))
+        .map_err(|error| {
+            let error = StoreError::new("replay", "find_answer", StoreErrorKind::Unavailable).with_source(error);
+            Rejection::answer_unavailable(error)
+        })
+        .and_then(|record| Ok((replay(&record, fingerprint)?, record)));
+    let response = match result {
+        Ok((response, record)) => {
+            locks.set_record(|recorder| Some(recorder.found(record)));
+            count(route, locks.span(), "replayed");
+            response
+        }
+        Err(rejection) => {
+            locks.set_failed();
+            reject(config, &context, route, locks.span(), rejection)
+        }
+    };
+    locks.release_all().await;
+    response
+}
+
+fn reject_before_claim<K, B>(
+    config: &ReplayConfig<K>,
+    context: &RequestContext,
+    route: &Route,
+    rejection: Rejection,
+) -> Response<ResponseBody<B>> {
+    if rejection.is_about_idempotency() {
+        // A request that is rejected because of its key has a span of its own already.
+        if !matches!(rejection, Rejection::InFlight { .. }) {
+            LockSpan::rejected_before_lock(route, "invalid_idempotency_key", rejection.status(), None);
+        }
+        return reject(config, context, route, None, rejection);
+    }
+    KeyRejection::from(rejection).into_response(route, context.on_reject()).map(ResponseBody::rejected)
+}
+
+fn reject<K, B>(
+    config: &ReplayConfig<K>,
+    context: &RequestContext,
+    route: &Route,
+    span: Option<&LockSpan>,
+    rejection: Rejection,
+) -> Response<ResponseBody<B>> {
+    let result = match &rejection {
+        Rejection::IdempotencyKeyMissing { .. } => Some("missing"),
+        Rejection::IdempotencyKeyInvalid { .. } => Some("invalid"),
+        Rejection::IdempotencyKeyReused => Some("mismatch"),
+        Rejection::InFlight { .. } => Some("in_flight"),
+        Rejection::AnswerNotKept { .. } => Some("not_kept"),
+        // Counted by the metrics of locks.
+        _ => None,
+    };
+    if let Some(result) = result {
+        count(route, span, result);
+    }
+    config.respond(rejection, context.on_reject()).map(ResponseBody::rejected)
+}
+
+fn count(route: &Route, span: Option<&LockSpan>, result: &'static str) {
+    count_replay(route.label(), result);
+    if let Some(span) = span {
+        span.replay(result);
+    }
+}
+
+impl<S: Clone, K, F: Clone> Clone for ReplayService<S, K, F> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), config: Arc::clone(&self.config), fingerprint: self.fingerprint.clone() }
+    }
+}
+
+impl<S: fmt::Debug, K, F> fmt::Debug for ReplayService<S, K, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReplayService").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}

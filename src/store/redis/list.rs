@@ -1,0 +1,165 @@
+//! Listing: a `SCAN` for locks, one for queues, and an inspect of each lock that they find.
+
+use deadpool_redis::redis::cmd;
+use futures_util::{StreamExt, stream};
+use tokio::time::Instant;
+
+use super::{
+    connection::Query,
+    error::CallError,
+    proto::{self, Keyspace},
+    server::Server,
+};
+use crate::store::{Cursor, KeyStatus, ListEntry, ListReply, ListRequest};
+
+/// The `SCAN`s of one page at most: names of other programs fill no page, and cost time.
+const MAX_SCANS: usize = 100;
+/// Inspects in flight.
+const MAX_INSPECTS: usize = 256;
+
+/// Position in a listing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Position {
+    phase: Phase,
+    /// The cursor of the `SCAN`.
+    scan: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// The locks of composed keys, which have the prefix.
+    Locks,
+    /// The queues. They are the only trace of a free key with waiters, and the only one with the
+    /// prefix of a raw key.
+    Queues,
+}
+
+/// One page. `None`: the cursor is not of this store.
+pub(super) async fn list(
+    server: &Server,
+    request: &ListRequest,
+    deadline: Instant,
+) -> Result<Option<ListReply>, CallError> {
+    let first = if request.contended_only { Phase::Queues } else { Phase::Locks };
+    let mut position = match request.after.as_ref().map(Position::parse) {
+        None => Position { phase: first, scan: 0 },
+        Some(Some(position)) => position,
+        Some(None) => return Ok(None),
+    };
+    // The inspects need the rest of the time.
+    let began = Instant::now();
+    let scan_until = began + deadline.saturating_duration_since(began) / 3;
+    let mut found = Vec::new();
+    let mut next = Some(position);
+    for _ in 0..MAX_SCANS {
+        let names = scan(server, &mut position, request.limit - found.len(), deadline).await?;
+        found.extend(names.into_iter().map(|name| (position.phase, name)));
+        next = position.following();
+        match next {
+            Some(following) if found.len() < request.limit && Instant::now() < scan_until => position = following,
+            _ => break,
+        }
+    }
+    let inspects = found.into_iter().map(|(phase, name)| async move {
+        let Some(status) = inspect(server, &name, deadline).await? else { return Ok(None) };
+        let key = server.keyspace.parse_lock(&name);
+        let is_listed = match phase {
+            _ if request.contended_only => status.waiting > 0,
+            Phase::Locks => !is_free(&status),
+            // The others are found by their locks.
+            Phase::Queues => status.waiting > 0 && (key.is_raw() || is_free(&status)),
+        };
+        Ok::<_, CallError>(is_listed.then(|| ListEntry::new(key, status)))
+    });
+    let mut inspects = stream::iter(inspects).buffered(MAX_INSPECTS);
+    let mut entries = Vec::new();
+    while let Some(entry) = inspects.next().await {
+        entries.extend(entry?);
+    }
+    Ok(Some(ListReply::new(entries, next.map(Position::cursor))))
+}
+
+/// One `SCAN`. Returns the names of locks.
+async fn scan(
+    server: &Server,
+    position: &mut Position,
+    count: usize,
+    deadline: Instant,
+) -> Result<Vec<String>, CallError> {
+    let keyspace = &server.keyspace;
+    let (pattern, kind) = match position.phase {
+        Phase::Locks => (keyspace.lock_pattern(), "hash"),
+        Phase::Queues => (keyspace.queue_pattern(), "list"),
+    };
+    let mut command = cmd("SCAN");
+    command.arg(position.scan).arg("MATCH").arg(pattern).arg("COUNT").arg(count).arg("TYPE").arg(kind);
+    let reply = server.release_conn.query_retry(Query::Command(&command), deadline).await?;
+    let (scan, names) = proto::parse_scan(&reply)?;
+    position.scan = scan;
+    Ok(match position.phase {
+        Phase::Locks => names,
+        Phase::Queues => names.iter().filter_map(|queue| keyspace.lock_of_queue(queue)).map(str::to_owned).collect(),
+    })
+}
+
+/// The status of a lock. `None`: another program has replaced it or its queue by another type.
+async fn inspect(server: &Server, lock: &str, deadline: Instant) -> Result<Option<KeyStatus>, CallError> {
+    let call = Keyspace::inspect_name(&server.keyspace, lock.to_owned());
+    match server.release_conn.query_retry(Query::EvalSha(&call), deadline).await {
+        Ok(reply) => Ok(Some(proto::parse_inspect(&reply)?)),
+        Err(CallError::Redis(error)) if error.code() == Some("WRONGTYPE") => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn is_free(status: &KeyStatus) -> bool {
+    status.lease_left.is_zero() && status.holders.is_empty()
+}
+
+impl Position {
+    /// The position after a `SCAN`. `None`: it was the last one.
+    fn following(self) -> Option<Self> {
+        match self {
+            Self { scan: 0, phase: Phase::Locks } => Some(Self { phase: Phase::Queues, scan: 0 }),
+            Self { scan: 0, phase: Phase::Queues } => None,
+            position => Some(position),
+        }
+    }
+
+    fn cursor(self) -> Cursor {
+        let phase = match self.phase {
+            Phase::Locks => 'l',
+            Phase::Queues => 'q',
+        };
+        Cursor::new(format!("{phase}{}", self.scan))
+    }
+
+    fn parse(cursor: &Cursor) -> Option<Self> {
+        let (phase, scan) = cursor.as_str().split_at_checked(1)?;
+        let phase = match phase {
+            "l" => Phase::Locks,
+            "q" => Phase::Queues,
+            _ => return None,
+        };
+        Some(Self { phase, scan: scan.parse().ok()? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listing_has_two_phases_and_an_end() {
+        let at = |phase, scan| Position { phase, scan };
+        assert_eq!(at(Phase::Locks, 7).following(), Some(at(Phase::Locks, 7)));
+        assert_eq!(at(Phase::Locks, 0).following(), Some(at(Phase::Queues, 0)));
+        assert_eq!(at(Phase::Queues, 0).following(), None);
+        for position in [at(Phase::Locks, 0), at(Phase::Queues, u64::MAX)] {
+            assert_eq!(Position::parse(&position.cursor()), Some(position));
+        }
+        for other in ["", "7", "l", "lx", "é7", "cn:1"] {
+            assert_eq!(Position::parse(&Cursor::new(other)), None, "{other}");
+        }
+    }
+}

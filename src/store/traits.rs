@@ -1,0 +1,68 @@
+//! The optional parts of the contract.
+
+#[cfg(doc)]
+use super::{AcquireRequest, EventSink, LockStore, QueueConfig, ReleaseRequest, Share, StoreErrorKind};
+
+/// Optional abilities of a store. Returned by [`LockStore::traits`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoreTraits {
+    /// The store sends events when they happen, so a waiter learns at once that a key was offered
+    /// to it, and a holder that its key was revoked.
+    ///
+    /// Without them, a waiter learns it by its next poll, and a holder by its next renewal.
+    pub events: bool,
+    /// The store notices a process that has ended, and skips its waiters.
+    ///
+    /// Without it, such a waiter is offered the key, which delays the next one by
+    /// [`QueueConfig::offer_ttl`].
+    pub receivers_counted: bool,
+    /// The store keeps records: [`ReleaseRequest::record`] and
+    /// [`AcquireRequest::unless_recorded`].
+    ///
+    /// Without it, such a request fails with [`StoreErrorKind::Unsupported`], and nothing changes.
+    pub records: bool,
+    /// Several acquisitions can hold one key: [`AcquireRequest::share`] may be any [`Share`].
+    ///
+    /// Without it, a share other than [`Share::EXCLUSIVE`] fails with
+    /// [`StoreErrorKind::Unsupported`], and nothing changes.
+    pub permits: bool,
+}
+
+// === impl StoreTraits ===
+
+impl StoreTraits {
+    /// Creates the traits of a store without optional abilities.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { events: false, receivers_counted: false, records: false, permits: false }
+    }
+
+    /// Sets [`events`](Self::events).
+    #[must_use]
+    pub const fn events(mut self, events: bool) -> Self {
+        self.events = events;
+        self
+    }
+
+    /// Sets [`receivers_counted`](Self::receivers_counted).
+    #[must_use]
+    pub const fn receivers_counted(mut self, receivers_counted: bool) -> Self {
+        self.receivers_counted = receivers_counted;
+        self
+    }
+
+    /// Sets [`records`](Self::records).
+    #[must_use]
+    pub const fn records(mut self, records: bool) -> Self {
+        self.records = records;
+        self
+    }
+
+    /// Sets [`permits`](Self::permits).
+    #[must_use]
+    pub const fn permits(mut self, permits: bool) -> Self {
+        self.permits = permits;
+        self
+    }
+}
