@@ -16,7 +16,7 @@ const SEEDS: u64 = 2_000;
 fn options(seed: u64) -> impl Iterator<Item = &'static str> {
     let faults = ["force", "java", "ctr", "back", "flush", "step", "copies"];
     let fault = faults.get(usize::try_from(seed % 14).expect("small")).copied();
-    fault.into_iter().chain((seed % 3 == 0).then_some("records"))
+    fault.into_iter().chain(seed.is_multiple_of(3).then_some("records"))
 }
 
 /// Guarantee: G1.
