@@ -71,6 +71,12 @@ impl<D: DriverTypes> PendingReleases<D> {
         self.releases.iter().filter(|release| release.is_unclaimed_offer).count()
     }
 
+    /// The bytes of the bodies of their records.
+    pub(super) fn record_bytes(&self) -> usize {
+        let records = self.releases.iter().filter_map(|release| release.record.as_ref());
+        records.filter_map(|new| new.record.body.as_ref()).map(|body| body.len()).sum()
+    }
+
     pub(super) fn has_id(&self, id: &AcquisitionId) -> bool {
         self.releases.iter().any(|release| release.id == *id)
     }

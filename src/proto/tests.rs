@@ -2,12 +2,14 @@
 
 use std::{error::Error, time::Duration};
 
+use bytes::Bytes;
+
 use super::{grant::NextCheck, hold_limits::HoldLimits, table::LockTable, *};
 use crate::{
     error::QueueBound,
     limits::{
-        FIRST_WAITER_RESERVE, MAX_PENDING_RELEASES, MAX_UNCLAIMED_OFFER_RELEASES, MAX_WAITERS_PER_KEY,
-        MAX_WAITERS_PER_PROCESS, OFFER_TTL, STORE_TIMEOUT,
+        FIRST_WAITER_RESERVE, MAX_PENDING_RECORD_BYTES, MAX_PENDING_RELEASES, MAX_UNCLAIMED_OFFER_RELEASES,
+        MAX_WAITERS_PER_KEY, MAX_WAITERS_PER_PROCESS, OFFER_TTL, STORE_TIMEOUT,
     },
     owner::Owner,
     store::StoreErrorKind,
@@ -1356,6 +1358,25 @@ fn a_record_that_was_not_asked_for_is_a_protocol_error() {
         h.results
     );
     h.reply_freed();
+}
+
+/// Guarantee: G15.
+#[test]
+fn bodies_of_records_that_wait_for_the_store_are_bounded() {
+    let mut h = harness();
+    let body = Bytes::from(vec![0; MAX_PENDING_RECORD_BYTES / 2]);
+    let new = Arc::new(NewRecord { record: Record::new("head", Some(body)), keep_for: ms(60_000) });
+    let mut bodies = Vec::new();
+    for key in 0..4 {
+        h.key = LockKey::from(("n", key));
+        h.claim(key, WAIT);
+        h.reply(GRANTED);
+        let section = h.expect_grant(key);
+        h.end_guard(&section, GuardEnd::Recorded(Arc::clone(&new)));
+        let StoreOp::Release { record: Some(sent), .. } = h.take_call().op else { panic!("no record") };
+        bodies.push(sent.record.body.is_some());
+    }
+    assert_eq!(bodies, [true, true, false, false]);
 }
 
 /// The release of the first section has no reply for the store timeout, and another attempt is

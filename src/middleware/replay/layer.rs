@@ -111,7 +111,13 @@ impl<K: KeySource> ReplayLayer<K> {
     /// public. A request for which a key function returns `None` runs without a record.
     ///
     /// Do not use a token as the scope: a retry with a refreshed token would be another request.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the store keeps no [records](crate::store::StoreTraits::records).
+    #[track_caller]
     pub fn new(locks: &LockManager, scope: K) -> Self {
+        assert!(locks.records_supported(), "the lock store keeps no records, which a `ReplayLayer` needs");
         // Not inherited: they would keep the answer from being recorded.
         let policy = LockPolicy::new()
             .wait(Duration::ZERO)

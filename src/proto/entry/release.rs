@@ -52,6 +52,12 @@ impl<D: DriverTypes> LockEntry<D> {
                 env.actions.push(Action::Untrack(holding.grant));
             }
         }
+        // I11
+        if let Some(new) = &mut release.record
+            && new.record.body.as_ref().is_some_and(|body| body.len() > env.max_record_body)
+        {
+            Arc::make_mut(new).record.body = None;
+        }
         self.pending_releases.block_on(release.id.clone());
         self.queue_release(release, env);
     }
