@@ -116,6 +116,8 @@ impl<D: DriverTypes> LockEntry<D> {
                 }
                 if let Some(record) = record {
                     self.answer_recorded(&Arc::new(record.record.clone()), env);
+                    // A later attempt may exist if this release was without a reply for long.
+                    self.abandon_if_unwanted(env);
                 }
             }
             Err(_) if release.is_unclaimed_offer => self.pending_releases.remove(at),
