@@ -124,6 +124,8 @@ pub(crate) const MIN_BODY_RATE: u64 = 16 << 10;
 
 /// How long a record is kept.
 pub(crate) const KEEP_FOR: Duration = Duration::from_secs(86_400);
+/// Its minimum. A late copy of a store call must not find a record that has expired.
+pub(crate) const KEEP_FOR_MIN: Duration = Duration::from_secs(1);
 /// Its maximum: a year.
 pub(crate) const KEEP_FOR_MAX: Duration = Duration::from_secs(366 * 86_400);
 

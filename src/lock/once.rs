@@ -3,7 +3,7 @@ use std::{convert::Infallible, time::Duration};
 use super::{HeldLock, LockBuilder, LockManager, acquire::Claim};
 use crate::{
     error::{LockError, RunError},
-    limits::{KEEP_FOR, KEEP_FOR_MAX},
+    limits::{KEEP_FOR, KEEP_FOR_MAX, KEEP_FOR_MIN},
     lock_key::LockKey,
     policy::{LockPolicy, call_setters, settings},
     store::{NewRecord, Record, StoreError, StoreErrorKind},
@@ -74,13 +74,13 @@ impl OnceBuilder {
         Self { lock: self.lock.policy(policy), ..self }
     }
 
-    /// Sets how long the work counts as done. Default: 24 hours. A time longer than 366 days is
-    /// reduced to that.
+    /// Sets how long the work counts as done. Default: 24 hours. The time is at least 1 second and at
+    /// most 366 days.
     ///
     /// The time must be longer than the callers of one key are apart. A process whose clock is
     /// wrong may start its job late.
     pub fn keep_for(self, duration: Duration) -> Self {
-        Self { keep_for: duration.min(KEEP_FOR_MAX), ..self }
+        Self { keep_for: duration.clamp(KEEP_FOR_MIN, KEEP_FOR_MAX), ..self }
     }
 
     /// Runs the work unless it was done before. Every output counts as done. For work that may
