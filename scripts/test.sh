@@ -3,7 +3,7 @@
 #
 #   scripts/test.sh             the tests, lints and docs, with all features
 #   scripts/test.sh --features  the library with each feature alone, its unit tests without
-#                               features, lints of the benchmarks; none of the tests above
+#                               features, lints of examples and benchmarks; none of the tests above
 #   scripts/test.sh --busy      the tests beside two busy loops, to find those that depend on timing
 #   scripts/test.sh --long      all of these and slower checks: licences, bans, sources of all
 #                               dependencies, their lowest versions, types of other crates in the
@@ -151,24 +151,28 @@ each_feature() {
     done
 }
 unit_tests_without_features() { cargo test -p tower-lock --lib --no-default-features; }
-lints_of_benchmarks() {
-    if have clippy; then cargo clippy -p tower-lock-benches --all-features --all-targets -- -D warnings; fi
+# The plain run compiles the dependencies of the examples once, for their tests.
+lints_of_examples() {
+    if have clippy; then
+        cargo clippy -p tower-lock-examples -p tower-lock-benches --all-features --all-targets -- -D warnings
+    fi
 }
 if [ "$features" ]; then
     step 'each feature' each_feature
     step 'unit tests without features' unit_tests_without_features
-    step 'lints of the benchmarks' lints_of_benchmarks
+    step 'lints of examples and benchmarks' lints_of_examples
     summary
     exit
 fi
 
 # --- lints, and the build ---
 
-# The same packages and features in each of these steps: dependencies are compiled once. Without
-# the benchmarks, whose dependencies no test has.
+# The same packages and features in the steps that compile, and in those that check: dependencies
+# are compiled once for each. Without the benchmarks, whose dependencies no test has.
 all=(--workspace --exclude tower-lock-benches --all-features)
+checked=("${all[@]}" --exclude tower-lock-examples)
 if have fmt; then step format cargo fmt --all --check; fi
-if have clippy; then step clippy cargo clippy "${all[@]}" --all-targets -- -D warnings; fi
+if have clippy; then step clippy cargo clippy "${checked[@]}" --all-targets -- -D warnings; fi
 build() {
     cargo test "${all[@]}" --no-run --message-format=json-render-diagnostics >"$logs/build.json"
     # Some examples are tests above, and programs here.
@@ -217,7 +221,7 @@ tests=$!
 # --- beside the tests, in the time that they leave ---
 
 beside() {
-    record docs env RUSTDOCFLAGS='-D warnings' cargo doc --quiet "${all[@]}" --no-deps
+    record docs env RUSTDOCFLAGS='-D warnings' cargo doc --quiet "${checked[@]}" --no-deps
     record doctests cargo test "${all[@]}" --doc
     record package cargo package --quiet --allow-dirty --no-verify -p tower-lock
 }
@@ -296,7 +300,7 @@ if [ "$long" ]; then
     step storms storms
     step simulations simulations
     step 'unit tests without features' unit_tests_without_features
-    step 'lints of the benchmarks' lints_of_benchmarks
+    step 'lints of examples and benchmarks' lints_of_examples
     step 'thread schedules' schedules
     step 'command of the README' cargo run --quiet --example reward_claim -- --demo
     step benchmarks cargo bench --quiet -p tower-lock-benches
