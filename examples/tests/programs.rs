@@ -23,6 +23,8 @@ async fn concurrent_claims_give_one_record_only_with_the_layer() {
     let row =
         |how: &str| table.lines().find(|line| line.trim_start().starts_with(how)).unwrap_or_else(|| panic!("{table}"));
     assert!(row("under the layer").contains(" 1 × 201 claimed, 4 × 409 rejected at once "), "{table}");
+    assert!(row("with one Idempotency-Key").contains(" 1      "), "{table}");
+    assert!(row("with one Idempotency-Key").contains(" 1 × 201 claimed, 4 × 201 replayed "), "{table}");
     for wrong in ["without a lock", "lock acquired after the check"] {
         assert!(row(wrong).contains(" 5 × 201 claimed "), "{table}");
     }
