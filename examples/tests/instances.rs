@@ -183,7 +183,7 @@ async fn buyers_at_three_instances_never_oversell() {
     }
 }
 
-/// Guarantee: G13.
+/// Guarantee: G18.
 #[tokio::test]
 async fn nightly_mail_of_three_machines_is_sent_once_per_customer() {
     let Some(redis) = redis("three instances of nightly_mail").await else { return };
@@ -202,7 +202,7 @@ async fn nightly_mail_of_three_machines_is_sent_once_per_customer() {
         assert_eq!(
             outputs([after(0, &quiet).await]),
             ["left it to another\n"],
-            "{url}: the instances have ended, but `min_hold` has not"
+            "{url}: the instances have ended, and the record remains"
         );
         assert_eq!(mails(&url, &quiet).await, one_each, "{url}");
 

@@ -43,7 +43,7 @@ async fn concurrent_buyers_oversell_only_without_the_layer() {
 }
 
 #[tokio::test]
-async fn nightly_mail_is_sent_once_only_with_a_minimum_hold() {
+async fn nightly_mail_is_sent_once_only_with_a_record() {
     let output = run(example("nightly_mail").await).await;
     let table = String::from_utf8(output.stdout).expect("text");
     assert!(output.status.success(), "{table}");
@@ -59,8 +59,8 @@ async fn nightly_mail_is_sent_once_only_with_a_minimum_hold() {
     // The second mail is sent if the jobs overlap; the third one never is.
     assert!(["2", "3"].contains(&mails), "{table}");
     assert!(instances.iter().filter(|instance| **instance == "sent 3").count() > 1, "{table}");
-    assert_eq!(row("try_lock, min_hold "), ("1", vec!["sent 3", "left it to another", "left it to another"]));
-    let (mails, mut instances) = row("the same; the first one fails ");
+    assert_eq!(row("once "), ("1", vec!["sent 3", "left it to another", "left it to another"]));
+    let (mails, mut instances) = row("once; the first one fails ");
     assert_eq!((mails, instances.remove(0)), ("1", "failed"), "{table}");
     instances.sort_unstable();
     assert_eq!(instances, ["left it to another", "sent 3"], "{table}");
