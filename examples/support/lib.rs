@@ -29,7 +29,7 @@ use http_body_util::BodyExt;
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
-use tower_lock::LockManager;
+use tower_lock::{LockManager, LockManagerBuilder, MemoryStore};
 
 pub mod database;
 
@@ -79,24 +79,29 @@ pub fn exit(result: Result<(), Failure>) -> ExitCode {
 
 /// Locks in the Redis of `REDIS_URL`, shared by all instances; without it, within this process.
 pub async fn locks() -> Result<LockManager, Failure> {
+    Ok(lock_builder().await?.build())
+}
+
+/// The same, for programs that set more.
+pub async fn lock_builder() -> Result<LockManagerBuilder, Failure> {
     match env::var("REDIS_URL") {
         Ok(url) => shared(&url).await,
-        Err(_) => Ok(LockManager::in_memory()),
+        Err(_) => Ok(LockManager::builder(MemoryStore::new())),
     }
 }
 
 #[cfg(feature = "redis")]
-async fn shared(url: &str) -> Result<LockManager, Failure> {
+async fn shared(url: &str) -> Result<LockManagerBuilder, Failure> {
     let store = tower_lock::RedisStore::connect(url).await.map_err(|error| {
         let causes = std::iter::successors(error.source(), |&cause| cause.source()).map(|cause| format!(": {cause}"));
         format!("REDIS_URL: {error}{}", causes.collect::<String>())
     })?;
-    Ok(LockManager::new(store))
+    Ok(LockManager::builder(store))
 }
 
 /// In-memory locks would not exclude other instances.
 #[cfg(not(feature = "redis"))]
-async fn shared(_url: &str) -> Result<LockManager, Failure> {
+async fn shared(_url: &str) -> Result<LockManagerBuilder, Failure> {
     Err("REDIS_URL is set, but this program was built without Redis: add `--features redis` to `cargo run`".into())
 }
 

@@ -216,6 +216,24 @@ async fn nightly_mail_of_three_machines_is_sent_once_per_customer() {
     }
 }
 
+/// Guarantee: G20.
+#[tokio::test]
+async fn next_process_leads_after_the_leader_is_killed() {
+    let Some(redis) = redis("three processes of leader").await else { return };
+    let mut command = example("leader").await;
+    command.arg("--demo").env("REDIS_URL", redis.url());
+    let output = soon("the end of the demo", command.output()).await.expect("it starts");
+    let table = String::from_utf8(output.stdout).expect("text");
+    assert!(output.status.success(), "{table}");
+    // The name, the fencing token, the number of writes.
+    let rows = table.lines().map(|line| line.split_whitespace().take(3).collect::<Vec<_>>());
+    let terms: Vec<_> = rows.filter(|row| ["ann", "bob", "eve"].contains(row.first().unwrap_or(&""))).collect();
+    let [first, second] = &terms[..] else { panic!("{table}") };
+    let token = |term: &[&str]| term[1].parse::<i64>().expect("a number");
+    assert!(first[0] != second[0] && token(first) < token(second), "{table}");
+    assert_eq!(second[2], "20", "{table}");
+}
+
 /// A deployment: the process ends by itself, waiters are rejected, and no key stays locked.
 /// Guarantee: G2, G6.
 #[tokio::test]
