@@ -121,9 +121,7 @@ fn demo() -> Result<bool, Failure> {
     table.print();
     let [first, second] = &terms[..] else { return Ok(false) };
     println!("Between them the lease and the lock-delay of the first one passed.");
-    Ok(first.leader != second.leader
-        && first.token < second.token
-        && second.first_write - first.last_write > LEASE)
+    Ok(first.leader != second.leader && first.token < second.token && second.first_write - first.last_write > LEASE)
 }
 
 fn main() -> ExitCode {

@@ -13,7 +13,10 @@ use sqlx::{AnyConnection, ConnectOptions, Connection, any::AnyConnectOptions};
 use tokio::time::sleep;
 use tower_lock_testkit::{RedisServer, Reply, skipped, wait::soon};
 
-use crate::services::{Databases, File, Service, example};
+use crate::{
+    programs::payment_is_made_once,
+    services::{Databases, File, Service, example},
+};
 
 /// An example, three times.
 struct Instances {
@@ -213,6 +216,16 @@ async fn nightly_mail_of_three_machines_is_sent_once_per_customer() {
         let runs: [Output; 2] = runs.try_into().expect("two");
         assert_eq!(outputs(runs), ["left it to another\n", "sent 3 mails\n"], "{url}: at once after a failure");
         assert_eq!(mails(&url, &rough).await, one_each, "{url}");
+    }
+}
+
+/// The retry waits for the lease of the process that has crashed.
+/// Guarantee: G18.
+#[tokio::test]
+async fn payment_is_made_once_although_a_crash_left_its_lock() {
+    let Some(redis) = redis("idempotent_payment with Redis").await else { return };
+    for url in Databases::start("payment-redis").await.urls() {
+        payment_is_made_once(&url, Some(&redis.url())).await;
     }
 }
 
