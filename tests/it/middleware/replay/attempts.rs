@@ -1,0 +1,169 @@
+//! Attempts that overlap, and clients that disconnect.
+
+use std::time::Duration;
+
+use axum::http::{Request, StatusCode};
+use tokio::time::{Instant, sleep};
+use tower_lock::{
+    LockPolicy,
+    test_util::{StoreOp, TestStore},
+};
+use tower_lock_testkit::{
+    app::send,
+    locks::store_and_locks,
+    wait::{ms, settle},
+};
+
+use super::{app, created, is_replayed, layer, problem, request, run_of, spawn};
+
+const S: Duration = Duration::from_secs(1);
+
+fn calls(store: &TestStore) -> [usize; 4] {
+    [StoreOp::Acquire, StoreOp::Release, StoreOp::Yield, StoreOp::Renew].map(|op| store.on(op).calls())
+}
+
+/// Guarantee: G18.
+#[tokio::test(start_paused = true)]
+async fn rejected_duplicate_does_not_free_the_key_of_the_first() {
+    let (store, locks) = store_and_locks();
+    let (app, runs) = app(layer(&locks), created);
+    let first = spawn(&app, request("a", "x"));
+    settle().await;
+    for _ in 0..3 {
+        let response = send(&app, request("a", "x")).await;
+        let retry_after: u64 = response.headers()["retry-after"].to_str().expect("text").parse().expect("seconds");
+        assert!((1..=5).contains(&retry_after));
+        let problem = problem(response, 409, "in-flight").await;
+        assert_eq!(problem["outcome"], "not-started");
+        assert!(problem["retry_after_ms"].is_u64(), "{problem}");
+    }
+    assert_eq!((calls(&store), store.held_count()), ([1, 0, 0, 0], 1), "no call for a rejected duplicate");
+    assert_eq!(run_of(first.await.expect("no panic")).await, (1, false));
+    assert_eq!(run_of(send(&app, request("a", "x")).await).await, (1, true));
+    assert_eq!(runs(), 1);
+}
+
+/// Guarantee: G18.
+#[tokio::test(start_paused = true)]
+async fn hundred_waiting_duplicates_cost_no_call() {
+    let (store, locks) = store_and_locks();
+    let (app, runs) = app(layer(&locks).wait(10 * S), created);
+    let all: Vec<_> = (0..101).map(|_| spawn(&app, request("a", "x"))).collect();
+    let mut replayed = 0;
+    for response in all {
+        let response = response.await.expect("no panic");
+        assert_eq!(response.status(), StatusCode::CREATED);
+        let (run, is_replayed) = run_of(response).await;
+        assert_eq!(run, 1);
+        replayed += usize::from(is_replayed);
+    }
+    assert_eq!((replayed, runs()), (100, 1));
+    assert_eq!((calls(&store), store.held_count(), locks.size()), ([1, 1, 0, 0], 0, (0, 0)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_duplicate_with_another_body_is_rejected() {
+    let (_store, locks) = store_and_locks();
+    let (app, runs) = app(layer(&locks).wait(10 * S), created);
+    let first = spawn(&app, request("a", "x"));
+    settle().await;
+    problem(send(&app, request("a", "y")).await, 422, "idempotency-key-reused").await;
+    assert_eq!(run_of(first.await.expect("no panic")).await, (1, false));
+    assert_eq!(runs(), 1);
+}
+
+/// Guarantee: G18.
+#[tokio::test(start_paused = true)]
+async fn one_waiting_duplicate_runs_after_a_failure() {
+    let (store, locks) = store_and_locks();
+    let (app, runs) = app(layer(&locks).wait(10 * S), |run| {
+        (if run == 1 { StatusCode::INTERNAL_SERVER_ERROR } else { StatusCode::OK }, format!("run {run}"))
+    });
+    let first = spawn(&app, request("a", "x"));
+    settle().await;
+    let others: Vec<_> = (0..20).map(|_| spawn(&app, request("a", "x"))).collect();
+    assert_eq!(first.await.expect("no panic").status(), StatusCode::INTERNAL_SERVER_ERROR);
+    let mut ran = 0;
+    for response in others {
+        let (run, is_replayed) = run_of(response.await.expect("no panic")).await;
+        assert_eq!(run, 2);
+        ran += usize::from(!is_replayed);
+    }
+    assert_eq!((ran, runs(), store.held_count()), (1, 2, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn wait_that_times_out_is_in_flight() {
+    let (_store, locks) = store_and_locks();
+    let (app, runs) = app(layer(&locks).wait(ms(30)), created);
+    let first = spawn(&app, request("a", "x"));
+    settle().await;
+    let began = Instant::now();
+    let response = send(&app, request("a", "x")).await;
+    assert!((ms(30)..ms(60)).contains(&began.elapsed()));
+    assert!(response.headers().contains_key("retry-after"));
+    problem(response, 409, "in-flight").await;
+    assert_eq!(run_of(first.await.expect("no panic")).await, (1, false));
+    assert_eq!((run_of(send(&app, request("a", "x")).await).await, runs()), ((1, true), 1));
+}
+
+/// Guarantee: G18.
+#[tokio::test(start_paused = true)]
+async fn client_disconnects_and_its_retry_gets_the_answer() {
+    let (store, locks) = store_and_locks();
+    let (app, runs) = app(layer(&locks), created);
+    let first = spawn(&app, request("a", "x"));
+    sleep(ms(50)).await;
+    first.abort();
+    settle().await;
+    problem(send(&app, request("a", "x")).await, 409, "in-flight").await;
+    sleep(ms(100)).await;
+    assert_eq!((runs(), store.held_count()), (1, 0));
+    let retry = send(&app, request("a", "x")).await;
+    assert_eq!(retry.headers()["location"], "/runs/1");
+    assert_eq!(run_of(retry).await, (1, true));
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_duplicate_that_disconnects_changes_nothing() {
+    let (store, locks) = store_and_locks();
+    let (app, runs) = app(layer(&locks).wait(10 * S), created);
+    let first = spawn(&app, request("a", "x"));
+    settle().await;
+    let (leaves, stays) = (spawn(&app, request("a", "x")), spawn(&app, request("a", "x")));
+    settle().await;
+    leaves.abort();
+    settle().await;
+    assert_eq!(run_of(first.await.expect("no panic")).await, (1, false));
+    assert_eq!(run_of(stays.await.expect("no panic")).await, (1, true));
+    assert_eq!((runs(), store.held_count(), locks.size()), (1, 0, (0, 0)));
+}
+
+/// A key of one request does not delay another one.
+#[tokio::test(start_paused = true)]
+async fn requests_with_different_keys_run_together() {
+    let (_store, locks) = store_and_locks();
+    let (app, _) = app(layer(&locks), created);
+    let began = Instant::now();
+    let all: Vec<_> = ["a", "b", "c"].map(|key| spawn(&app, request(key, "x"))).into();
+    for response in all {
+        assert!(!is_replayed(&response.await.expect("no panic")));
+    }
+    assert!(began.elapsed() < ms(200));
+}
+
+/// The client may choose to wait for the answer (RFC 7240).
+#[tokio::test(start_paused = true)]
+async fn client_may_choose_to_wait_for_the_answer() {
+    let (_store, locks) = store_and_locks();
+    let policy = LockPolicy::new().max_client_wait(10 * S);
+    let (app, _) = app(layer(&locks).policy(policy), created);
+    let first = spawn(&app, request("a", "x"));
+    settle().await;
+    let (mut parts, body) = request("a", "x").into_parts();
+    parts.headers.insert("prefer", "wait=5".parse().expect("a value"));
+    let response = send(&app, Request::from_parts(parts, body)).await;
+    assert_eq!(response.headers()["preference-applied"], "wait=5");
+    assert_eq!(run_of(response).await, (1, true));
+    first.await.expect("no panic");
+}
