@@ -169,7 +169,10 @@ async fn answer_that_is_too_large_is_an_error_of_the_handler() {
         (|| vec![b'x'; 1_000].into_response(), None),
         (|| vec![b'x'; 1_001].into_response(), Some("at most 1000 bytes of body and 16 KiB of headers")),
         (|| ([("x-long", "x".repeat(16 << 10))], "small").into_response(), Some("16 KiB of headers")),
-        (|| Body::new(ScriptedBody::new([Step::Error("broken")])).into_response(), Some("the body of the answer failed")),
+        (
+            || Body::new(ScriptedBody::new([Step::Error("broken")])).into_response(),
+            Some("the body of the answer failed"),
+        ),
     ];
     for (n, (response, error)) in bodies.into_iter().enumerate() {
         let handler = post(async move |once: Once| once.answer(response()).await.map(IntoResponse::into_response));
