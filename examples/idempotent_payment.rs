@@ -191,7 +191,8 @@ async fn pay_and_retry(
         Ok(_) => "a response",
         Err(_) => "none",
     };
-    service.child.wait().await?;
+    // It has crashed.
+    service.child.kill().await?;
 
     let service = Service::start(database, false).await?;
     let retry = attempt(&service).await?.remove(0);
