@@ -109,7 +109,8 @@ async fn layer_works_on_a_tower_service_without_axum() {
         let request = Request::post("/").header("x-user", user).header("idempotency-key", "a");
         request.body(Full::<Bytes>::from("x")).expect("a request")
     };
-    for (user, expected) in [("ann", "run 1 true"), ("bob", "run 2 true"), ("ann", "run 1 true"), ("bob", "run 2 true")] {
+    for (user, expected) in [("ann", "run 1 true"), ("bob", "run 2 true"), ("ann", "run 1 true"), ("bob", "run 2 true")]
+    {
         let response = service.clone().oneshot(of(user)).await.expect("infallible");
         assert_eq!(text(response).await, expected);
     }
