@@ -211,8 +211,8 @@ impl RequestContext {
         Ok(reservation)
     }
 
-    /// Acquires a lock of the handler for this request if its client is still connected. `body` is the reservation
-    /// of its complete body while it waits.
+    /// Acquires a lock of the handler for this request if its client is still connected. `body` is
+    /// the reservation of its complete body while it waits.
     pub(crate) async fn acquire(
         &self,
         route: &Route,

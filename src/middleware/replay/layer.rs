@@ -55,7 +55,8 @@ use crate::{
 ///
 /// Put the layer inside of the authentication, because its scope is the authenticated client, and
 /// outside of a [`LockLayer`](crate::LockLayer), so that a retry needs no lock. It works without
-/// Axum and without a `LockLayer`.
+/// Axum and without a `LockLayer`. Of two nested layers with the same scope, the outer one keeps
+/// the answer.
 ///
 /// # What is kept
 ///
@@ -294,6 +295,9 @@ impl<K: KeySource, F> ReplayLayer<K, F> {
     /// except for these: no wait, no `min_hold`, release at the end of the body, finish after a
     /// disconnect, abort when the lock is lost. The body of a request with a key is always read
     /// first, because it is a part of the fingerprint.
+    ///
+    /// The settings are those of the lock of the key. Locks that the handler acquires have the
+    /// settings of the outer layers.
     pub fn policy(self, policy: LockPolicy) -> Self {
         self.with(|config| config.policy = policy.or(config.policy))
     }

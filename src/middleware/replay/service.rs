@@ -175,7 +175,8 @@ where
 }
 
 /// The key and the fingerprint of a request. `None` if it has no key and needs none, has no scope,
-/// or is a request of an outer layer with the same scope. Its body is complete afterwards: a client that does not send it blocks no other request.
+/// or is a request of an outer layer with the same scope. Its body is complete afterwards: a client
+/// that does not send it blocks no other request.
 async fn keyed_request<K: KeySource, F: FingerprintSource>(
     config: &ReplayConfig<K>,
     source: &F,
