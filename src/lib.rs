@@ -231,6 +231,7 @@ pub mod guide {
     //! - [Layer order](layer_order): the lock among other layers, `route_layer` or `layer`
     //! - [Configuration](configuration): each setting and its default, and all limits
     //! - [Streaming and disconnects](streaming_and_disconnects): when a lock is released
+    //! - [Idempotency](idempotency): each retry gets the first answer
     //! - [Nested locks and spawned tasks](nested_locks): re-entrancy and owners
     //! - [Observability](observability): logs, spans, metrics, the state of a key
     //! - [Testing handlers](testing_handlers): a 409, a store that fails, a lock that is lost
@@ -256,6 +257,9 @@ pub mod guide {
     #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
     #[doc = include_str!("../docs/guide/streaming-and-disconnects.md")]
     pub mod streaming_and_disconnects {}
+    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
+    #[doc = include_str!("../docs/guide/idempotency.md")]
+    pub mod idempotency {}
     #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
     #[doc = include_str!("../docs/guide/nested-locks.md")]
     pub mod nested_locks {}

@@ -124,6 +124,8 @@ pub(crate) const MIN_BODY_RATE: u64 = 16 << 10;
 
 /// How long a record is kept.
 pub(crate) const KEEP_FOR: Duration = Duration::from_secs(86_400);
+/// Its minimum. A late copy of a store call must not find a record that has expired.
+pub(crate) const KEEP_FOR_MIN: Duration = Duration::from_secs(1);
 /// Its maximum: a year.
 pub(crate) const KEEP_FOR_MAX: Duration = Duration::from_secs(366 * 86_400);
 
@@ -167,6 +169,15 @@ pub(crate) const MAX_IDEMPOTENCY_KEY_BYTES: usize = 255;
 pub(crate) const KEEP_UP_TO: usize = 64 << 10;
 /// The maximum of that limit.
 pub(crate) const KEEP_UP_TO_MAX: usize = 1 << 20;
+/// Bytes of the head of a record in Redis.
+#[cfg(feature = "redis")]
+pub(crate) const MAX_RECORD_HEAD_BYTES: usize = 64 << 10;
+/// Bytes of the body of a record in Redis. A longer one is not kept.
+#[cfg(feature = "redis")]
+pub(crate) const MAX_RECORD_BODY_BYTES: usize = KEEP_UP_TO_MAX;
+/// Bytes of the bodies of records whose releases have not reached the store. Beyond this bound, a
+/// record is left without its body.
+pub(crate) const MAX_PENDING_RECORD_BYTES: usize = 64 << 20;
 /// Bytes of the headers of an answer that is kept, with their lengths.
 pub(crate) const MAX_ANSWER_HEADER_BYTES: usize = 16 << 10;
 
@@ -247,9 +258,11 @@ mod tests {
             ),
             ("release before a complete response is sent", format!("{} ms", RELEASE_WAIT.as_millis())),
             ("queue of one key", MAX_WAITERS_PER_KEY.to_string()),
+            ("queue of one idempotency key or `once` key", MAX_DUPLICATES_PER_KEY.to_string()),
             ("queues of all keys, for one `LockManager` and its clones", MAX_WAITERS_PER_PROCESS.to_string()),
             ("of those, for the first waiter of a key", FIRST_WAITER_RESERVE.to_string()),
             ("of the remaining ones, for one key", format!("1 / {WAITER_SHARE_DIVISOR}")),
+            ("the same, for one idempotency key", format!("1 / {DUPLICATE_SHARE_DIVISOR}")),
             (
                 "bodies of all requests before their lock, for one `LockManager` and its clones",
                 format!("{} MiB", MAX_BUFFERED_BYTES >> 20),
@@ -257,6 +270,12 @@ mod tests {
             ("of the remaining memory, for the waiters of one key", format!("1 / {BUFFERED_SHARE_DIVISOR}")),
             ("key text", format!("{MAX_KEY_BYTES} bytes")),
             ("raw key text", format!("{MAX_RAW_KEY_BYTES} bytes")),
+            ("idempotency key", format!("{MAX_IDEMPOTENCY_KEY_BYTES} bytes")),
+            ("`keep_for`", format!("{} h", KEEP_FOR.as_secs() / 3600)),
+            ("longest `keep_for`", format!("{} days", KEEP_FOR_MAX.as_secs() / 86_400)),
+            ("`keep_up_to`", format!("{} KiB", KEEP_UP_TO >> 10)),
+            ("largest `keep_up_to`", format!("{} MiB", KEEP_UP_TO_MAX >> 20)),
+            ("headers of an answer that is kept", format!("{} KiB", MAX_ANSWER_HEADER_BYTES >> 10)),
             ("frames read before the head is sent", EAGER_FRAMES.to_string()),
             ("bytes read before the head is sent", format!("{} KiB", EAGER_BYTES >> 10)),
             ("`Retry-After`", format!("{} to {}", RETRY_AFTER_MIN.as_secs(), s(RETRY_AFTER_MAX))),

@@ -340,7 +340,6 @@ impl LockManager {
     }
 
     /// Whether the store keeps records.
-    #[expect(dead_code, reason = "for layers that leave records, which check it when they are created")]
     pub(crate) fn records_supported(&self) -> bool {
         self.driver().traits.records
     }

@@ -2,11 +2,11 @@ use std::{convert::Infallible, time::Duration};
 
 use super::{HeldLock, LockBuilder, LockManager, acquire::Claim};
 use crate::{
-    error::RunError,
-    limits::{KEEP_FOR, KEEP_FOR_MAX},
+    error::{LockError, RunError},
+    limits::{KEEP_FOR, KEEP_FOR_MAX, KEEP_FOR_MIN},
     lock_key::LockKey,
     policy::{LockPolicy, call_setters, settings},
-    store::{NewRecord, Record},
+    store::{NewRecord, Record, StoreError, StoreErrorKind},
 };
 
 /// Builder of work that runs once for its key. Created by [`LockManager::once`].
@@ -15,6 +15,8 @@ use crate::{
 pub struct OnceBuilder {
     lock: LockBuilder,
     keep_for: Duration,
+    /// The store keeps records.
+    is_supported: bool,
 }
 
 /// The result of work that runs once for its key.
@@ -60,7 +62,7 @@ impl LockManager {
     /// record in the transaction of the work prevents that.
     pub fn once(&self, key: impl Into<LockKey>) -> OnceBuilder {
         let key = LockKey::from(("once", key.into().as_str()));
-        OnceBuilder { lock: self.lock(key), keep_for: KEEP_FOR }
+        OnceBuilder { lock: self.lock(key), keep_for: KEEP_FOR, is_supported: self.records_supported() }
     }
 }
 
@@ -72,13 +74,13 @@ impl OnceBuilder {
         Self { lock: self.lock.policy(policy), ..self }
     }
 
-    /// Sets how long the work counts as done. Default: 24 hours. A time longer than 366 days is
-    /// reduced to that.
+    /// Sets how long the work counts as done. Default: 24 hours. The time is at least 1 second and at
+    /// most 366 days.
     ///
     /// The time must be longer than the callers of one key are apart. A process whose clock is
     /// wrong may start its job late.
     pub fn keep_for(self, duration: Duration) -> Self {
-        Self { keep_for: duration.min(KEEP_FOR_MAX), ..self }
+        Self { keep_for: duration.clamp(KEEP_FOR_MIN, KEEP_FOR_MAX), ..self }
     }
 
     /// Runs the work unless it was done before. Every output counts as done. For work that may
@@ -89,7 +91,8 @@ impl OnceBuilder {
     /// # Errors
     ///
     /// Fails with [`RunError::NotStarted`] if the lock is not acquired: another caller ran the work
-    /// for longer than the [`wait`](Self::wait), or the store failed. Fails with
+    /// for longer than the [`wait`](Self::wait), the store failed, or it keeps no
+    /// [records](crate::store::StoreTraits::records). Fails with
     /// [`RunError::Lost`] if the lock is lost and the work is dropped at an await.
     ///
     /// # Cancel safety
@@ -120,7 +123,11 @@ impl OnceBuilder {
     where
         F: AsyncFnOnce(HeldLock) -> Result<T, E>,
     {
-        let Self { lock, keep_for } = self;
+        let Self { lock, keep_for, is_supported } = self;
+        if !is_supported {
+            let error = StoreError::new("lock", "once", StoreErrorKind::Unsupported);
+            return Err(LockError::Store(error).into());
+        }
         let owner = lock.effective_owner();
         let guard = match lock.owner(&owner).claim().await? {
             Claim::Granted(guard) => guard,

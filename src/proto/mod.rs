@@ -273,6 +273,8 @@ pub struct Env<'a, D: DriverTypes> {
     pub waiting: usize,
     /// Whether the release of one more attempt can be reserved (I2).
     pub can_reserve_release: bool,
+    /// The largest body of a record that a release may keep until the store has it.
+    pub max_record_body: usize,
     /// Whether an offer to an unknown id may be released.
     pub can_release_unclaimed_offer: bool,
     /// The instant of the last [`LockTable::lagged`](table::LockTable::lagged).

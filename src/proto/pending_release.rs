@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::{DriverTypes, section::Section};
@@ -69,6 +70,12 @@ impl<D: DriverTypes> PendingReleases<D> {
 
     pub(super) fn unclaimed_offers(&self) -> usize {
         self.releases.iter().filter(|release| release.is_unclaimed_offer).count()
+    }
+
+    /// The bytes of the bodies of their records.
+    pub(super) fn record_bytes(&self) -> usize {
+        let records = self.releases.iter().filter_map(|release| release.record.as_ref());
+        records.filter_map(|new| new.record.body.as_ref()).map(Bytes::len).sum()
     }
 
     pub(super) fn has_id(&self, id: &AcquisitionId) -> bool {

@@ -16,7 +16,7 @@ use crate::{
 use crate::{
     acquisition::AcquisitionIds,
     clock::{BootInstant, LazyNow},
-    limits::{MAX_PENDING_RELEASES, MAX_UNCLAIMED_OFFER_RELEASES},
+    limits::{MAX_PENDING_RECORD_BYTES, MAX_PENDING_RELEASES, MAX_UNCLAIMED_OFFER_RELEASES},
     lock_key::{KeyMap, LockKey},
     owner::Owner,
     store::StoreError,
@@ -34,6 +34,8 @@ pub struct LockTable<D: DriverTypes> {
     pending_releases: usize,
     /// The pending releases of offers to unknown ids.
     unclaimed_offer_releases: usize,
+    /// The bytes of the bodies of their records.
+    pending_record_bytes: usize,
     /// The keys in the store queue. Lost messages concern only these, however many keys are held.
     queued: KeyMap<()>,
     lagged_at: Option<BootInstant>,
@@ -59,6 +61,7 @@ impl<D: DriverTypes> LockTable<D> {
             waiting: 0,
             pending_releases: 0,
             unclaimed_offer_releases: 0,
+            pending_record_bytes: 0,
             queued: KeyMap::default(),
             lagged_at: None,
             release_error: None,
@@ -214,6 +217,7 @@ impl<D: DriverTypes> LockTable<D> {
             waiting: self.waiting,
             can_reserve_release: self.pending_releases < MAX_PENDING_RELEASES,
             can_release_unclaimed_offer: self.unclaimed_offer_releases < MAX_UNCLAIMED_OFFER_RELEASES,
+            max_record_body: MAX_PENDING_RECORD_BYTES.saturating_sub(self.pending_record_bytes),
             lagged_at: self.lagged_at,
             release_error: &mut self.release_error,
             actions,
@@ -231,6 +235,7 @@ impl<D: DriverTypes> LockTable<D> {
         self.pending_releases = self.pending_releases - before.pending_releases + after.pending_releases;
         self.unclaimed_offer_releases =
             self.unclaimed_offer_releases - before.unclaimed_offer_releases + after.unclaimed_offer_releases;
+        self.pending_record_bytes = self.pending_record_bytes - before.record_bytes + after.record_bytes;
         match (before.is_queued, after.is_queued) {
             (false, true) => drop(self.queued.insert(key.clone(), ())),
             (true, false) => drop(self.queued.remove(key)),

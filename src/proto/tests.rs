@@ -2,12 +2,14 @@
 
 use std::{error::Error, time::Duration};
 
+use bytes::Bytes;
+
 use super::{grant::NextCheck, hold_limits::HoldLimits, table::LockTable, *};
 use crate::{
     error::QueueBound,
     limits::{
-        FIRST_WAITER_RESERVE, MAX_PENDING_RELEASES, MAX_UNCLAIMED_OFFER_RELEASES, MAX_WAITERS_PER_KEY,
-        MAX_WAITERS_PER_PROCESS, OFFER_TTL, STORE_TIMEOUT,
+        FIRST_WAITER_RESERVE, MAX_PENDING_RECORD_BYTES, MAX_PENDING_RELEASES, MAX_UNCLAIMED_OFFER_RELEASES,
+        MAX_WAITERS_PER_KEY, MAX_WAITERS_PER_PROCESS, OFFER_TTL, STORE_TIMEOUT,
     },
     owner::Owner,
     store::StoreErrorKind,
@@ -1195,14 +1197,16 @@ fn a_request_during_a_release_gets_the_store_reply() {
 impl Harness {
     /// Requests the key unless it has a record.
     fn claim(&mut self, waiter: u32, wait: Duration) {
-        let request = LockRequest {
-            waiter,
-            wait,
-            owner: None,
-            parent: None,
-            limits: HoldLimits::default(),
-            unless_recorded: true,
-        };
+        self.claim_with(waiter, wait, None);
+    }
+
+    fn claim_for(&mut self, waiter: u32, owner: &Owner) {
+        self.claim_with(waiter, WAIT, Some(owner.clone()));
+    }
+
+    fn claim_with(&mut self, waiter: u32, wait: Duration, owner: Option<Owner>) {
+        let request =
+            LockRequest { waiter, wait, owner, parent: None, limits: HoldLimits::default(), unless_recorded: true };
         let mut actions = Actions::new();
         self.table.request(&self.key, &LazyNow::fixed(self.now), &self.ids, request, &mut actions);
         self.execute(actions);
@@ -1354,4 +1358,88 @@ fn a_record_that_was_not_asked_for_is_a_protocol_error() {
         h.results
     );
     h.reply_freed();
+}
+
+/// Guarantee: G15.
+#[test]
+fn bodies_of_records_that_wait_for_the_store_are_bounded() {
+    let mut h = harness();
+    let body = Bytes::from(vec![0; MAX_PENDING_RECORD_BYTES / 2]);
+    let new = Arc::new(NewRecord { record: Record::new("head", Some(body)), keep_for: ms(60_000) });
+    let mut bodies = Vec::new();
+    for key in 0..4 {
+        h.key = LockKey::from(("n", key));
+        h.claim(key, WAIT);
+        h.reply(GRANTED);
+        let section = h.expect_grant(key);
+        h.end_guard(&section, GuardEnd::Recorded(Arc::clone(&new)));
+        let StoreOp::Release { record: Some(sent), .. } = h.take_call().op else { panic!("no record") };
+        bodies.push(sent.record.body.is_some());
+    }
+    assert_eq!(bodies, [true, true, false, false]);
+}
+
+/// The release of the first section has no reply for the store timeout, and another attempt is
+/// queued in the store when it gets one.
+#[test]
+fn an_attempt_is_released_when_its_last_waiter_gets_a_record() {
+    let mut h = harness();
+    h.claim(1, WAIT);
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    let new = new_record();
+    h.end_guard(&section, GuardEnd::Recorded(Arc::clone(&new)));
+    let release = h.take_call();
+    h.now = h.now.saturating_add(STORE_TIMEOUT);
+    h.claim(2, WAIT);
+    h.reply(QUEUED);
+    h.handle(Event::Released(release.number, Ok(ReleaseReply::RecordedBefore)));
+    assert_eq!(h.take_recorded(&new.record), [2]);
+    assert_ne!(h.calls[0].id, release.id);
+    h.reply_freed();
+    assert!(h.table.is_empty());
+}
+
+/// A yield would queue the duplicate behind the waiters of other processes.
+#[test]
+fn a_used_up_batch_of_a_plain_grant_is_released_for_a_duplicate() {
+    let mut h = harness();
+    h.request(1, true);
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    h.claim(2, WAIT);
+    h.now = h.now.saturating_add(ms(110));
+    h.end_guard(&section, GuardEnd::Released);
+    h.reply_freed();
+    assert!(matches!(h.calls[0].op, StoreOp::Acquire { unless_recorded: true, .. }));
+}
+
+/// It gets the record of the section, or runs after it.
+#[test]
+fn a_duplicate_does_not_join_the_section_of_its_owner() {
+    let (mut h, owner) = (harness(), Owner::new());
+    h.request(0, true);
+    h.reply(GRANTED);
+    let section = h.expect_grant(0);
+    h.request_with(1, WAIT, Some(&owner));
+    h.claim_for(2, &owner);
+    h.end_guard(&section, GuardEnd::Released);
+    let section = h.expect_grant(1);
+    assert_eq!(h.table.hold_count_of(&section, h.now), 1);
+    // Its handler would wait for itself.
+    h.claim_for(3, &owner);
+    assert!(matches!(&h.results[..], [(3, Err(LockError::WouldDeadlock))]), "{:?}", h.results);
+}
+
+/// The waiter that the acquire was for has left while the call was in flight.
+#[test]
+fn a_grant_for_a_plain_waiter_is_not_given_to_a_duplicate() {
+    let mut h = harness();
+    let number = h.request(1, true);
+    h.claim(2, WAIT);
+    assert!(h.cancel(number).is_some());
+    h.reply(GRANTED);
+    assert!(h.results.is_empty());
+    h.reply_freed();
+    assert!(matches!(h.calls[0].op, StoreOp::Acquire { unless_recorded: true, .. }));
 }

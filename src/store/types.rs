@@ -106,10 +106,10 @@ pub enum AcquireReply {
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Record {
-    /// The part that lasts as long as the record.
+    /// The part that lasts as long as the record. At most 64 KiB.
     pub head: Bytes,
-    /// The part that a store with little memory may drop earlier. `None`: there is none, or it was
-    /// dropped.
+    /// The part that a store with little memory may drop earlier. A store need not keep more than
+    /// 1 MiB. `None`: there is none, or it was dropped.
     pub body: Option<Bytes>,
 }
 

@@ -15,7 +15,7 @@ use crate::{
         KeySource,
         fields::field::{Field, header},
     },
-    limits::{KEEP_FOR, KEEP_FOR_MAX, KEEP_UP_TO, KEEP_UP_TO_MAX},
+    limits::{KEEP_FOR, KEEP_FOR_MAX, KEEP_FOR_MIN, KEEP_UP_TO, KEEP_UP_TO_MAX},
     lock::LockManager,
     lock_key::LockKey,
     policy::{LockPolicy, OnDisconnect, OnLost, ReleaseAt},
@@ -54,9 +54,9 @@ use crate::{
 /// # Position
 ///
 /// Put the layer inside of the authentication, because its scope is the authenticated client, and
-/// outside of a [`LockLayer`](crate::LockLayer), so that a retry needs no lock. It works without
-/// Axum and without a `LockLayer`. Of two nested layers with the same scope, the outer one keeps
-/// the answer.
+/// outside of a [`LockLayer`](crate::LockLayer), so that a retry needs no lock. Put compression
+/// outside of it, because an answer is kept with its encoding. The layer works without Axum and
+/// without a `LockLayer`. Of two nested layers with the same scope, the outer one keeps the answer.
 ///
 /// # What is kept
 ///
@@ -112,7 +112,13 @@ impl<K: KeySource> ReplayLayer<K> {
     /// public. A request for which a key function returns `None` runs without a record.
     ///
     /// Do not use a token as the scope: a retry with a refreshed token would be another request.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the store keeps no [records](crate::store::StoreTraits::records).
+    #[track_caller]
     pub fn new(locks: &LockManager, scope: K) -> Self {
+        assert!(locks.records_supported(), "the lock store keeps no records, which a `ReplayLayer` needs");
         // Not inherited: they would keep the answer from being recorded.
         let policy = LockPolicy::new()
             .wait(Duration::ZERO)
@@ -161,12 +167,12 @@ impl<K: KeySource, F> ReplayLayer<K, F> {
         self.policy(LockPolicy::new().wait(duration))
     }
 
-    /// Sets how long an answer is kept. Default: 24 hours. A time longer than 366 days is reduced
-    /// to that.
+    /// Sets how long an answer is kept. Default: 24 hours. The time is at least 1 second and at most
+    /// 366 days.
     ///
     /// After this time a request with the same key runs again. Document the time for your clients.
     pub fn keep_for(self, duration: Duration) -> Self {
-        self.with_answers(|answers| answers.keep_for = duration.min(KEEP_FOR_MAX))
+        self.with_answers(|answers| answers.keep_for = duration.clamp(KEEP_FOR_MIN, KEEP_FOR_MAX))
     }
 
     /// Sets how many bytes of body are kept. Default: 64 KiB. The maximum is 1 MiB.

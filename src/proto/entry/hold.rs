@@ -161,6 +161,10 @@ impl<D: DriverTypes> LockEntry<D> {
             // still request the longer one. So the next section runs under another id.
             return self.begin_release(Duration::ZERO, None, env);
         }
+        if self.queue.first().is_some_and(|next| next.unless_recorded && !holding.is_unrecorded) {
+            // A yield would queue the duplicate, although its key may have a record.
+            return self.begin_release(Duration::ZERO, None, env);
+        }
         // I7: a section that runs under a grant in doubt continues, but no other section starts
         // under it. The yield shows whether the grant was revoked.
         let may_continue = !holding.grant.is_in_doubt()

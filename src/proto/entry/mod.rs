@@ -59,6 +59,8 @@ pub(super) struct EntryCounts {
     pub(super) pending_releases: usize,
     /// Of offers to unknown ids.
     pub(super) unclaimed_offer_releases: usize,
+    /// Of the records of pending releases.
+    pub(super) record_bytes: usize,
     /// Whether the attempt has an entry in the store queue, so that messages are sent to it.
     pub(super) is_queued: bool,
 }
@@ -116,6 +118,7 @@ impl<D: DriverTypes> LockEntry<D> {
             waiting: self.queue.len(),
             pending_releases: self.pending_releases.len(),
             unclaimed_offer_releases: self.pending_releases.unclaimed_offers(),
+            record_bytes: self.pending_releases.record_bytes(),
             is_queued: self.attempt.as_ref().is_some_and(|attempt| matches!(attempt.state, State::Queued)),
         }
     }

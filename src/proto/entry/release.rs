@@ -52,6 +52,12 @@ impl<D: DriverTypes> LockEntry<D> {
                 env.actions.push(Action::Untrack(holding.grant));
             }
         }
+        // I11
+        if let Some(new) = &mut release.record
+            && new.record.body.as_ref().is_some_and(|body| body.len() > env.max_record_body)
+        {
+            Arc::make_mut(new).record.body = None;
+        }
         self.pending_releases.block_on(release.id.clone());
         self.queue_release(release, env);
     }
@@ -110,6 +116,8 @@ impl<D: DriverTypes> LockEntry<D> {
                 }
                 if let Some(record) = record {
                     self.answer_recorded(&Arc::new(record.record.clone()), env);
+                    // A later attempt may exist if this release was without a reply for long.
+                    self.abandon_if_unwanted(env);
                 }
             }
             Err(_) if release.is_unclaimed_offer => self.pending_releases.remove(at),

@@ -22,12 +22,15 @@ use tokio::{
 };
 
 use super::proto::escape_control;
-use crate::sync::Mutex;
+use crate::{
+    limits::{MAX_RECORD_BODY_BYTES, MAX_RECORD_HEAD_BYTES},
+    sync::Mutex,
+};
 
-/// The most bytes of one reply or one message. The longest expected one is that of `INFO`, some
-/// thousand. A faulty server, or foreign data in a lock, must not exhaust the memory of this
-/// process.
-pub(super) const MAX_REPLY_BYTES: usize = 1 << 20;
+/// The most bytes of one reply or one message. The longest expected one is a record. A faulty
+/// server, or foreign data in a lock, must not exhaust the memory of this process.
+pub(super) const MAX_REPLY_BYTES: usize = 2 << 20;
+const _: () = assert!(MAX_RECORD_HEAD_BYTES + MAX_RECORD_BODY_BYTES < MAX_REPLY_BYTES);
 
 /// The most calls that wait for the socket; further calls wait for capacity.
 const PIPELINE_CAPACITY: usize = 1024;

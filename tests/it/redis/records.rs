@@ -75,3 +75,24 @@ async fn foreign_value_in_place_of_the_record_grants_nothing() {
     assert_eq!(error.kind(), StoreErrorKind::Refused);
     assert_eq!(environment.command(&["GET", RECORD]).await.text(), Some("text"));
 }
+
+/// A body of 1 MiB is kept. A longer value, which only another program writes, does not end the
+/// connection.
+#[tokio::test]
+async fn long_record_is_read_up_to_the_bounds() {
+    let Some(environment) = environment().await else { return };
+    let (store, holder, other) = held(&environment).await;
+    let largest = vec![7; 1 << 20];
+    let record = Record::new("head", Some(largest.clone().into()));
+    let release = ReleaseRequest::new(key(), holder.clone(), Duration::ZERO, TERMS).record(record, LONG);
+    store.release(release).await.expect("a reply");
+    let Ok(AcquireReply::Recorded(found)) = store.acquire(acquire(&other)).await else { panic!("no record") };
+    assert_eq!(found.body.as_deref(), Some(&largest[..]));
+    let longer = "x".repeat((1 << 20) + 1);
+    environment.command(&["HSET", RECORD, "body", &longer]).await;
+    let Ok(AcquireReply::Recorded(found)) = store.acquire(acquire(&other)).await else { panic!("no record") };
+    assert_eq!((&found.head[..], found.body), (&b"head"[..], None));
+    environment.command(&["HSET", RECORD, "head", &longer]).await;
+    let Ok(AcquireReply::Recorded(found)) = store.acquire(acquire(&other)).await else { panic!("no record") };
+    assert!(found.head.is_empty(), "it stands, and is no answer");
+}

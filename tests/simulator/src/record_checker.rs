@@ -67,6 +67,13 @@ impl RecordChecker {
         }
     }
 
+    /// Forgets the expired records.
+    pub fn expire(&mut self, now: i64) {
+        for standing in &mut self.standing {
+            standing.take_if(|standing| now > standing.until);
+        }
+    }
+
     /// Notes that the server has lost its data.
     pub fn flushed(&mut self) {
         self.standing.fill_with(|| None);

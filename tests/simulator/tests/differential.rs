@@ -7,7 +7,9 @@ use tower_lock::{
     __internals::redis_proto::{Keyspace, ScriptCall},
     AcquisitionId, LockKey,
     deadpool_redis::redis::Value,
-    store::{AcquireRequest, ForceReleaseRequest, IfBusy, QueueConfig, ReleaseRequest, RenewRequest, YieldRequest},
+    store::{
+        AcquireRequest, ForceReleaseRequest, IfBusy, QueueConfig, Record, ReleaseRequest, RenewRequest, YieldRequest,
+    },
 };
 use tower_lock_simulator::fake::{Dump, FakeRedis};
 use tower_lock_testkit::{Connection, RedisServer, Reply, skipped};
@@ -81,14 +83,24 @@ impl Both {
         let call = match self.rng.u8(0..14) {
             0..6 => {
                 let if_busy = if self.rng.u8(0..4) == 0 { IfBusy::Fail } else { IfBusy::Enqueue };
-                self.names.acquire(&AcquireRequest::new(key, id, lease, if_busy, queue, valid_for), until)
+                let request = AcquireRequest::new(key, id, lease, if_busy, queue, valid_for);
+                self.names.acquire(&request.unless_recorded(self.rng.bool()), until)
             }
-            6..9 => self.names.release(&ReleaseRequest::new(key, id, block_for, queue)),
+            6..9 => {
+                let request = ReleaseRequest::new(key, id, block_for, queue);
+                let request = match self.rng.u8(0..6) {
+                    0 => request.record(Record::new("head", Some("body".into())), self.seconds()),
+                    1 => request.record(Record::new("", None), self.seconds()),
+                    _ => request,
+                };
+                self.names.release(&request)
+            }
             9..11 => {
                 let (next, lock) = (self.id(), self.names.lock(&key).expect("a valid name"));
                 let fence = self.fake.data().hash(&lock).first().and_then(|(_, fence)| fence.parse().ok());
                 let fence = fence.filter(|_| self.rng.u8(0..4) > 0).unwrap_or(7);
-                self.names.yield_to_queue(&YieldRequest::new(key, id, fence, next, lease, queue, valid_for), until)
+                let request = YieldRequest::new(key, id, fence, next, lease, queue, valid_for);
+                self.names.yield_to_queue(&request.unless_recorded(self.rng.bool()), until)
             }
             11 => {
                 let other = RenewRequest::new(self.keys[1].clone(), self.id(), self.seconds());
@@ -105,13 +117,15 @@ impl Both {
         let lock = self.names.lock(&self.keys[0]).expect("a valid name");
         let queue = format!("tower-lock:lock:q:{{{lock}}}");
         let later = (self.now().await + 80_000_000_000).to_string();
-        let command: &[&str] = match self.rng.u8(0..9) {
+        let record = self.names.record(&lock);
+        let command: &[&str] = match self.rng.u8(0..11) {
             // An expired lease.
             0..3 => &["DEL", &lock],
             3 => &["DEL", &queue],
             4 => &["SET", "tower-lock:lock:f", &later],
             5 => &["DEL", "tower-lock:lock:f"],
             6 => &["SET", &lock, "text"],
+            8 | 9 => &["DEL", &record],
             7 => &["SET", "tower-lock:lock:f", NO_FENCES[self.rng.usize(0..NO_FENCES.len())]],
             _ => &["HSET", &lock, "foreign:1", "1"],
         };
@@ -135,10 +149,11 @@ impl Both {
     async fn compare(&mut self, call: &ScriptCall) {
         let now = self.now().await;
         self.fake.data().now_us = now;
-        self.calls.push(format!("{} {:?} {:?}", call.name(), call.keys(), call.args()));
+        self.calls.push(format!("{} {:?} {:?} {:?}", call.name(), call.keys(), call.args(), call.data()));
         let count = call.keys().len().to_string();
         let mut command = vec!["EVAL", call.text(), &count];
         command.extend(call.keys().iter().chain(call.args()).map(String::as_str));
+        command.extend(call.data().iter().map(|data| std::str::from_utf8(data).expect("text")));
         let real = self.real.command(&command).await.expect("a reply");
         let fake = self.fake.run(call);
         assert!(same(&fake, &real), "the fake: {fake:?}, Redis: {real:?}\n{}", self.calls.join("\n"));

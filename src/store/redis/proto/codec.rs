@@ -11,6 +11,7 @@ use super::{
 };
 use crate::{
     acquisition::AcquisitionId,
+    limits::MAX_RECORD_BODY_BYTES,
     lock_key::LockKey,
     store::{
         AcquireReply, AcquireRequest, ForceReleaseReply, ForceReleaseRequest, Holder, IfBusy, KeyStatus, NewRecord,
@@ -73,7 +74,7 @@ impl Keyspace {
         if let Some(NewRecord { record, keep_for }) = &request.record {
             call.args.push(ms(*keep_for));
             call.data.push(record.head.clone());
-            call.data.extend(record.body.clone());
+            call.data.extend(record.body.clone().filter(|body| body.len() <= MAX_RECORD_BODY_BYTES));
         }
         Ok(call)
     }

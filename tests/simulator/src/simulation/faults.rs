@@ -98,6 +98,7 @@ impl Simulation {
                 self.records.flushed();
             }
             Fault::Step => {
+                self.expire_records();
                 let ms = [20, 500, 5_000][self.rng.usize(0..3)];
                 let forward = self.options.step && self.rng.bool();
                 self.server_ahead += if forward { ms * 1_000 } else { -ms * 1_000 };

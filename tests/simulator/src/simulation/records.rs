@@ -48,6 +48,18 @@ impl Simulation {
         self.server_us() / 1_000
     }
 
+    /// Removes the expired records, before the clock is set: they do not stand again.
+    pub(super) fn expire_records(&mut self) {
+        if self.options.records {
+            let us = self.server_us();
+            let mut data = self.fake.data();
+            data.now_us = us;
+            data.dump();
+            drop(data);
+            self.records.expire(self.server_ms());
+        }
+    }
+
     /// How a section ends whose work is done. That of a duplicate leaves a record of its client.
     pub(super) fn ending(&self, index: usize, section: &Arc<Section>) -> GuardEnd {
         let client = &self.clients[index];

@@ -103,6 +103,12 @@ impl Simulation {
             self.enqueued.insert(id.clone(), (first, self.now));
             self.check_new_fields(id, script);
         }
+        // A caller that gets the record leaves the queue, and the key goes to the next waiter.
+        let holds = |id: &String| after.holders.iter().any(|(holder, _)| holder == id);
+        let has_left = |id: &String| caller == Some(id) && !after.queue.contains(id) && !holds(id);
+        if let Some(caller) = caller.filter(|caller| before.queue.contains(caller) && has_left(caller)) {
+            self.enqueued.remove(caller);
+        }
         let Some((id, fence)) = after.holders.first().filter(|holder| !before.holders.contains(holder)) else { return };
         if id.ends_with(":end") || self.foreign.contains(id) {
             return;
@@ -113,8 +119,7 @@ impl Simulation {
                 .queue
                 .iter()
                 .take_while(|queued| *queued != id)
-                // A caller that gets the record leaves the queue.
-                .filter(|queued| caller != Some(queued) || after.queue.contains(queued))
+                .filter(|queued| !has_left(queued))
                 .find(|queued| self.is_subscribed(queued))
                 .cloned();
             if caller != Some(id) && !self.is_subscribed(id) {
