@@ -200,6 +200,8 @@ const _: () = assert!(MAX_BODY_BYTES <= MAX_BUFFERED_BYTES);
 /// their bytes: the response may be complete already.
 pub(crate) const EAGER_FRAMES: usize = 16;
 pub(crate) const EAGER_BYTES: usize = 64 << 10;
+/// If the answer is kept, one more frame for each of these bytes: compression makes small frames.
+pub(crate) const KEPT_BYTES_PER_FRAME: usize = 1 << 10;
 
 /// Default prefix of the names of locks in Redis.
 #[cfg(feature = "redis")]

@@ -28,7 +28,10 @@ pub(super) struct LayerConfig<K> {
 #[derive(Clone)]
 pub(super) struct LayerParams {
     pub(super) driver: Arc<Driver>,
+    /// The settings of the lock of the layer.
     pub(super) policy: LockPolicy,
+    /// Those of the locks that the handler acquires.
+    pub(super) handler_policy: LockPolicy,
     pub(super) on_reject: OnReject,
     pub(super) hold_estimate: Arc<HoldEstimate>,
     pub(super) name: Option<&'static str>,
@@ -49,9 +52,11 @@ impl<K> LayerConfig<K> {
 
     pub(super) fn params(&self, head: &Parts) -> LayerParams {
         let outside = head.extensions.get();
+        let policy = InheritedConfig::policy(outside, self.policy, &self.locks);
         LayerParams {
             driver: Arc::clone(self.locks.driver()),
-            policy: InheritedConfig::policy(outside, self.policy, &self.locks),
+            policy,
+            handler_policy: policy,
             on_reject: self.on_reject.or(outside.map(InheritedConfig::on_reject)).clone(),
             hold_estimate: Arc::clone(&self.hold_estimate),
             name: self.name,

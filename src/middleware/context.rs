@@ -156,7 +156,7 @@ impl RequestContext {
 
     /// The owner and the settings that the calls of the handler inherit.
     pub(super) fn request_scope(&self) -> RequestScope {
-        RequestScope::new(self.0.owner.clone(), self.0.params.policy.for_handler(self.0.client_wait))
+        RequestScope::new(self.0.owner.clone(), self.0.params.handler_policy.for_handler(self.0.client_wait))
     }
 
     pub(super) fn policy(&self) -> &LockPolicy {
@@ -211,8 +211,8 @@ impl RequestContext {
         Ok(reservation)
     }
 
-    /// Acquires a lock for this request if its client is still connected. `body` is the reservation
-    /// of its complete body while it waits.
+    /// Acquires a lock of the handler for this request if its client is still connected. `body` is
+    /// the reservation of its complete body while it waits.
     pub(crate) async fn acquire(
         &self,
         route: &Route,
@@ -220,8 +220,9 @@ impl RequestContext {
         client: Option<&ClientConnection>,
         body: Option<&mut Reservation>,
     ) -> Result<RequestLock, Rejection> {
-        self.reserve_for_waiting(route, &key, body)?;
-        let ClaimedLock::Granted(lock) = self.request_lock(route, key, false).await? else {
+        let policy = &self.0.params.handler_policy;
+        self.reserve_for_waiting(route, &key, body, policy)?;
+        let ClaimedLock::Granted(lock) = self.request_lock(route, key, policy, false).await? else {
             unreachable!("a request that ignores records")
         };
         // The server may not have noticed the disconnect.
@@ -232,8 +233,8 @@ impl RequestContext {
         Ok(lock)
     }
 
-    /// The same for a request that the record of its key answers. Another request with the key is
-    /// in flight if the key is busy.
+    /// Acquires the lock of a layer whose record answers the request. Another request with the key
+    /// is in flight if the key is busy.
     pub(super) async fn claim(
         &self,
         route: &Route,
@@ -241,8 +242,9 @@ impl RequestContext {
         client: Option<&ClientConnection>,
         body: Option<&mut Reservation>,
     ) -> Result<ClaimedLock, Rejection> {
-        self.reserve_for_waiting(route, &key, body).map_err(Rejection::into_in_flight)?;
-        let claimed = self.request_lock(route, key, true).await.map_err(Rejection::into_in_flight)?;
+        let policy = self.policy();
+        self.reserve_for_waiting(route, &key, body, policy).map_err(Rejection::into_in_flight)?;
+        let claimed = self.request_lock(route, key, policy, true).await.map_err(Rejection::into_in_flight)?;
         match claimed {
             ClaimedLock::Granted(lock) if client.is_some_and(ClientConnection::is_closed) => {
                 lock.cancel();
@@ -258,6 +260,7 @@ impl RequestContext {
         route: &Route,
         key: &LockKey,
         body: Option<&mut Reservation>,
+        policy: &LockPolicy,
     ) -> Result<(), Rejection> {
         let Some(Err(why)) = body.map(|body| body.wait_for(key)) else { return Ok(()) };
         // The holder of the key re-enters: rejected, it would give way to its own waiters.
@@ -265,15 +268,21 @@ impl RequestContext {
             return Ok(());
         }
         // A request that does not wait is rejected for its lock, not for its body.
-        Err(self.immediate_rejection(route, key).unwrap_or_else(|| {
+        Err(self.rejection_without_wait(route, key, policy).unwrap_or_else(|| {
             let rejection = Rejection::from(why);
             LockSpan::rejected_before_lock(route, "body_buffer_full", rejection.status(), None);
             rejection
         }))
     }
 
-    async fn request_lock(&self, route: &Route, key: LockKey, unless_recorded: bool) -> Result<ClaimedLock, Rejection> {
-        let LayerParams { driver, policy, hold_estimate, .. } = &self.0.params;
+    async fn request_lock(
+        &self,
+        route: &Route,
+        key: LockKey,
+        policy: &LockPolicy,
+        unless_recorded: bool,
+    ) -> Result<ClaimedLock, Rejection> {
+        let LayerParams { driver, hold_estimate, .. } = &self.0.params;
         let mut span = LockSpan::start(route, &key, policy.shows_key());
         let began = Instant::now();
         if self.0.client_wait.is_some() {
@@ -306,7 +315,16 @@ impl RequestContext {
     /// The rejection of a request that does not wait and would be rejected anyway: its body need
     /// not be sent.
     pub(crate) fn immediate_rejection(&self, route: &Route, key: &LockKey) -> Option<Rejection> {
-        let LayerParams { driver, policy, hold_estimate, .. } = &self.0.params;
+        self.rejection_without_wait(route, key, &self.0.params.handler_policy)
+    }
+
+    /// The same for a [claim](Self::claim).
+    pub(super) fn immediate_claim_rejection(&self, route: &Route, key: &LockKey) -> Option<Rejection> {
+        self.rejection_without_wait(route, key, self.policy()).map(Rejection::into_in_flight)
+    }
+
+    fn rejection_without_wait(&self, route: &Route, key: &LockKey, policy: &LockPolicy) -> Option<Rejection> {
+        let LayerParams { driver, hold_estimate, .. } = &self.0.params;
         if !self.0.client_wait.unwrap_or_else(|| policy.request_wait()).is_zero() {
             return None;
         }
@@ -383,8 +401,13 @@ impl RequestContext {
 
     /// Sets whether the handler runs or has returned.
     pub(super) fn set_running(&self, is_running: bool) {
-        let phase = if is_running { HandlerPhase::Running } else { HandlerPhase::Ended };
-        self.0.phase.store(phase as u8, Release);
+        let (running, ended) = (HandlerPhase::Running as u8, HandlerPhase::Ended as u8);
+        if is_running {
+            self.0.phase.store(running, Release);
+        } else {
+            // A handler that was not started has not ended.
+            let _ = self.0.phase.compare_exchange(running, ended, AcqRel, Acquire);
+        }
     }
 
     /// Whether the handler was called.

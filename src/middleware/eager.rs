@@ -15,7 +15,7 @@ use tower::BoxError;
 use super::{complete_body::data_len, request_locks::RequestLocks};
 use crate::{
     error::LockLost,
-    limits::{EAGER_BYTES, EAGER_FRAMES, RELEASE_WAIT},
+    limits::{EAGER_BYTES, EAGER_FRAMES, KEPT_BYTES_PER_FRAME, RELEASE_WAIT},
 };
 
 pub(super) enum ReadAhead<B> {
@@ -35,7 +35,9 @@ pub(super) async fn read_ready<B>(
 where
     B: Body<Data = Bytes, Error: Into<BoxError>> + Send,
 {
-    let max_bytes = locks.recorder().map_or(0, |recorder| recorder.keep_up_to()).max(EAGER_BYTES);
+    let keep_up_to = locks.recorder().map_or(0, |recorder| recorder.keep_up_to());
+    let max_bytes = keep_up_to.max(EAGER_BYTES);
+    let max_frames = (keep_up_to / KEPT_BYTES_PER_FRAME).max(EAGER_FRAMES);
     let locks = &*locks;
     let mut frames = VecDeque::with_capacity(1);
     let mut bytes = 0;
@@ -77,7 +79,7 @@ where
         if is_last {
             break None;
         }
-        if frames.len() > EAGER_FRAMES || bytes > max_bytes {
+        if frames.len() > max_frames || bytes > max_bytes {
             return Ok(ReadAhead::Incomplete { inner, frames });
         }
     };

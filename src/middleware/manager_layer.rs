@@ -154,9 +154,11 @@ where
 
 impl LockManagerLayer {
     fn params(&self, inherited: &InheritedConfig) -> LayerParams {
+        let policy = InheritedConfig::policy(Some(inherited), LockPolicy::new(), &self.locks);
         LayerParams {
             driver: Arc::clone(self.locks.driver()),
-            policy: InheritedConfig::policy(Some(inherited), LockPolicy::new(), &self.locks),
+            policy,
+            handler_policy: policy,
             on_reject: inherited.on_reject.clone(),
             hold_estimate: Arc::clone(&self.hold_estimate),
             name: None,

@@ -13,12 +13,12 @@ use pin_project_lite::pin_project;
 use tower::BoxError;
 
 use super::{
-    complete_body::CompleteBody,
+    complete_body::{CompleteBody, data_len},
     eager::{ReadAhead, read_ready},
     request_locks::RequestLocks,
     streaming_body::StreamingBody,
 };
-use crate::{error::LockLost, rejection::RejectionBody};
+use crate::{error::LockLost, rejection::RejectionBody, replay::keep::Ending};
 
 pin_project! {
     /// Response body of a [`LockLayer`](crate::LockLayer) or a
@@ -121,8 +121,11 @@ where
             ReadAhead::Complete { frames, error } => {
                 if error.is_some() {
                     locks.set_failed();
-                } else {
+                } else if length.is_none_or(|length| length == data_len(&frames)) {
                     locks.set_record(|recorder| recorder.complete(&frames));
+                } else {
+                    // A body of another length than its head announces is not what its client gets.
+                    locks.set_record(|recorder| recorder.without_body(Ending::Streamed));
                 }
                 locks.release_all().await;
                 let complete = CompleteBody { frames, error, announced: hint.exact(), was_empty: None };

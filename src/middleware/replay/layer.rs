@@ -56,7 +56,7 @@ use crate::{
 /// Put the layer inside of the authentication, because its scope is the authenticated client, and
 /// outside of a [`LockLayer`](crate::LockLayer), so that a retry needs no lock. Put compression
 /// outside of it, because an answer is kept with its encoding. The layer works without Axum and
-/// without a `LockLayer`.
+/// without a `LockLayer`. Of two nested layers with the same scope, the outer one keeps the answer.
 ///
 /// # What is kept
 ///
@@ -301,6 +301,9 @@ impl<K: KeySource, F> ReplayLayer<K, F> {
     /// except for these: no wait, no `min_hold`, release at the end of the body, finish after a
     /// disconnect, abort when the lock is lost. The body of a request with a key is always read
     /// first, because it is a part of the fingerprint.
+    ///
+    /// The settings are those of the lock of the key. Locks that the handler acquires have the
+    /// settings of the outer layers.
     pub fn policy(self, policy: LockPolicy) -> Self {
         self.with(|config| config.policy = policy.or(config.policy))
     }

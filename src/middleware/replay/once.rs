@@ -79,6 +79,11 @@ impl Once {
         Self { lock, fingerprint, settings }
     }
 
+    /// Whether this is the request with this key, and its lock is held.
+    pub(super) fn is_running(&self, key: &LockKey) -> bool {
+        self.key() == key && self.lock.loss().is_none()
+    }
+
     /// Returns the key of the record: a hash of the scope and the idempotency key.
     #[must_use]
     pub fn key(&self) -> &LockKey {

@@ -174,8 +174,9 @@ where
     response::finish_response(locks, &method, done).await
 }
 
-/// The key and the fingerprint of a request. `None` if it has no key and needs none, or has no
-/// scope. Its body is complete afterwards: a client that does not send it blocks no other request.
+/// The key and the fingerprint of a request. `None` if it has no key and needs none, has no scope,
+/// or is a request of an outer layer with the same scope. Its body is complete afterwards: a client
+/// that does not send it blocks no other request.
 async fn keyed_request<K: KeySource, F: FingerprintSource>(
     config: &ReplayConfig<K>,
     source: &F,
@@ -190,8 +191,12 @@ async fn keyed_request<K: KeySource, F: FingerprintSource>(
     };
     let Some(scope) = config.scope.extract_key(head, body).await? else { return Ok(None) };
     let key = key.lock_key(&scope);
-    if let Some(rejection) = context.immediate_rejection(route, &key) {
-        return Err(rejection.into_in_flight().into());
+    // An outer layer with this scope keeps the answer. Its lock is held.
+    if head.extensions.get().is_some_and(|outer: &Once| outer.is_running(&key)) {
+        return Ok(None);
+    }
+    if let Some(rejection) = context.immediate_claim_rejection(route, &key) {
+        return Err(rejection.into());
     }
     let fingerprint = source.fingerprint(head, body).await?;
     body.read(head).await?;

@@ -6,16 +6,21 @@ use std::{
     time::Duration,
 };
 
-use axum::{Router, routing::get};
+use axum::{
+    Router,
+    body::Body,
+    http::Request,
+    routing::{get, post},
+};
 use metrics::Unit;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tokio::time::sleep;
 use tower_lock::{
-    LockLayer,
+    LockLayer, ReplayLayer, key,
     test_util::{Fault, StoreOp},
 };
 use tower_lock_testkit::{
-    app::fetch,
+    app::{fetch, send},
     locks::{one_key, store_and_locks},
     wait::settle,
 };
@@ -76,7 +81,7 @@ fn every_metric_is_described_with_its_unit() {
             .filter(|name| name.starts_with("tower_lock_"))
             .collect();
         assert_eq!(described.keys().map(String::as_str).collect::<BTreeSet<_>>(), in_source);
-        assert_eq!(in_source.len(), 9);
+        assert_eq!(in_source.len(), 10);
     });
 }
 
@@ -113,6 +118,9 @@ async fn record_all(snapshotter: &Snapshotter) -> BTreeMap<String, f64> {
     assert_eq!(seen(snapshotter)["tower_lock_detached{}"], 1.0);
     sleep(Duration::from_secs(20)).await;
     assert_eq!(seen(snapshotter)["tower_lock_detached{}"], -1.0, "since it was looked at");
+    let replay = ReplayLayer::new(&locks, key::fixed(("everyone",))).required();
+    let app = Router::new().route("/claims", post(|| async {}).route_layer(replay));
+    send(&app, Request::post("/claims").body(Body::empty()).expect("a request")).await;
 
     reported().await;
     seen(snapshotter)
@@ -136,6 +144,7 @@ fn the_names_and_labels_of_all_metrics_are_these() {
                 "tower_lock_hold_seconds{route=none}",
                 "tower_lock_lost_total{}",
                 "tower_lock_renew_margin_seconds{}",
+                "tower_lock_replay_total{route=/claims,result=missing}",
                 "tower_lock_store_errors_total{op=acquire,kind=timeout}",
                 "tower_lock_store_errors_total{op=renew,kind=unavailable}",
                 "tower_lock_wait_seconds{route=/goods/{id},result=granted}",
@@ -165,5 +174,42 @@ fn gauges_of_holders_and_waiters_return_to_zero() {
         }
         let now = seen(snapshotter);
         assert_eq!((now["tower_lock_held{}"], now["tower_lock_waiting{}"]), (0.0, 0.0));
+    });
+}
+
+#[test]
+fn each_result_of_a_replay_layer_is_counted() {
+    watched(async |snapshotter| {
+        let (_store, locks) = store_and_locks();
+        let handler = post(async |body: String| {
+            sleep(Duration::from_millis(10)).await;
+            body
+        });
+        let replay = ReplayLayer::new(&locks, key::fixed(("everyone",))).required().keep_up_to(3);
+        let app = Router::new().route("/claims/{id}", handler.route_layer(replay));
+        let claim = async |key: Option<&'static str>, body: &'static str| {
+            let request = Request::post("/claims/7");
+            let request = if let Some(key) = key { request.header("idempotency-key", key) } else { request };
+            send(&app, request.body(Body::from(body)).expect("a request")).await
+        };
+        tokio::join!(claim(Some("a"), "x"), claim(Some("a"), "x"));
+        for (key, body) in [
+            (Some("a"), "x"),
+            (Some("a"), "x"),
+            (Some("a"), "y"),
+            (None, "x"),
+            (Some("a b"), "x"),
+            (Some("long"), "1234"),
+            (Some("long"), "1234"),
+        ] {
+            claim(key, body).await;
+        }
+        reported().await;
+        let seen = seen(snapshotter);
+        let counted = |result| seen[&format!("tower_lock_replay_total{{route=/claims/{{id}},result={result}}}")];
+        let results = ["first", "replayed", "in_flight", "mismatch", "missing", "invalid", "not_kept"];
+        assert_eq!(results.map(counted), [2.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0]);
+        let of_replay = seen.keys().filter(|name| name.starts_with("tower_lock_replay_total"));
+        assert_eq!(of_replay.count(), results.len());
     });
 }

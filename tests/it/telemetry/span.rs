@@ -17,8 +17,8 @@ use axum::{
 use tokio::sync::Notify;
 use tower::{Layer as _, ServiceExt, service_fn};
 use tower_lock::{
-    HasLockKey, HeldLock, Lease, LockKey, LockLayer, LockManager, LockManagerLayer, Locked, LogKey, OnLost, key,
-    test_util::Fault,
+    HasLockKey, HeldLock, Lease, LockKey, LockLayer, LockManager, LockManagerLayer, Locked, LogKey, OnLost,
+    ReplayLayer, key, test_util::Fault,
 };
 use tower_lock_testkit::{
     app::{fetch, post_json},
@@ -285,6 +285,29 @@ async fn key_can_be_redacted_and_a_plain_service_named() {
     let seen = recorder.last();
     assert_eq!(seen["route"], "greet");
     assert!(seen["key"].starts_with("account:~") && !seen["key"].contains("ann"), "{seen:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn span_says_how_a_request_with_a_key_was_answered() {
+    let (recorder, _guard) = Recorder::start();
+    let locks = LockManager::in_memory();
+    let replay = ReplayLayer::new(&locks, key::fixed(("everyone",))).required().keep_up_to(3);
+    let app = Router::new().route("/", post(async |body: String| body).route_layer(replay));
+    for (key, body, result, replay) in [
+        ("a", "x", "granted", Some("first")),
+        ("a", "x", "recorded", Some("replayed")),
+        ("a", "y", "recorded", Some("mismatch")),
+        ("long", "1234", "granted", Some("first")),
+        ("long", "1234", "recorded", Some("not_kept")),
+        ("a b", "x", "invalid_idempotency_key", None),
+    ] {
+        let count = recorder.count();
+        let request = Request::post("/").header("idempotency-key", key).body(Body::from(body)).expect("a request");
+        app.clone().oneshot(request).await.expect("infallible");
+        let seen = recorder.last();
+        assert_eq!((&*seen["result"], seen.get("replay").map(String::as_str)), (result, replay), "{key} {body}");
+        assert_eq!(recorder.count(), count + 1, "one span per request");
+    }
 }
 
 /// A reader of the logs cannot free a lock with their content.

@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    convert::Infallible,
     io,
     sync::{
         Arc, Mutex,
@@ -13,14 +14,16 @@ use std::{
 use axum::{
     Router,
     body::{Body, Bytes},
-    http::StatusCode,
+    http::{Request, StatusCode},
     response::{IntoResponse, Response},
     routing::{MethodRouter, post},
 };
 use tokio::time::sleep;
+use tower::{Layer, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_lock::{
     AnswerError, LockKey, LockManager, Once, ReplayLayer,
     key::Fixed,
+    middleware::RequestBody,
     test_util::{Fault, StoreOp, TestStore},
 };
 use tower_lock_testkit::{
@@ -204,7 +207,7 @@ async fn once_without_its_layer_names_the_remedy() {
     let handler = || post(async |once: Once| once.key().to_string());
     let without_layer = Router::new().route("/", handler());
     let without_key = Router::new().route("/", handler().route_layer(layer(&locks)));
-    let no_key = || axum::http::Request::post("/").body(Body::empty()).expect("a request");
+    let no_key = || Request::post("/").body(Body::empty()).expect("a request");
     for (app, request) in [(without_layer, request("a", "x")), (without_key, no_key())] {
         let response = send(&app, request).await;
         assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
@@ -258,4 +261,24 @@ async fn disconnect_while_the_database_is_asked_frees_the_key() {
     sleep(ms(10)).await;
     assert_eq!((runs(), store.held_count()), (0, 0));
     assert_eq!(run_of(send(&app, request("a", "x")).await).await, (1, false), "nothing ran: no lock-delay");
+}
+
+#[tokio::test(start_paused = true)]
+async fn disconnect_before_the_handler_starts_frees_the_key() {
+    let (store, locks) = store_and_locks();
+    let layer = layer(&locks).find_answer(async |_| Ok::<_, io::Error>(None::<Bytes>));
+    let inner = service_fn(async |_: Request<RequestBody>| {
+        sleep(ms(100)).await;
+        Ok::<_, Infallible>(Response::new(Body::from("run 1")))
+    });
+    let service = layer.layer(ConcurrencyLimit::new(inner, 1));
+    let call = |key| tokio::spawn(service.clone().oneshot(request(key, "x")));
+    let (busy, leaves) = (call("b"), call("a"));
+    sleep(ms(10)).await;
+    assert_eq!(store.held_count(), 2, "it waits for capacity");
+    leaves.abort();
+    sleep(ms(10)).await;
+    assert_eq!(store.held_count(), 1);
+    assert_eq!(call("a").await.expect("no panic").expect("infallible").status(), StatusCode::OK);
+    busy.await.expect("no panic").expect("infallible");
 }

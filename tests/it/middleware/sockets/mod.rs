@@ -6,6 +6,7 @@
 mod responses;
 mod aborts;
 mod readers;
+mod replay;
 mod uploads;
 mod disconnect;
 mod nested;
