@@ -7,7 +7,7 @@ use axum::{
 use http::{Method, StatusCode, request::Parts};
 
 use crate::{
-    middleware::{AnswerError, Once, OnceAnswer},
+    middleware::{AnswerError, Once, OnceAnswer, Unrecorded},
     telemetry::route::Route,
 };
 
@@ -16,6 +16,8 @@ use crate::{
 /// The text names the reason and its remedy.
 #[derive(Clone, Debug)]
 pub struct MissingOnce {
+    /// `None`: no layer is around the handler.
+    unrecorded: Option<Unrecorded>,
     method: Method,
     route: Route,
 }
@@ -32,6 +34,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Once {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, MissingOnce> {
         parts.extensions.get().cloned().ok_or_else(|| MissingOnce {
+            unrecorded: parts.extensions.get().copied(),
             method: parts.method.clone(),
             route: Route::from_extensions(&parts.extensions, None),
         })
@@ -55,11 +58,23 @@ impl IntoResponse for AnswerError {
 
 impl fmt::Display for MissingOnce {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(
-            "the request has no idempotency key for `Once`: put `ReplayLayer::new(&locks, scope).required()` on its \
-             route, outside of the handler. Without `.required()`, a request without a key runs, and so does one whose \
-             method is not in `.methods(..)`.",
-        )
+        f.write_str("the request has no record for `Once`: ")?;
+        f.write_str(match self.unrecorded {
+            None => {
+                "no `ReplayLayer` is around this handler. Put one on its route: \
+                 `post(handler).route_layer(ReplayLayer::new(&locks, scope).required())`."
+            }
+            Some(Unrecorded::Method) => {
+                "the `ReplayLayer` of this route does not apply to its method. Add the method to `.methods(..)`."
+            }
+            Some(Unrecorded::NoKey) => {
+                "it has no idempotency key. Call `.required()` on the `ReplayLayer` of this route."
+            }
+            Some(Unrecorded::NoScope) => {
+                "the scope of the `ReplayLayer` of this route returned `None` for it. Return a scope for each request \
+                 to this handler."
+            }
+        })
     }
 }
 

@@ -26,6 +26,8 @@ mod stall_monitor;
 mod future;
 mod replay;
 
+#[cfg(feature = "axum")]
+pub(crate) use self::replay::Unrecorded;
 pub use self::{
     connection::ClientConnection,
     future::ResponseFuture,

@@ -406,7 +406,7 @@ impl Rejection {
                 "An earlier request with this idempotency key had another method, path or content. The request was not processed; a new request needs a new key."
             }
             Self::InFlight { .. } => {
-                "An earlier request with this idempotency key is being processed. This one was not processed and can be retried with the same key."
+                "An earlier request with this idempotency key is being processed, or was interrupted. This one was not processed and can be retried with the same key."
             }
             Self::AnswerNotKept { .. } => {
                 "An earlier request with this idempotency key was processed, but its response was not kept. This one was not processed; do not repeat it."

@@ -12,9 +12,10 @@ impl DocsLink {
     /// # Panics
     ///
     /// Panics if the URL has a character that a URL cannot have.
+    #[track_caller]
     pub(crate) fn new(url: &str) -> Self {
         let is_url = !url.is_empty() && url.bytes().all(|byte| byte.is_ascii_graphic() && !b"<>\"\\".contains(&byte));
-        assert!(is_url, "{url:?} is not a URL");
+        assert!(is_url, "`ReplayLayer::docs`: {url:?} is not a URL");
         Self(HeaderValue::try_from(format!("<{url}>; rel=\"describedby\"")).expect("visible ASCII"))
     }
 

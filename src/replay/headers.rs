@@ -22,16 +22,23 @@ pub(crate) struct HeaderFilter {
 }
 
 impl HeaderFilter {
-    /// Keeps these headers, too.
+    /// The names for [`keep`](Self::keep).
     ///
     /// # Panics
     ///
     /// Panics if one of them belongs to a connection or to the framing of a message.
-    pub(crate) fn keep(&mut self, names: impl IntoIterator<Item = HeaderName>) {
-        for name in names {
-            assert!(!is_of_the_message(&name), "`{name}` belongs to one message and cannot be kept");
-            self.rules.push((name, true));
+    #[track_caller]
+    pub(crate) fn check(names: impl IntoIterator<Item = HeaderName>) -> Vec<HeaderName> {
+        let names: Vec<_> = names.into_iter().collect();
+        if let Some(name) = names.iter().find(|name| is_of_the_message(name)) {
+            panic!("`keep_headers`: `{name}` belongs to one message and cannot be kept");
         }
+        names
+    }
+
+    /// Keeps these headers, too.
+    pub(crate) fn keep(&mut self, names: impl IntoIterator<Item = HeaderName>) {
+        self.rules.extend(names.into_iter().map(|name| (name, true)));
     }
 
     /// Does not keep these headers.
@@ -156,6 +163,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "`transfer-encoding` belongs to one message")]
     fn framing_cannot_be_kept() {
-        HeaderFilter::default().keep([TRANSFER_ENCODING]);
+        let _ = HeaderFilter::check([TRANSFER_ENCODING]);
     }
 }

@@ -65,8 +65,13 @@ impl IdempotencyKeyField {
     /// # Panics
     ///
     /// Panics if the field is an extension, because a client sends the key.
+    #[track_caller]
     pub(crate) fn new(field: Field) -> Self {
-        let (location, name) = field.sent().expect("an idempotency key is sent by the client: use a named field");
+        let Some((location, name)) = field.sent() else {
+            panic!(
+                "`ReplayLayer::key`: the client sends the key, so use `key::header`, `key::json_field` or another field"
+            );
+        };
         Self { field, location, name }
     }
 

@@ -19,7 +19,8 @@ pub(super) struct ReplayConfig<K> {
     pub(super) scope: K,
     pub(super) key_field: IdempotencyKeyField,
     pub(super) is_required: bool,
-    pub(super) methods: Vec<Method>,
+    /// `None`: the default.
+    pub(super) methods: Option<Vec<Method>>,
     pub(super) policy: LockPolicy,
     pub(super) on_reject: OnReject,
     pub(super) docs: Option<DocsLink>,
@@ -35,6 +36,18 @@ pub(super) type FindAnswer = dyn Fn(LockKey) -> FoundAnswer + Send + Sync;
 pub(super) type FoundAnswer = Pin<Box<dyn Future<Output = Result<Option<Bytes>, BoxError>> + Send>>;
 
 impl<K> ReplayConfig<K> {
+    /// Whether requests with this method can have a key.
+    pub(super) fn applies_to(&self, method: &Method) -> bool {
+        match &self.methods {
+            // A tunnel has no answer.
+            _ if method == Method::CONNECT => false,
+            Some(methods) => methods.contains(method),
+            // Without a key, no such request must run.
+            None if self.is_required => !method.is_safe(),
+            None => [Method::POST, Method::PATCH].contains(method),
+        }
+    }
+
     pub(super) fn params(&self, head: &Parts) -> LayerParams {
         let outside = head.extensions.get();
         LayerParams {

@@ -65,12 +65,15 @@ use crate::{
 /// | a status below 400, and a body in memory of at most [`keep_up_to`] | gets the answer |
 /// | a status below 400, and a longer body or a stream | 409 `answer-not-kept` |
 /// | a status of 400 or more | runs |
-/// | a panic, a lost lock, a stream that broke off, a crash | runs, after the lock-delay or lease |
+/// | a panic, a lost lock, a stream that ended early, a crash | runs, after the lock-delay or lease |
 ///
 /// A 409 `answer-not-kept` has the status, the `Location` and the `ETag` of the answer.
-/// [`keep_if`](Self::keep_if) and [`Keep`](crate::Keep) change which answers are kept. If the
-/// client disconnects, the handler finishes and its answer is kept. While the store cannot be
-/// reached, requests with a key are rejected with 503: none runs without its record.
+/// A stream whose frames are all ready when its head is sent is a body in memory.
+/// [`keep_if`](Self::keep_if) and [`Keep`](crate::Keep) change which answers are kept.
+///
+/// If the client disconnects before it has the head, the handler finishes and its answer is kept. A
+/// stream ends with its client, and leaves no record. While the store cannot be reached, requests
+/// with a key are rejected with 503: none runs without its record.
 ///
 /// The layer keeps status, body and headers, except for headers of the connection and of the first
 /// attempt: `Connection` and the headers that it names, `Keep-Alive`, `TE`, `Trailer`,
@@ -109,7 +112,8 @@ impl<K: KeySource> ReplayLayer<K> {
     /// organisation and its user. Two clients that choose the same key have nothing in common.
     /// Without a scope, one client could read the answers of another one by its keys.
     /// [`key::fixed`](crate::key::fixed) is one scope for all clients, for routes whose answers are
-    /// public. A request for which a key function returns `None` runs without a record.
+    /// public. A request for which a key function returns `None` runs without a record, also with
+    /// [`required`](Self::required).
     ///
     /// Do not use a token as the scope: a retry with a refreshed token would be another request.
     ///
@@ -137,7 +141,7 @@ impl<K: KeySource> ReplayLayer<K> {
             scope,
             key_field: IdempotencyKeyField::new(header("idempotency-key")),
             is_required: false,
-            methods: vec![Method::POST, Method::PATCH],
+            methods: None,
             policy,
             on_reject: OnReject::default(),
             docs: None,
@@ -151,7 +155,8 @@ impl<K: KeySource> ReplayLayer<K> {
 }
 
 impl<K: KeySource, F> ReplayLayer<K, F> {
-    /// Rejects requests without a key with 400.
+    /// Rejects requests without a key with 400: those with the [`methods`](Self::methods) that are
+    /// set, otherwise all but `GET`, `HEAD`, `OPTIONS` and `TRACE`.
     ///
     /// Default: such a request runs, and nothing is kept.
     pub fn required(self) -> Self {
@@ -162,27 +167,28 @@ impl<K: KeySource, F> ReplayLayer<K, F> {
     ///
     /// Default: zero. The request is rejected with 409 while the first attempt runs, as the draft
     /// of the header says. One answer serves all requests that wait in one process. If the first
-    /// attempt fails, one of them runs.
+    /// attempt fails, one of them runs. When the wait ends, the request is rejected with 409.
     pub fn wait(self, duration: Duration) -> Self {
         self.policy(LockPolicy::new().wait(duration))
     }
 
-    /// Sets how long an answer is kept. Default: 24 hours. The time is at least 1 second and at
-    /// most 366 days.
+    /// Sets how long an answer is kept. Default: 24 hours. Times outside of 1 second to 366 days are
+    /// changed to the nearest of these.
     ///
     /// After this time a request with the same key runs again. Document the time for your clients.
     pub fn keep_for(self, duration: Duration) -> Self {
         self.with_answers(|answers| answers.keep_for = duration.clamp(KEEP_FOR_MIN, KEEP_FOR_MAX))
     }
 
-    /// Sets how many bytes of body are kept. Default: 64 KiB. The maximum is 1 MiB.
+    /// Sets how many bytes of body are kept. Default: 64 KiB. A larger number than 1 MiB is reduced
+    /// to that.
     ///
     /// A longer answer is sent, but not kept: a retry gets 409 `answer-not-kept`, and does not run.
     pub fn keep_up_to(self, bytes: usize) -> Self {
         self.with_answers(|answers| answers.keep_up_to = bytes.min(KEEP_UP_TO_MAX))
     }
 
-    /// Decides which answers are kept. Default: those with a status below 400.
+    /// Decides which answers are kept, in place of the default: those with a status below 400.
     ///
     /// A [`Keep`](crate::Keep) in the extensions of a response decides before this. Rejections of
     /// this crate are never kept.
@@ -197,7 +203,9 @@ impl<K: KeySource, F> ReplayLayer<K, F> {
     /// # Panics
     ///
     /// Panics if one of them belongs to a connection or to the framing of a message.
+    #[track_caller]
     pub fn keep_headers(self, names: impl IntoIterator<Item = HeaderName>) -> Self {
+        let names = HeaderFilter::check(names);
         self.with_answers(|answers| answers.headers.keep(names))
     }
 
@@ -219,15 +227,18 @@ impl<K: KeySource, F> ReplayLayer<K, F> {
     ///
     /// Panics if the field is an [`extension`](crate::key::extension), because a client sends the
     /// key.
+    #[track_caller]
     pub fn key(self, field: Field) -> Self {
-        self.with(|config| config.key_field = IdempotencyKeyField::new(field))
+        let key_field = IdempotencyKeyField::new(field);
+        self.with(|config| config.key_field = key_field)
     }
 
-    /// Sets the methods whose requests can have a key. Default: `POST` and `PATCH`.
+    /// Sets the methods whose requests can have a key. Default: `POST` and `PATCH`, and the methods
+    /// of [`required`](Self::required).
     ///
     /// Requests with other methods run, and nothing is kept.
     pub fn methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
-        self.with(|config| config.methods = methods.into_iter().collect())
+        self.with(|config| config.methods = Some(methods.into_iter().collect()))
     }
 
     /// Sets the URL of your documentation of the key. Responses that reject a request because of
@@ -236,8 +247,10 @@ impl<K: KeySource, F> ReplayLayer<K, F> {
     /// # Panics
     ///
     /// Panics if the text has a character that a URL cannot have.
+    #[track_caller]
     pub fn docs(self, url: &str) -> Self {
-        self.with(|config| config.docs = Some(DocsLink::new(url)))
+        let docs = DocsLink::new(url);
+        self.with(|config| config.docs = Some(docs))
     }
 
     /// Sets the values that two attempts of one request have in common, besides method and path.

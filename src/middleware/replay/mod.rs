@@ -6,7 +6,10 @@ mod config;
 mod fingerprint;
 mod service;
 mod once;
+mod unrecorded;
 
+#[cfg(feature = "axum")]
+pub(crate) use self::unrecorded::Unrecorded;
 pub use self::{
     fingerprint::{FingerprintSource, KeyValues, WholeRequest},
     layer::ReplayLayer,

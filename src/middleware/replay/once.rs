@@ -64,7 +64,10 @@ pub struct OnceAnswer {
 pub enum AnswerError {
     /// The body is longer than [`ReplayLayer::keep_up_to`](crate::ReplayLayer::keep_up_to), or the
     /// headers that are kept have more than 16 KiB.
-    #[error("the answer is too large to be kept: at most {keep_up_to} bytes of body and 16 KiB of headers")]
+    #[error(
+        "the answer is too large to be kept: at most {keep_up_to} bytes of body and 16 KiB of headers; raise \
+         `ReplayLayer::keep_up_to`, or respond with a `Location`"
+    )]
     TooLarge {
         /// The maximum length of the body, in bytes.
         keep_up_to: usize,

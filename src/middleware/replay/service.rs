@@ -5,11 +5,11 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Method, Request, Response, request::Parts};
+use http::{Request, Response, request::Parts};
 use http_body::Body;
 use tower::{BoxError, Service, ServiceExt, util::Oneshot};
 
-use super::{config::ReplayConfig, fingerprint::FingerprintSource, once::Once};
+use super::{config::ReplayConfig, fingerprint::FingerprintSource, once::Once, unrecorded::Unrecorded};
 use crate::{
     body::{reader::BodyReader, request_body::RequestBody},
     key_source::{KeyRejection, KeySource},
@@ -73,9 +73,9 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let inner = self.inner.clone();
-        let (head, body) = request.map(RequestBody::new).into_parts();
-        // A tunnel has no answer.
-        if !self.config.methods.contains(&head.method) || head.method == Method::CONNECT {
+        let (mut head, body) = request.map(RequestBody::new).into_parts();
+        if !self.config.applies_to(&head.method) {
+            mark_unrecorded(&mut head, Unrecorded::Method);
             return ResponseFuture::pass_through(inner.oneshot(Request::from_parts(head, body)));
         }
         let (context, owner_lifetime) = RequestContext::new(self.config.params(&head), &head.headers, &head.extensions);
@@ -187,9 +187,16 @@ async fn keyed_request<K: KeySource, F: FingerprintSource>(
 ) -> Result<Option<KeyedRequest>, KeyRejection> {
     let text = if config.key_field.reads_body() { body.read(head).await? } else { Bytes::new() };
     let Some(key) = config.key_field.read(head, &text).await? else {
-        return if config.is_required { Err(config.key_field.missing().into()) } else { Ok(None) };
+        if config.is_required {
+            return Err(config.key_field.missing().into());
+        }
+        mark_unrecorded(head, Unrecorded::NoKey);
+        return Ok(None);
     };
-    let Some(scope) = config.scope.extract_key(head, body).await? else { return Ok(None) };
+    let Some(scope) = config.scope.extract_key(head, body).await? else {
+        mark_unrecorded(head, Unrecorded::NoScope);
+        return Ok(None);
+    };
     let key = key.lock_key(&scope);
     // An outer layer with this scope keeps the answer. Its lock is held.
     if head.extensions.get().is_some_and(|outer: &Once| outer.is_running(&key)) {
@@ -201,6 +208,13 @@ async fn keyed_request<K: KeySource, F: FingerprintSource>(
     let fingerprint = source.fingerprint(head, body).await?;
     body.read(head).await?;
     Ok(Some(KeyedRequest { key, fingerprint }))
+}
+
+fn mark_unrecorded(head: &mut Parts, why: Unrecorded) {
+    // For the extractor, which only Axum has.
+    if cfg!(feature = "axum") {
+        head.extensions.insert(why);
+    }
 }
 
 /// The answer in a record, for a request with this fingerprint.
