@@ -142,6 +142,7 @@ const COMMANDS: [(&str, &str, &str); 22] = [
     ("cargo test -p tower-lock-tests --test redis recorded", "scripts/test.sh", TESTS),
     ("cargo test -p tower-lock-simulator --test recorded", "scripts/test.sh", TESTS),
     ("cargo test -p tower-lock-storm --test storm", "scripts/test.sh", TESTS),
+    ("cargo test -p tower-lock-storm --test replay", "scripts/test.sh", TESTS),
     ("cargo test -p compile-fail", "scripts/test.sh", " --test compile_fail"),
     ("cargo test --lib shuttle_tests", "scripts/test.sh", "RUSTC_WORKSPACE_WRAPPER"),
     ("cargo run -p tower-lock-simulator -- 0 10000", "scripts/test.sh", SIMULATOR),
