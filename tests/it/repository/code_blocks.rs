@@ -123,7 +123,7 @@ fn assert_exists(packages: &[Value], name: &str, dependency: &Value) {
 }
 
 /// The commands of the pages, each with the file that runs it, and the text there.
-const COMMANDS: [(&str, &str, &str); 22] = [
+const COMMANDS: [(&str, &str, &str); 23] = [
     ("scripts/test.sh", ".github/workflows/ci.yml", " scripts/test.sh\n"),
     ("scripts/test.sh --features", ".github/workflows/ci.yml", " scripts/test.sh --features\n"),
     ("cargo run --example reward_claim", "scripts/test.sh", " cargo run --quiet --example reward_claim"),

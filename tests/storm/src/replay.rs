@@ -132,7 +132,7 @@ struct Connections {
 
 const PROCESSES: usize = 3;
 
-const DUPLICATES: u64 = 10;
+const DUPLICATES: usize = 10;
 
 /// The clients that send at the same time: twenty keys.
 const CONCURRENCY: usize = 200;
@@ -210,7 +210,7 @@ impl ReplayStorm {
     /// The key of each client, and its random numbers. Duplicates are sent at about the same time.
     fn clients(&self) -> Vec<(u64, Rng)> {
         let mut rng = Rng::with_seed(self.seed);
-        let mut clients: Vec<_> = (0..self.keys).flat_map(|key| [key; DUPLICATES as usize]).collect();
+        let mut clients: Vec<_> = (0..self.keys).flat_map(|key| [key; DUPLICATES]).collect();
         for wave in clients.chunks_mut(CONCURRENCY / 2) {
             rng.shuffle(wave);
         }
@@ -432,10 +432,7 @@ impl ReplayOutcome {
         let earlier = &commits[..commits.len().saturating_sub(1)];
         let is_excused = |commit: &Commit| !self.finds_answers && self.killed.contains(&commit.process);
         check("ran-twice", earlier.iter().all(is_excused));
-        check(
-            "no-answer",
-            ends.len() == DUPLICATES as usize && !ends.iter().any(|end| matches!(end, ClientEnd::NoAnswer)),
-        );
+        check("no-answer", ends.len() == DUPLICATES && !ends.iter().any(|end| matches!(end, ClientEnd::NoAnswer)));
         let failure = ends.iter().find_map(|end| end.failure());
         check("failed", failure.is_none());
         let mut first = BTreeMap::<_, &Answer>::new();
