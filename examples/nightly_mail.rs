@@ -22,7 +22,7 @@ use std::{
 
 use sqlx::AnyPool;
 use tokio::{join, sync::Notify, time::sleep};
-use tower_lock::{LockError, LockManager, MemoryStore};
+use tower_lock::{LockError, LockManager, MemoryStore, lock::OnceOutcome};
 
 use support::{Failure, Table};
 
@@ -35,8 +35,11 @@ const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS mail (
 
 const CUSTOMERS: [&str; 3] = ["ann", "bob", "eve"];
 
-/// Longer than the clocks of the machines differ, and shorter than from one night to the next.
-const ONE_NIGHT: Duration = Duration::from_secs(60 * 60);
+/// Longer than the clocks of the machines differ.
+const TWO_DAYS: Duration = Duration::from_secs(2 * 24 * 60 * 60);
+
+/// Longer than the job takes.
+const ONE_HOUR: Duration = Duration::from_secs(60 * 60);
 
 /// The delay between two machines.
 const STAGGER: Duration = Duration::from_millis(100);
@@ -49,37 +52,26 @@ const ONE_MAIL: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 enum Run {
     Sent(usize),
-    /// Another instance runs the job, or has run it this night.
+    /// Another instance runs the job, or has done it.
     LeftToAnother,
 }
 
 /// The job, as each instance runs it.
 async fn nightly_mail(locks: &LockManager, mails: &Mails, night: &str) -> Result<Run, Failure> {
-    let guard = match locks.try_lock(("nightly-mail", night)).min_hold(ONE_NIGHT).await {
-        Ok(guard) => guard,
-        Err(LockError::Busy { .. }) => return Ok(Run::LeftToAnother),
-        Err(other) => return Err(other.into()),
-    };
-    // While the lock is held, and not one poll longer.
-    match guard.while_held(mails.send_all(night)).await {
-        Ok(Ok(sent)) => {
-            // The key stays blocked for the rest of the hour, even if this process ends. The mails
-            // are sent, whether the release succeeds or not.
-            drop(guard.release().await);
-            Ok(Run::Sent(sent))
-        }
-        Ok(Err(failed)) => {
-            // The key is free at once: the next instance tries. (Some mails may have been sent. If
-            // that is likely, lock each customer: `("nightly-mail", night, customer)`.)
-            drop(guard.release_after_failure().await);
-            Err(failed)
-        }
-        Err(lost) => Err(lost.into()),
+    // An instance that starts during the run waits for its end. The record of a run that is done
+    // stays, even if this process ends. A run that fails leaves none, and the next instance tries.
+    // (Some mails may have been sent. If that is likely, give each customer a key of its own:
+    // `("nightly-mail", night, customer)`.)
+    let job = locks.once(("nightly-mail", night)).keep_for(TWO_DAYS).wait(ONE_HOUR);
+    // Not polled after the lock is lost.
+    match job.try_run(async |_lock| mails.send_all(night).await).await? {
+        OnceOutcome::Ran(sent) => Ok(Run::Sent(sent?)),
+        OnceOutcome::Already => Ok(Run::LeftToAnother),
     }
 }
 
-/// The same without `min_hold`: the key is free again when the next instance starts.
-async fn nightly_mail_without_min_hold(locks: &LockManager, mails: &Mails, night: &str) -> Result<Run, Failure> {
+/// With a lock alone: the key is free again when the next instance starts.
+async fn nightly_mail_with_a_lock(locks: &LockManager, mails: &Mails, night: &str) -> Result<Run, Failure> {
     let guard = match locks.try_lock(("nightly-mail", night)).await {
         Ok(guard) => guard,
         Err(LockError::Busy { .. }) => return Ok(Run::LeftToAnother),
@@ -183,20 +175,18 @@ async fn night(
     Ok(received)
 }
 
-/// Returns whether each customer gets one mail with `min_hold`, and more without it.
+/// Returns whether each customer gets one mail with `once`, and more without it.
 async fn demo(mails: &Mails) -> Result<bool, Failure> {
     println!("Three instances start the nightly mail to three customers, a tenth of a second apart.\n");
     let down = Mails { is_down: true, ..mails.clone() };
     let mut table = Table::of(["", "mails to each customer", "instances"]);
     let unlocked = night(&mut table, "without a lock", nightly_mail_unlocked, [mails; 2]).await?;
-    let alone = night(&mut table, "try_lock", nightly_mail_without_min_hold, [mails; 2]).await?;
-    let held = night(&mut table, "try_lock, min_hold", nightly_mail, [mails; 2]).await?;
-    let failed = night(&mut table, "the same; the first one fails", nightly_mail, [&down, mails]).await?;
+    let alone = night(&mut table, "try_lock", nightly_mail_with_a_lock, [mails; 2]).await?;
+    let once = night(&mut table, "once", nightly_mail, [mails; 2]).await?;
+    let failed = night(&mut table, "once; the first one fails", nightly_mail, [&down, mails]).await?;
     table.print();
-    println!(
-        "Without min_hold the key is free again when the third instance starts. With a min_hold of an hour it is not, unless the job has failed."
-    );
-    Ok(unlocked == [3; 3] && alone.iter().all(|mails| *mails > 1) && held == [1; 3] && failed == [1; 3])
+    println!("With a lock alone the key is free again when the third instance starts. With once it has a record then.");
+    Ok(unlocked == [3; 3] && alone.iter().all(|mails| *mails > 1) && once == [1; 3] && failed == [1; 3])
 }
 
 #[tokio::main]

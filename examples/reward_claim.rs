@@ -28,13 +28,16 @@ use axum::{
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sqlx::{AnyConnection, AnyPool};
-use tower_lock::{HeldLock, LockLayer, LockManager, key};
+use tower_lock::{HeldLock, LockLayer, LockManager, ReplayLayer, key};
 
 use support::{
     ApiError, Failure, Mode, Server, THINK_TIME, Table,
     database::{check_fence, last_id},
-    send_at_once, timed, worked,
+    send_at_once, send_with_key, timed, worked,
 };
+
+/// Longer than a claim takes.
+const WAIT: Duration = Duration::from_secs(10);
 
 const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS family_reward_record (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -72,8 +75,15 @@ fn app(app: App) -> Router {
     let one_claim_at_a_time =
         LockLayer::new(&app.locks, key::from_fn(|Json(c): Json<Claim>| ("reward", c.family_id, c.reward_type)));
 
+    // All requests with one `Idempotency-Key` get the answer of the first one, also later. These
+    // requests have no authentication. A real service takes the scope from it, not from the body:
+    // otherwise one client can read the answers of another one.
+    let one_answer_per_key =
+        ReplayLayer::new(&app.locks, key::from_fn(|Json(c): Json<Claim>| ("family", c.family_id))).wait(WAIT);
+
     Router::new()
-        .route("/rewards/claim", post(claim).route_layer(one_claim_at_a_time))
+        // The last `route_layer` is the outermost: an answer that is kept needs no lock.
+        .route("/rewards/claim", post(claim).route_layer(one_claim_at_a_time).route_layer(one_answer_per_key))
         .route("/rewards/claim-unlocked", post(claim_unlocked))
         .route("/rewards/claim-checked-outside", post(claim_checked_outside))
         .route("/rewards", get(rewards))
@@ -178,27 +188,29 @@ async fn insert(db: &mut AnyConnection, claim: Claim) -> Result<Record, ApiError
 
 // === the table ===
 
-/// Returns whether there is exactly one record under the layer, and more without it.
+/// Returns whether there is exactly one record under the layers, and more without them.
 async fn demo(url: &str) -> Result<bool, Failure> {
     println!("Five members of a family claim one reward at the same time.\n");
     // New families, because the database may be persistent.
     let family = i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis())? * 10;
     let mut table = Table::new("records inserted");
     let mut inserted = Vec::new();
-    for (n, (name, path)) in [
-        ("without a lock", "/rewards/claim-unlocked"),
-        ("lock acquired after the check", "/rewards/claim-checked-outside"),
-        ("under the layer", "/rewards/claim"),
+    for (n, (name, path, key)) in [
+        ("without a lock", "/rewards/claim-unlocked", None),
+        ("lock acquired after the check", "/rewards/claim-checked-outside", None),
+        ("under the layer", "/rewards/claim", None),
+        ("with one Idempotency-Key", "/rewards/claim", Some("one-tap")),
     ]
     .into_iter()
     .enumerate()
     {
         let family = family + i64::try_from(n)?;
         let claim = json!({ "family_id": family, "reward_type": 1 });
-        let responses = send_at_once(5, Method::POST, &format!("{url}{path}"), claim).await?;
+        let responses = send_with_key(5, Method::POST, &format!("{url}{path}"), claim, key).await?;
         let records = support::get(&format!("{url}/rewards?family_id={family}")).await?;
         let records = records.as_array().map_or(0, Vec::len);
         table.row(name, records, &responses, |response| match response.status.as_u16() {
+            201 if response.is_replayed => "replayed",
             201 => "claimed",
             409 => "rejected at once",
             _ => "",
@@ -209,7 +221,7 @@ async fn demo(url: &str) -> Result<bool, Failure> {
     let claim = json!({ "family_id": family + 2, "reward_type": 1 });
     let later = send_at_once(1, Method::POST, &format!("{url}/rewards/claim"), claim).await?.remove(0);
     println!("  A sixth claim, later, gets the existing record: {} {}\n", later.status.as_u16(), later.body);
-    Ok(matches!(inserted[..], [unlocked, _, 1] if unlocked > 1) && later.status == StatusCode::OK)
+    Ok(matches!(inserted[..], [unlocked, _, 1, 1] if unlocked > 1) && later.status == StatusCode::OK)
 }
 
 #[tokio::main]

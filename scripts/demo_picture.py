@@ -19,7 +19,7 @@ output = subprocess.run(
 lines = [line for line in output.splitlines() if line.strip()]
 title = next(line.strip() for line in lines if line.strip().endswith("at the same time."))
 rule = next(i for i, line in enumerate(lines) if set(line.strip()) <= {"─", " "})
-rows = [re.split(r"\s{3,}", line.strip()) for line in lines[rule + 1 : rule + 4]]
+rows = [re.split(r"\s{3,}", line.strip()) for line in lines[rule + 1 : rule + 5]]
 
 parts = []
 for number, (name, records, responses, _waited, slowest) in enumerate(rows):

@@ -1,4 +1,4 @@
-//! Shared by three examples: locks, a database, a server with graceful shutdown, concurrent
+//! Shared by several examples: locks, a database, a server with graceful shutdown, concurrent
 //! requests, a table.
 
 #![allow(
@@ -6,7 +6,7 @@
     missing_debug_implementations,
     clippy::missing_errors_doc,
     clippy::must_use_candidate,
-    reason = "a library of three programs"
+    reason = "a library of these programs"
 )]
 #![allow(clippy::disallowed_methods, reason = "for programs with a runtime of their own")]
 
@@ -29,7 +29,7 @@ use http_body_util::BodyExt;
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
-use tower_lock::LockManager;
+use tower_lock::{LockManager, LockManagerBuilder, MemoryStore};
 
 pub mod database;
 
@@ -79,24 +79,29 @@ pub fn exit(result: Result<(), Failure>) -> ExitCode {
 
 /// Locks in the Redis of `REDIS_URL`, shared by all instances; without it, within this process.
 pub async fn locks() -> Result<LockManager, Failure> {
+    Ok(lock_builder().await?.build())
+}
+
+/// The same, for programs that set more.
+pub async fn lock_builder() -> Result<LockManagerBuilder, Failure> {
     match env::var("REDIS_URL") {
         Ok(url) => shared(&url).await,
-        Err(_) => Ok(LockManager::in_memory()),
+        Err(_) => Ok(LockManager::builder(MemoryStore::new())),
     }
 }
 
 #[cfg(feature = "redis")]
-async fn shared(url: &str) -> Result<LockManager, Failure> {
+async fn shared(url: &str) -> Result<LockManagerBuilder, Failure> {
     let store = tower_lock::RedisStore::connect(url).await.map_err(|error| {
         let causes = std::iter::successors(error.source(), |&cause| cause.source()).map(|cause| format!(": {cause}"));
         format!("REDIS_URL: {error}{}", causes.collect::<String>())
     })?;
-    Ok(LockManager::new(store))
+    Ok(LockManager::builder(store))
 }
 
 /// In-memory locks would not exclude other instances.
 #[cfg(not(feature = "redis"))]
-async fn shared(_url: &str) -> Result<LockManager, Failure> {
+async fn shared(_url: &str) -> Result<LockManagerBuilder, Failure> {
     Err("REDIS_URL is set, but this program was built without Redis: add `--features redis` to `cargo run`".into())
 }
 
@@ -203,6 +208,8 @@ pub struct ClientResponse {
     pub took: Duration,
     /// The part of it in which the handler did not run.
     pub waited: Duration,
+    /// It is the response to an earlier attempt.
+    pub is_replayed: bool,
 }
 
 /// Sends the same request several times at the same time.
@@ -212,24 +219,42 @@ pub async fn send_at_once(
     url: &str,
     body: Value,
 ) -> Result<Vec<ClientResponse>, Failure> {
+    send_with_key(times, method, url, body, None).await
+}
+
+/// The same, with an `Idempotency-Key` in each request.
+pub async fn send_with_key(
+    times: usize,
+    method: Method,
+    url: &str,
+    body: Value,
+    idempotency_key: Option<&str>,
+) -> Result<Vec<ClientResponse>, Failure> {
     let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
+    let mut request = Request::builder().method(method).uri(url).header("content-type", "application/json");
+    if let Some(key) = idempotency_key {
+        request = request.header("idempotency-key", key);
+    }
+    let request = request.body(body.to_string())?;
     let send = |_| {
-        let (client, method, url, body) = (client.clone(), method.clone(), url.to_owned(), body.to_string());
+        let (client, request) = (client.clone(), request.clone().map(Body::from));
         async move {
-            let request = Request::builder()
-                .method(method)
-                .uri(url)
-                .header("content-type", "application/json")
-                .body(body.into())?;
             let sent = Instant::now();
             let response = client.request(request).await?;
             let status = response.status();
+            let is_replayed = response.headers().contains_key("idempotency-replayed");
             let worked = response.headers().get(WORKED_US).and_then(|us| us.to_str().ok()?.parse().ok());
             let body: Bytes = response.into_body().collect().await?.to_bytes();
             let took = sent.elapsed();
-            // A rejected request has not waited.
-            let waited = worked.map_or(Duration::ZERO, |us| took.saturating_sub(Duration::from_micros(us)));
-            Ok(ClientResponse { status, body: serde_json::from_slice(&body).unwrap_or(Value::Null), took, waited })
+            let waited = match worked {
+                // The time in its header is that of the first attempt.
+                _ if is_replayed => took,
+                Some(us) => took.saturating_sub(Duration::from_micros(us)),
+                // A rejected request has not waited.
+                None => Duration::ZERO,
+            };
+            let body = serde_json::from_slice(&body).unwrap_or(Value::Null);
+            Ok(ClientResponse { status, body, took, waited, is_replayed })
         }
     };
     join_all((0..times).map(send)).await.into_iter().collect()
@@ -261,9 +286,10 @@ impl Table {
     ) {
         let mut statuses: Vec<(StatusCode, &str, usize)> = Vec::new();
         for response in responses {
-            match statuses.iter_mut().find(|(status, ..)| *status == response.status) {
+            let note = note(response);
+            match statuses.iter_mut().find(|(status, other, _)| (*status, *other) == (response.status, note)) {
                 Some((.., count)) => *count += 1,
-                None => statuses.push((response.status, note(response), 1)),
+                None => statuses.push((response.status, note, 1)),
             }
         }
         statuses.sort();

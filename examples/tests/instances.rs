@@ -13,7 +13,10 @@ use sqlx::{AnyConnection, ConnectOptions, Connection, any::AnyConnectOptions};
 use tokio::time::sleep;
 use tower_lock_testkit::{RedisServer, Reply, skipped, wait::soon};
 
-use crate::services::{Databases, File, Service, example};
+use crate::{
+    programs::payment_is_made_once,
+    services::{Databases, File, Service, example},
+};
 
 /// An example, three times.
 struct Instances {
@@ -183,7 +186,7 @@ async fn buyers_at_three_instances_never_oversell() {
     }
 }
 
-/// Guarantee: G13.
+/// Guarantee: G18.
 #[tokio::test]
 async fn nightly_mail_of_three_machines_is_sent_once_per_customer() {
     let Some(redis) = redis("three instances of nightly_mail").await else { return };
@@ -202,7 +205,7 @@ async fn nightly_mail_of_three_machines_is_sent_once_per_customer() {
         assert_eq!(
             outputs([after(0, &quiet).await]),
             ["left it to another\n"],
-            "{url}: the instances have ended, but `min_hold` has not"
+            "{url}: the instances have ended, and the record remains"
         );
         assert_eq!(mails(&url, &quiet).await, one_each, "{url}");
 
@@ -214,6 +217,34 @@ async fn nightly_mail_of_three_machines_is_sent_once_per_customer() {
         assert_eq!(outputs(runs), ["left it to another\n", "sent 3 mails\n"], "{url}: at once after a failure");
         assert_eq!(mails(&url, &rough).await, one_each, "{url}");
     }
+}
+
+/// The retry waits for the lease of the process that has crashed.
+/// Guarantee: G18.
+#[tokio::test]
+async fn payment_is_made_once_although_a_crash_left_its_lock() {
+    let Some(redis) = redis("idempotent_payment with Redis").await else { return };
+    for url in Databases::start("payment-redis").await.urls() {
+        payment_is_made_once(&url, Some(&redis.url())).await;
+    }
+}
+
+/// Guarantee: G20.
+#[tokio::test]
+async fn next_process_leads_after_the_leader_is_killed() {
+    let Some(redis) = redis("three processes of leader").await else { return };
+    let mut command = example("leader").await;
+    command.arg("--demo").env("REDIS_URL", redis.url());
+    let output = soon("the end of the demo", command.output()).await.expect("it starts");
+    let table = String::from_utf8(output.stdout).expect("text");
+    assert!(output.status.success(), "{table}");
+    // The name, the fencing token, the number of writes.
+    let rows = table.lines().map(|line| line.split_whitespace().take(3).collect::<Vec<_>>());
+    let terms: Vec<_> = rows.filter(|row| ["ann", "bob", "eve"].contains(row.first().unwrap_or(&""))).collect();
+    let [first, second] = &terms[..] else { panic!("{table}") };
+    let token = |term: &[&str]| term[1].parse::<i64>().expect("a number");
+    assert!(first[0] != second[0] && token(first) < token(second), "{table}");
+    assert_eq!(second[2], "20", "{table}");
 }
 
 /// A deployment: the process ends by itself, waiters are rejected, and no key stays locked.

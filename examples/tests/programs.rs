@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio::process::Command;
 use tower_lock_testkit::wait::soon;
 
-use crate::services::{File, Service, example};
+use crate::services::{Databases, File, Service, example};
 
 async fn run(mut command: Command) -> Output {
     soon("the end of the program", command.output()).await.expect("it starts")
@@ -23,6 +23,7 @@ async fn concurrent_claims_give_one_record_only_with_the_layer() {
     let row =
         |how: &str| table.lines().find(|line| line.trim_start().starts_with(how)).unwrap_or_else(|| panic!("{table}"));
     assert!(row("under the layer").contains(" 1 × 201 claimed, 4 × 409 rejected at once "), "{table}");
+    assert!(row("with one Idempotency-Key").contains(" 1 × 201 claimed, 4 × 201 replayed "), "{table}");
     for wrong in ["without a lock", "lock acquired after the check"] {
         assert!(row(wrong).contains(" 5 × 201 claimed "), "{table}");
     }
@@ -41,7 +42,7 @@ async fn concurrent_buyers_oversell_only_without_the_layer() {
 }
 
 #[tokio::test]
-async fn nightly_mail_is_sent_once_only_with_a_minimum_hold() {
+async fn nightly_mail_is_sent_once_only_with_a_record() {
     let output = run(example("nightly_mail").await).await;
     let table = String::from_utf8(output.stdout).expect("text");
     assert!(output.status.success(), "{table}");
@@ -57,11 +58,39 @@ async fn nightly_mail_is_sent_once_only_with_a_minimum_hold() {
     // The second mail is sent if the jobs overlap; the third one never is.
     assert!(["2", "3"].contains(&mails), "{table}");
     assert!(instances.iter().filter(|instance| **instance == "sent 3").count() > 1, "{table}");
-    assert_eq!(row("try_lock, min_hold "), ("1", vec!["sent 3", "left it to another", "left it to another"]));
-    let (mails, mut instances) = row("the same; the first one fails ");
+    assert_eq!(row("once "), ("1", vec!["sent 3", "left it to another", "left it to another"]));
+    let (mails, mut instances) = row("once; the first one fails ");
     assert_eq!((mails, instances.remove(0)), ("1", "failed"), "{table}");
     instances.sort_unstable();
     assert_eq!(instances, ["left it to another", "sent 3"], "{table}");
+}
+
+/// Guarantee: G18.
+#[tokio::test]
+async fn payment_is_made_once_although_its_process_crashes() {
+    for url in Databases::start("payment").await.urls() {
+        payment_is_made_once(&url, None).await;
+    }
+    // In a file of its own.
+    payment_is_made_once("", None).await;
+}
+
+/// The process crashes after its commit, and before its record.
+pub(crate) async fn payment_is_made_once(database: &str, redis: Option<&str>) {
+    let mut command = example("idempotent_payment").await;
+    if !database.is_empty() {
+        command.env("DATABASE_URL", database);
+    }
+    command.envs(redis.map(|url| ("REDIS_URL", url)));
+    let output = run(command).await;
+    let table = String::from_utf8(output.stdout).expect("text");
+    assert!(output.status.success(), "{database}: {table}{}", String::from_utf8_lossy(&output.stderr));
+    let row = |how: &str| {
+        let line = table.lines().find_map(|line| line.trim_start().strip_prefix(how));
+        line.unwrap_or_else(|| panic!("{table}")).split_whitespace().collect::<Vec<_>>()
+    };
+    assert_eq!(row("a record alone "), ["2", "none", "201"], "{database}");
+    assert_eq!(row("the answer in the transaction "), ["1", "none", "201", "replayed"], "{database}");
 }
 
 #[tokio::test]
