@@ -102,6 +102,13 @@
 //!   A handler that takes it does not run without a lock.
 //! - [`Locked`] acquires the lock of the value that it extracts, which implements [`HasLockKey`].
 //!
+//! # Retries and jobs
+//!
+//! A [`ReplayLayer`] sends the first answer to each retry of a request, by its `Idempotency-Key`.
+//! [`Once`] keeps the answer in the transaction of the handler. See
+//! [idempotency](guide::idempotency). [`LockManager::once`] runs a job once on several machines, and
+//! [`LockManager::lead`] runs a worker in one process at a time.
+//!
 //! # Locks without HTTP
 //!
 //! [`LockManager::lock`] and [`LockManager::try_lock`] return a [`LockGuard`]. In a handler they

@@ -55,10 +55,10 @@ pub trait IntoKeyRejection {
 ///
 /// The trait cannot be implemented outside of this crate.
 #[diagnostic::on_unimplemented(
-    message = "write `LockLayer::new(&locks, key::from_fn(..))`: without `key::from_fn(..)` around it `{Self}` is not a key source",
+    message = "write `key::from_fn(..)`: without it around the function, `{Self}` is not a key source",
     label = "a layer cannot take keys from this",
     note = "wrap the key function: `LockLayer::new(&locks, key::from_fn(|Path(id): Path<u64>| (\"order\", id)))`, or `key::from_parts(|parts| ..)` without Axum",
-    note = "without a function: `key::from_fields(\"order\", key::path_param(\"id\"))`, `key::fixed((\"nightly\", \"mail\"))`"
+    note = "a field without a function: `key::from_fields(\"order\", key::path_param(\"id\"))`, `key::fixed((\"nightly\", \"mail\"))`"
 )]
 pub trait KeySource: Clone + Send + Sync + 'static {
     /// Derives the key. Rejections because of the head come before the body is read.

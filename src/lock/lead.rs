@@ -18,8 +18,9 @@ impl LockManager {
     /// Runs the work in one process at a time, until the manager [shuts down](Self::shutdown).
     ///
     /// Every process of a fleet calls this with the same key. One of them, the leader, holds the
-    /// lock and runs the work. The others wait. If the leader dies, another process leads after the
-    /// lease and the lock-delay, 31 seconds by default.
+    /// lock and runs the work. The others wait. If the leader shuts down, another process leads a
+    /// lock-delay later, 1 second by default. If it dies, another one leads after the lease and the
+    /// lock-delay, 31 seconds by default.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -41,9 +42,10 @@ impl LockManager {
     ///
     /// The work is dropped at an await if the lock is lost or the manager shuts down. A write that
     /// was sent before may still be executed, so writes should check the fencing token. If the work
-    /// returns, the process releases the lock and stands for election again after a pause: one
-    /// second at first, and up to 30 seconds if each term is short. A loss and an outage of the
-    /// store have the same pause.
+    /// returns, the process releases the lock and calls again after a pause: 1 second at first, and
+    /// twice the last pause if the term was shorter than 30 seconds, up to 30 seconds. A lost lock
+    /// and an outage of the store have the same pause. The lock has the settings of the manager, such
+    /// as [`max_hold`](crate::LockPolicy::max_hold). A panic of the work is not caught.
     ///
     /// # Cancel safety
     ///

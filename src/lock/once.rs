@@ -74,11 +74,11 @@ impl OnceBuilder {
         Self { lock: self.lock.policy(policy), ..self }
     }
 
-    /// Sets how long the work counts as done. Default: 24 hours. The time is at least 1 second and
-    /// at most 366 days.
+    /// Sets how long the work counts as done. Default: 24 hours. Times outside of 1 second to 366
+    /// days are changed to the nearest of these.
     ///
-    /// The time must be longer than the callers of one key are apart. A process whose clock is
-    /// wrong may start its job late.
+    /// The time must be longer than the time between the first and the last call with one key. The
+    /// clocks of the callers may differ.
     pub fn keep_for(self, duration: Duration) -> Self {
         Self { keep_for: duration.clamp(KEEP_FOR_MIN, KEEP_FOR_MAX), ..self }
     }

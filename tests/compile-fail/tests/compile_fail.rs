@@ -18,7 +18,7 @@ const CASES: [(&str, &[&str]); 19] = [
     ),
     (
         "from_fn_forgotten",
-        &["write `LockLayer::new(&locks, key::from_fn(..))`", "is not a key source", "wrap the key function"],
+        &["write `key::from_fn(..)`", "is not a key source", "wrap the key function"],
     ),
     (
         "closure_as_a_field",

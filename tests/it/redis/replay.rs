@@ -275,7 +275,7 @@ async fn short_lease(url: &str, name: &str) -> LockManager {
     LockManager::builder(store).instance(name).lease(ms(2_000)).build()
 }
 
-/// Guarantee: G2, G19.
+/// Guarantee: G19.
 #[tokio::test]
 async fn retry_of_a_killed_handler_runs_after_lease_and_lock_delay() {
     run_in_child_process().await;
@@ -366,8 +366,8 @@ async fn release_without_memory_is_repeated_and_nothing_runs_twice() {
     let (first, ended) = join(ask(&apps[0], 1), full).await;
     assert!(first.status == StatusCode::CREATED && ended.elapsed() < ms(5_000), "{first:?}");
     while ended.elapsed() < ms(1_500) {
-        // The first call to release lasts for a second. An instance starts no other call for its key
-        // by then.
+        // The first call to release lasts for a second. Until then the instance sends no other call
+        // for its key.
         let retry = ask(&apps[0], 1).await;
         if retry.status != StatusCode::SERVICE_UNAVAILABLE {
             assert_rejected(&retry, 409, "in-flight");

@@ -23,7 +23,7 @@ async fn storm(finds_answers: bool) -> Option<ReplayOutcome> {
     Some(outcome)
 }
 
-/// Guarantee: G18, G19.
+/// Guarantee: G18.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_of_duplicates_runs_each_key_once_with_committed_answers() {
     let Some(outcome) = storm(true).await else { return };
@@ -32,7 +32,7 @@ async fn storm_of_duplicates_runs_each_key_once_with_committed_answers() {
 }
 
 /// A killed process may have committed its work without a record: that key alone runs again.
-/// Guarantee: G18, G19.
+/// Guarantee: G18.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_of_duplicates_runs_a_key_again_only_after_a_kill() {
     let Some(outcome) = storm(false).await else { return };

@@ -58,7 +58,7 @@ const LEASE: Duration = Duration::from_secs(3);
 async fn main() -> Result<(), Failure> {
     let (mut words, mut wait, mut finds_answers, mut crash) = (Vec::new(), Duration::ZERO, false, None);
     let mut ignores_commits = false;
-    let mut store: Arc<dyn LockStore> = Arc::new(RedisStore::from_env().await?);
+    let mut store: Arc<dyn LockStore> = Arc::new(connect().await?);
     for argument in std::env::args().skip(1) {
         match argument.strip_prefix("--").map(|flag| flag.split_once('=').unwrap_or((flag, ""))) {
             None => words.push(argument),
@@ -96,6 +96,17 @@ async fn main() -> Result<(), Failure> {
     let holding = locks.shutdown(Duration::from_secs(10)).await;
     println!("{}", serde_json::to_string(&ShutdownReport { holding, ..ShutdownReport::default() })?);
     Ok(())
+}
+
+/// A process that replaces another one may start while connections break.
+async fn connect() -> Result<RedisStore, Failure> {
+    for _ in 0..20 {
+        if let Ok(store) = RedisStore::from_env().await {
+            return Ok(store);
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+    Ok(RedisStore::from_env().await?)
 }
 
 async fn claim(State(app): State<Arc<App>>, Path(number): Path<u64>, once: Once) -> Result<Response, Response> {
