@@ -266,6 +266,7 @@ tests_of_tests() {
 storms() {
     for _ in $(seq 100); do cargo test --quiet -p tower-lock-storm --test storm storm_in_one_process; done
     for _ in $(seq 10); do cargo test --quiet -p tower-lock-storm --test storm; done
+    KEYS=1000 cargo test --quiet -p tower-lock-storm --test replay
 }
 simulations() {
     SEEDS=10000 cargo test -p tower-lock-tests --test it random

@@ -74,8 +74,8 @@ impl OnceBuilder {
         Self { lock: self.lock.policy(policy), ..self }
     }
 
-    /// Sets how long the work counts as done. Default: 24 hours. The time is at least 1 second and at
-    /// most 366 days.
+    /// Sets how long the work counts as done. Default: 24 hours. The time is at least 1 second, and
+    /// at most 366 days.
     ///
     /// The time must be longer than the callers of one key are apart. A process whose clock is
     /// wrong may start its job late.

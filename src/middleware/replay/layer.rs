@@ -167,8 +167,8 @@ impl<K: KeySource, F> ReplayLayer<K, F> {
         self.policy(LockPolicy::new().wait(duration))
     }
 
-    /// Sets how long an answer is kept. Default: 24 hours. The time is at least 1 second and at most
-    /// 366 days.
+    /// Sets how long an answer is kept. Default: 24 hours. The time is at least 1 second, and at
+    /// most 366 days.
     ///
     /// After this time a request with the same key runs again. Document the time for your clients.
     pub fn keep_for(self, duration: Duration) -> Self {

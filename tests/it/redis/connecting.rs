@@ -175,14 +175,14 @@ async fn missing_pubsub_is_detected_at_start() {
 }
 
 /// The ACL of the guide.
-fn smallest_acl() -> Vec<String> {
+pub(crate) fn smallest_acl() -> Vec<String> {
     let docs = include_str!("../../../docs/guide/redis-in-production.md");
     let (_, rest) = docs.split_once("ACL SETUSER locks ").expect("the smallest ACL");
     let rules = rest.split("\n```").next().expect("its end").replace("\\\n", " ");
     rules.split_whitespace().map(|rule| rule.trim_matches('\'').to_owned()).collect()
 }
 
-async fn user(redis: &RedisServer, rules: &[String]) -> String {
+pub(crate) async fn user(redis: &RedisServer, rules: &[String]) -> String {
     let parts: Vec<_> =
         ["ACL", "SETUSER", "locks", "reset"].into_iter().chain(rules.iter().map(String::as_str)).collect();
     assert_eq!(redis.command(&parts).await, Reply::Status("OK".to_owned()));

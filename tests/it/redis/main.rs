@@ -22,6 +22,7 @@ mod network_faults;
 mod names;
 mod outages;
 mod recorded;
+mod replay;
 mod records;
 mod runbook;
 mod error_mapping;

@@ -100,13 +100,8 @@ impl Cluster {
     pub async fn service(&self, arguments: &[&str], redis_url: Option<&str>) -> Service {
         let mut environment = HashMap::from([("CHECKER", self.address.to_string())]);
         environment.extend(redis_url.map(|url| ("REDIS_URL", url.to_owned())));
-        let mut process = ChildOutput::start(self.service, arguments, &environment);
         let number = arguments.get(1).and_then(|number| number.parse().ok()).unwrap_or(1);
-        let mut instances = Vec::new();
-        for _ in 0..number {
-            instances.push(process.listening().await);
-        }
-        Service { process, instances }
+        Service::start(self.service, arguments, &environment, number).await
     }
 
     /// Sends a request and waits for its response, or disconnects before it.
@@ -154,6 +149,25 @@ impl Cluster {
 // === impl Service ===
 
 impl Service {
+    /// Starts a program that prints the addresses of this many instances.
+    ///
+    /// # Panics
+    ///
+    /// Panics if it does not start.
+    pub(crate) async fn start(
+        program: &str,
+        arguments: &[&str],
+        environment: &HashMap<&str, String>,
+        number: usize,
+    ) -> Self {
+        let mut process = ChildOutput::start(program, arguments, environment);
+        let mut instances = Vec::new();
+        for _ in 0..number {
+            instances.push(process.listening().await);
+        }
+        Self { process, instances }
+    }
+
     /// The addresses of its instances.
     #[must_use]
     pub fn instances(&self) -> &[SocketAddr] {

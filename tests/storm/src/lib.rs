@@ -11,6 +11,9 @@
 //! The checker is a process of its own, and its summary is the result of the storm. A seed
 //! determines the requests, the work of the handlers and the clients that disconnect, before the
 //! storm starts.
+//!
+//! [`ReplayStorm`] has other services and a check of its own: duplicates of requests with an
+//! idempotency key, and processes that kill themselves.
 
 mod report;
 mod checker;
@@ -18,12 +21,14 @@ mod reporter;
 mod workload;
 mod client;
 mod cluster;
+mod replay;
 mod storm;
 
 pub use self::{
     checker::{Checker, Summary},
     client::{Observed, Request},
     cluster::{Cluster, Residue, Service, ShutdownReport},
+    replay::{Crash, CrashPoint, ReplayOutcome, ReplayStorm, number_of_keys},
     report::{InvalidReport, Reply, Report},
     reporter::Reporter,
     storm::{Environment, Outcome, Storm, is, seed},

@@ -5,7 +5,9 @@
 use std::time::Duration;
 
 use tokio::{sync::Semaphore, time::sleep};
-use tower_lock_storm::{Cluster, Disconnect, Environment as Storm, Observed, Request, Service, Summary, seed};
+use tower_lock_storm::{
+    Cluster, Disconnect, Environment as Storm, Observed, ReplayOutcome, ReplayStorm, Request, Service, Summary, seed,
+};
 use tower_lock_testkit::{RedisServer, skipped, wait::ms};
 
 const PROGRAMS: (&str, &str) = (env!("CARGO_BIN_EXE_checker"), env!("CARGO_BIN_EXE_service"));
@@ -209,4 +211,36 @@ async fn missing_lock_delay_in_a_storm_is_too_soon() {
     for summary in storms("--skips-lock-delay", true).await {
         assert_eq!(violations(&summary), ["too-soon"], "{summary:#?}");
     }
+}
+
+/// A storm of duplicates with this defect, if Redis is installed.
+async fn duplicates(flag: &'static str, finds_answers: bool) -> Option<ReplayOutcome> {
+    if !RedisServer::is_available() {
+        skipped("a storm of duplicates that is wrong", "redis-server");
+        return None;
+    }
+    let _turn = ONE_AT_A_TIME.acquire().await;
+    let program = env!("CARGO_BIN_EXE_replayer");
+    Some(ReplayStorm { program, keys: 30, crashes: 3, finds_answers, flag, seed: seed() }.run().await)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn forgotten_records_in_a_storm_run_again() {
+    let Some(outcome) = duplicates("--forgets-records", false).await else { return };
+    assert!(outcome.violations().contains_key("ran-twice"), "{:#?}", outcome.violations());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn changed_records_in_a_storm_are_other_answers() {
+    let Some(outcome) = duplicates("--changes-records", false).await else { return };
+    let violations: Vec<_> = outcome.violations().into_keys().collect();
+    assert_eq!(violations, ["answers-differ"], "{:#?}", outcome.violations());
+}
+
+/// Its processes do not look for the answers that they have committed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn committed_answers_that_are_not_found_in_a_storm_run_again() {
+    let Some(outcome) = duplicates("--ignores-commits", true).await else { return };
+    let violations: Vec<_> = outcome.violations().into_keys().collect();
+    assert_eq!(violations, ["ran-twice"], "{:#?}", outcome.violations());
 }

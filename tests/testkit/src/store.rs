@@ -68,6 +68,14 @@ pub struct ShortensLeases;
 #[derive(Debug)]
 pub struct WithoutTraits;
 
+/// Keeps no records, and confirms them.
+#[derive(Debug)]
+pub struct ForgetsRecords;
+
+/// Returns other records than it was given.
+#[derive(Debug)]
+pub struct ChangesRecords;
+
 /// Claims to keep no records, and keeps them.
 #[derive(Debug)]
 pub struct DeniesItsRecords;
@@ -176,6 +184,26 @@ impl Intercept for WithoutTraits {
 
 fn unsupported<T>(operation: &'static str) -> StoreFuture<T> {
     StoreFuture::ready(Err(StoreError::new("small", operation, StoreErrorKind::Unsupported)))
+}
+
+impl Intercept for ForgetsRecords {
+    fn release(&self, store: &Arc<dyn LockStore>, mut request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        request.record = None;
+        store.release(request)
+    }
+}
+
+impl Intercept for ChangesRecords {
+    fn acquire(&self, store: &Arc<dyn LockStore>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+        let reply = store.acquire(request);
+        StoreFuture::new(async move {
+            let mut reply = reply.await?;
+            if let AcquireReply::Recorded(record) = &mut reply {
+                record.body = record.body.take().map(|body| [&*body, b"."].concat().into());
+            }
+            Ok(reply)
+        })
+    }
 }
 
 impl Intercept for DeniesItsRecords {
