@@ -18,7 +18,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{MethodRouter, post},
 };
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_lock::{
     AnswerError, LockKey, LockManager, Once, ReplayLayer,
@@ -30,7 +30,7 @@ use tower_lock_testkit::{
     app::{send, text},
     body::{ScriptedBody, Step},
     locks::store_and_locks,
-    wait::ms,
+    wait::{ms, soon},
 };
 
 use super::{app, created, is_replayed, layer, problem, request, run_of, spawn};
@@ -233,8 +233,11 @@ async fn lock_that_is_lost_while_the_database_is_asked_runs_nothing() {
     });
     let (app, runs) = app(layer, created);
     let first = spawn(&app, request("a", "x"));
-    locks.force_release(key.await.expect("asked")).await.expect("up");
+    let key = soon("a question", key).await.expect("asked");
+    let began = Instant::now();
+    locks.force_release(key).await.expect("up");
     problem(first.await.expect("no panic"), 503, "lost").await;
+    assert!(began.elapsed() < Duration::from_secs(1), "before the database replies");
     assert_eq!(runs(), 0);
     sleep(Duration::from_secs(2)).await;
     assert_eq!(run_of(send(&app, request("a", "x")).await).await, (1, false));

@@ -17,7 +17,7 @@ use axum::{
     routing::post,
 };
 use tokio::sync::Semaphore;
-use tower_lock::{LockManager, ReplayLayer, key};
+use tower_lock::{LockManager, ReplayLayer, key, test_util::StoreOp};
 use tower_lock_testkit::{
     app::serve,
     body::{ScriptedBody, Step, paused},
@@ -104,17 +104,18 @@ async fn connection_is_cut_and_the_retry_gets_the_answer() {
 }
 
 #[tokio::test]
-async fn request_that_is_cut_claims_no_key() {
+async fn request_that_is_incomplete_claims_no_key() {
     let (store, locks) = store_and_locks();
     let (work, address) = Work::serve(&locks).await;
     work.may_end.add_permits(1);
-    let mut cut = Http1::connect(address).await;
-    cut.write(head("/claim", "/claim", 10)).await;
-    cut.write("12345").await;
-    drop(cut);
+    let mut incomplete = Http1::connect(address).await;
+    incomplete.write(head("/claim", "/claim", 10)).await;
+    incomplete.write("12345").await;
     let reply = call(address, Version::Http1, "/claim").await.expect("complete");
     assert_eq!((reply.status, work.runs(), store.held_count()), (201, 1, 0));
-    assert!(!reply.head.contains("idempotency-replayed"), "the cut request left nothing: {}", reply.head);
+    drop(incomplete);
+    assert!(call(address, Version::Http1, "/claim").await.expect("complete").head.contains("idempotency-replayed"));
+    assert_eq!((work.runs(), store.on(StoreOp::Acquire).calls()), (1, 2), "the incomplete request made no call");
 }
 
 #[tokio::test]
