@@ -16,10 +16,7 @@ const CASES: [(&str, &[&str]); 19] = [
             "the last may read the body (`Json`, `Form`, `Bytes`)",
         ],
     ),
-    (
-        "from_fn_forgotten",
-        &["write `key::from_fn(..)`", "is not a key source", "wrap the key function"],
-    ),
+    ("from_fn_forgotten", &["write `key::from_fn(..)`", "is not a key source", "wrap the key function"]),
     (
         "closure_as_a_field",
         &["write `key::from_fields(\"order\", key::path_param(\"id\"))`", "for a key function use `key::from_fn("],
