@@ -7,7 +7,7 @@ use axum::{
     http::{HeaderValue, Response, StatusCode, header::SET_COOKIE},
     response::IntoResponse,
 };
-use http_body_util::BodyExt;
+use http_body_util::{BodyExt, Collected};
 use tokio::time::sleep;
 use tower_lock::{Keep, test_util::StoreOp};
 use tower_lock_testkit::{
@@ -18,9 +18,11 @@ use tower_lock_testkit::{
 
 use super::{app, created, is_replayed, layer, problem, request, run_of};
 
+type MakeBody = fn() -> Body;
+
 /// The whole body, or the text of its error.
 async fn bytes(response: Response<Body>) -> Result<Bytes, String> {
-    response.into_body().collect().await.map(|body| body.to_bytes()).map_err(|error| error.to_string())
+    response.into_body().collect().await.map(Collected::to_bytes).map_err(|error| error.to_string())
 }
 
 /// Guarantee: G18.
@@ -70,7 +72,7 @@ async fn status_headers_and_body_survive_byte_for_byte() {
     assert_eq!(bytes(first).await.expect("complete"), expected);
     let retry = send(&app, request("a", "x")).await;
     assert_eq!(
-        (retry.status(), &*retry.headers()["content-length"].to_str().expect("text")),
+        (retry.status(), retry.headers()["content-length"].to_str().expect("text")),
         (StatusCode::ACCEPTED, "10000")
     );
     headers.insert("idempotency-replayed", HeaderValue::from_static("true"));
@@ -118,7 +120,7 @@ async fn headers_of_the_connection_are_not_replayed() {
 /// Guarantee: G18.
 #[tokio::test(start_paused = true)]
 async fn answer_that_is_not_kept_does_not_run_again() {
-    let bodies: [(&str, fn() -> Body); 4] = [
+    let bodies: [(&str, MakeBody); 4] = [
         ("2 MiB", || Body::from(vec![b'x'; 2 << 20])),
         ("frames that are not ready", || Body::new(ScriptedBody::new(paused(&[Step::Data(3); 3])))),
         ("more frames than are read ahead", || Body::new(ScriptedBody::new([Step::Data(5_000); 40]))),

@@ -35,6 +35,8 @@ use tower_lock_testkit::{
 
 use super::{app, created, is_replayed, layer, problem, request, run_of, spawn};
 
+type MakeResponse = fn() -> Response;
+
 /// A database, and the runs and questions that it has seen.
 #[derive(Clone, Default)]
 struct Database {
@@ -168,7 +170,7 @@ async fn garbage_in_the_database_is_no_answer() {
 #[tokio::test(start_paused = true)]
 async fn answer_that_is_too_large_is_an_error_of_the_handler() {
     let (_store, locks) = store_and_locks();
-    let bodies: [(fn() -> Response, Option<&str>); 4] = [
+    let bodies: [(MakeResponse, Option<&str>); 4] = [
         (|| vec![b'x'; 1_000].into_response(), None),
         (|| vec![b'x'; 1_001].into_response(), Some("at most 1000 bytes of body and 16 KiB of headers")),
         (|| ([("x-long", "x".repeat(16 << 10))], "small").into_response(), Some("16 KiB of headers")),
