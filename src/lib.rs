@@ -106,8 +106,8 @@
 //!
 //! A [`ReplayLayer`] sends the first answer to each retry of a request, by its `Idempotency-Key`.
 //! [`Once`] keeps the answer in the transaction of the handler. See
-//! [idempotency](guide::idempotency). [`LockManager::once`] runs a job once on several machines, and
-//! [`LockManager::lead`] runs a worker in one process at a time.
+//! [idempotency](guide::idempotency). [`LockManager::once`] runs a job once on several machines,
+//! and [`LockManager::lead`] runs a worker in one process at a time.
 //!
 //! # Locks without HTTP
 //!

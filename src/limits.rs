@@ -29,7 +29,7 @@ pub(crate) const MAX_RENEWALS_PER_CALL: usize = 1000;
 /// Records in a `MemoryStore`.
 #[cfg(feature = "memory")]
 pub(crate) const MAX_MEMORY_RECORDS: usize = 100_000;
-/// The bodies of these records.
+/// The bodies of these records, and the same for their heads.
 #[cfg(feature = "memory")]
 pub(crate) const MAX_MEMORY_RECORD_BYTES: usize = 64 << 20;
 

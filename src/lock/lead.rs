@@ -44,8 +44,8 @@ impl LockManager {
     /// was sent before may still be executed, so writes should check the fencing token. If the work
     /// returns, the process releases the lock and calls again after a pause: 1 second at first, and
     /// twice the last pause if the term was shorter than 30 seconds, up to 30 seconds. A lost lock
-    /// and an outage of the store have the same pause. The lock has the settings of the manager, such
-    /// as [`max_hold`](crate::LockPolicy::max_hold). A panic of the work is not caught.
+    /// and an outage of the store have the same pause. The lock has the settings of the manager,
+    /// such as [`max_hold`](crate::LockPolicy::max_hold). A panic of the work is not caught.
     ///
     /// # Cancel safety
     ///

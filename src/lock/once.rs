@@ -61,7 +61,11 @@ impl LockManager {
     /// If the process is killed after the work and before its record, the work runs again. Only a
     /// record in the transaction of the work prevents that.
     pub fn once(&self, key: impl Into<LockKey>) -> OnceBuilder {
-        let key = LockKey::from(("once", key.into().as_str()));
+        let key = key.into();
+        let key = match key.is_raw() {
+            false => LockKey::from(("once", key.as_str())),
+            true => LockKey::from(("once", "raw", key.as_str())),
+        };
         OnceBuilder { lock: self.lock(key), keep_for: KEEP_FOR, is_supported: self.records_supported() }
     }
 }

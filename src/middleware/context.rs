@@ -68,6 +68,8 @@ struct Inner {
     is_inner: bool,
     /// A [`HandlerPhase`].
     phase: AtomicU8,
+    /// The client has disconnected, and the handler finishes without it.
+    is_detached: AtomicBool,
     /// The end of the request body has not been read.
     is_body_incomplete: AtomicBool,
     /// The number of lock requests in here that wait.
@@ -137,6 +139,7 @@ impl RequestContext {
             route: Route::from_extensions(extensions, params.name),
             params,
             phase: AtomicU8::new(HandlerPhase::NotStarted as u8),
+            is_detached: AtomicBool::new(false),
             is_body_incomplete: AtomicBool::new(false),
             waiting: AtomicUsize::new(0),
             held: AtomicUsize::new(0),
@@ -427,12 +430,18 @@ impl RequestContext {
             phase.load(Acquire) == HandlerPhase::Running as u8 && self.holds_lock() && waiting.load(Acquire) == 0;
         // An outer lock is released by its own layer: that layer decides for all inner ones.
         let is_to_finish = is_at_work && !is_inner && params.policy.finishes_after_disconnect();
-        is_to_finish
-            .then(|| {
-                let handlers = &ManagerState::of(&params.driver).detached;
-                DetachedPermit::acquire(handlers, &params.driver, self.route_id())
-            })
-            .flatten()
+        let permit = is_to_finish.then(|| {
+            let handlers = &ManagerState::of(&params.driver).detached;
+            DetachedPermit::acquire(handlers, &params.driver, self.route_id())
+        });
+        let permit = permit.flatten();
+        self.0.is_detached.store(permit.is_some(), Release);
+        permit
+    }
+
+    /// Whether the handler finishes without its client.
+    pub(super) fn is_detached(&self) -> bool {
+        self.0.is_detached.load(Acquire)
     }
 
     /// A layer may serve several routes, and a route may have several layers.

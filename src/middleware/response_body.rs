@@ -3,6 +3,7 @@
 use std::{
     collections::VecDeque,
     fmt,
+    future::poll_fn,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -132,7 +133,13 @@ where
                 Ok(Self { state: State::Complete { complete } })
             }
             ReadAhead::Incomplete { inner, frames } => {
-                let stream = Box::new(StreamingBody::new(inner, frames, hint, length, locks));
+                let is_unread = locks.recorder().is_some() && locks.context().is_detached();
+                let mut stream = Box::new(StreamingBody::new(inner, frames, hint, length, locks));
+                if is_unread {
+                    // The client has disconnected, and its retry asks for the record. The end of
+                    // the stream leaves it.
+                    while let Some(Ok(_)) = poll_fn(|cx| stream.poll_frame(cx)).await {}
+                }
                 Ok(Self { state: State::Streaming { stream } })
             }
         }

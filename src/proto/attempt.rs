@@ -9,7 +9,7 @@ use crate::{
     fencing::FencingToken,
     limits::{QUEUE_POLL_INTERVAL, RETRY_MIN},
     owner::Owner,
-    store::{StoreError, StoreErrorKind},
+    store::{NewRecord, StoreError, StoreErrorKind},
 };
 
 /// One acquisition id, from its first store call to its release.
@@ -84,6 +84,8 @@ pub(super) struct ActiveSection<D: DriverTypes> {
     pub(super) any_dropped: bool,
     /// One of its guards was released in order.
     pub(super) any_released: bool,
+    /// The record that one of its guards leaves.
+    pub(super) record: Option<Arc<NewRecord>>,
 }
 
 impl<D: DriverTypes> Attempt<D> {

@@ -233,7 +233,7 @@ pub enum Event<D: DriverTypes> {
 pub enum GuardEnd {
     /// Released in order: the key stays blocked for the rest of `min_hold`.
     Released,
-    /// Released in order. The last guard of a section leaves this record, if it has one.
+    /// Released in order. The section leaves this record when its last guard has ended.
     Recorded(Arc<NewRecord>),
     /// Released in order after a failure: `min_hold` does not apply.
     ReleasedAfterFailure,

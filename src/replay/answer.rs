@@ -8,7 +8,7 @@ use http::{
     header::{ETAG, LOCATION},
 };
 
-use super::fingerprint::Fingerprint;
+use super::{fingerprint::Fingerprint, headers::is_of_the_message};
 use crate::{limits::MAX_ANSWER_HEADER_BYTES, rejection::Rejection, store::Record};
 
 /// The version of the format. A change of the format is a new version.
@@ -121,12 +121,19 @@ impl Answer {
         let fingerprint = Fingerprint::from_bytes(take_array(&mut head)?);
         let status = u16::from_be_bytes(take_array(&mut head)?);
         let status = StatusCode::from_u16(status).map_err(|_| InvalidAnswer::InvalidStatus)?;
+        if status.is_informational() {
+            return Err(InvalidAnswer::InvalidStatus);
+        }
         let count = u32::from_be_bytes(take_array(&mut head)?);
         let mut headers = HeaderMap::new();
         for _ in 0..count {
             let name = HeaderName::from_bytes(&take_text(&mut head)?).map_err(|_| InvalidAnswer::InvalidHeader)?;
             let value = HeaderValue::from_maybe_shared(take_text(&mut head)?);
             let value = value.map_err(|_| InvalidAnswer::InvalidHeader)?;
+            // It would frame the response in another way than the server.
+            if is_of_the_message(&name) {
+                return Err(InvalidAnswer::InvalidHeader);
+            }
             headers.try_append(name, value).map_err(|_| InvalidAnswer::InvalidHeader)?;
         }
         if !head.is_empty() {
@@ -144,7 +151,8 @@ impl Answer {
                 etag: self.headers.get(ETAG).cloned(),
             });
         };
-        let mut response = Response::new(body);
+        let has_content = !matches!(self.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+        let mut response = Response::new(if has_content { body } else { Bytes::new() });
         *response.status_mut() = self.status;
         *response.headers_mut() = self.headers;
         response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
@@ -226,7 +234,7 @@ mod tests {
     fn answer_survives_its_record() {
         let mut rng = fastrand::Rng::with_seed(1);
         for _ in 0..5_000 {
-            let status = StatusCode::from_u16(rng.u16(100..1000)).expect("three digits");
+            let status = StatusCode::from_u16(rng.u16(200..1000)).expect("three digits");
             let fingerprint = Fingerprint::from_bytes(std::array::from_fn(|_| rng.u8(..)));
             let body: Vec<u8> = (0..rng.usize(0..100)).map(|_| rng.u8(..)).collect();
             let mut answer = Answer::new(status, random_headers(&mut rng), body.into());
@@ -351,5 +359,21 @@ mod tests {
         let Record { head, .. } = created().into_record(&FINGERPRINT);
         let (_, dropped) = Answer::from_record(&Record::new(head, None)).expect("an answer");
         assert!(matches!(dropped.into_response(), Err(Rejection::AnswerNotKept { .. })), "the store dropped the body");
+    }
+
+    /// Bytes of another program must not frame the response in another way than the server.
+    #[test]
+    fn record_with_framing_is_an_error() {
+        let record = |status: u16, name: &'static str| {
+            let status = StatusCode::from_u16(status).expect("three digits");
+            let headers = HeaderMap::from_iter([(HeaderName::from_static(name), HeaderValue::from_static("2"))]);
+            let fingerprint = Fingerprint::from_bytes([7; 32]);
+            Answer { status, headers, body: Some("hello".into()) }.into_record(&fingerprint)
+        };
+        assert_eq!(Answer::from_record(&record(200, "content-length")).map(drop), Err(InvalidAnswer::InvalidHeader));
+        assert_eq!(Answer::from_record(&record(200, "transfer-encoding")).map(drop), Err(InvalidAnswer::InvalidHeader));
+        assert_eq!(Answer::from_record(&record(101, "etag")).map(drop), Err(InvalidAnswer::InvalidStatus));
+        let (_, empty) = Answer::from_record(&record(204, "etag")).expect("an answer");
+        assert!(empty.into_response().expect("a response").body().is_empty());
     }
 }

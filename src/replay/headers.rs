@@ -11,8 +11,13 @@ const OF_THE_MESSAGE: [HeaderName; 7] =
     [CONNECTION, CONTENT_LENGTH, HeaderName::from_static("keep-alive"), TE, TRAILER, TRANSFER_ENCODING, UPGRADE];
 
 /// Headers that are about the first attempt, or for its client alone.
-const OF_THE_FIRST_ATTEMPT: [HeaderName; 4] =
-    [DATE, HeaderName::from_static("server-timing"), SET_COOKIE, HeaderName::from_static("traceparent")];
+const OF_THE_FIRST_ATTEMPT: [HeaderName; 5] = [
+    DATE,
+    HeaderName::from_static("preference-applied"),
+    HeaderName::from_static("server-timing"),
+    SET_COOKIE,
+    HeaderName::from_static("traceparent"),
+];
 
 /// Selects the headers of an answer that a retry gets.
 #[derive(Clone, Debug, Default)]
@@ -70,7 +75,8 @@ impl HeaderFilter {
     }
 }
 
-fn is_of_the_message(name: &HeaderName) -> bool {
+/// Whether a header belongs to one message, and not to the answer in it.
+pub(crate) fn is_of_the_message(name: &HeaderName) -> bool {
     OF_THE_MESSAGE.contains(name) || name.as_str().starts_with("proxy-")
 }
 

@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "sent by the client")]
+    #[should_panic(expected = "the client sends the key")]
     fn extension_is_no_idempotency_key() {
         IdempotencyKeyField::new(crate::key_source::fields::field::extension::<u64>());
     }

@@ -61,8 +61,8 @@ impl Recorder {
         let data = || frames.iter().filter_map(Frame::data_ref);
         let bytes = data().map(Bytes::len).sum();
         let has_trailers = frames.iter().any(Frame::is_trailers);
-        let single = data().next().filter(|first| first.len() == bytes).cloned();
-        let body = || single.unwrap_or_else(|| data().fold(BytesMut::with_capacity(bytes), extended).freeze());
+        // Copied: a frame may be a small part of a large buffer, which it would keep for as long.
+        let body = || data().fold(BytesMut::with_capacity(bytes), extended).freeze();
         self.record(Ending::Complete { bytes, has_trailers }, body)
     }
 
@@ -102,5 +102,29 @@ impl fmt::Debug for AnswerSettings {
             .field("headers", headers)
             .field("keep_if", &keep_if.is_some())
             .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Response;
+
+    use super::*;
+
+    #[test]
+    fn record_does_not_keep_the_buffer_of_a_frame() {
+        let settings = AnswerSettings {
+            keep_for: Duration::MAX,
+            keep_up_to: 100,
+            headers: HeaderFilter::default(),
+            keep_if: None,
+        };
+        let mut recorder = Recorder::new(Arc::new(settings), Fingerprint::from_bytes([7; 32]));
+        recorder.see_head(&Response::new(()).into_parts().0);
+        let buffer = Bytes::from(vec![1; 1 << 20]);
+        let frame = buffer.slice(..8);
+        let new = recorder.complete(&VecDeque::from([Frame::data(frame.clone())])).expect("a record");
+        let body = new.record.body.expect("a body");
+        assert!(body == frame && body.as_ptr() != frame.as_ptr(), "a copy");
     }
 }

@@ -65,7 +65,8 @@ use crate::{
 /// | a status below 400, and a body in memory of at most [`keep_up_to`] | gets the answer |
 /// | a status below 400, and a longer body or a stream | 409 `answer-not-kept` |
 /// | a status of 400 or more | runs |
-/// | a panic, a lost lock, a stream that ended early, a crash | runs, after the lock-delay or lease |
+/// | a panic, a lost lock, a stream that ended early | runs, after the lock-delay |
+/// | a crash | runs, after the lease and the lock-delay |
 ///
 /// A 409 `answer-not-kept` has the status, the `Location` and the `ETag` of the answer.
 /// A stream whose frames are all ready when its head is sent is a body in memory.
@@ -78,7 +79,7 @@ use crate::{
 /// The layer keeps status, body and headers, except for headers of the connection and of the first
 /// attempt: `Connection` and the headers that it names, `Keep-Alive`, `TE`, `Trailer`,
 /// `Transfer-Encoding`, `Upgrade`, `Proxy-*`, `Content-Length` (it is set anew), `Date`,
-/// `Set-Cookie`, `Server-Timing` and `Traceparent`.
+/// `Set-Cookie`, `Preference-Applied`, `Server-Timing` and `Traceparent`.
 ///
 /// If the process is killed after the handler has committed its work and before the record is left,
 /// a retry runs the handler again. [`Once`](crate::Once) closes this window.
@@ -172,8 +173,8 @@ impl<K: KeySource, F> ReplayLayer<K, F> {
         self.policy(LockPolicy::new().wait(duration))
     }
 
-    /// Sets how long an answer is kept. Default: 24 hours. Times outside of 1 second to 366 days are
-    /// changed to the nearest of these.
+    /// Sets how long an answer is kept. Default: 24 hours. Times outside of 1 second to 366 days
+    /// are changed to the nearest of these.
     ///
     /// After this time a request with the same key runs again. Document the time for your clients.
     pub fn keep_for(self, duration: Duration) -> Self {

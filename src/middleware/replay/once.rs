@@ -1,4 +1,4 @@
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 use bytes::Bytes;
 use http::Response;
@@ -52,7 +52,7 @@ pub struct Once {
 }
 
 /// Answer of a handler to all attempts of one request: bytes for its database, and the response.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct OnceAnswer {
     bytes: Bytes,
     response: Response<Bytes>,
@@ -142,5 +142,12 @@ impl OnceAnswer {
     #[must_use]
     pub fn to_response(&self) -> Response<Full<Bytes>> {
         self.response.clone().map(Full::new)
+    }
+}
+
+impl fmt::Debug for OnceAnswer {
+    /// Without the contents, which are for one client.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OnceAnswer").field("status", &self.response.status()).field("bytes", &self.bytes.len()).finish()
     }
 }

@@ -127,7 +127,14 @@ where
     let lock = match context.claim(&route, key.clone(), head.extensions.get(), reservation.as_mut()).await {
         Ok(ClaimedLock::Granted(lock)) => lock,
         Ok(ClaimedLock::Recorded(record, span)) => {
-            return Ok(match replay(&record, &fingerprint) {
+            let mut answer = replay(&record, &fingerprint);
+            // The store has dropped the body. The application may have it.
+            if let (Err(Rejection::AnswerNotKept { .. }), Some(find_answer)) = (&answer, &config.find_answer)
+                && let Some(found) = find_answer(key).await.transpose()
+            {
+                answer = read_found(found).and_then(|record| replay(&record, &fingerprint));
+            }
+            return Ok(match answer {
                 Ok(response) => {
                     count(&route, Some(&span), "replayed");
                     response
@@ -171,6 +178,8 @@ where
         }
     };
     let done = locks.run(handler).await;
+    // A disconnect before the record is left must not prevent it.
+    locks.context().set_running(true);
     response::finish_response(locks, &method, done).await
 }
 
@@ -229,6 +238,14 @@ fn replay<B>(record: &Record, fingerprint: &Fingerprint) -> Result<Response<Resp
     Ok(answer.into_response()?.map(ResponseBody::replayed))
 }
 
+/// The record in the bytes that the application has found in its database.
+fn read_found(found: Result<Bytes, BoxError>) -> Result<Record, Rejection> {
+    found.and_then(|bytes| Ok(Answer::record_from_bytes(bytes)?)).map_err(|error| {
+        let error = StoreError::new("replay", "find_answer", StoreErrorKind::Unavailable).with_source(error);
+        Rejection::answer_unavailable(error)
+    })
+}
+
 /// Responds with the answer that the application has found in its database, and leaves it as the
 /// record.
 async fn replay_found<K, B: 'static>(
@@ -239,13 +256,7 @@ async fn replay_found<K, B: 'static>(
     mut locks: RequestLocks,
 ) -> Response<ResponseBody<B>> {
     let context = locks.context().clone();
-    let result = found
-        .and_then(|bytes| Ok(Answer::record_from_bytes(bytes)?))
-        .map_err(|error| {
-            let error = StoreError::new("replay", "find_answer", StoreErrorKind::Unavailable).with_source(error);
-            Rejection::answer_unavailable(error)
-        })
-        .and_then(|record| Ok((replay(&record, fingerprint)?, record)));
+    let result = read_found(found).and_then(|record| Ok((replay(&record, fingerprint)?, record)));
     let response = match result {
         Ok((response, record)) => {
             locks.set_record(|recorder| Some(recorder.found(record)));

@@ -96,7 +96,8 @@ impl<D: DriverTypes> LockEntry<D> {
                 deliver(&mut self.deliveries, (request.waiter, waits), &section, env);
             }
         }
-        holding.active = Some(ActiveSection { section, owner, holds, any_dropped: false, any_released: false });
+        holding.active =
+            Some(ActiveSection { section, owner, holds, any_dropped: false, any_released: false, record: None });
         self.reject_non_waiting(env, LockError::busy);
     }
 
@@ -120,16 +121,19 @@ impl<D: DriverTypes> LockEntry<D> {
             section.delivered();
         }
         active.any_dropped |= end == GuardEnd::Dropped;
-        let (end, record) = match end {
-            GuardEnd::Recorded(record) => (GuardEnd::Released, Some(record)),
-            end => (end, None),
+        let end = match end {
+            GuardEnd::Recorded(record) => {
+                active.record = Some(record);
+                GuardEnd::Released
+            }
+            end => end,
         };
         active.any_released |= end == GuardEnd::Released;
         active.holds -= 1;
         if active.holds > 0 {
             return Some(ReleaseOutcome::StillHeld);
         }
-        let (any_dropped, any_released) = (active.any_dropped, active.any_released);
+        let (any_dropped, any_released, record) = (active.any_dropped, active.any_released, active.record.take());
         holding.active = None;
         section.end(LockLost::Released);
         let block_for = match end {

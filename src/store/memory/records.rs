@@ -16,6 +16,7 @@ pub(super) struct Records {
     by_key: KeyMap<Stored>,
     by_end: BTreeMap<End, LockKey>,
     with_body: BTreeSet<End>,
+    head_bytes: usize,
     body_bytes: usize,
     inserted: u64,
 }
@@ -53,6 +54,7 @@ impl Records {
             self.body_bytes += body.len();
             self.with_body.insert(end);
         }
+        self.head_bytes += new.record.head.len();
         self.by_end.insert(end, key.clone());
         self.by_key.insert(key, Stored { end, id, record: new.record.clone() });
         self.free(now);
@@ -61,7 +63,7 @@ impl Records {
     /// Removes expired records, then those beyond the bounds, the earliest end first.
     fn free(&mut self, now: BootInstant) {
         while let Some((&(end, _), key)) = self.by_end.first_key_value()
-            && (end <= now || self.by_key.len() > MAX_MEMORY_RECORDS)
+            && (end <= now || self.by_key.len() > MAX_MEMORY_RECORDS || self.head_bytes > MAX_MEMORY_RECORD_BYTES)
         {
             let key = key.clone();
             self.remove(&key);
@@ -79,6 +81,7 @@ impl Records {
         let Some(Stored { end, record, .. }) = self.by_key.remove(key) else { return };
         self.by_end.remove(&end);
         self.with_body.remove(&end);
+        self.head_bytes -= record.head.len();
         self.body_bytes -= record.body.map_or(0, |body| body.len());
     }
 }
@@ -144,5 +147,23 @@ mod tests {
         records.free(later);
         let Records { by_key, by_end, with_body, body_bytes, .. } = &records;
         assert_eq!((by_key.len(), by_end.len(), with_body.len(), *body_bytes), (0, 0, 0, 0));
+    }
+
+    #[test]
+    fn heads_are_bounded() {
+        let mut records = Records::default();
+        let head = vec![0; MAX_MEMORY_RECORD_BYTES / 4];
+        for n in 0..5 {
+            let id = AcquisitionIds::new("p", 1).next();
+            let record = Record::new(head.clone(), None);
+            let new = NewRecord { record, keep_for: Duration::from_secs(60 - n as u64) };
+            records.insert(key(n), id, &new, now());
+        }
+        assert_eq!((records.by_key.len(), records.head_bytes), (4, MAX_MEMORY_RECORD_BYTES));
+        assert!(records.get(&key(4), now()).is_none(), "it ends first");
+        for n in 0..4 {
+            records.remove(&key(n));
+        }
+        assert_eq!(records.head_bytes, 0);
     }
 }

@@ -150,6 +150,28 @@ async fn lock_of_the_same_tuple_is_another_key() {
     guard.release().await.expect("released");
 }
 
+#[tokio::test(start_paused = true)]
+async fn raw_key_is_another_occasion_than_its_text() {
+    let (_, locks) = store_and_locks();
+    assert_eq!(run(&locks, &AtomicUsize::new(0)).await, OnceOutcome::Ran(0));
+    let raw = tower_lock::LockKey::raw("job:1").expect("a name");
+    assert_eq!(locks.once(raw).run(async |_| 7).await.expect("a result"), OnceOutcome::Ran(7));
+}
+
+/// A guard of the same section outlives the work that leaves the record.
+/// Guarantee: G18.
+#[tokio::test(start_paused = true)]
+async fn record_is_left_when_the_last_guard_has_ended() {
+    let (_, locks) = store_and_locks();
+    let mut guard = None;
+    let work = async |lock: HeldLock| guard = locks.lock(lock.key().clone()).await.ok();
+    locks.once(("job", 1)).run(work).await.expect("a result");
+    let busy = locks.once(("job", 1)).wait(Duration::ZERO).run(async |_| ()).await;
+    assert!(matches!(busy, Err(RunError::NotStarted(LockError::Busy { .. }))), "{busy:?}");
+    guard.expect("re-entered").release().await.expect("released");
+    assert_eq!(run(&locks, &AtomicUsize::new(0)).await, OnceOutcome::Already);
+}
+
 // === lead ===
 
 /// Spawns a process that leads until it is aborted, and logs the start of each term.

@@ -1,8 +1,11 @@
 //! Attempts that overlap, and clients that disconnect.
 
-use std::time::Duration;
+use std::{collections::VecDeque, time::Duration};
 
-use axum::http::{Request, StatusCode};
+use axum::{
+    body::Body,
+    http::{Request, StatusCode},
+};
 use tokio::time::{Instant, sleep};
 use tower_lock::{
     LockPolicy,
@@ -10,6 +13,7 @@ use tower_lock::{
 };
 use tower_lock_testkit::{
     app::send,
+    body::{ScriptedBody, Step},
     locks::store_and_locks,
     wait::{ms, settle},
 };
@@ -122,6 +126,35 @@ async fn client_disconnects_and_its_retry_gets_the_answer() {
     let retry = send(&app, request("a", "x")).await;
     assert_eq!(retry.headers()["location"], "/runs/1");
     assert_eq!(run_of(retry).await, (1, true));
+}
+
+/// The response is read to its end without a client.
+/// Guarantee: G18.
+#[tokio::test(start_paused = true)]
+async fn client_disconnects_before_a_stream_and_it_runs_once() {
+    let (store, locks) = store_and_locks();
+    let late = |rest: &'static [Step]| {
+        let pauses = std::iter::repeat_n(Step::Pause, 200);
+        ScriptedBody::new(
+            [Step::Text("run 1")].into_iter().chain(pauses).chain(rest.iter().copied()).collect::<VecDeque<_>>(),
+        )
+    };
+    // Before the handler has returned.
+    let (stream, runs) = app(layer(&locks), move |_| Body::new(late(&[Step::Text("more")])));
+    let first = spawn(&stream, request("a", "x"));
+    sleep(ms(50)).await;
+    first.abort();
+    sleep(5 * S).await;
+    problem(send(&stream, request("a", "x")).await, 409, "answer-not-kept").await;
+    assert_eq!((runs(), store.held_count()), (1, 0));
+    // While the end of a body whose bytes are ready is awaited.
+    let (complete, runs) = app(layer(&locks), move |_| Body::new(late(&[]).announce(5)));
+    let first = spawn(&complete, request("b", "x"));
+    sleep(ms(150)).await;
+    first.abort();
+    sleep(5 * S).await;
+    assert_eq!(run_of(send(&complete, request("b", "x")).await).await, (1, true));
+    assert_eq!((runs(), store.held_count()), (1, 0));
 }
 
 #[tokio::test(start_paused = true)]

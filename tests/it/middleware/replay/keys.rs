@@ -201,13 +201,33 @@ async fn key_can_be_a_field_of_the_body() {
 #[tokio::test(start_paused = true)]
 async fn other_methods_pass_through() {
     let (store, locks) = store_and_locks();
-    let (app, runs) = app(layer(&locks).required(), created);
+    let (app, runs) = app(layer(&locks), created);
     for (n, method) in ["GET", "DELETE", "PUT", "GET"].into_iter().enumerate() {
         let request = Request::builder().method(method).uri("/").header("idempotency-key", "a");
         let response = send(&app, request.body(Body::empty()).expect("a request")).await;
         assert_eq!(run_of(response).await, (n + 1, false), "{method}");
     }
     assert_eq!((runs(), store.on(StoreOp::Acquire).calls()), (4, 0));
+}
+
+/// A client must not get past `required` by its method.
+#[tokio::test(start_paused = true)]
+async fn required_key_is_required_by_each_unsafe_method() {
+    let (_store, locks) = store_and_locks();
+    let (every, _) = app(layer(&locks).required(), created);
+    let (some, _) = app(layer(&locks).required().methods([Method::PUT]), created);
+    let without_key = |method: &str| Request::builder().method(method).uri("/").body(Body::empty()).expect("a request");
+    for (app, method, is_rejected) in [
+        (&every, "POST", true),
+        (&every, "PUT", true),
+        (&every, "DELETE", true),
+        (&every, "GET", false),
+        (&some, "PUT", true),
+        (&some, "DELETE", false),
+    ] {
+        let status = send(app, without_key(method)).await.status();
+        assert_eq!(status == StatusCode::BAD_REQUEST, is_rejected, "{method}: {status}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -14,7 +14,7 @@ use std::{
 use axum::{
     Router,
     body::{Body, Bytes},
-    http::{Request, StatusCode},
+    http::{Method, Request, StatusCode},
     response::{IntoResponse, Response},
     routing::{MethodRouter, post},
 };
@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_lock::{
     AnswerError, LockKey, LockManager, Once, ReplayLayer,
-    key::Fixed,
+    key::{self, Fixed},
     middleware::RequestBody,
     test_util::{Fault, StoreOp, TestStore},
 };
@@ -209,12 +209,20 @@ async fn once_without_its_layer_names_the_remedy() {
     let handler = || post(async |once: Once| once.key().to_string());
     let without_layer = Router::new().route("/", handler());
     let without_key = Router::new().route("/", handler().route_layer(layer(&locks)));
+    let no_scope = ReplayLayer::new(&locks, key::from_parts(|_| None::<LockKey>));
+    let without_scope = Router::new().route("/", handler().route_layer(no_scope));
+    let other_method = Router::new().route("/", handler().route_layer(layer(&locks).methods([Method::PUT])));
     let no_key = || Request::post("/").body(Body::empty()).expect("a request");
-    for (app, request) in [(without_layer, request("a", "x")), (without_key, no_key())] {
+    for (app, request, remedy) in [
+        (without_layer, request("a", "x"), "Put one on its route: `post(handler).route_layer(ReplayLayer::new("),
+        (without_key, no_key(), "Call `.required()` on the `ReplayLayer`"),
+        (without_scope, request("a", "x"), "Return a scope for each request"),
+        (other_method, request("a", "x"), "Add the method to `.methods(..)`"),
+    ] {
         let response = send(&app, request).await;
         assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
         let text = text(response).await;
-        assert!(text.contains("put `ReplayLayer::new(&locks, scope).required()` on its route"), "{text}");
+        assert!(text.contains(remedy), "{text}");
     }
 }
 
@@ -286,4 +294,23 @@ async fn disconnect_before_the_handler_starts_frees_the_key() {
     assert_eq!(store.held_count(), 1);
     assert_eq!(call("a").await.expect("no panic").expect("infallible").status(), StatusCode::OK);
     busy.await.expect("no panic").expect("infallible");
+}
+
+/// The store has dropped the body of the answer, or never had it.
+/// Guarantee: G18.
+#[tokio::test(start_paused = true)]
+async fn answer_in_the_database_replaces_a_body_that_was_not_kept() {
+    let (_, locks) = store_and_locks();
+    let (database, this) = (Database::default(), Database::default());
+    let database = Database { rows: Arc::clone(&this.rows), ..database };
+    let handler = post(async move |once: Once| {
+        drop(this.claim(once).await);
+        "x".repeat(100_000)
+    });
+    let app = Router::new().route("/", handler.route_layer(database.layer(&locks)));
+    assert_eq!(text(send(&app, request("a", "x")).await).await.len(), 100_000);
+    assert_eq!(run_of(send(&app, request("a", "x")).await).await, (1, true));
+    database.rows.lock().expect("whole").clear();
+    problem(send(&app, request("a", "x")).await, 409, "answer-not-kept").await;
+    assert_eq!(database.questions.load(SeqCst), 3, "one before the run");
 }
