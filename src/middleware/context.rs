@@ -43,7 +43,7 @@ use crate::{
     rejection::{OnReject, Rejection},
     store::Record,
     sync::Mutex,
-    telemetry::{route::Route, span::LockSpan},
+    telemetry::{metrics::count_replay, route::Route, span::LockSpan},
 };
 
 /// One request at one layer, shared by the layer, its future, the handler and the extractors.
@@ -340,6 +340,12 @@ impl RequestContext {
     /// The wait that the client chose, if it was used.
     pub(super) fn applied_wait(&self) -> Option<Duration> {
         self.0.client_wait.filter(|_| self.0.is_wait_applied.load(Acquire))
+    }
+
+    /// Counts a response whose record was not left.
+    pub(super) fn count_unrecorded(&self, span: &LockSpan) {
+        count_replay(self.0.route.label(), "unrecorded");
+        span.replay("unrecorded");
     }
 
     // --- what is held here

@@ -17,8 +17,13 @@ use super::{
     request_lock::RequestLock,
 };
 use crate::{
-    body::pace::TooSlow, error::LockLost, limits::RELEASE_WAIT, lock::ReleaseOutcome, replay::recorder::Recorder,
-    store::NewRecord, telemetry::span::LockSpan,
+    body::pace::TooSlow,
+    error::LockLost,
+    limits::RELEASE_WAIT,
+    lock::{ReleaseFuture, ReleaseOutcome},
+    replay::recorder::Recorder,
+    store::NewRecord,
+    telemetry::span::LockSpan,
 };
 
 /// Releases all locks of one request at one layer, each exactly once.
@@ -153,17 +158,21 @@ impl RequestLocks {
         self.close();
         self.context.clear_lock_count();
         let (has_failed, answer) = (self.has_failed, self.record.take());
-        let is_recorded = answer.is_some();
-        let of_layer = if is_recorded { Some(self.locks.remove(0)) } else { None };
+        let of_layer = answer.map(|answer| (self.locks.remove(0), answer));
         // In reverse order. Each release starts now, also if another one fails.
-        let mut releases: SmallVec<[_; 1]> = self.locks.drain(..).rev().map(|lock| lock.release(has_failed)).collect();
-        releases.extend(of_layer.zip(answer).map(|(lock, answer)| lock.release_with_record(answer)));
+        let releases: SmallVec<[_; 1]> = self.locks.drain(..).rev().map(|lock| lock.release(has_failed)).collect();
+        let recorded = of_layer.map(|(lock, answer)| lock.release_with_record(answer));
         let all = async {
             for (release, record) in releases {
-                let is_late = matches!(release.await, Ok(ReleaseOutcome::NotHeld));
-                if is_late {
+                if is_late(release).await {
                     record.span.released_late();
                 }
+            }
+            if let Some((release, record)) = recorded
+                && is_late(release).await
+            {
+                record.span.released_late();
+                self.context.count_unrecorded(&record.span);
             }
         };
         // A body may be polled without a runtime: then there is no timer, and the releases have
@@ -172,6 +181,11 @@ impl RequestLocks {
             let _ = timeout(RELEASE_WAIT, all).await;
         }
     }
+}
+
+/// Whether the lock was not held any more.
+async fn is_late(release: ReleaseFuture) -> bool {
+    matches!(release.await, Ok(ReleaseOutcome::NotHeld))
 }
 
 impl Drop for RequestLocks {

@@ -9,14 +9,14 @@ use std::{
 use axum::{
     Router,
     body::Body,
-    http::Request,
+    http::{Request, StatusCode},
     routing::{get, post},
 };
 use metrics::Unit;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tokio::time::sleep;
 use tower_lock::{
-    LockLayer, ReplayLayer, key,
+    LockLayer, Once, ReplayLayer, key,
     test_util::{Fault, StoreOp},
 };
 use tower_lock_testkit::{
@@ -180,13 +180,20 @@ fn gauges_of_holders_and_waiters_return_to_zero() {
 #[test]
 fn each_result_of_a_replay_layer_is_counted() {
     watched(async |snapshotter| {
-        let (_store, locks) = store_and_locks();
+        let (store, locks) = store_and_locks();
         let handler = post(async |body: String| {
             sleep(Duration::from_millis(10)).await;
             body
         });
         let replay = ReplayLayer::new(&locks, key::fixed(("everyone",))).required().keep_up_to(3);
-        let app = Router::new().route("/claims/{id}", handler.route_layer(replay));
+        let revoker = locks.clone();
+        let revoked = post(async move |once: Once| {
+            // The process does not learn of it before the release.
+            revoker.force_release(once.key().clone()).await.map(drop).map_err(|_| StatusCode::BAD_GATEWAY)
+        });
+        let app = Router::new()
+            .route("/claims/{id}", handler.route_layer(replay.clone()))
+            .route("/revoked", revoked.route_layer(replay));
         let claim = async |key: Option<&'static str>, body: &'static str| {
             let request = Request::post("/claims/7");
             let request = if let Some(key) = key { request.header("idempotency-key", key) } else { request };
@@ -204,12 +211,16 @@ fn each_result_of_a_replay_layer_is_counted() {
         ] {
             claim(key, body).await;
         }
+        store.fault_events(Fault::Fail);
+        let request = Request::post("/revoked").header("idempotency-key", "b").body(Body::empty());
+        assert_eq!(send(&app, request.expect("a request")).await.status(), StatusCode::OK);
         reported().await;
         let seen = seen(snapshotter);
         let counted = |result| seen[&format!("tower_lock_replay_total{{route=/claims/{{id}},result={result}}}")];
         let results = ["first", "replayed", "in_flight", "mismatch", "missing", "invalid", "not_kept"];
         assert_eq!(results.map(counted), [2.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0]);
         let of_replay = seen.keys().filter(|name| name.starts_with("tower_lock_replay_total"));
-        assert_eq!(of_replay.count(), results.len());
+        assert_eq!(seen["tower_lock_replay_total{route=/revoked,result=unrecorded}"], 1.0);
+        assert_eq!(of_replay.count(), results.len() + 2);
     });
 }

@@ -147,3 +147,24 @@ async fn stream_that_was_read_to_its_end_is_not_sent_again() {
         assert!(String::from_utf8_lossy(&retry.body).contains("answer-not-kept"), "{version:?}");
     }
 }
+
+/// The reader has no window: it gets the head, and no byte of the body.
+/// Guarantee: G18.
+#[tokio::test]
+async fn reader_without_a_window_does_not_delay_the_record() {
+    let (store, locks) = store_and_locks();
+    let (work, address) = Work::serve(&locks).await;
+    work.may_end.add_permits(2);
+    let mut unread = Http2::with_window(address, 0).await;
+    let request = Request::post(format!("http://{address}/claim")).header("idempotency-key", "/claim").body(());
+    let (response, _) = unread.request(request.expect("a request"), true).await;
+    let response = soon("a head", response).await.expect("a head");
+    assert_eq!((response.status(), store.held_count()), (StatusCode::CREATED, 0));
+    for version in VERSIONS {
+        let reply = call(address, version, "/claim").await.expect("a reply");
+        assert_eq!((reply.status, reply.len), (201, 10));
+    }
+    assert_eq!(work.runs(), 1);
+    unread.open_window(1 << 20);
+    assert_eq!(read(response).await.expect("the rest").len, 10);
+}
