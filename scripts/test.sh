@@ -1,24 +1,24 @@
 #!/usr/bin/env bash
 # Runs all tests, and installs their requirements.
 #
-#   scripts/test.sh             the tests, lints and docs, with all features
-#   scripts/test.sh --features  the library with each feature alone, its unit tests without
-#                               features, lints of examples and benchmarks; none of the tests above
-#   scripts/test.sh --busy      the tests beside two busy loops, to find those that depend on timing
-#   scripts/test.sh --long      all of these and slower checks: licences, bans, sources of all
-#                               dependencies, their lowest versions, types of other crates in the
-#                               public API, each pair of features, the package as users build it,
-#                               broken locks that a storm must detect, messages of the compiler,
-#                               repeated storms, 90 000 simulations, schedules of threads, benchmarks
+#   scripts/test.sh           the format, and all tests, with all features
+#   scripts/test.sh --checks  lints, docs, the library with each feature alone, its unit tests
+#                             without features; none of the tests above
+#   scripts/test.sh --busy    the tests beside two busy loops, to find those that depend on timing
+#   scripts/test.sh --long    all of these and slower checks: licences, bans, sources of all
+#                             dependencies, their lowest versions, types of other crates in the
+#                             public API, each pair of features, the package as users build it,
+#                             broken locks that a storm must detect, messages of the compiler,
+#                             repeated storms, 90 000 simulations, schedules of threads, benchmarks
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-busy= long= features=
+busy= long= checks=
 loops=()
 for argument in "$@"; do
     case $argument in
         --busy) busy=1 ;;
-        --features) features=1 ;;
+        --checks) checks=1 ;;
         --long) long=1 ;;
         *) sed -n '2,13s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
     esac
@@ -101,7 +101,7 @@ if ! command -v cc >/dev/null; then
 fi
 # Servers that tests start for themselves. Without them those tests are skipped with a note.
 packages=()
-if [ -z "$features" ]; then
+if [ -z "$checks" ]; then
     command -v "${REDIS_SERVER:-redis-server}" >/dev/null || packages+=(redis-server)
     command -v mariadbd >/dev/null || [ -x /usr/sbin/mariadbd ] || packages+=(mariadb-server)
     command -v openssl >/dev/null || packages+=(openssl)
@@ -136,7 +136,7 @@ have() { cargo "$1" --version >/dev/null 2>&1; }
 # with such state keeps it: a change of the mode would compile everything again.
 [ -n "$(ls target/debug/incremental 2>/dev/null)" ] || export CARGO_INCREMENTAL=0
 
-# --- each feature alone: most dependencies are compiled again ---
+# --- lints, docs, and each feature alone: they compile no test ---
 
 # `--long` has all pairs.
 each_feature() {
@@ -151,28 +151,25 @@ each_feature() {
     done
 }
 unit_tests_without_features() { cargo test -p tower-lock --lib --no-default-features; }
-# The plain run compiles the dependencies of the examples once, for their tests.
-lints_of_examples() {
-    if have clippy; then
-        cargo clippy -p tower-lock-examples -p tower-lock-benches --all-features --all-targets -- -D warnings
-    fi
+# Dependencies are checked once for both.
+lints_and_docs() {
+    if have clippy; then step clippy cargo clippy --workspace --all-features --all-targets -- -D warnings; fi
+    step docs env RUSTDOCFLAGS='-D warnings' cargo doc --quiet --workspace --all-features --no-deps
 }
-if [ "$features" ]; then
+if [ "$checks" ]; then
+    lints_and_docs
     step 'each feature' each_feature
     step 'unit tests without features' unit_tests_without_features
-    step 'lints of examples and benchmarks' lints_of_examples
     summary
     exit
 fi
 
-# --- lints, and the build ---
+# --- the build ---
 
-# The same packages and features in the steps that compile, and in those that check: dependencies
-# are compiled once for each. Without the benchmarks, whose dependencies no test has.
+# The same packages and features in all steps: dependencies are compiled once. Without the
+# benchmarks, whose dependencies no test has.
 all=(--workspace --exclude tower-lock-benches --all-features)
-checked=("${all[@]}" --exclude tower-lock-examples)
 if have fmt; then step format cargo fmt --all --check; fi
-if have clippy; then step clippy cargo clippy "${checked[@]}" --all-targets -- -D warnings; fi
 build() {
     cargo test "${all[@]}" --no-run --message-format=json-render-diagnostics >"$logs/build.json"
     # Some examples are tests above, and programs here.
@@ -201,7 +198,7 @@ run() { # folder, program
     CARGO_MANIFEST_DIR=$1 "$2" "${slow[@]}"
 }
 
-# The tests of the examples would wait for the lock that `cargo doc` holds.
+# The tests of the examples would wait for the lock that `cargo test --doc` holds.
 export EXAMPLES="$PWD/target/debug/examples"
 # Most tests wait for timers and servers: more threads than cores, and three programs at a time.
 export RUST_TEST_THREADS="${RUST_TEST_THREADS:-4}"
@@ -221,7 +218,6 @@ tests=$!
 # --- beside the tests, in the time that they leave ---
 
 beside() {
-    record docs env RUSTDOCFLAGS='-D warnings' cargo doc --quiet "${checked[@]}" --no-deps
     record doctests cargo test "${all[@]}" --doc
     record package cargo package --quiet --allow-dirty --no-verify -p tower-lock
 }
@@ -234,7 +230,7 @@ reports "${names[@]}"
 # The busy loops would leave nothing for the rest, which does not depend on timing.
 if [ "$busy" ]; then kill "${loops[@]}"; fi
 wait "$beside"
-reports docs doctests package
+reports doctests package
 
 # --- slower checks ---
 
@@ -301,11 +297,11 @@ if [ "$long" ]; then
     step storms storms
     step simulations simulations
     step 'unit tests without features' unit_tests_without_features
-    step 'lints of examples and benchmarks' lints_of_examples
+    lints_and_docs
     step 'thread schedules' schedules
     step 'command of the README' cargo run --quiet --example reward_claim -- --demo
     step benchmarks cargo bench --quiet -p tower-lock-benches
 else
-    skipped+=('each feature alone: scripts/test.sh --features' 'slower checks: scripts/test.sh --long')
+    skipped+=('lints, docs, each feature alone: scripts/test.sh --checks' 'slower checks: scripts/test.sh --long')
 fi
 summary

@@ -125,7 +125,7 @@ fn assert_exists(packages: &[Value], name: &str, dependency: &Value) {
 /// The commands of the pages, each with the file that runs it, and the text there.
 const COMMANDS: [(&str, &str, &str); 24] = [
     ("scripts/test.sh", ".github/workflows/ci.yml", " scripts/test.sh\n"),
-    ("scripts/test.sh --features", ".github/workflows/ci.yml", " scripts/test.sh --features\n"),
+    ("scripts/test.sh --checks", ".github/workflows/ci.yml", " scripts/test.sh --checks\n"),
     ("cargo run --example reward_claim", "scripts/test.sh", " cargo run --quiet --example reward_claim"),
     ("cargo run --features mysql --example stock_sale", "examples/tests/programs.rs", "example(\"stock_sale\")"),
     ("cargo run --features redis --example reward_claim", "examples/tests/instances.rs", "\"reward_claim\""),
