@@ -99,10 +99,11 @@ impl Proxy {
         let shared =
             Shared { upstream: Mutex::new(upstream), is_raw, table: Mutex::default(), observer: Mutex::new(None) };
         let shared = Arc::new(shared);
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
-        let address = listener.local_addr().expect("bound");
+        let port = bind((Ipv4Addr::LOCALHOST, 0).into()).expect("a free port");
+        let address = port.local_addr().expect("bound");
+        let listener = listen(address).expect("its own port");
         let ((listen, wanted), (now, listens)) = (watch::channel(true), watch::channel(true));
-        let acceptor = accept(Arc::clone(&shared), listener, address, wanted, now);
+        let acceptor = accept(Arc::clone(&shared), listener, port, wanted, now);
         let acceptor = tokio::runtime::Handle::current().spawn(acceptor).abort_handle();
         Self { shared, address, listen, listens, acceptor }
     }
@@ -151,12 +152,12 @@ impl Proxy {
     ///
     /// # Panics
     ///
-    /// Panics if another process has taken the port.
+    /// Panics if the proxy has ended.
     pub async fn refuse(&self, refuse: bool) {
         self.listen.send_replace(!refuse);
         let mut listens = self.listens.clone();
         let done = timeout(TIMEOUT, listens.wait_for(|listens| *listens != refuse)).await;
-        done.expect("the port is still free").expect("it runs");
+        done.expect("a moment").expect("it runs");
     }
 
     /// Connects new clients to another server, as after a DNS change. Open connections stay.
@@ -202,20 +203,18 @@ impl Drop for Proxy {
 async fn accept(
     shared: Arc<Shared>,
     listener: TcpListener,
-    address: SocketAddr,
+    // It does not listen. While no other socket does, connections are refused, and no other process
+    // can take the port.
+    port: TcpSocket,
     mut wanted: watch::Receiver<bool>,
     now: watch::Sender<bool>,
 ) {
+    let address = port.local_addr().expect("bound");
     let mut listener = Some(listener);
     loop {
         let is_wanted = *wanted.borrow_and_update();
         if is_wanted && listener.is_none() {
-            // Another process may hold the port briefly.
-            listener = bind(address).ok();
-            if listener.is_none() {
-                sleep(Duration::from_millis(10)).await;
-                continue;
-            }
+            listener = Some(listen(address).expect("its own port"));
         } else if !is_wanted {
             listener = None;
         }
@@ -239,11 +238,17 @@ async fn accept(
     }
 }
 
-fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
+fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    bind(address)?.listen(1_024)
+}
+
+/// A socket that shares its port with other ones of this proxy.
+fn bind(address: SocketAddr) -> std::io::Result<TcpSocket> {
     let socket = TcpSocket::new_v4()?;
     socket.set_reuseaddr(true)?;
+    socket.set_reuseport(true)?;
     socket.bind(address)?;
-    socket.listen(1_024)
+    Ok(socket)
 }
 
 // === impl Switch ===
