@@ -14,6 +14,7 @@ mod disconnect;
 mod prefer;
 mod owner_lifetime;
 mod abort;
+mod handler;
 mod request_lock;
 mod request_locks;
 mod response;

@@ -10,8 +10,8 @@ use http_body::Body;
 use tower::{BoxError, Service, ServiceExt, util::Oneshot};
 
 use super::{
-    config::LayerConfig, context::RequestContext, future::ResponseFuture, manager_state::ManagerState,
-    request_locks::RequestLocks, response, response_body::ResponseBody, unlocked::Unlocked,
+    config::LayerConfig, context::RequestContext, future::ResponseFuture, handler::run_handler,
+    manager_state::ManagerState, request_locks::RequestLocks, response_body::ResponseBody, unlocked::Unlocked,
 };
 use crate::{
     body::{reader::BodyReader, request_body::RequestBody},
@@ -118,27 +118,9 @@ where
     };
     drop(waits);
 
-    head.extensions.insert(context.owner().clone());
     head.extensions.insert(lock.held_lock());
-    head.extensions.insert(context.clone());
-    let method = head.method.clone();
-    let request = Request::from_parts(head, body.observed_by(context.body_observer(), context.policy()));
     locks.add(lock);
-    let span = locks.span();
-    // Owns the service, so that the resources of this request are dropped before the lock.
-    let handler = async move {
-        // Only now: a request that waits must not use capacity of the inner service.
-        let ready = inner.ready().await?;
-        // The body no longer waits.
-        drop(reservation);
-        context.set_running(true);
-        match span {
-            Some(span) => span.instrument_handler(|| ready.call(request)).await,
-            None => ready.call(request).await,
-        }
-    };
-    let done = locks.run(handler).await;
-    response::finish_response(locks, &method, done).await
+    run_handler(locks, inner, head, body, reservation).await
 }
 
 fn mark_unlocked(head: &mut Parts, why: Unlocked) {

@@ -17,6 +17,7 @@ use crate::{
     middleware::{
         context::{ClaimedLock, RequestContext},
         future::ResponseFuture,
+        handler::run_handler,
         manager_state::ManagerState,
         request_locks::RequestLocks,
         response,
@@ -159,28 +160,8 @@ where
         }
     }
     count(&route, locks.span(), "first");
-    head.extensions.insert(context.owner().clone());
     head.extensions.insert(Once::new(held_lock, fingerprint, Arc::clone(&config.answers)));
-    head.extensions.insert(context.clone());
-    let method = head.method.clone();
-    let request = Request::from_parts(head, body.observed_by(context.body_observer(), context.policy()));
-    let span = locks.span();
-    // Owns the service, so that the resources of this request are dropped before the lock.
-    let handler = async move {
-        // Only now: a request that waits must not use capacity of the inner service.
-        let ready = inner.ready().await?;
-        // The body no longer waits.
-        drop(reservation);
-        context.set_running(true);
-        match span {
-            Some(span) => span.instrument_handler(|| ready.call(request)).await,
-            None => ready.call(request).await,
-        }
-    };
-    let done = locks.run(handler).await;
-    // A disconnect before the record is left must not prevent it.
-    locks.context().set_running(true);
-    response::finish_response(locks, &method, done).await
+    run_handler(locks, inner, head, body, reservation).await
 }
 
 /// The key and the fingerprint of a request. `None` if it has no key and needs none, has no scope,
