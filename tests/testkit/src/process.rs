@@ -3,7 +3,7 @@
 use std::{
     fs, io,
     io::Write,
-    net::{Ipv4Addr, SocketAddr, TcpListener},
+    net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus},
     sync::{
@@ -15,7 +15,10 @@ use std::{
 };
 
 use rustix::process::{Pid, Signal, kill_process};
-use tokio::time::{sleep, timeout};
+use tokio::{
+    net::TcpSocket,
+    time::{sleep, timeout},
+};
 
 /// Longer than any step takes, even on a busy machine.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
@@ -49,8 +52,25 @@ pub(crate) fn find(variable: Option<&str>, program: &str) -> Option<PathBuf> {
 
 /// A port that is free now. Another process may take it first; the callers retry.
 pub(crate) fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
-    listener.local_addr().expect("bound").port()
+    ReservedPort::new().number()
+}
+
+/// A port that no other process gets when it asks for a free one, also while its server is down.
+#[derive(Debug)]
+pub(crate) struct ReservedPort(TcpSocket);
+
+impl ReservedPort {
+    pub(crate) fn new() -> Self {
+        let socket = TcpSocket::new_v4().expect("a socket");
+        // It does not listen, so that a server that sets the same option can.
+        socket.set_reuseaddr(true).expect("an option");
+        socket.bind(local(0)).expect("a free port");
+        Self(socket)
+    }
+
+    pub(crate) fn number(&self) -> u16 {
+        self.0.local_addr().expect("bound").port()
+    }
 }
 
 pub(crate) fn local(port: u16) -> SocketAddr {

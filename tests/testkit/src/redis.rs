@@ -10,7 +10,7 @@ use std::{
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    process::{Process, TIMEOUT, TempFolder, find, free_port, local},
+    process::{Process, ReservedPort, TIMEOUT, TempFolder, find, local},
     resp::{Connection, Reply},
 };
 
@@ -21,7 +21,7 @@ use crate::{
 pub struct RedisServer {
     options: RedisOptions,
     process: Process,
-    port: u16,
+    port: ReservedPort,
     folder: TempFolder,
 }
 
@@ -64,8 +64,8 @@ impl RedisOptions {
     pub async fn start(self) -> RedisServer {
         let folder = TempFolder::new();
         for _ in 0..20 {
-            let port = free_port();
-            if let Start::Up(process) = self.launch(port, folder.path()).await {
+            let port = ReservedPort::new();
+            if let Start::Up(process) = self.launch(port.number(), folder.path()).await {
                 return RedisServer { options: self, process, port, folder };
             }
         }
@@ -147,7 +147,7 @@ impl RedisServer {
     /// The address that the server listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
-        local(self.port)
+        local(self.port.number())
     }
 
     /// The URL for clients.
@@ -168,7 +168,7 @@ impl RedisServer {
     /// The port of the server.
     #[must_use]
     pub fn port(&self) -> u16 {
-        self.port
+        self.port.number()
     }
 
     /// The process id of the server.
@@ -224,13 +224,13 @@ impl RedisServer {
     pub async fn restart(&mut self) {
         self.kill();
         for _ in 0..100 {
-            if let Start::Up(process) = self.options.launch(self.port, self.folder.path()).await {
+            if let Start::Up(process) = self.options.launch(self.port.number(), self.folder.path()).await {
                 self.process = process;
                 return;
             }
             sleep(Duration::from_millis(20)).await;
         }
-        panic!("port {} is taken", self.port);
+        panic!("port {} is taken", self.port.number());
     }
 
     /// Opens an authenticated connection.
