@@ -72,8 +72,9 @@ use crate::{
 /// A stream whose frames are all ready when its head is sent is a body in memory.
 /// [`keep_if`](Self::keep_if) and [`Keep`](crate::Keep) change which answers are kept.
 ///
-/// If the client disconnects before it has the head, the handler finishes and its answer is kept. A
-/// stream ends with its client, and leaves no record. While the store cannot be reached, requests
+/// If the client disconnects before it has the head, the handler finishes, its response is read to
+/// the end, and its record is left. A stream that has begun ends with its client, and leaves no
+/// record. While the store cannot be reached, requests
 /// with a key are rejected with 503: none runs without its record.
 ///
 /// The layer keeps status, body and headers, except for headers of the connection and of the first
@@ -276,7 +277,8 @@ impl<K: KeySource, F> ReplayLayer<K, F> {
     /// Sets the function that finds the answer that a handler has stored in its own database, with
     /// [`Once`](crate::Once).
     ///
-    /// The layer calls it under the lock of the key, before it runs a handler. The argument is
+    /// The layer calls it under the lock of the key, before it runs a handler. It also calls it if
+    /// the store has kept the answer without its body. The argument is
     /// [`Once::key`](crate::Once::key). The function returns the bytes of
     /// [`OnceAnswer::as_bytes`](crate::middleware::OnceAnswer::as_bytes), or `None` if there are
     /// none. If it fails, or returns other bytes, the request is rejected with 503.

@@ -125,14 +125,14 @@ impl Once {
         let answer = Answer::new(head.status, self.settings.headers.apply(&head.headers), body.clone());
         let bytes = answer.into_bytes(&self.fingerprint).ok_or(AnswerError::TooLarge { keep_up_to })?;
         let mut response = Response::from_parts(head, body);
-        // The work is done, whatever the status is.
+        // The work is done, also if the status is that of an error.
         response.extensions_mut().insert(Keep::Yes);
         Ok(OnceAnswer { bytes, response })
     }
 }
 
 impl OnceAnswer {
-    /// Returns the bytes to store. Their format is that of this crate, and begins with a version.
+    /// Returns the bytes to store. Their format is that of this crate, and has a version.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes

@@ -189,7 +189,7 @@ async fn answer_that_is_too_large_is_an_error_of_the_handler() {
     }
 }
 
-/// The work is in the database: it is done, whatever the status is.
+/// The work is in the database, so it is done, also if the status is that of an error.
 #[tokio::test(start_paused = true)]
 async fn answer_with_an_error_status_is_kept_by_once() {
     let (_store, locks) = store_and_locks();
