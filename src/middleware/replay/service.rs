@@ -7,9 +7,15 @@ use std::{
 use bytes::Bytes;
 use http::{Request, Response, request::Parts};
 use http_body::Body;
+use tokio::time::timeout;
 use tower::{BoxError, Service, ServiceExt, util::Oneshot};
 
-use super::{config::ReplayConfig, fingerprint::FingerprintSource, once::Once, unrecorded::Unrecorded};
+use super::{
+    config::{FoundAnswer, ReplayConfig},
+    fingerprint::FingerprintSource,
+    once::Once,
+    unrecorded::Unrecorded,
+};
 use crate::{
     body::{reader::BodyReader, request_body::RequestBody},
     key_source::{KeyRejection, KeySource},
@@ -131,7 +137,7 @@ where
             let mut answer = replay(&record, &fingerprint);
             // The store has dropped the body. The application may have it.
             if let (Err(Rejection::AnswerNotKept { .. }), Some(find_answer)) = (&answer, &config.find_answer)
-                && let Some(found) = find_answer(key).await.transpose()
+                && let Some(found) = within_max_hold(&context, find_answer(key)).await.transpose()
             {
                 answer = read_found(found).and_then(|record| replay(&record, &fingerprint));
             }
@@ -217,6 +223,11 @@ fn replay<B>(record: &Record, fingerprint: &Fingerprint) -> Result<Response<Resp
         return Err(Rejection::IdempotencyKeyReused);
     }
     Ok(answer.into_response()?.map(ResponseBody::replayed))
+}
+
+/// Limits a search that runs without a lock to the time that a lock would give it.
+async fn within_max_hold(context: &RequestContext, search: FoundAnswer) -> Result<Option<Bytes>, BoxError> {
+    timeout(context.policy().request_max_hold(), search).await.unwrap_or_else(|elapsed| Err(elapsed.into()))
 }
 
 /// The record in the bytes that the application has found in its database.

@@ -142,7 +142,9 @@ impl<D: DriverTypes> LockEntry<D> {
             GuardEnd::Released => section.limits.min_hold_remaining(section.started_at, env.now()),
             // Other guards of the same owner had been received, and `min_hold` applies to them.
             GuardEnd::Undelivered if any_released => section.limits.min_hold_remaining(section.started_at, env.now()),
-            _ => Duration::ZERO,
+            GuardEnd::Undelivered | GuardEnd::ReleasedAfterFailure | GuardEnd::Dropped | GuardEnd::Recorded(_) => {
+                Duration::ZERO
+            }
         };
         // The handoff depends on the limits of the next waiter that has not timed out.
         self.time_out_waiters(env);

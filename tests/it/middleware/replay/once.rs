@@ -314,3 +314,18 @@ async fn answer_in_the_database_replaces_a_body_that_was_not_kept() {
     problem(send(&app, request("a", "x")).await, 409, "answer-not-kept").await;
     assert_eq!(database.questions.load(SeqCst), 3, "one before the run");
 }
+
+#[tokio::test(start_paused = true)]
+async fn search_for_a_body_that_was_not_kept_has_an_end() {
+    let (_, locks) = store_and_locks();
+    let is_first = AtomicUsize::new(0);
+    let layer = layer(&locks).find_answer(move |_| {
+        let is_first = is_first.fetch_add(1, SeqCst) == 0;
+        async move { if is_first { Ok::<_, io::Error>(None::<Vec<u8>>) } else { std::future::pending().await } }
+    });
+    let (app, runs) = app(layer, |_| "x".repeat(100_000));
+    send(&app, request("a", "x")).await;
+    let retry = tokio::time::timeout(Duration::from_secs(600), app.clone().oneshot(request("a", "x"))).await;
+    problem(retry.expect("an end").expect("infallible"), 503, "store-unavailable").await;
+    assert_eq!(runs(), 1);
+}
