@@ -62,7 +62,7 @@ impl InFlight {
         self.error.clone().filter(|_| self.fails_at(waits, timeout).is_some_and(|at| at <= now))
     }
 
-    /// Records a failure: the call is in doubt. Returns the instant of the retry.
+    /// Records a failure: a call that was sent is in doubt. Returns the instant of the retry.
     pub(super) fn failed(
         &mut self,
         error: &StoreError,
@@ -72,8 +72,10 @@ impl InFlight {
         jitter: f64,
     ) -> BootInstant {
         self.error = Some(error.clone());
-        let in_doubt_until = sent_at.saturating_add(call_timeout);
-        self.in_doubt_until = Some(self.in_doubt_until.map_or(in_doubt_until, |earlier| earlier.max(in_doubt_until)));
+        if !error.is_unsent() {
+            let until = sent_at.saturating_add(call_timeout);
+            self.in_doubt_until = Some(self.in_doubt_until.map_or(until, |earlier| earlier.max(until)));
+        }
         self.unanswered_since.get_or_insert(sent_at);
         if error.is_failover() {
             self.unavailable_since = None;

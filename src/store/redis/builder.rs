@@ -186,6 +186,8 @@ impl RedisStoreBuilder {
         let server =
             Server { connector, address: address.display, user, keyspace, timeouts, acquire_conn, release_conn };
         Ok(Arc::new(Shared {
+            acquires: Default::default(),
+            releases: Default::default(),
             subscriber: Subscriber::new(server, recovered),
             clock: Clock::default(),
             server_clock: Default::default(),

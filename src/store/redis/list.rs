@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::{
     connection::Query,
     error::CallError,
-    proto::{self, Keyspace},
+    proto,
     server::Server,
 };
 use crate::store::{Cursor, KeyStatus, ListEntry, ListReply, ListRequest};
@@ -104,7 +104,7 @@ async fn scan(
 
 /// The status of a lock. `None`: another program has replaced it or its queue by another type.
 async fn inspect(server: &Server, lock: &str, deadline: Instant) -> Result<Option<KeyStatus>, CallError> {
-    let call = Keyspace::inspect_name(&server.keyspace, lock.to_owned());
+    let call = server.keyspace.inspect_name(lock.into());
     match server.release_conn.query_retry(Query::EvalSha(&call), deadline).await {
         Ok(reply) => Ok(Some(proto::parse_inspect(&reply)?)),
         Err(CallError::Redis(error)) if error.code() == Some("WRONGTYPE") => Ok(None),

@@ -5,6 +5,7 @@ mod builder;
 mod address;
 mod self_test;
 mod store;
+mod lane;
 #[allow(
     unreachable_pub,
     clippy::missing_errors_doc,

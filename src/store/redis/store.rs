@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use super::{
     connection::Query,
     error::CallError,
+    lane::Lane,
     list,
     proto::{self, InvalidName, ScriptCall, ServerClock, Timed, UnexpectedReply},
     server::Server,
@@ -26,7 +27,7 @@ use crate::{
     clock::{BootInstant, Clock},
     lock_key::LockKey,
     store::{
-        AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy, KeyStatus, ListReply,
+        AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus, ListReply,
         ListRequest, LockStore, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, Share, StoreError,
         StoreErrorKind, StoreFuture, StoreTraits, YieldReply, YieldRequest,
     },
@@ -72,6 +73,8 @@ pub(super) struct Shared {
     pub(super) clock: Clock,
     pub(super) server_clock: Mutex<ServerClock>,
     pub(super) subscriber: Arc<Subscriber>,
+    pub(super) acquires: Lane<AcquireRequest>,
+    pub(super) releases: Lane<ReleaseRequest>,
     pub(super) warned_of_missing_ttl: AtomicBool,
     #[cfg(feature = "tracing")]
     pub(super) fence_warned_at: Mutex<Option<BootInstant>>,
@@ -99,6 +102,8 @@ impl RedisStore {
 
 impl LockStore for RedisStore {
     fn subscribe(&self, sink: EventSink) {
+        self.shared.acquires.after_fork();
+        self.shared.releases.after_fork();
         self.shared.subscriber.add(sink);
     }
 
@@ -107,27 +112,11 @@ impl LockStore for RedisStore {
             let error = StoreError::new("redis", "acquire", StoreErrorKind::Unsupported);
             return StoreFuture::ready(Err(error));
         }
-        let called = self.shared.clock.now();
-        self.call("acquire", move |shared, deadline| async move {
-            let mut request = request;
-            let mut is_disconnected = false;
-            if request.if_busy == IfBusy::Enqueue {
-                shared.subscriber.wait_subscribed(request.id.manager()).await;
-                is_disconnected = shared.subscriber.is_disconnected();
-                if is_disconnected {
-                    // A free key can still be acquired.
-                    request.if_busy = IfBusy::Fail;
-                }
-            }
-            let call = |expires_at| shared.server().keyspace.acquire(&request, expires_at);
-            let reply =
-                shared.call_before_expiry(called, request.valid_for, deadline, call, proto::parse_acquire).await?;
-            shared.warn_if_no_ttl(&reply);
-            match reply {
-                AcquireReply::Busy { .. } if is_disconnected => Err(CallError::NotSubscribed),
-                reply => Ok(reply),
-            }
-        })
+        if let Err(error) = self.shared.server().keyspace.lock(&request.key) {
+            let Server { address, user, .. } = self.shared.server();
+            return StoreFuture::ready(Err(CallError::from(error).into_store_error("acquire", address, user)));
+        }
+        Lane::push(&self.shared, request)
     }
 
     fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
@@ -141,13 +130,11 @@ impl LockStore for RedisStore {
     }
 
     fn release(&self, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
-        self.call("release", move |shared, deadline| async move {
-            // No lock can have this name, and the caller would repeat the release for a lease.
-            let Ok(call) = shared.server().keyspace.release(&request) else { return Ok(ReleaseReply::NotHolder) };
-            let reply = shared.server().release_conn.query_retry(Query::EvalSha(&call), deadline).await?;
-            shared.check_fence(&reply);
-            Ok(proto::parse_release(&reply)?)
-        })
+        // No lock can have this name, and the caller would repeat the release for a lease.
+        if self.shared.server().keyspace.lock(&request.key).is_err() {
+            return StoreFuture::ready(Ok(ReleaseReply::NotHolder));
+        }
+        Lane::push(&self.shared, request)
     }
 
     fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {
@@ -211,7 +198,7 @@ impl Shared {
     const MAX_TRIES: usize = 3;
 
     /// Executes a call that does nothing later than `valid_for` after it was made, by either clock.
-    async fn call_before_expiry<T>(
+    pub(super) async fn call_before_expiry<T>(
         &self,
         called: BootInstant,
         valid_for: Duration,
@@ -237,7 +224,7 @@ impl Shared {
         Err(CallError::Expired)
     }
 
-    fn server(&self) -> &Server {
+    pub(super) fn server(&self) -> &Server {
         self.subscriber.server()
     }
 
@@ -245,7 +232,7 @@ impl Shared {
         self.server_clock.lock()
     }
 
-    fn check_fence(&self, reply: &Value) {
+    pub(super) fn check_fence(&self, reply: &Value) {
         if proto::fence_was_replaced(reply) {
             self.warn_fence_replaced();
         }
@@ -267,7 +254,7 @@ impl Shared {
 
     /// Warns once about a lock without a TTL, which another program wrote. It must be deleted by
     /// hand.
-    fn warn_if_no_ttl(&self, reply: &AcquireReply) {
+    pub(super) fn warn_if_no_ttl(&self, reply: &AcquireReply) {
         let (AcquireReply::Queued { lease_left, .. }
         | AcquireReply::Busy { lease_left }
         | AcquireReply::QueueFull { lease_left, .. }) = reply
