@@ -4,8 +4,8 @@ use std::{error::Error, fmt, sync::Arc};
 
 /// Error of a store: the name of the store, the operation, the kind, and the cause.
 ///
-/// The outcome of the operation is unknown: it may have been executed, or may be executed later. The
-/// kind says where it is not.
+/// The outcome of the operation is unknown: it may have been executed, or may be executed later.
+/// The kind says where it is not.
 ///
 /// An error of [`LockManager::health`](crate::LockManager::health) contains the text of its cause,
 /// because the log of a readiness probe usually prints no causes. Its source is the cause of that

@@ -200,10 +200,12 @@ mod tests {
     #[tokio::test]
     async fn future_without_a_callback_is_woken_by_its_reply() {
         let (sender, future) = sent_later();
-        let waiting = tokio::spawn(future);
-        tokio::task::yield_now().await;
-        sender.send(Ok(7));
-        assert_eq!(waiting.await.expect("no panic").ok(), Some(7));
+        let send = async {
+            tokio::task::yield_now().await;
+            sender.send(Ok(7));
+        };
+        let (reply, ()) = tokio::join!(future, send);
+        assert_eq!(reply.ok(), Some(7));
     }
 
     #[tokio::test]

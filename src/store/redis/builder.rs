@@ -18,8 +18,9 @@ use super::{
     proto::Keyspace,
     self_test::self_test,
     server::Server,
+    shared::Shared,
     socket::Connector,
-    store::{RedisStore, Shared},
+    store::RedisStore,
     subscriber::Subscriber,
 };
 use crate::{

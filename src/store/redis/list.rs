@@ -4,12 +4,7 @@ use deadpool_redis::redis::cmd;
 use futures_util::{StreamExt, stream};
 use tokio::time::Instant;
 
-use super::{
-    connection::Query,
-    error::CallError,
-    proto,
-    server::Server,
-};
+use super::{connection::Query, error::CallError, proto, server::Server};
 use crate::store::{Cursor, KeyStatus, ListEntry, ListReply, ListRequest};
 
 /// The `SCAN`s of one page at most: names of other programs fill no page, and cost time.

@@ -5,7 +5,8 @@ mod builder;
 mod address;
 mod self_test;
 mod store;
-mod lane;
+mod shared;
+mod shared_calls;
 #[allow(
     unreachable_pub,
     clippy::missing_errors_doc,

@@ -242,11 +242,7 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "any_record_before",
         "the repetition of a release takes any record for its own",
-        &[patch(
-            "release",
-            "redis.call('HGET', KEYS[4], 'id') == id",
-            "redis.call('HEXISTS', KEYS[4], 'id') == 1",
-        )],
+        &[patch("release", "redis.call('HGET', KEYS[4], 'id') == id", "redis.call('HEXISTS', KEYS[4], 'id') == 1")],
     )
     .with("records"),
     script(
@@ -314,11 +310,7 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "release_without_offer",
         "a release makes no offer to the next waiter",
-        &[patch(
-            "release",
-            "if all_freed and redis.call('EXISTS', unpack(queues)) == 0 then",
-            "if all_freed then",
-        )],
+        &[patch("release", "if all_freed and redis.call('EXISTS', unpack(queues)) == 0 then", "if all_freed then")],
     ),
     script(
         "release_keeps_entry",
@@ -333,11 +325,7 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "lock_delay_keeps_holder",
         "a key in its lock-delay keeps the field of its last holder",
-        &[patch(
-            "release",
-            "redis.call('HSET', lock, id .. ':end', 1)",
-            "redis.call('HSET', lock, id, 1)",
-        )],
+        &[patch("release", "redis.call('HSET', lock, id .. ':end', 1)", "redis.call('HSET', lock, id, 1)")],
     ),
     script(
         "offer_to_dead",

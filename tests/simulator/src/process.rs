@@ -512,7 +512,9 @@ impl SimProcess {
             self.server_clock.expires_at(call.called, STORE_CALL_TIMEOUT).unwrap_or(0)
         };
         let script = match &mut call.operation {
-            Operation::Acquire(_, request) => self.names.acquire(slice::from_ref(request), until).expect("a valid name"),
+            Operation::Acquire(_, request) => {
+                self.names.acquire(slice::from_ref(request), until).expect("a valid name")
+            }
             Operation::Yield(_, request) => self.names.yield_to_queue(request, until).expect("a valid name"),
             Operation::Release(_, request) => self.names.release(slice::from_ref(request)).expect("a valid name"),
             Operation::Renew(grants, is_included) => {

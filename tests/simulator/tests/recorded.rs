@@ -210,7 +210,9 @@ impl Request {
         let means = match self {
             Self::Acquire { .. } => parse_acquire(reply, 1).map(|(now, acquired)| match acquired {
                 Timed::Expired => format!("{now}: late"),
-                Timed::Done(mut acquired) => format!("{now}: {}", acquired_means(acquired.remove(0).expect("no error"))),
+                Timed::Done(mut acquired) => {
+                    format!("{now}: {}", acquired_means(acquired.remove(0).expect("no error")))
+                }
             }),
             Self::Yield { .. } => parse_yield(reply).map(|(now, yielded)| match yielded {
                 Timed::Expired => format!("{now}: late"),

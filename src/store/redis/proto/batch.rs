@@ -109,7 +109,8 @@ mod tests {
 
     #[test]
     fn requests_with_other_terms_have_another_call() {
-        let other = AcquireRequest { queue: QueueConfig::new(Duration::from_secs(1), TERMS.entry_ttl, 9), ..acquire(2) };
+        let other =
+            AcquireRequest { queue: QueueConfig::new(Duration::from_secs(1), TERMS.entry_ttl, 9), ..acquire(2) };
         assert_eq!(next_call(&[acquire(1), other]), 1);
     }
 }

@@ -207,10 +207,18 @@ mod tests {
     fn queue_and_record_share_the_hash_slot_of_their_lock() {
         assert_eq!(keyspace().queue("lock:reward:7".into()).to_string(), "tower-lock:lock:q:{lock:reward:7}");
         assert_eq!(keyspace().queue("shop{7}:x".into()).to_string(), "tower-lock:lock:t:shop{7}:x");
-        assert_ne!(keyspace().queue("x".into()).to_string(), keyspace().queue("{x}".into()).to_string(), "two locks, two queues");
+        assert_ne!(
+            keyspace().queue("x".into()).to_string(),
+            keyspace().queue("{x}".into()).to_string(),
+            "two locks, two queues"
+        );
         assert_eq!(keyspace().record("lock:reward:7".into()).to_string(), "tower-lock:lock:r:{lock:reward:7}");
         assert_eq!(keyspace().record("shop{7}:x".into()).to_string(), "tower-lock:lock:s:shop{7}:x");
-        assert_ne!(keyspace().record("x".into()).to_string(), keyspace().record("{x}".into()).to_string(), "two locks, two records");
+        assert_ne!(
+            keyspace().record("x".into()).to_string(),
+            keyspace().record("{x}".into()).to_string(),
+            "two locks, two records"
+        );
     }
 
     #[test]
