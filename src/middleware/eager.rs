@@ -52,34 +52,41 @@ where
     let locks = &*locks;
     let mut frames = Frames::new();
     let mut bytes = 0;
+    // The handler was checked when it returned. After that only the decision to keep its response
+    // is code of the application.
+    if keep_up_to > 0
+        && let Some(why) = locks.abort_reason()
+    {
+        return Err(why);
+    }
     let error = loop {
         // Polls once and does not wait: a frame that is not ready makes the body a stream. The
         // error is boxed here because an inner error need not be `Send`.
-        let mut next = Poll::Pending;
-        let mut poll = |cx: &mut Context<'_>| {
-            // I6
-            if locks.abort_reason().is_none() {
-                next = locks.as_owner(|| inner.poll_frame(cx));
-            }
-            next.is_ready() || locks.abort_reason().is_some()
-        };
-        let is_ready = poll_fn(|cx| Poll::Ready(poll(cx))).await;
+        let mut next = poll_fn(|cx| Poll::Ready(locks.as_owner(|| inner.poll_frame(cx)))).await;
         // All announced bytes are ready. The end of the body (a commit, trailers) gets a short
         // time, because hyper does not poll for it over HTTP/1.1.
-        if !is_ready && length == Some(data_len(&frames)) {
-            let end = poll_fn(|cx| if poll(cx) { Poll::Ready(()) } else { Poll::Pending });
+        if next.is_pending() && length == Some(data_len(&frames)) {
+            let end = poll_fn(|cx| {
+                // I6
+                if locks.abort_reason().is_none() {
+                    next = locks.as_owner(|| inner.poll_frame(cx));
+                }
+                if next.is_ready() || locks.abort_reason().is_some() { Poll::Ready(()) } else { Poll::Pending }
+            });
             if Handle::try_current().is_err() || timeout(RELEASE_WAIT, end).await.is_err() {
                 break None;
             }
-        }
-        if let Some(why) = locks.abort_reason() {
-            return Err(why);
         }
         let frame = match next {
             Poll::Ready(Some(Ok(frame))) => frame,
             Poll::Ready(None) => break None,
             Poll::Ready(Some(Err(error))) => break Some(error),
-            Poll::Pending => return Ok(ReadAhead::Incomplete { inner: inner.boxed(), frames }),
+            Poll::Pending => {
+                return match locks.abort_reason() {
+                    Some(why) => Err(why),
+                    None => Ok(ReadAhead::Incomplete { inner: inner.boxed(), frames }),
+                };
+            }
         };
         // The first frame may have any size: it is in memory already.
         if !frames.is_empty() {
@@ -89,6 +96,10 @@ where
         frames.push(frame);
         if is_last {
             break None;
+        }
+        // I6, for the next poll.
+        if let Some(why) = locks.abort_reason() {
+            return Err(why);
         }
         if frames.len() > max_frames || bytes > max_bytes {
             return Ok(ReadAhead::Incomplete { inner: inner.boxed(), frames });
