@@ -44,7 +44,7 @@ impl Process {
     }
 
     /// The process id: one `getpid`.
-    fn id(&self) -> u32 {
+    pub(crate) fn id(&self) -> u32 {
         #[cfg(any(test, feature = "__internals"))]
         if let Some(id) = &self.simulated {
             return id.load(Ordering::Relaxed);
