@@ -30,7 +30,7 @@ use crate::{
     limits::{LOCK_DELAY, MAX_STORE_WAITERS, OFFER_TTL, QUEUE_ENTRY_TTL, RECHECK_INTERVAL},
     lock_key::LockKey,
     owner::Owner,
-    process::Process,
+    process::{Process, ProcessMark},
     proto::{
         Action, Actions, Event, GuardEnd, LockRequest, QueuePosition, StoreCall, StoreOp, lease::LeaseBounds,
         section::ReleaseOutcome, table::LockTable,
@@ -66,7 +66,7 @@ pub(crate) struct Driver {
     process: Process,
     /// The process that created this driver. The copy in a forked child grants nothing, and sends
     /// nothing to the store.
-    pid: u32,
+    created_in: ProcessMark,
     /// The longest lease that is requested of the store.
     pub(super) lease: Duration,
     store_warnings: ThrottledLog,
@@ -135,7 +135,7 @@ impl Driver {
             max_detached,
             extension: OnceLock::new(),
             ids,
-            pid: process.id(),
+            created_in: process.mark(),
             process,
             lease,
             store_warnings: ThrottledLog::default(),
@@ -173,9 +173,9 @@ impl Driver {
         Self::new(store, clock, ids, process, self.lease, self.max_detached, self.start_watchdog)
     }
 
-    /// Costs one `getpid`. It is called for each request, each end of a guard and each store reply.
+    /// Called for each request, each end of a guard and each store reply.
     pub(super) fn is_of_this_process(&self) -> bool {
-        self.process.id() == self.pid
+        self.created_in.is_current()
     }
 
     // === events ===
