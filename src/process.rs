@@ -17,10 +17,30 @@ pub(crate) struct Process {
     simulated: Option<Arc<AtomicU32>>,
 }
 
+/// Mark of the process that created it. Its copy in a forked child is not current.
+///
+/// `fork()` counts the generations of processes. To compare that count costs one load. `getpid` is
+/// a system call, and each cycle of a lock compares several times.
+#[derive(Debug)]
+pub(crate) struct ProcessMark {
+    generation: forkguard::Guard,
+    #[cfg(any(test, feature = "__internals"))]
+    simulated: Option<(Arc<AtomicU32>, u32)>,
+}
+
 impl Process {
     #[cfg(any(test, feature = "__internals"))]
     pub(crate) fn simulated(id: Arc<AtomicU32>) -> Self {
         Self { simulated: Some(id) }
+    }
+
+    /// A mark of the current process.
+    pub(crate) fn mark(&self) -> ProcessMark {
+        ProcessMark {
+            generation: forkguard::new(),
+            #[cfg(any(test, feature = "__internals"))]
+            simulated: self.simulated.as_ref().map(|id| (Arc::clone(id), id.load(Ordering::Relaxed))),
+        }
     }
 
     /// The process id: one `getpid`.
@@ -37,6 +57,20 @@ impl Process {
     pub(crate) fn random_bits(&self) -> u64 {
         // The only source of random bits in the standard library: each state has its own keys.
         bits(&RandomState::new(), self.id(), SystemTime::now())
+    }
+}
+
+impl ProcessMark {
+    /// Whether the current process created this mark.
+    pub(crate) fn is_current(&self) -> bool {
+        #[cfg(any(test, feature = "__internals"))]
+        if let Some((id, marked)) = &self.simulated
+            && id.load(Ordering::Relaxed) != *marked
+        {
+            return false;
+        }
+        // A check changes the guard, and the mark stays the one of its process.
+        !self.generation.clone().detected_fork()
     }
 }
 

@@ -28,12 +28,12 @@ use crate::{
     clock::{BootInstant, Clock, LazyNow},
     error::{LockError, LockLost},
     limits::{LOCK_DELAY, MAX_STORE_WAITERS, OFFER_TTL, QUEUE_ENTRY_TTL, RECHECK_INTERVAL},
-    lock_key::LockKey,
+    lock_key::{LockKey, shards::KeyShards},
     owner::Owner,
-    process::Process,
+    process::{Process, ProcessMark},
     proto::{
         Action, Actions, Event, GuardEnd, LockRequest, QueuePosition, StoreCall, StoreOp, lease::LeaseBounds,
-        section::ReleaseOutcome, table::LockTable,
+        section::ReleaseOutcome, table::LockTable, usage::Usage,
     },
     store::{
         AcquireRequest, EventSink, LockStore, QueueConfig, ReleaseRequest, StoreError, StoreErrorKind, StoreEvent,
@@ -46,6 +46,10 @@ use crate::{
 /// The queue of every key in the store.
 pub(crate) const QUEUE: QueueConfig =
     QueueConfig::new(OFFER_TTL.saturating_add(LOCK_DELAY), QUEUE_ENTRY_TTL, MAX_STORE_WAITERS);
+
+/// The waiters and the pending releases that one shard counts alone, so that an uncontended request
+/// writes to its shard only. One request needs one of each.
+const SHARD_ALLOWANCE: usize = 2;
 
 /// The state that all clones of a manager share.
 #[derive(Debug)]
@@ -66,13 +70,13 @@ pub(crate) struct Driver {
     process: Process,
     /// The process that created this driver. The copy in a forked child grants nothing, and sends
     /// nothing to the store.
-    pid: u32,
+    created_in: ProcessMark,
     /// The longest lease that is requested of the store.
     pub(super) lease: Duration,
     store_warnings: ThrottledLog,
     reports: Reports,
-    /// I11: no code of others runs under this mutex, and nothing is awaited.
-    table: Mutex<LockTable<TokioDriver>>,
+    /// I11: no code of others runs under one of these mutexes, and nothing is awaited.
+    tables: KeyShards<LockTable<TokioDriver>>,
     lag_notices: Mutex<LagNotices>,
     /// Set once, and never cleared.
     is_shutting_down: AtomicBool,
@@ -125,6 +129,8 @@ impl Driver {
         start_watchdog: fn(&Arc<Self>),
     ) -> Arc<Self> {
         let (traits, call_timeout) = (store.traits(), store.call_timeout());
+        let bounds = LeaseBounds { longest: lease, call_timeout };
+        let usage = Arc::new(Usage::new(KeyShards::<()>::COUNT, SHARD_ALLOWANCE));
         let driver = Arc::new(Self {
             store,
             traits,
@@ -135,12 +141,12 @@ impl Driver {
             max_detached,
             extension: OnceLock::new(),
             ids,
-            pid: process.id(),
+            created_in: process.mark(),
             process,
             lease,
             store_warnings: ThrottledLog::default(),
             reports: Reports::default(),
-            table: Mutex::new(LockTable::new(LeaseBounds { longest: lease, call_timeout })),
+            tables: KeyShards::new(|| LockTable::new(bounds, Arc::clone(&usage), SHARD_ALLOWANCE)),
             lag_notices: Mutex::default(),
             is_shutting_down: AtomicBool::new(false),
             runtime: Mutex::default(),
@@ -173,9 +179,9 @@ impl Driver {
         Self::new(store, clock, ids, process, self.lease, self.max_detached, self.start_watchdog)
     }
 
-    /// Costs one `getpid`. It is called for each request, each end of a guard and each store reply.
+    /// Called for each request, each end of a guard and each store reply.
     pub(super) fn is_of_this_process(&self) -> bool {
-        self.process.id() == self.pid
+        self.created_in.is_current()
     }
 
     // === events ===
@@ -191,7 +197,8 @@ impl Driver {
         }
         self.rearm_lost_timers();
         let mut actions = Actions::new();
-        let number = self.table.lock().request(key, &LazyNow::new(&self.clock), &self.ids, request, &mut actions);
+        let number =
+            self.tables.of(key).lock().request(key, &LazyNow::new(&self.clock), &self.ids, request, &mut actions);
         self.execute_all(key, actions);
         number
     }
@@ -200,7 +207,8 @@ impl Driver {
     /// or is about to be.
     pub(super) fn cancel(self: &Arc<Self>, key: &LockKey, number: u64) -> Option<QueuePosition> {
         let mut actions = Actions::new();
-        let position = self.table.lock().cancel(key, &LazyNow::new(&self.clock), &self.ids, number, &mut actions);
+        let position =
+            self.tables.of(key).lock().cancel(key, &LazyNow::new(&self.clock), &self.ids, number, &mut actions);
         self.execute_all(key, actions);
         position
     }
@@ -214,9 +222,10 @@ impl Driver {
             section.grant.data.ended.notify_waiters();
             return Some(ReleaseOutcome::NotHeld);
         }
-        let mut actions = Actions::new();
-        let outcome = self.table.lock().end_guard(&LazyNow::new(&self.clock), &self.ids, section, end, &mut actions);
-        self.execute_all(&section.grant.key, actions);
+        let (key, mut actions) = (&section.grant.key, Actions::new());
+        let now = LazyNow::new(&self.clock);
+        let outcome = self.tables.of(key).lock().end_guard(&now, &self.ids, section, end, &mut actions);
+        self.execute_all(key, actions);
         outcome
     }
 
@@ -275,15 +284,17 @@ impl Driver {
     }
 
     fn broadcast_lagged(self: &Arc<Self>) {
-        let waiting = self.table.lock().lagged(self.clock.now());
-        for key in waiting {
-            self.handle_event(&key, Event::Lagged);
+        for table in self.tables.iter() {
+            let waiting = table.lock().lagged(self.clock.now());
+            for key in waiting {
+                self.handle_event(&key, Event::Lagged);
+            }
         }
     }
 
     /// Rejects all waiters, and every later request.
     pub(super) fn shut_down(self: &Arc<Self>) {
-        let keys = self.table.lock().shut_down();
+        let keys: Vec<_> = self.tables.iter().flat_map(|table| table.lock().shut_down()).collect();
         self.is_shutting_down.store(true, Ordering::Release);
         self.shutdown_started.notify_waiters();
         for key in keys {
@@ -306,7 +317,7 @@ impl Driver {
         self.rearm_lost_timers();
         loop {
             let notified = self.idle.notified();
-            if self.table.lock().is_empty() {
+            if self.is_idle() {
                 return;
             }
             notified.await;
@@ -322,15 +333,15 @@ impl Driver {
     }
 
     pub(super) fn held_count(&self) -> usize {
-        self.table.lock().held_count()
+        self.tables.iter().map(|table| table.lock().held_count()).sum()
     }
 
     pub(super) fn waiting_for(&self, key: &LockKey) -> usize {
-        self.table.lock().waiting_for(key)
+        self.tables.of(key).lock().waiting_for(key)
     }
 
     pub(crate) fn hold_count(&self, key: &LockKey, owner: &Owner) -> u32 {
-        self.table.lock().hold_count(key, owner, self.clock.now())
+        self.tables.of(key).lock().hold_count(key, owner, self.clock.now())
     }
 
     /// The rejection that a request of this owner would get now if it did not wait, as far as this
@@ -341,13 +352,13 @@ impl Driver {
         owner: &Owner,
         route: impl FnOnce() -> Option<Arc<str>>,
     ) -> Option<LockError> {
-        let error = self.table.lock().rejection_without_wait(key, owner, self.clock.now())?;
+        let error = self.tables.of(key).lock().rejection_without_wait(key, owner, self.clock.now())?;
         AcquireMetrics::start(route().as_ref()).rejected(&error);
         Some(error)
     }
 
     pub(super) fn hold_count_of(&self, section: &Arc<Section>) -> u32 {
-        self.table.lock().hold_count_of(section, self.clock.now())
+        self.tables.of(&section.grant.key).lock().hold_count_of(section, self.clock.now())
     }
 
     /// The time without a reply after which a request is rejected: one call and one repeat.
@@ -358,8 +369,11 @@ impl Driver {
     /// The number of keys with an entry, and the number of waiters.
     #[cfg(any(test, feature = "__internals"))]
     pub(crate) fn size(&self) -> (usize, usize) {
-        let table = self.table.lock();
-        (table.len(), table.waiting())
+        let sizes = self.tables.iter().map(|table| {
+            let table = table.lock();
+            (table.len(), table.waiting())
+        });
+        sizes.fold((0, 0), |sum, size| (sum.0 + size.0, sum.1 + size.1))
     }
 
     /// The state that another module keeps with this manager. The first call creates it. A child
@@ -382,7 +396,7 @@ impl Driver {
             return;
         }
         let mut actions = Actions::new();
-        self.table.lock().handle_event(key, &LazyNow::new(&self.clock), &self.ids, event, &mut actions);
+        self.tables.of(key).lock().handle_event(key, &LazyNow::new(&self.clock), &self.ids, event, &mut actions);
         self.execute_all(key, actions);
     }
 
@@ -395,7 +409,8 @@ impl Driver {
             let mut next = Actions::new();
             for action in actions {
                 if let Some(event) = self.execute(key, action) {
-                    self.table.lock().handle_event(key, &LazyNow::new(&self.clock), &self.ids, event, &mut next);
+                    let now = LazyNow::new(&self.clock);
+                    self.tables.of(key).lock().handle_event(key, &now, &self.ids, event, &mut next);
                 }
             }
             actions = next;
@@ -577,9 +592,15 @@ impl Driver {
     }
 
     fn notify_if_idle(&self) {
-        if self.is_shutting_down.load(Ordering::Acquire) && self.table.lock().is_empty() {
+        if self.is_shutting_down.load(Ordering::Acquire) && self.is_idle() {
             self.idle.notify_waiters();
         }
+    }
+
+    /// Whether no key is held, requested or pending release. During a shutdown no entry is created,
+    /// so that a table that was empty stays empty.
+    fn is_idle(&self) -> bool {
+        self.tables.iter().all(|table| table.lock().is_empty())
     }
 }
 
@@ -610,7 +631,7 @@ impl Drop for WakeupTask {
         if self.has_fired {
             return;
         }
-        let waiters = self.driver.table.lock().take_timer(&self.key, self.at);
+        let waiters = self.driver.tables.of(&self.key).lock().take_timer(&self.key, self.at);
         self.driver.lost_timers.insert(self.key.clone());
         // A waiter on another runtime fires it.
         for waiter in waiters {

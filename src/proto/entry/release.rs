@@ -58,7 +58,7 @@ impl<D: DriverTypes> LockEntry<D> {
         }
         // I11
         if let Some(new) = &mut release.record
-            && new.record.body.as_ref().is_some_and(|body| body.len() > env.max_record_body)
+            && new.record.body.as_ref().is_some_and(|body| body.len() > env.usage.max_record_body())
         {
             Arc::make_mut(new).record.body = None;
         }
@@ -128,7 +128,7 @@ impl<D: DriverTypes> LockEntry<D> {
             Err(error) => {
                 release.failures += 1;
                 release.retry_at = Some(env.now().saturating_add(backoff(release.failures, env.jitter())));
-                *env.release_error = Some(error.clone());
+                env.usage.release_failed(&error);
                 release.error = Some(error);
             }
         }
