@@ -84,6 +84,10 @@ impl<W> WaitQueue<W> {
             owner.enqueued();
         }
         self.non_waiting += usize::from(!request.waits());
+        if self.entries.capacity() == 0 {
+            // Most keys have one waiter at a time.
+            self.entries.reserve_exact(1);
+        }
         self.entries.push_back(Entry { number, deadline, request });
     }
 
@@ -111,6 +115,10 @@ impl<W> WaitQueue<W> {
             owner.dequeued();
         }
         self.non_waiting -= usize::from(!request.waits());
+        if self.entries.is_empty() {
+            // A key that is held without waiters uses no memory for them.
+            self.entries = VecDeque::new();
+        }
         Some(request)
     }
 

@@ -275,7 +275,7 @@ impl<D: DriverTypes> LockEntry<D> {
             ..Attempt::new(next_id)
         };
         let mut old = PendingRelease {
-            in_doubt_until: attempt.in_flight.in_doubt_until,
+            in_doubt_until: attempt.in_flight.in_doubt_until(),
             ..PendingRelease::new(attempt.id, Duration::ZERO, env.lease.longest, env.now())
         };
         match reply {

@@ -39,7 +39,7 @@ impl<D: DriverTypes> LockEntry<D> {
         let Attempt { id, state, in_flight, .. } = attempt;
         let awaited_acquire = in_flight.number();
         let mut release = PendingRelease {
-            in_doubt_until: in_flight.in_doubt_until,
+            in_doubt_until: in_flight.in_doubt_until(),
             record,
             section,
             ..PendingRelease::new(id, block_for, env.lease.longest, env.now())
