@@ -121,11 +121,7 @@ impl AcquisitionIds {
     /// own. Its ids share no reference count with those of other shards, because threads that lock
     /// different keys would slow each other down.
     pub(crate) fn for_shard(&self) -> Self {
-        Self {
-            manager: Arc::from(&*self.manager),
-            next_call: AtomicU64::new(0),
-            sequence: Arc::clone(&self.sequence),
-        }
+        Self { manager: Arc::from(&*self.manager), next_call: AtomicU64::new(0), sequence: Arc::clone(&self.sequence) }
     }
 
     /// A generator for a child process of the same instance.
@@ -141,7 +137,10 @@ impl AcquisitionIds {
 
     /// Returns the next id.
     pub fn next(&self) -> AcquisitionId {
-        AcquisitionId { manager: Arc::clone(&self.manager), sequence: self.sequence.next.fetch_add(1, Ordering::Relaxed) }
+        AcquisitionId {
+            manager: Arc::clone(&self.manager),
+            sequence: self.sequence.next.fetch_add(1, Ordering::Relaxed),
+        }
     }
 
     /// Whether this generator has issued the id.

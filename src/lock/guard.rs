@@ -92,7 +92,7 @@ impl LockGuard {
 
     /// The minimum hold, from the grant on.
     pub(crate) fn min_hold(&self) -> Duration {
-        self.section.limits.min_hold
+        self.section.min_hold
     }
 
     /// Runs a future while the lock is held. The future is not polled after the lock is lost. See
@@ -147,7 +147,7 @@ impl LockGuard {
         self.is_ended = true;
         // Before the next waiter is woken: a recorder that blocks delays this task alone.
         SectionData::record_loss(&self.section);
-        let held_for = self.driver.clock.now().saturating_duration_since(self.section.started_at);
+        let held_for = || self.driver.clock.now().saturating_duration_since(self.section.started_at);
         self.metrics.finish(&self.section.data.metrics, held_for);
         self.driver.end_guard(&self.section, end)
     }
