@@ -8,8 +8,7 @@
 //! run. Allocations and their bytes are exact. One iteration is
 //!
 //! - one cycle of acquire and release, or one rejection;
-//! - in `renewal_round`: the renewal of 100 000 locks; in `hold_100_000`: their acquisition, whose
-//!   bytes are the memory that they use.
+//! - in `hold_100_000`: the acquisition of 100 000 locks, whose bytes are the memory that they use.
 
 #![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "measured against")]
 
@@ -18,11 +17,10 @@ use std::{
     pin::pin,
     sync::LazyLock,
     task::{Context, Poll, Waker},
-    time::Duration,
 };
 
 use divan::{AllocProfiler, Bencher};
-use tokio::{runtime::Runtime, sync::Mutex, task::yield_now};
+use tokio::{runtime::Runtime, sync::Mutex};
 use tower_lock::{LockGuard, LockKey, LockManager};
 
 #[global_allocator]
@@ -80,24 +78,4 @@ fn rejected(bencher: Bencher<'_, '_>) {
 fn hold_100_000(bencher: Bencher<'_, '_>) {
     let _runtime = RUNTIME.enter();
     bencher.with_inputs(LockManager::in_memory).bench_local_values(|locks| (hold(&locks, MANY), locks));
-}
-
-/// A round every third of the lease of 30 seconds: its time is used in every ten seconds.
-#[divan::bench(sample_count = 10, sample_size = 1)]
-fn renewal_round_of_100_000(bencher: Bencher<'_, '_>) {
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
-    let locks = LockManager::in_memory();
-    let held = runtime.block_on(async { hold(&locks, MANY) });
-    let fresh = || held.iter().rev().take(1).all(|guard| guard.held_lock().remaining() > Duration::from_secs(29));
-    bencher.bench_local(|| {
-        runtime.block_on(async {
-            tokio::time::advance(Duration::from_secs(10)).await;
-            while !fresh() {
-                yield_now().await;
-            }
-        });
-    });
-    assert!(held.iter().all(|guard| guard.held_lock().remaining() > Duration::from_secs(10)), "every lock is renewed");
-    runtime.block_on(async { drop(held) });
 }

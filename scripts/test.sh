@@ -301,6 +301,7 @@ if [ "$long" ]; then
     step 'thread schedules' schedules
     step 'command of the README' cargo run --quiet --example reward_claim -- --demo
     step benchmarks cargo bench --quiet -p tower-lock-benches
+    step 'comparison with other locks' scripts/bench.sh --quick
 else
     skipped+=('lints, docs, each feature alone: scripts/test.sh --checks' 'slower checks: scripts/test.sh --long')
 fi

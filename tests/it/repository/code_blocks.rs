@@ -1,10 +1,10 @@
 //! The code blocks of the pages: each one is run, parsed, or on a list with a reason.
 
-use std::{path::PathBuf, process::Command};
+use std::path::PathBuf;
 
 use serde_json::Value;
 
-use super::{pages, read, root};
+use super::{pages, read, stdout};
 
 /// A fenced block of a page.
 struct Block {
@@ -68,12 +68,6 @@ fn every_block_has_a_language_that_is_checked() {
         let is_known = language.starts_with("rust") || ["sh", "toml", "text", "sql"].contains(&&*language);
         assert!(is_known, "{}: `{language}`:\n{text}", page.display());
     }
-}
-
-fn stdout(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program).args(arguments).current_dir(root()).output().expect("it runs");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).expect("text")
 }
 
 /// The packages of the workspace and their dependencies, as Cargo resolves them.

@@ -8,6 +8,7 @@ mod language;
 use std::{
     fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 /// The folder of the repository.
@@ -58,4 +59,11 @@ fn pages(folder: &str) -> Vec<PathBuf> {
     let found = fs::read_dir(root().join(folder)).expect("a folder");
     let found = found.map(|entry| Path::new(folder).join(entry.expect("an entry").file_name()));
     found.filter(|page| page.extension().is_some_and(|extension| extension == "md")).collect()
+}
+
+/// The output of a program that runs in the repository.
+fn stdout(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).current_dir(root()).output().expect("it runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text")
 }

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{files, pages, paths, read, root, section};
+use super::{files, pages, paths, read, root, section, stdout};
 
 #[test]
 fn manifest_names_direct_dependencies() {
@@ -21,6 +21,21 @@ fn manifest_names_direct_dependencies() {
         section(&manifest, "\n[features]\n", "\n[").contains(r#"default = ["axum", "memory", "signal", "tracing"]"#)
     );
     assert!(manifest.contains("edition = \"2024\"\nrust-version = \"1.88\"\n"));
+}
+
+/// With `test-util` the clock of Tokio is slower, and the crate reads it more often.
+#[test]
+fn benchmarks_have_no_features_of_tests() {
+    let options = ["tree", "--package=tower-lock-benches", "--all-features", "--edges=features", "--prefix=none"];
+    let tree = stdout(env!("CARGO"), &[&options[..], &["--offline", "--locked"]].concat());
+    assert!(tree.contains("tower-lock feature \"default\""), "{tree}");
+    // Its dependencies are not those of the workspace, and may not be downloaded.
+    let comparison = read("benches/comparison/Cargo.toml");
+    for feature in ["test-util", "__internals"] {
+        let enabled: Vec<_> = tree.lines().filter(|line| line.contains(&format!(" feature \"{feature}\""))).collect();
+        assert_eq!(enabled, [""; 0], "cargo bench -p tower-lock-benches");
+        assert!(!comparison.contains(feature), "benches/comparison: {feature}");
+    }
 }
 
 /// Every file of `src/` is in one table of the page, and every path on the page exists.

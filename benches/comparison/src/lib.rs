@@ -1,0 +1,18 @@
+//! The same work with tower-lock and with other locks, interleaved in one run.
+//!
+//! | module | content |
+//! |---|---|
+//! | [`questions`] | one file for each question: the work, its table, its chart and its goals |
+//! | [`peers`] | locks as users write them by hand |
+//! | [`redis_lock`] | all locks on Redis, behind one interface |
+//! | [`measure`] | clocks, counters of Redis, statistics |
+//! | [`report`] | tables and goals |
+//! | [`chart`] | pictures |
+
+pub mod chart;
+pub mod measure;
+pub mod memory_lock;
+pub mod peers;
+pub mod questions;
+pub mod redis_lock;
+pub mod report;

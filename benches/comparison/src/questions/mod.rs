@@ -1,0 +1,76 @@
+//! The questions, and the parts that they share.
+
+pub mod memory;
+pub mod redis_cycles;
+
+use std::{collections::BTreeMap, path::PathBuf, process::Command};
+
+use tokio::runtime::{Builder, Runtime};
+
+use crate::{chart::Chart, report::Goals};
+
+/// One run of the program.
+pub struct Run {
+    /// Rounds of each comparison. Ratios are made within a round.
+    pub rounds: usize,
+    /// The factor of all durations.
+    pub scale: f64,
+    pub goals: Goals,
+    /// The folder of the charts, if they are wanted.
+    pub charts: Option<PathBuf>,
+}
+
+/// Counts of a variant for one unit of work, from the program `allocations`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Allocations {
+    pub count: f64,
+    pub bytes: f64,
+}
+
+// === impl Run ===
+
+impl Run {
+    /// The variants of each round. Each round starts with another one.
+    pub fn turns<T: Copy>(&self, variants: &[T]) -> Vec<T> {
+        let mut turns = Vec::new();
+        for round in 0..self.rounds {
+            let start = round % variants.len();
+            turns.extend(variants[start..].iter().chain(&variants[..start]));
+        }
+        turns
+    }
+
+    pub fn write(&self, chart: &Chart) {
+        if let Some(folder) = &self.charts {
+            chart.write(folder);
+        }
+    }
+}
+
+/// Two workers: as many as the smallest machine of a service has cores.
+pub fn runtime() -> Runtime {
+    workers(2)
+}
+
+pub fn workers(workers: usize) -> Runtime {
+    Builder::new_multi_thread().worker_threads(workers).enable_all().build().expect("a runtime")
+}
+
+pub fn one_thread() -> Runtime {
+    Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+/// Runs the program `allocations`, which replaces the allocator by one that counts.
+pub fn allocations(question: &str, arguments: &[&str]) -> BTreeMap<String, Allocations> {
+    let program = std::env::current_exe().expect("a path").with_file_name("allocations");
+    let output = Command::new(program).arg(question).args(arguments).output().expect("a program");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let lines = String::from_utf8(output.stdout).expect("text");
+    let parse = |line: &str| {
+        let mut fields = line.split('\t');
+        let name = fields.next()?.to_owned();
+        let mut number = || fields.next()?.parse().ok();
+        Some((name, Allocations { count: number()?, bytes: number()? }))
+    };
+    lines.lines().map(|line| parse(line).expect("a name and two numbers")).collect()
+}
