@@ -52,7 +52,10 @@ pub(crate) const QUEUE: QueueConfig =
 const SHARD_ALLOWANCE: usize = 2;
 
 /// The state that all clones of a manager share.
+///
+/// Aligned, so that no field is in the cache line of its reference count, which each guard changes.
 #[derive(Debug)]
+#[repr(align(128))]
 pub(crate) struct Driver {
     pub(super) store: Arc<dyn LockStore>,
     /// What the store can do, read once.
