@@ -522,11 +522,11 @@ impl Driver {
                     event: Some(event),
                     reply: PhantomData,
                 };
+                let Err((reply, finish)) = reply.on_reply(move |reply| call.finish(reply)) else { return None };
+                let call_timeout = self.call_timeout;
                 self.spawn(async move {
-                    let reply = timeout(call.driver.call_timeout, reply).await;
-                    call.finish(
-                        reply.unwrap_or_else(|_| Err(StoreError::new("lock", operation, StoreErrorKind::Timeout))),
-                    );
+                    let reply = timeout(call_timeout, reply).await;
+                    finish(reply.unwrap_or_else(|_| Err(StoreError::new("lock", operation, StoreErrorKind::Timeout))));
                 });
                 None
             }

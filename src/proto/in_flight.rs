@@ -18,10 +18,10 @@ pub(super) struct InFlight {
 }
 
 /// The calls of one attempt that had no reply.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Failures {
     /// A failed call may still be executed until this instant.
-    in_doubt_until: BootInstant,
+    in_doubt_until: Option<BootInstant>,
     /// The instant of the first call without a reply since the last success.
     unanswered_since: Option<BootInstant>,
     /// The same for waiters. A failover error clears it, because the store is reachable.
@@ -55,13 +55,13 @@ impl InFlight {
     /// Records a reply. A failed call stays in doubt.
     pub(super) fn succeeded(&mut self) {
         if let Some(failures) = &mut self.failures {
-            **failures = Failures::new(failures.in_doubt_until);
+            **failures = Failures { in_doubt_until: failures.in_doubt_until, ..Failures::default() };
         }
     }
 
     /// A failed call may still be executed until this instant.
     pub(super) fn in_doubt_until(&self) -> Option<BootInstant> {
-        self.failures.as_ref().map(|failures| failures.in_doubt_until)
+        self.failures.as_ref()?.in_doubt_until
     }
 
     /// The error of the last call, if it has failed.
@@ -82,7 +82,7 @@ impl InFlight {
         self.error().filter(|_| self.fails_at(waits, timeout).is_some_and(|at| at <= now)).cloned()
     }
 
-    /// Records a failure: the call is in doubt. Returns the instant of the retry.
+    /// Records a failure: a call that was sent is in doubt. Returns the instant of the retry.
     pub(super) fn failed(
         &mut self,
         error: &StoreError,
@@ -91,10 +91,12 @@ impl InFlight {
         now: BootInstant,
         jitter: f64,
     ) -> BootInstant {
-        let in_doubt_until = sent_at.saturating_add(call_timeout);
-        let failures = self.failures.get_or_insert_with(|| Box::new(Failures::new(in_doubt_until)));
+        let failures = self.failures.get_or_insert_default();
         failures.error = Some(error.clone());
-        failures.in_doubt_until = failures.in_doubt_until.max(in_doubt_until);
+        if !error.is_unsent() {
+            let until = sent_at.saturating_add(call_timeout);
+            failures.in_doubt_until = Some(failures.in_doubt_until.map_or(until, |earlier| earlier.max(until)));
+        }
         failures.unanswered_since.get_or_insert(sent_at);
         if error.is_failover() {
             failures.unavailable_since = None;
@@ -103,12 +105,6 @@ impl InFlight {
         }
         failures.count += 1;
         now.saturating_add(backoff(failures.count, jitter))
-    }
-}
-
-impl Failures {
-    fn new(in_doubt_until: BootInstant) -> Self {
-        Self { in_doubt_until, unanswered_since: None, unavailable_since: None, count: 0, error: None }
     }
 }
 

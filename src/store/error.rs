@@ -5,6 +5,7 @@ use std::{error::Error, fmt, sync::Arc};
 /// Error of a store: the name of the store, the operation, the kind, and the cause.
 ///
 /// The outcome of the operation is unknown: it may have been executed, or may be executed later.
+/// The kind says where it is not.
 ///
 /// An error of [`LockManager::health`](crate::LockManager::health) contains the text of its cause,
 /// because the log of a readiness probe usually prints no causes. Its source is the cause of that
@@ -29,6 +30,8 @@ pub enum StoreErrorKind {
     Unavailable,
     /// The store did not reply within [`call_timeout`](crate::store::LockStore::call_timeout).
     Timeout,
+    /// Too many calls wait for the store. The operation was not sent, and changes nothing.
+    Overloaded,
     /// The store refused the operation. The cause is a setting of the store, or data of another
     /// program.
     Refused,
@@ -81,7 +84,13 @@ impl StoreError {
 
     /// Whether a retry may succeed.
     pub(crate) fn is_transient(&self) -> bool {
-        matches!(self.0.kind, StoreErrorKind::Unavailable | StoreErrorKind::Timeout | StoreErrorKind::Failover)
+        use StoreErrorKind::{Failover, Overloaded, Timeout, Unavailable};
+        matches!(self.0.kind, Unavailable | Timeout | Overloaded | Failover)
+    }
+
+    /// Whether the operation was not sent, so that its outcome is known.
+    pub(crate) fn is_unsent(&self) -> bool {
+        self.0.kind == StoreErrorKind::Overloaded
     }
 
     /// Whether the store replies, but accepts no writes until a failover has ended.
@@ -104,6 +113,9 @@ impl fmt::Display for StoreError {
         match kind {
             StoreErrorKind::Unavailable => write!(f, "the {store} store cannot be reached to {operation} a lock"),
             StoreErrorKind::Timeout => write!(f, "the {store} store did not {operation} a lock in time"),
+            StoreErrorKind::Overloaded => {
+                write!(f, "too many calls wait for the {store} store to {operation} a lock")
+            }
             StoreErrorKind::Refused => write!(f, "the {store} store refused to {operation} a lock"),
             StoreErrorKind::Protocol => {
                 write!(f, "the {store} store sent an unexpected reply to a request to {operation} a lock")

@@ -83,6 +83,7 @@ impl<D: DriverTypes> LockEntry<D> {
         env: &mut Env<'_, D>,
     ) {
         let Some(attempt) = &mut self.attempt else { return };
+        attempt.was_sent |= !reply.as_ref().is_err_and(StoreError::is_unsent);
         if reply.is_ok() {
             attempt.in_flight.succeeded();
             self.retry_releases_now(env);
