@@ -137,7 +137,7 @@ impl<D: DriverTypes> Attempt<D> {
     pub(super) fn store_error(&self) -> Option<StoreError> {
         let has_no_reply = matches!(self.state, State::Requesting);
         let timeout = || StoreError::new("lock", "acquire", StoreErrorKind::Timeout);
-        self.in_flight.error.clone().or_else(|| has_no_reply.then(timeout))
+        self.in_flight.error().cloned().or_else(|| has_no_reply.then(timeout))
     }
 
     /// Schedules the next acquire of a queued id: about a second later, or when the lease of the

@@ -180,7 +180,7 @@ impl<D: DriverTypes> LockEntry<D> {
     /// attempt is released all the same.
     pub(super) fn finish_attempt(&mut self, sent_at: BootInstant, env: &mut Env<'_, D>) {
         if self.attempt.as_ref().is_some_and(|attempt| {
-            attempt.in_flight.in_doubt_until.is_some_and(|in_doubt_until| in_doubt_until > sent_at)
+            attempt.in_flight.in_doubt_until().is_some_and(|in_doubt_until| in_doubt_until > sent_at)
         }) {
             return self.begin_release(Duration::ZERO, None, env);
         }

@@ -43,7 +43,7 @@ impl<D: DriverTypes> LockEntry<D> {
             return self.start_attempt(env);
         }
         let mut release = PendingRelease {
-            in_doubt_until: in_flight.in_doubt_until,
+            in_doubt_until: in_flight.in_doubt_until(),
             record,
             section,
             ..PendingRelease::new(id, block_for, env.lease.longest, env.now())
