@@ -238,6 +238,8 @@ mod tests {
             ("shortest lease", s(LEASE_MIN)),
             ("longest lease", format!("{} min", LEASE_MAX.as_secs() / 60)),
             ("renewal", format!("every third of the lease: {}", s(LEASE / RENEWALS_PER_LEASE))),
+            ("keys in one renewal call", MAX_RENEWALS_PER_CALL.to_string()),
+            ("renewal calls under way", MAX_RENEWAL_CALLS.to_string()),
             ("drift", format!("{} % + {} ms", 100 / DRIFT_DIVISOR, DRIFT_ROUNDING.as_millis())),
             ("`locks.lock` without `.wait`", s(LOCK_WAIT_TIMEOUT)),
             ("poll of a waiter, if the holder is elsewhere", s(QUEUE_POLL_INTERVAL)),
@@ -299,6 +301,8 @@ mod tests {
         assert!(page.contains(&format!("| warnings of a store that does not reply | one in {} |", s(WARN_INTERVAL))));
         #[cfg(feature = "redis")]
         assert!(page.contains(&format!("| a connection to Redis | {} |", s(CONNECT_TIMEOUT))));
+        #[cfg(feature = "redis")]
+        assert!(page.contains(&format!("| acquires that wait to be sent to Redis | {MAX_WAITING_REQUESTS} |")));
         #[cfg(feature = "redis")]
         assert!(page.contains(&format!("| prefix of names in Redis | `{REDIS_PREFIX}` |")));
         assert_eq!(REQUEST_WAIT_TIMEOUT, Duration::ZERO, "refuse at once");
