@@ -1,5 +1,7 @@
 //! The future of a reply.
 
+#![cfg_attr(not(any(feature = "redis", test)), expect(dead_code, reason = "only a store of this crate shares calls"))]
+
 use std::{
     fmt,
     future::Future,
@@ -25,7 +27,6 @@ enum State<T> {
 
 /// Sends a reply to the [`StoreFuture`] that it was created with. If it is dropped, the reply is
 /// the error of a store that cannot be reached.
-#[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "for stores that share calls"))]
 pub(super) struct ReplySender<T> {
     slot: Arc<Slot<T>>,
     dropped: fn() -> StoreError,
@@ -60,7 +61,6 @@ impl<T> StoreFuture<T> {
     /// Creates a future whose reply the store sends. It replies within the call timeout by itself,
     /// so that the caller needs no task and no timer. `dropped` is the error if the sender is
     /// dropped.
-    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "for stores that share calls"))]
     pub(super) fn sent_later(dropped: fn() -> StoreError) -> (ReplySender<T>, Self) {
         let slot = Arc::new(Slot(Mutex::new(SlotState::Waiting(Receiver::None))));
         (ReplySender { slot: Arc::clone(&slot), dropped }, Self(State::Sent(slot)))
@@ -139,7 +139,6 @@ impl<T> Slot<T> {
     }
 }
 
-#[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "for stores that share calls"))]
 impl<T> ReplySender<T> {
     pub(super) fn send(self, reply: Result<T, StoreError>) {
         self.slot.send(reply);
