@@ -15,7 +15,10 @@ use super::driver_data::{Grant, Listed};
 use crate::{
     clock::BootInstant,
     error::LockLost,
-    limits::{RENEWAL_BATCH_WINDOW, RENEWAL_BATCH_WINDOWS_PER_LEASE, RENEWALS_PER_LEASE},
+    limits::{
+        LATE_RENEWALS_PAUSE, LATE_RENEWALS_PER_LEASE, RENEWAL_BATCH_WINDOW, RENEWAL_BATCH_WINDOWS_PER_LEASE,
+        RENEWALS_PER_LEASE,
+    },
     lock_key::shards::KeyShards,
     proto::grant::NextCheck,
     sync::Mutex,
@@ -33,6 +36,8 @@ pub(super) struct RenewalQueue {
     next_sweep: AtomicU64,
     /// The newest task has not ended.
     has_task: AtomicBool,
+    /// Until this instant, in nanoseconds, renewals count as late.
+    late_until: AtomicU64,
     task: Mutex<Task>,
     /// Notified when a grant needs a sweep earlier than the next one that is planned.
     pub(super) wakeup: Arc<Notify>,
@@ -136,6 +141,18 @@ impl RenewalQueue {
 
     fn next_sweep(&self) -> BootInstant {
         BootInstant::from_nanos(self.next_sweep.load(SeqCst))
+    }
+
+    /// Notes how long a renewal has waited for its turn.
+    pub(super) fn waited(&self, duration: Duration, now: BootInstant, lease: Duration) {
+        if duration > lease / LATE_RENEWALS_PER_LEASE {
+            self.late_until.fetch_max(now.saturating_add(LATE_RENEWALS_PAUSE).as_nanos(), SeqCst);
+        }
+    }
+
+    /// Whether renewals wait too long for their turn: the store has no capacity for more keys.
+    pub(super) fn are_late(&self, now: BootInstant) -> bool {
+        now < BootInstant::from_nanos(self.late_until.load(SeqCst))
     }
 
     /// Whether grants are tracked and no task sweeps over them.
