@@ -61,14 +61,14 @@ impl<D: DriverTypes> PendingReleases<D> {
     }
 
     /// Takes the memory of a spare list, if it has none.
-    pub(super) fn lend(&mut self, spare: &mut Self) {
+    pub(super) fn take_spare(&mut self, spare: &mut Self) {
         if self.releases.capacity() == 0 {
             std::mem::swap(&mut self.releases, &mut spare.releases);
         }
     }
 
-    /// Gives its memory back if it is empty: a key that is held uses none.
-    pub(super) fn give_back(&mut self, spare: &mut Self) {
+    /// Returns its memory if it is empty: a key that is held uses none.
+    pub(super) fn return_spare(&mut self, spare: &mut Self) {
         if self.releases.is_empty() {
             spare.releases = std::mem::take(&mut self.releases);
         }
