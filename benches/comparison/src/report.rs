@@ -70,6 +70,11 @@ impl Table {
         self.of(variant, column).iter().zip(self.of(other, column)).map(|(value, other)| value / other).collect()
     }
 
+    /// The difference of two variants in each round.
+    pub fn differences(&self, column: &'static str, variant: &'static str, other: &'static str) -> Vec<f64> {
+        self.of(variant, column).iter().zip(self.of(other, column)).map(|(value, other)| value - other).collect()
+    }
+
     pub fn ratio(&self, column: &'static str, variant: &'static str, other: &'static str) -> f64 {
         median(&self.ratios(column, variant, other))
     }

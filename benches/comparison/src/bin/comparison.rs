@@ -7,14 +7,15 @@
 use std::process::ExitCode;
 
 use tower_lock_comparison::{
-    questions::{Run, memory, redis_cycles},
+    questions::{Run, layer, memory, redis_cycles},
     report::Goals,
 };
 use tower_lock_testkit::RedisServer;
 
 type Question = (&'static str, fn(&mut Run));
 
-const QUESTIONS: [Question; 2] = [("redis_cycles", redis_cycles::answer), ("memory", memory::answer)];
+const QUESTIONS: [Question; 3] =
+    [("redis_cycles", redis_cycles::answer), ("memory", memory::answer), ("layer", layer::answer)];
 
 fn main() -> ExitCode {
     let mut run = Run { rounds: 5, scale: 1.0, goals: Goals::default(), charts: None };

@@ -1,5 +1,6 @@
 //! The questions, and the parts that they share.
 
+pub mod layer;
 pub mod memory;
 pub mod redis_cycles;
 
