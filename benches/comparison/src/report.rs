@@ -165,9 +165,12 @@ impl Goals {
     pub fn print(&self) {
         println!();
         for Goal { name, value, target } in &self.0 {
+            // A negative value is noise: a difference of two times.
             let (bound, is_kept) = match *target {
                 Target::AtLeast(bound) => (format!(">={bound}"), value.is_some_and(|value| value >= bound)),
-                Target::AtMost(bound) => (format!("<={bound}"), value.is_some_and(|value| value <= bound)),
+                Target::AtMost(bound) => {
+                    (format!("<={bound}"), value.is_some_and(|value| (0.0..=bound).contains(&value)))
+                }
             };
             match value {
                 None => println!("goal {name} - {bound} skipped"),
