@@ -3,24 +3,21 @@
 #
 #   scripts/bench.sh                 all questions, about ten minutes on two cores
 #   scripts/bench.sh NAME ..         these: redis_cycles, hot_key, memory, http, layer, growth
-#   scripts/bench.sh --quick ..      one short round: it shows that the programs work
-#   scripts/bench.sh --rounds N ..   more rounds, for closer results
-#   scripts/bench.sh --charts ..     also draws docs/benchmarks/*.svg
+#   scripts/bench.sh --rounds N ..   other than five rounds
 #   scripts/bench.sh --long ..       also a million keys on Redis, in `growth`
+#   scripts/bench.sh --quick ..      one short round, without pictures: the programs work
 #
+# Each question has a table, and a picture in docs/benchmarks/.
 # The last lines are `goal NAME VALUE TARGET ok`, or `short` or `skipped` at their end. The machine
 # should have nothing else to do. benches/comparison/README.md explains the questions.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-arguments=()
-for argument in "$@"; do
-    case $argument in
-        --help) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit ;;
-        --charts) arguments+=(--charts "$PWD/docs/benchmarks") ;;
-        *) arguments+=("$argument") ;;
-    esac
-done
+if [ "${1:-}" = --help ]; then
+    sed -n '2,13s/^# \{0,1\}//p' scripts/bench.sh
+    exit
+fi
+arguments=(--charts "$PWD/docs/benchmarks" "$@")
 
 target=${CARGO_TARGET_DIR:-$PWD/target}/comparison
 # From its own folder: another workspace and another lock file.

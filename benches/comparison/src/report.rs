@@ -18,6 +18,9 @@ struct Column {
     digits: usize,
 }
 
+/// The name of a variant without a lock.
+pub const NO_LOCK: &str = "no lock";
+
 /// The bound that a value must keep.
 #[derive(Clone, Copy)]
 pub enum Target {
@@ -51,10 +54,6 @@ impl Table {
             self.variants.push(variant);
         }
         self.values.entry((variant, column)).or_default().push(value);
-    }
-
-    pub fn ours(&self) -> &'static str {
-        self.ours
     }
 
     pub fn of(&self, variant: &'static str, column: &'static str) -> &[f64] {
@@ -100,22 +99,25 @@ impl Table {
             row.push(self.verdict(first, variant));
             rows.push(row);
         }
+        if rows[1..].iter().all(|row| row.last().is_some_and(String::is_empty)) {
+            rows.iter_mut().for_each(|row| row.truncate(row.len() - 1));
+        }
         println!();
         let columns = rows[0].len();
         let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
         let widths: Vec<_> = (0..columns).map(width).collect();
         for row in &rows {
             let cells = row.iter().zip(&widths).enumerate().map(|(at, (cell, &width))| match at {
-                at if at == 0 || at + 1 == columns => format!("{cell:<width$}"),
+                at if at == 0 || at > self.columns.len() => format!("{cell:<width$}"),
                 _ => format!("{cell:>width$}"),
             });
             println!("{}", cells.collect::<Vec<_>>().join("  ").trim_end());
         }
     }
 
-    /// Says of a variant whether it does better than ours in the first column.
+    /// Says of a peer whether it does better than ours in the first column.
     fn verdict(&self, column: &'static str, variant: &'static str) -> String {
-        if variant == self.ours {
+        if is_ours(variant) || variant == NO_LOCK {
             return String::new();
         }
         let ratios = match column.ends_with("/s") {
@@ -134,6 +136,11 @@ impl Table {
         let most = of.iter().copied().fold(0.0, f64::max);
         format!("{wins}, {:.2} times [{least:.2} .. {most:.2}]", median(&of))
     }
+}
+
+/// The names of our variants start with that of the crate.
+pub fn is_ours(variant: &str) -> bool {
+    variant.starts_with("tower-lock")
 }
 
 /// A number with a space between thousands.

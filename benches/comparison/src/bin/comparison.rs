@@ -56,7 +56,7 @@ fn compare(arguments: &[&str]) -> ExitCode {
             "--long" => run.long = true,
             "--redisson" => run.redisson = arguments.next().map(str::to_owned),
             "--rounds" => run.rounds = arguments.next().and_then(|rounds| rounds.parse().ok()).expect("a number"),
-            "--quick" => (run.rounds, run.scale) = (1, 0.2),
+            "--quick" => (run.rounds, run.scale, run.charts) = (1, 0.2, None),
             "--charts" => run.charts = Some(arguments.next().expect("a folder").into()),
             name => match QUESTIONS.iter().find(|(known, _)| *known == name) {
                 Some(question) => chosen.push(*question),

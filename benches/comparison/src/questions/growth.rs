@@ -83,7 +83,7 @@ async fn hundred_thousand(run: &mut Run) {
     push(RELEASE, seconds);
     push(UNREPORTED, unreported);
     table.print();
-    let mut chart = Chart::new("growth", "100 000 keys held on Redis");
+    let mut chart = Chart::new("growth", "100 000 keys held on Redis: less is better");
     chart.add("CPU of their renewals, % of a core of the service", &table, CPU, 2);
     chart.add("CPU of their renewals, % of a core of Redis", &table, REDIS_CPU, 2);
     chart.add("another caller meanwhile, 99.9th percentile of its calls, milliseconds", &table, WORST, 2);

@@ -11,7 +11,7 @@ use crate::{
     chart::Chart,
     measure::{RedisWork, cpu_of},
     report::{
-        Table,
+        NO_LOCK, Table,
         Target::{AtLeast, AtMost},
     },
     web,
@@ -20,7 +20,7 @@ use crate::{
 /// The name of a variant, and its path.
 type Variant = (&'static str, &'static str);
 
-const NONE: Variant = ("no lock", web::NONE);
+const NONE: Variant = (NO_LOCK, web::NONE);
 const MEMORY: Variant = ("tower-lock, layer", web::LAYER_MEMORY);
 const MUTEX_MAP: Variant = ("dashmap of mutexes, by hand", web::MUTEX_MAP);
 const REDIS: Variant = ("tower-lock, layer", web::LAYER_REDIS);
@@ -70,10 +70,15 @@ pub fn answer(run: &mut Run) {
         table.print();
     }
     let mut chart = Chart::new("http", "An Axum handler behind a lock, a key from a JSON body");
-    chart.add("on Redis, 64 connections, requests per second", &on_redis, RATE, 0);
-    chart.add("in memory, 64 connections, requests per second", &in_memory, RATE, 0);
-    chart.add("on Redis, 1 000 requests per second, added median, microseconds", &open, ADDED_P50, 0);
-    chart.add("on Redis, 1 000 requests per second, added 99th percentile, microseconds", &open, ADDED_P99, 0);
+    chart.add("on Redis, 64 connections, requests per second: more is better", &on_redis, RATE, 0);
+    chart.add("in memory, 64 connections, requests per second: more is better", &in_memory, RATE, 0);
+    chart.add("on Redis, 1 000 requests per second, added median, microseconds: less is better", &open, ADDED_P50, 0);
+    chart.add(
+        "on Redis, 1 000 requests per second, added 99th percentile, microseconds: less is better",
+        &open,
+        ADDED_P99,
+        0,
+    );
     run.write(&chart);
 
     let goals = &mut run.goals;

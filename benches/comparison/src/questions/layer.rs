@@ -15,10 +15,9 @@ use crate::{
     chart::Chart,
     measure::{median, own_cpu},
     peers::MutexMap,
-    report::{Table, Target::AtMost},
+    report::{NO_LOCK, Table, Target::AtMost},
 };
 
-const BARE: &str = "the handler alone";
 const LAYER: &str = "tower-lock, layer";
 const REJECTED: &str = "tower-lock, layer, rejected";
 const MUTEX_MAP: &str = "dashmap of mutexes, by hand";
@@ -51,18 +50,19 @@ pub fn answer(run: &mut Run) {
     for Variant { name, .. } in &variants {
         table.push(name, ALLOCATIONS, counts[*name].count);
         table.push(name, "allocated bytes", counts[*name].bytes);
-        if *name != BARE {
-            for added in table.differences(TIME, name, BARE) {
+        if *name != NO_LOCK {
+            for added in table.differences(TIME, name, NO_LOCK) {
                 table.push(name, ADDED, added);
             }
         }
     }
     table.print();
-    let mut chart = Chart::new("layer", "The time that a lock adds to a request, in memory, nanoseconds");
+    let mut chart =
+        Chart::new("layer", "The time that a lock adds to a request in memory, nanoseconds: less is better");
     chart.add("around a handler that does nothing", &table, ADDED, 0);
     run.write(&chart);
 
-    let added = |variant, column| median(&table.differences(column, variant, BARE));
+    let added = |variant, column| median(&table.differences(column, variant, NO_LOCK));
     run.goals.check("layer_vs_dashmap_by_hand", table.ratio(ADDED, LAYER, MUTEX_MAP), AtMost(3.0));
     run.goals.check("layer_allocations", added(LAYER, ALLOCATIONS), AtMost(6.0));
     run.goals.check("layer_rejected_us", added(REJECTED, TIME) / 1e3, AtMost(1.0));
@@ -91,7 +91,7 @@ pub fn variants(runtime: &Arc<Runtime>) -> Vec<Variant> {
         }
     });
     vec![
-        variant(BARE, runtime, StatusCode::OK, service_fn(hello)),
+        variant(NO_LOCK, runtime, StatusCode::OK, service_fn(hello)),
         variant(LAYER, runtime, StatusCode::OK, layer(42).layer(service_fn(hello))),
         variant(MUTEX_MAP, runtime, StatusCode::OK, by_hand),
         variant(REJECTED, runtime, StatusCode::CONFLICT, rejecting),

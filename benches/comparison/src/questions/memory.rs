@@ -70,10 +70,10 @@ pub fn answer(run: &mut Run) {
         }
     }
     let mut chart = Chart::new("memory", "Locks within one process");
-    chart.add("acquire and release without contention, nanoseconds", &cycles, CYCLE, 0);
-    chart.add("one hot key, 64 waiters on two workers, nanoseconds a section", &hot, SECTION, 0);
-    chart.add("different keys, the work of two threads beside that of one", &threads, SPEEDUP, 2);
-    chart.add("bytes for each of 100 000 held keys", &cycles, HELD, 0);
+    chart.add("acquire and release without contention, nanoseconds: less is better", &cycles, CYCLE, 0);
+    chart.add("one hot key, 64 waiters on two workers, nanoseconds a section: less is better", &hot, SECTION, 0);
+    chart.add("different keys, the work of two threads beside that of one: more is better", &threads, SPEEDUP, 2);
+    chart.add("bytes for each of 100 000 held keys: less is better", &cycles, HELD, 0);
     for table in [&cycles, &hot, &threads] {
         table.print();
     }
