@@ -1,11 +1,14 @@
 //! The identity that makes a lock re-entrant.
 
 use std::{
+    any::Any,
     fmt,
     future::Future,
+    ops::Deref,
+    ptr,
     sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        Arc, Weak,
+        atomic::{AtomicUsize, Ordering},
     },
 };
 
@@ -19,9 +22,9 @@ tokio::task_local! {
 /// An owner that acquires a key that it already holds gets another guard of the same lock, at once
 /// and without a store call. The lock is released with its last guard.
 ///
-/// A [`LockLayer`](crate::LockLayer) creates an owner for each request, inserts it into the
-/// extensions of the request and runs the handler as this owner. `locks.lock(key)` in the handler
-/// therefore re-enters. Code without a request creates an owner:
+/// A [`LockLayer`](crate::LockLayer) creates an owner for each request and runs the handler as this
+/// owner. `locks.lock(key)` in the handler therefore re-enters. An owner in the extensions of the
+/// request replaces it. Code without a request creates an owner:
 ///
 /// ```
 /// # use tower_lock::{LockError, LockManager, Owner};
@@ -81,21 +84,31 @@ tokio::task_local! {
 /// is not detected by a manager in a `static` or in an `Arc` of the application: there the call
 /// waits.
 #[derive(Clone)]
-pub struct Owner(pub(crate) Arc<Identity>);
+pub struct Owner(Arc<Identity>);
 
-pub(crate) struct Identity {
-    /// The request or job has ended.
-    is_closed: AtomicBool,
+/// The identity itself. That of a request is a part of its context, in one allocation.
+pub(crate) struct Identity<T: ?Sized = dyn Any + Send + Sync> {
+    /// The number of those that keep it open. Zero is final: the request or job has ended.
+    open: AtomicUsize,
     /// The number of its requests in local queues.
-    pub(crate) waiting: AtomicUsize,
+    waiting: AtomicUsize,
+    context: T,
 }
+
+/// An owner that does not keep its context alive.
+#[derive(Clone, Debug)]
+pub(crate) struct WeakOwner(Weak<Identity>);
 
 impl Owner {
     /// Creates an owner that differs from all others.
     #[must_use]
     #[expect(clippy::new_without_default, reason = "each one is another")]
     pub fn new() -> Self {
-        Self(Arc::new(Identity { is_closed: AtomicBool::new(false), waiting: AtomicUsize::new(0) }))
+        Self::of(Arc::new(Identity::new(())))
+    }
+
+    pub(crate) fn of<T: Any + Send + Sync>(identity: Arc<Identity<T>>) -> Self {
+        Self(identity)
     }
 
     /// Runs a future as this owner, so that its calls re-enter the locks of this owner.
@@ -113,13 +126,26 @@ impl Owner {
         CURRENT.try_with(Self::clone).ok()
     }
 
-    /// Ends the re-entrancy of this owner.
+    /// See [`Identity::keep_open`].
+    pub(crate) fn keep_open(&self) -> bool {
+        self.0.keep_open()
+    }
+
+    /// See [`Identity::close`].
     pub(crate) fn close(&self) {
-        self.0.is_closed.store(true, Ordering::Release);
+        self.0.close();
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.0.is_closed.load(Ordering::Acquire)
+        self.0.open.load(Ordering::Acquire) == 0
+    }
+
+    pub(crate) fn is<T: Any + Send + Sync>(&self, identity: &Arc<Identity<T>>) -> bool {
+        ptr::addr_eq(Arc::as_ptr(&self.0), Arc::as_ptr(identity))
+    }
+
+    pub(crate) fn downgrade(&self) -> WeakOwner {
+        WeakOwner(Arc::downgrade(&self.0))
     }
 
     pub(crate) fn enqueued(&self) {
@@ -135,9 +161,56 @@ impl Owner {
     }
 }
 
+impl<T> Identity<T> {
+    /// An identity that one [`close`](Owner::close) closes.
+    pub(crate) fn new(context: T) -> Self {
+        Self { open: AtomicUsize::new(1), waiting: AtomicUsize::new(0), context }
+    }
+}
+
+impl<T: ?Sized> Identity<T> {
+    /// Keeps this owner open until one more [`close`](Self::close). Returns false if it is closed.
+    pub(crate) fn keep_open(&self) -> bool {
+        let one_more = |open: usize| (open > 0).then_some(open + 1);
+        self.open.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).is_ok()
+    }
+
+    /// Ends the re-entrancy of this owner, unless it is kept open.
+    pub(crate) fn close(&self) {
+        self.open.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl<T> Deref for Identity<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.context
+    }
+}
+
+impl WeakOwner {
+    pub(crate) fn upgrade(&self) -> Option<Owner> {
+        self.0.upgrade().map(Owner)
+    }
+}
+
+impl Default for WeakOwner {
+    fn default() -> Self {
+        Self(Weak::<Identity<()>>::new())
+    }
+}
+
+impl fmt::Debug for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Identity").finish_non_exhaustive()
+    }
+}
+
 impl PartialEq for Owner {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+        // Without their vtables, of which one type may have several.
+        ptr::addr_eq(Arc::as_ptr(&self.0), Arc::as_ptr(&other.0))
     }
 }
 

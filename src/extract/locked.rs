@@ -159,7 +159,7 @@ where
 
 impl LockTarget {
     fn new(method: &Method, extensions: &Extensions) -> Result<Self, Response> {
-        let Some(context) = extensions.get::<RequestContext>().cloned() else {
+        let Some(context) = RequestContext::of(extensions) else {
             return Err(setup_error(method, &Route::from_extensions(extensions, None), MISSING_LAYER));
         };
         let route = context.route(extensions);
@@ -180,7 +180,8 @@ impl LockTarget {
         let Self { context, method, route, client } = self;
         let lock = context.acquire(route, key, client.as_ref(), body).await;
         let lock = lock.map_err(|rejection| self.rejected(rejection))?;
-        let view = lock.held_lock();
+        let mut view = lock.held_lock();
+        view.set_request(context.request_scope());
         context.keep(lock).map_err(|_| setup_error(method, route, HANDLER_RETURNED))?;
         Ok(view)
     }

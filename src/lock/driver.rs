@@ -28,12 +28,12 @@ use crate::{
     clock::{BootInstant, Clock, LazyNow},
     error::{LockError, LockLost},
     limits::{LOCK_DELAY, MAX_STORE_WAITERS, OFFER_TTL, QUEUE_ENTRY_TTL, RECHECK_INTERVAL},
-    lock_key::LockKey,
+    lock_key::{LockKey, shards::KeyShards},
     owner::Owner,
     process::{Process, ProcessMark},
     proto::{
         Action, Actions, Event, GuardEnd, LockRequest, QueuePosition, StoreCall, StoreOp, lease::LeaseBounds,
-        section::ReleaseOutcome, table::LockTable,
+        section::ReleaseOutcome, table::LockTable, usage::Usage,
     },
     store::{
         AcquireRequest, EventSink, LockStore, QueueConfig, ReleaseRequest, StoreError, StoreErrorKind, StoreEvent,
@@ -47,8 +47,15 @@ use crate::{
 pub(crate) const QUEUE: QueueConfig =
     QueueConfig::new(OFFER_TTL.saturating_add(LOCK_DELAY), QUEUE_ENTRY_TTL, MAX_STORE_WAITERS);
 
+/// The waiters and the pending releases that one shard counts alone, so that an uncontended request
+/// writes to its shard only. One request needs one of each.
+const SHARD_ALLOWANCE: usize = 2;
+
 /// The state that all clones of a manager share.
+///
+/// Aligned, so that no field is in the cache line of its reference count, which each guard changes.
 #[derive(Debug)]
+#[repr(align(128))]
 pub(crate) struct Driver {
     pub(super) store: Arc<dyn LockStore>,
     /// What the store can do, read once.
@@ -71,8 +78,8 @@ pub(crate) struct Driver {
     pub(super) lease: Duration,
     store_warnings: ThrottledLog,
     reports: Reports,
-    /// I11: no code of others runs under this mutex, and nothing is awaited.
-    table: Mutex<LockTable<TokioDriver>>,
+    /// I11: no code of others runs under one of these mutexes, and nothing is awaited.
+    shards: KeyShards<Shard>,
     lag_notices: Mutex<LagNotices>,
     /// Set once, and never cleared.
     is_shutting_down: AtomicBool,
@@ -83,6 +90,13 @@ pub(crate) struct Driver {
     shutdown_started: Notify,
     /// Notified when the table becomes empty during a shutdown.
     idle: Notify,
+}
+
+/// The keys of one shard.
+#[derive(Debug)]
+struct Shard {
+    table: LockTable<TokioDriver>,
+    ids: AcquisitionIds,
 }
 
 /// Notices that messages of the store may have been lost. Many of them are combined into one.
@@ -125,6 +139,12 @@ impl Driver {
         start_watchdog: fn(&Arc<Self>),
     ) -> Arc<Self> {
         let (traits, call_timeout) = (store.traits(), store.call_timeout());
+        let bounds = LeaseBounds { longest: lease, call_timeout };
+        let usage = Arc::new(Usage::new(KeyShards::<Shard>::COUNT, SHARD_ALLOWANCE));
+        let shards = KeyShards::new(|| Shard {
+            table: LockTable::new(bounds, Arc::clone(&usage), SHARD_ALLOWANCE),
+            ids: ids.for_shard(),
+        });
         let driver = Arc::new(Self {
             store,
             traits,
@@ -140,7 +160,7 @@ impl Driver {
             lease,
             store_warnings: ThrottledLog::default(),
             reports: Reports::default(),
-            table: Mutex::new(LockTable::new(LeaseBounds { longest: lease, call_timeout })),
+            shards,
             lag_notices: Mutex::default(),
             is_shutting_down: AtomicBool::new(false),
             runtime: Mutex::default(),
@@ -191,7 +211,7 @@ impl Driver {
         }
         self.rearm_lost_timers();
         let mut actions = Actions::new();
-        let number = self.table.lock().request(key, &LazyNow::new(&self.clock), &self.ids, request, &mut actions);
+        let number = self.with_table(key, |table, now, ids| table.request(key, now, ids, request, &mut actions));
         self.execute_all(key, actions);
         number
     }
@@ -200,7 +220,7 @@ impl Driver {
     /// or is about to be.
     pub(super) fn cancel(self: &Arc<Self>, key: &LockKey, number: u64) -> Option<QueuePosition> {
         let mut actions = Actions::new();
-        let position = self.table.lock().cancel(key, &LazyNow::new(&self.clock), &self.ids, number, &mut actions);
+        let position = self.with_table(key, |table, now, ids| table.cancel(key, now, ids, number, &mut actions));
         self.execute_all(key, actions);
         position
     }
@@ -214,9 +234,9 @@ impl Driver {
             section.grant.data.ended.notify_waiters();
             return Some(ReleaseOutcome::NotHeld);
         }
-        let mut actions = Actions::new();
-        let outcome = self.table.lock().end_guard(&LazyNow::new(&self.clock), &self.ids, section, end, &mut actions);
-        self.execute_all(&section.grant.key, actions);
+        let (key, mut actions) = (&section.grant.key, Actions::new());
+        let outcome = self.with_table(key, |table, now, ids| table.end_guard(now, ids, section, end, &mut actions));
+        self.execute_all(key, actions);
         outcome
     }
 
@@ -275,15 +295,17 @@ impl Driver {
     }
 
     fn broadcast_lagged(self: &Arc<Self>) {
-        let waiting = self.table.lock().lagged(self.clock.now());
-        for key in waiting {
-            self.handle_event(&key, Event::Lagged);
+        for shard in self.shards.iter() {
+            let waiting = shard.lock().table.lagged(self.clock.now());
+            for key in waiting {
+                self.handle_event(&key, Event::Lagged);
+            }
         }
     }
 
     /// Rejects all waiters, and every later request.
     pub(super) fn shut_down(self: &Arc<Self>) {
-        let keys = self.table.lock().shut_down();
+        let keys: Vec<_> = self.shards.iter().flat_map(|shard| shard.lock().table.shut_down()).collect();
         self.is_shutting_down.store(true, Ordering::Release);
         self.shutdown_started.notify_waiters();
         for key in keys {
@@ -306,7 +328,7 @@ impl Driver {
         self.rearm_lost_timers();
         loop {
             let notified = self.idle.notified();
-            if self.table.lock().is_empty() {
+            if self.is_idle() {
                 return;
             }
             notified.await;
@@ -322,15 +344,15 @@ impl Driver {
     }
 
     pub(super) fn held_count(&self) -> usize {
-        self.table.lock().held_count()
+        self.shards.iter().map(|shard| shard.lock().table.held_count()).sum()
     }
 
     pub(super) fn waiting_for(&self, key: &LockKey) -> usize {
-        self.table.lock().waiting_for(key)
+        self.shards.of(key).lock().table.waiting_for(key)
     }
 
     pub(crate) fn hold_count(&self, key: &LockKey, owner: &Owner) -> u32 {
-        self.table.lock().hold_count(key, owner, self.clock.now())
+        self.shards.of(key).lock().table.hold_count(key, owner, self.clock.now())
     }
 
     /// The rejection that a request of this owner would get now if it did not wait, as far as this
@@ -341,13 +363,13 @@ impl Driver {
         owner: &Owner,
         route: impl FnOnce() -> Option<Arc<str>>,
     ) -> Option<LockError> {
-        let error = self.table.lock().rejection_without_wait(key, owner, self.clock.now())?;
+        let error = self.shards.of(key).lock().table.rejection_without_wait(key, owner, self.clock.now())?;
         AcquireMetrics::start(route().as_ref()).rejected(&error);
         Some(error)
     }
 
     pub(super) fn hold_count_of(&self, section: &Arc<Section>) -> u32 {
-        self.table.lock().hold_count_of(section, self.clock.now())
+        self.shards.of(&section.grant.key).lock().table.hold_count_of(section, self.clock.now())
     }
 
     /// The time without a reply after which a request is rejected: one call and one repeat.
@@ -358,8 +380,11 @@ impl Driver {
     /// The number of keys with an entry, and the number of waiters.
     #[cfg(any(test, feature = "__internals"))]
     pub(crate) fn size(&self) -> (usize, usize) {
-        let table = self.table.lock();
-        (table.len(), table.waiting())
+        let sizes = self.shards.iter().map(|shard| {
+            let Shard { table, .. } = &*shard.lock();
+            (table.len(), table.waiting())
+        });
+        sizes.fold((0, 0), |sum, size| (sum.0 + size.0, sum.1 + size.1))
     }
 
     /// The state that another module keeps with this manager. The first call creates it. A child
@@ -377,12 +402,22 @@ impl Driver {
         self.clock.now()
     }
 
+    /// Locks the table of this key.
+    fn with_table<T>(
+        &self,
+        key: &LockKey,
+        event: impl FnOnce(&mut LockTable<TokioDriver>, &LazyNow<'_>, &AcquisitionIds) -> T,
+    ) -> T {
+        let Shard { table, ids } = &mut *self.shards.of(key).lock();
+        event(table, &LazyNow::new(&self.clock), ids)
+    }
+
     fn handle_event(self: &Arc<Self>, key: &LockKey, event: Event<TokioDriver>) {
         if !self.is_of_this_process() {
             return;
         }
         let mut actions = Actions::new();
-        self.table.lock().handle_event(key, &LazyNow::new(&self.clock), &self.ids, event, &mut actions);
+        self.with_table(key, |table, now, ids| table.handle_event(key, now, ids, event, &mut actions));
         self.execute_all(key, actions);
     }
 
@@ -395,7 +430,7 @@ impl Driver {
             let mut next = Actions::new();
             for action in actions {
                 if let Some(event) = self.execute(key, action) {
-                    self.table.lock().handle_event(key, &LazyNow::new(&self.clock), &self.ids, event, &mut next);
+                    self.with_table(key, |table, now, ids| table.handle_event(key, now, ids, event, &mut next));
                 }
             }
             actions = next;
@@ -487,11 +522,11 @@ impl Driver {
                     event: Some(event),
                     reply: PhantomData,
                 };
+                let Err((reply, finish)) = reply.on_reply(move |reply| call.finish(reply)) else { return None };
+                let call_timeout = self.call_timeout;
                 self.spawn(async move {
-                    let reply = timeout(call.driver.call_timeout, reply).await;
-                    call.finish(
-                        reply.unwrap_or_else(|_| Err(StoreError::new("lock", operation, StoreErrorKind::Timeout))),
-                    );
+                    let reply = timeout(call_timeout, reply).await;
+                    finish(reply.unwrap_or_else(|_| Err(StoreError::new("lock", operation, StoreErrorKind::Timeout))));
                 });
                 None
             }
@@ -577,9 +612,15 @@ impl Driver {
     }
 
     fn notify_if_idle(&self) {
-        if self.is_shutting_down.load(Ordering::Acquire) && self.table.lock().is_empty() {
+        if self.is_shutting_down.load(Ordering::Acquire) && self.is_idle() {
             self.idle.notify_waiters();
         }
+    }
+
+    /// Whether no key is held, requested or pending release. During a shutdown no entry is created,
+    /// so that a table that was empty stays empty.
+    fn is_idle(&self) -> bool {
+        self.shards.iter().all(|shard| shard.lock().table.is_empty())
     }
 }
 
@@ -610,7 +651,7 @@ impl Drop for WakeupTask {
         if self.has_fired {
             return;
         }
-        let waiters = self.driver.table.lock().take_timer(&self.key, self.at);
+        let waiters = self.driver.shards.of(&self.key).lock().table.take_timer(&self.key, self.at);
         self.driver.lost_timers.insert(self.key.clone());
         // A waiter on another runtime fires it.
         for waiter in waiters {

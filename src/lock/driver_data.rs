@@ -8,6 +8,7 @@ use std::sync::{
 use tokio::sync::Notify;
 
 use crate::{
+    clock::BootInstant,
     error::{LockError, LockLost},
     proto::{DriverTypes, grant, section, section::ReleaseOutcome},
     store::{Record, StoreError},
@@ -44,12 +45,25 @@ impl DriverTypes for TokioDriver {
 /// Kept with each grant.
 #[derive(Debug, Default)]
 pub(crate) struct GrantData {
-    /// The instant under which the watchdog lists the grant; zero if it does not. Written under the
-    /// mutex of that list.
-    pub(super) listed_at: AtomicU64,
+    /// Where the watchdog lists the grant.
+    pub(super) listed: AtomicListed,
     is_loss_reported: AtomicBool,
     /// Notified when the grant or one of its sections has ended.
     pub(super) ended: Notify,
+}
+
+/// The position of a grant in the list of the watchdog. Used under the mutex of that list.
+#[derive(Debug, Default)]
+pub(super) struct AtomicListed(AtomicU64);
+
+/// The content of an [`AtomicListed`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Listed {
+    No,
+    /// By this instant.
+    Planned(BootInstant),
+    /// At this index.
+    Recent(u64),
 }
 
 /// Kept with each section.
@@ -63,6 +77,33 @@ pub(crate) struct SectionData {
 impl From<LockError> for NotGranted {
     fn from(error: LockError) -> Self {
         Self::Rejected(error)
+    }
+}
+
+impl AtomicListed {
+    /// An index has this bit. No instant of a running clock has it, and none is zero.
+    const RECENT: u64 = 1 << 63;
+
+    pub(super) fn is_none(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == 0
+    }
+
+    pub(super) fn store(&self, listed: Listed) {
+        let raw = match listed {
+            Listed::No => 0,
+            Listed::Planned(at) => at.as_nanos(),
+            Listed::Recent(index) => index | Self::RECENT,
+        };
+        self.0.store(raw, Ordering::Relaxed);
+    }
+
+    /// Takes the grant off the list.
+    pub(super) fn take(&self) -> Listed {
+        match self.0.swap(0, Ordering::Relaxed) {
+            0 => Listed::No,
+            raw if raw & Self::RECENT != 0 => Listed::Recent(raw & !Self::RECENT),
+            raw => Listed::Planned(BootInstant::from_nanos(raw)),
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use super::{
     HeldLock,
     driver::Driver,
     driver_data::{Section, SectionData},
+    held::loss,
 };
 use crate::{
     error::LockLost,
@@ -90,9 +91,19 @@ impl LockGuard {
         &self.section.grant
     }
 
+    /// Returns why the lock is not held any more, if it is not.
+    pub(crate) fn loss(&self) -> Option<LockLost> {
+        loss(&self.section, &self.driver)
+    }
+
+    /// The time since the grant.
+    pub(crate) fn held_for(&self) -> Duration {
+        self.driver.clock.now().saturating_duration_since(self.section.started_at)
+    }
+
     /// The minimum hold, from the grant on.
     pub(crate) fn min_hold(&self) -> Duration {
-        self.section.limits.min_hold
+        self.section.min_hold
     }
 
     /// Runs a future while the lock is held. The future is not polled after the lock is lost. See
@@ -147,8 +158,7 @@ impl LockGuard {
         self.is_ended = true;
         // Before the next waiter is woken: a recorder that blocks delays this task alone.
         SectionData::record_loss(&self.section);
-        let held_for = self.driver.clock.now().saturating_duration_since(self.section.started_at);
-        self.metrics.finish(&self.section.data.metrics, held_for);
+        self.metrics.finish(&self.section.data.metrics, || self.held_for());
         self.driver.end_guard(&self.section, end)
     }
 }

@@ -12,6 +12,7 @@ use tokio::time::{Sleep, sleep};
 use super::{
     driver::Driver,
     driver_data::{Section, SectionData},
+    request_scope::RequestScope,
 };
 use crate::{
     error::{InsufficientTime, LockLost},
@@ -27,11 +28,22 @@ use crate::{
 pub struct HeldLock {
     section: Arc<Section>,
     driver: Arc<Driver>,
+    /// The request that its layer holds the lock for, for the layers and extractors further in.
+    request: Option<RequestScope>,
 }
 
 impl HeldLock {
     pub(crate) fn new(section: Arc<Section>, driver: Arc<Driver>) -> Self {
-        Self { section, driver }
+        Self { section, driver, request: None }
+    }
+
+    /// Changes the request of a view in the extensions: a layer further in.
+    pub(crate) fn set_request(&mut self, request: RequestScope) {
+        self.request = Some(request);
+    }
+
+    pub(crate) fn request(&self) -> Option<&RequestScope> {
+        self.request.as_ref()
     }
 
     /// Creates a view of a lock for tests of a handler. Needs the feature `test-util`.
@@ -72,11 +84,7 @@ impl HeldLock {
     /// above three fifths of that lease.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        let left = self.section.remaining(self.driver.clock.now());
-        if left.is_zero() {
-            SectionData::record_loss(&self.section);
-        }
-        left
+        remaining(&self.section, &self.driver)
     }
 
     /// Completes when the lock is not held any more. Returns the reason: a loss or the release.
@@ -145,11 +153,6 @@ impl HeldLock {
         }
     }
 
-    /// Returns why the lock is not held any more, if it is not.
-    pub(crate) fn loss(&self) -> Option<LockLost> {
-        self.remaining().is_zero().then(|| self.loss_reason())
-    }
-
     /// Runs a future while the lock is held. The future is not polled after the lock is lost.
     ///
     /// `Ok` means that the lock was held until the future completed. The layers run their handlers
@@ -179,9 +182,32 @@ impl HeldLock {
         .await
     }
 
-    fn loss_reason(&self) -> LockLost {
-        self.section.end_reason().unwrap_or(LockLost::Expired)
+    /// Returns why the lock is not held any more, if it is not.
+    pub(crate) fn loss(&self) -> Option<LockLost> {
+        loss(&self.section, &self.driver)
     }
+
+    fn loss_reason(&self) -> LockLost {
+        loss_reason(&self.section)
+    }
+}
+
+/// How long the section is held at least.
+fn remaining(section: &Section, driver: &Driver) -> Duration {
+    let left = section.remaining(driver.clock.now());
+    if left.is_zero() {
+        SectionData::record_loss(section);
+    }
+    left
+}
+
+/// Why the section is not held any more, if it is not.
+pub(super) fn loss(section: &Section, driver: &Driver) -> Option<LockLost> {
+    remaining(section, driver).is_zero().then(|| loss_reason(section))
+}
+
+fn loss_reason(section: &Section) -> LockLost {
+    section.end_reason().unwrap_or(LockLost::Expired)
 }
 
 impl fmt::Debug for HeldLock {

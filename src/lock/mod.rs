@@ -25,7 +25,7 @@ pub(crate) use self::driver::QUEUE;
 pub(crate) use self::{
     acquire::{Claim, ClaimFuture, LockParams},
     driver::Driver,
-    request_scope::RequestScope,
+    request_scope::{RequestInfo, RequestScope},
 };
 pub use self::{
     acquire::{LockBuilder, LockFuture},

@@ -1,41 +1,63 @@
 //! The grants that the watchdog has to renew or to check, ordered by when.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     sync::{
         Arc,
-        atomic::Ordering::{Acquire, Release},
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
     },
     time::Duration,
 };
 
 use tokio::{sync::Notify, task::AbortHandle};
 
-use super::driver_data::Grant;
+use super::driver_data::{Grant, Listed};
 use crate::{
     clock::BootInstant,
     error::LockLost,
     limits::{RENEWAL_BATCH_WINDOW, RENEWAL_BATCH_WINDOWS_PER_LEASE, RENEWALS_PER_LEASE},
+    lock_key::shards::KeyShards,
     proto::grant::NextCheck,
     sync::Mutex,
 };
 
 /// The grants that are tracked, and the task that sweeps over them.
+///
+/// The atomics are sequentially consistent. A grant is inserted before they are read, and they are
+/// written before a sweep looks for grants: so at least one side sees the other.
 #[derive(Debug, Default)]
 pub(super) struct RenewalQueue {
-    state: Mutex<State>,
+    tracked: KeyShards<Tracked>,
+    /// The instant of the next sweep, in nanoseconds. `u64::MAX` during a sweep: each grant that
+    /// is inserted meanwhile causes another one.
+    next_sweep: AtomicU64,
+    /// The newest task has not ended.
+    has_task: AtomicBool,
+    task: Mutex<Task>,
     /// Notified when a grant needs a sweep earlier than the next one that is planned.
     pub(super) wakeup: Arc<Notify>,
 }
 
+/// The newest task. Earlier ones may end later.
 #[derive(Debug, Default)]
-struct State {
-    /// By the instant at which they need a sweep.
-    grants: BTreeMap<(BootInstant, u64), Arc<Grant>>,
-    task: Option<AbortHandle>,
-    /// The number of the newest task. Earlier ones may end later.
-    task_number: u64,
-    next_sweep: Option<BootInstant>,
+struct Task {
+    handle: Option<AbortHandle>,
+    number: u64,
+    /// The newest task that has ended.
+    ended: u64,
+}
+
+/// The grants of one shard, by the instant at which they need a sweep.
+#[derive(Debug, Default)]
+struct Tracked {
+    /// New grants, in order. Most of them end before their first sweep, so that an index costs
+    /// less than a sorted map. A grant that has ended leaves a gap. A grant is here for at most
+    /// the seconds until its first sweep, and so are the gaps behind it.
+    recent: VecDeque<(BootInstant, Option<Arc<Grant>>)>,
+    /// The index of the first of them.
+    first_recent: u64,
+    /// All others.
+    planned: BTreeMap<(BootInstant, u64), Arc<Grant>>,
 }
 
 /// What the caller of [`RenewalQueue::insert`] has to do.
@@ -66,21 +88,22 @@ pub(super) struct Sweep {
 impl RenewalQueue {
     /// Tracks a grant from now on, or plans its next sweep anew.
     pub(super) fn insert(&self, grant: &Arc<Grant>, now: BootInstant, store_timeout: Duration) -> Inserted {
-        let mut state = self.state.lock();
-        if grant.end_reason().is_some() {
-            // Released meanwhile on another thread.
-            return Inserted::Planned;
-        }
-        state.remove(grant);
         let at = grant.next_check_at();
-        state.insert(grant, at);
+        {
+            let mut tracked = self.tracked.of(&grant.key).lock();
+            if grant.end_reason().is_some() {
+                // Released meanwhile on another thread.
+                return Inserted::Planned;
+            }
+            tracked.remove(grant);
+            tracked.insert(grant, at);
+        }
+        let next_sweep = self.next_sweep();
         // The task may have ended with its runtime, or its runtime may be one that nothing drives.
-        let is_late = state.next_sweep.is_some_and(|sweep| now > sweep.saturating_add(store_timeout));
-        if is_late || !state.has_task() {
+        if now > next_sweep.saturating_add(store_timeout) || !self.has_task.load(SeqCst) {
             Inserted::NeedsTask
-        } else if state.next_sweep.is_some_and(|sweep| at < sweep) {
-            state.next_sweep = Some(at);
-            drop(state);
+        } else if at < next_sweep {
+            self.next_sweep.fetch_min(at.as_nanos(), SeqCst);
             self.wakeup.notify_one();
             Inserted::Woken
         } else {
@@ -90,70 +113,99 @@ impl RenewalQueue {
 
     /// Stops tracking a grant, before it is released.
     pub(super) fn remove(&self, grant: &Grant) {
-        self.state.lock().remove(grant);
+        self.tracked.of(&grant.key).lock().remove(grant);
     }
 
     /// All grants that are tracked.
     #[cfg(feature = "signal")]
     pub(super) fn grants(&self) -> Vec<Arc<Grant>> {
-        self.state.lock().grants()
+        self.all_grants()
+    }
+
+    fn all_grants(&self) -> Vec<Arc<Grant>> {
+        let mut grants = Vec::new();
+        for tracked in self.tracked.iter() {
+            grants.extend(tracked.lock().grants());
+        }
+        grants
+    }
+
+    fn is_empty(&self) -> bool {
+        self.tracked.iter().all(|tracked| tracked.lock().grants().next().is_none())
+    }
+
+    fn next_sweep(&self) -> BootInstant {
+        BootInstant::from_nanos(self.next_sweep.load(SeqCst))
     }
 
     /// Whether grants are tracked and no task sweeps over them.
     pub(super) fn lacks_task(&self) -> bool {
-        let state = self.state.lock();
-        !state.grants.is_empty() && !state.has_task()
+        !self.has_task.load(SeqCst) && !self.is_empty()
     }
 
     /// The number of a task that is about to be started.
     pub(super) fn next_task(&self, now: BootInstant) -> u64 {
-        let mut state = self.state.lock();
-        state.task_number += 1;
-        state.next_sweep = Some(now);
-        state.task_number
+        let mut task = self.task.lock();
+        task.number += 1;
+        self.next_sweep.store(now.as_nanos(), SeqCst);
+        task.number
     }
 
     /// Notes that this task was started, and stops the one that it replaces.
-    pub(super) fn task_started(&self, number: u64, task: Option<AbortHandle>) {
-        let mut state = self.state.lock();
-        let is_newest = state.task_number == number;
-        let superseded = if is_newest { std::mem::replace(&mut state.task, task) } else { task };
-        drop(state);
+    pub(super) fn task_started(&self, number: u64, handle: Option<AbortHandle>) {
+        let mut task = self.task.lock();
+        let superseded = if task.number == number {
+            // A task that was dropped by its runtime at once has ended before.
+            self.has_task.store(handle.is_some() && task.ended < number, SeqCst);
+            std::mem::replace(&mut task.handle, handle)
+        } else {
+            handle
+        };
+        drop(task);
         if let Some(superseded) = superseded {
             superseded.abort();
         }
     }
 
-    /// Notes that this task has ended with its runtime. Returns the grants that lost their task.
+    /// Notes that this task has ended. Returns the grants that lost their task with its runtime.
     pub(super) fn task_ended(&self, number: u64) -> Vec<Arc<Grant>> {
-        let mut state = self.state.lock();
-        if state.task_number != number {
+        let mut task = self.task.lock();
+        task.ended = task.ended.max(number);
+        if task.number != number {
             return Vec::new();
         }
-        state.task = None;
-        state.grants()
+        task.handle = None;
+        self.has_task.store(false, SeqCst);
+        drop(task);
+        self.all_grants()
     }
 
-    /// Lets the task end if no grant is tracked. Returns whether it may end.
-    pub(super) fn try_stop(&self) -> bool {
-        let mut state = self.state.lock();
-        if state.grants.is_empty() {
-            state.task = None;
+    /// Lets this task end if no grant is tracked. Returns whether it may end.
+    pub(super) fn try_stop(&self, number: u64) -> bool {
+        self.has_task.store(false, SeqCst);
+        if self.is_empty() {
+            return true;
         }
-        state.task.is_none()
+        // A grant was inserted meanwhile, and may have found no task and started another one.
+        let task = self.task.lock();
+        let is_newest = task.number == number;
+        self.has_task.store(is_newest || (task.handle.is_some() && task.ended < task.number), SeqCst);
+        !is_newest
     }
 
     /// Ends all grants in this process, a forked child, without a call to the store: they belong to
     /// the parent.
     pub(super) fn abandon(&self) {
-        // A thread of the parent may have held the mutex at the fork, and would never unlock it
-        // here. Then the grants end at their deadlines, because nothing extends them.
-        let Some(state) = self.state.try_lock() else { return };
-        let grants = state.grants();
-        drop(state);
-        for grant in grants {
-            grant.end(LockLost::Expired);
-            grant.data.ended.notify_waiters();
+        for tracked in self.tracked.iter() {
+            // A thread of the parent may have held the mutex at the fork, and would never unlock it
+            // here. Then the grants end at their deadlines, because nothing extends them.
+            let Some(tracked) = tracked.try_lock() else { continue };
+            let grants: Vec<_> = tracked.grants().collect();
+            drop(tracked);
+            for grant in grants {
+                grant.end(LockLost::Expired);
+                grant.data.ended.notify_waiters();
+            }
         }
     }
 
@@ -167,32 +219,25 @@ impl RenewalQueue {
             next: now.saturating_add(lease / RENEWALS_PER_LEASE),
             is_idle: true,
         };
-        let due = self.state.lock().take_until(soon);
-        let mut planned = Vec::with_capacity(due.len());
-        for grant in due {
-            match grant.next_check(now, soon) {
-                NextCheck::Sleep(until) => planned.push((until, grant)),
-                NextCheck::Renew(until) => {
-                    planned.push((until, Arc::clone(&grant)));
-                    sweep.due.push(grant);
+        self.next_sweep.store(u64::MAX, SeqCst);
+        for tracked in self.tracked.iter() {
+            let due = tracked.lock().take_until(soon);
+            let planned: Vec<_> = due.into_iter().filter_map(|grant| sweep.check(grant, now, soon)).collect();
+            let mut tracked = tracked.lock();
+            for (until, grant) in planned {
+                // A grant that was released meanwhile is not tracked again, and one that was
+                // tracked meanwhile is planned already.
+                if grant.end_reason().is_none() && grant.data.listed.is_none() {
+                    tracked.plan(&grant, until);
                 }
-                // Not ended here: another section may run under it by now.
-                NextCheck::CheckSection => sweep.checks.push(grant),
-                NextCheck::Ended => sweep.lost.push(grant),
+            }
+            if let Some(first) = tracked.first_at() {
+                sweep.is_idle = false;
+                sweep.next = sweep.next.min(first);
             }
         }
-        let mut state = self.state.lock();
-        for (until, grant) in planned {
-            // A grant that was released meanwhile is not tracked again.
-            if grant.end_reason().is_none() {
-                state.insert(&grant, until);
-            }
-        }
-        if let Some(((first, _), _)) = state.grants.first_key_value() {
-            sweep.is_idle = false;
-            sweep.next = sweep.next.min(*first);
-        }
-        state.next_sweep = Some(sweep.next);
+        let inserted = self.next_sweep.fetch_min(sweep.next.as_nanos(), SeqCst);
+        sweep.next = sweep.next.min(BootInstant::from_nanos(inserted));
         sweep
     }
 }
@@ -204,33 +249,79 @@ impl Drop for RenewalQueue {
     }
 }
 
-impl State {
-    fn has_task(&self) -> bool {
-        self.task.as_ref().is_some_and(|task| !task.is_finished())
+impl Sweep {
+    /// Checks a grant that is due. Returns the instant of its next sweep.
+    fn check(&mut self, grant: Arc<Grant>, now: BootInstant, soon: BootInstant) -> Option<(BootInstant, Arc<Grant>)> {
+        match grant.next_check(now, soon) {
+            NextCheck::Sleep(until) => return Some((until, grant)),
+            NextCheck::Renew(until) => {
+                self.due.push(Arc::clone(&grant));
+                return Some((until, grant));
+            }
+            // Not ended here: another section may run under it by now.
+            NextCheck::CheckSection => self.checks.push(grant),
+            NextCheck::Ended => self.lost.push(grant),
+        }
+        None
+    }
+}
+
+impl Tracked {
+    fn grants(&self) -> impl Iterator<Item = Arc<Grant>> {
+        self.recent.iter().filter_map(|(_, grant)| grant.as_ref()).chain(self.planned.values()).cloned()
     }
 
-    fn grants(&self) -> Vec<Arc<Grant>> {
-        self.grants.values().cloned().collect()
-    }
-
-    /// Zero means that a grant is not listed. It is no instant of a running clock.
     fn insert(&mut self, grant: &Arc<Grant>, at: BootInstant) {
-        grant.data.listed_at.store(at.as_nanos(), Release);
-        self.grants.insert((at, grant.id.sequence()), Arc::clone(grant));
+        if self.recent.back().is_some_and(|(last, _)| at < *last) {
+            return self.plan(grant, at);
+        }
+        grant.data.listed.store(Listed::Recent(self.first_recent + self.recent.len() as u64));
+        self.recent.push_back((at, Some(Arc::clone(grant))));
+    }
+
+    fn plan(&mut self, grant: &Arc<Grant>, at: BootInstant) {
+        grant.data.listed.store(Listed::Planned(at));
+        self.planned.insert((at, grant.id.sequence()), Arc::clone(grant));
     }
 
     fn remove(&mut self, grant: &Grant) {
-        let at = grant.data.listed_at.swap(0, Acquire);
-        if at != 0 {
-            self.grants.remove(&(BootInstant::from_nanos(at), grant.id.sequence()));
+        match grant.data.listed.take() {
+            Listed::No => {}
+            Listed::Planned(at) => drop(self.planned.remove(&(at, grant.id.sequence()))),
+            Listed::Recent(index) => {
+                let at = usize::try_from(index - self.first_recent).ok();
+                if let Some((_, grant)) = at.and_then(|at| self.recent.get_mut(at)) {
+                    *grant = None;
+                }
+                self.trim();
+            }
         }
     }
 
+    /// Removes the gaps before the first recent grant.
+    fn trim(&mut self) {
+        while let Some((_, None)) = self.recent.front() {
+            self.recent.pop_front();
+            self.first_recent += 1;
+        }
+    }
+
+    /// The instant of the next sweep.
+    fn first_at(&self) -> Option<BootInstant> {
+        let (recent, planned) = (self.recent.front(), self.planned.first_key_value());
+        recent.map(|(at, _)| *at).into_iter().chain(planned.map(|((at, _), _)| *at)).min()
+    }
+
     fn take_until(&mut self, end: BootInstant) -> Vec<Arc<Grant>> {
-        let later = self.grants.split_off(&(end, u64::MAX));
-        let taken: Vec<_> = std::mem::replace(&mut self.grants, later).into_values().collect();
+        let later = self.planned.split_off(&(end, u64::MAX));
+        let mut taken: Vec<_> = std::mem::replace(&mut self.planned, later).into_values().collect();
+        while self.recent.front().is_some_and(|(at, _)| *at <= end) {
+            taken.extend(self.recent.pop_front().and_then(|(_, grant)| grant));
+            self.first_recent += 1;
+        }
+        self.trim();
         for grant in &taken {
-            grant.data.listed_at.store(0, Release);
+            grant.data.listed.take();
         }
         taken
     }

@@ -54,7 +54,7 @@ impl Watchdog {
     fn sweep(&self, was_idle: &mut bool) -> Option<Duration> {
         let driver = self.driver.upgrade()?;
         let sweep = driver.renewals.sweep(driver.clock.now(), driver.lease);
-        if sweep.is_idle && *was_idle && driver.renewals.try_stop() {
+        if sweep.is_idle && *was_idle && driver.renewals.try_stop(self.number) {
             return None;
         }
         *was_idle = sweep.is_idle;

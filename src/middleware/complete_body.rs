@@ -1,14 +1,16 @@
 //! A response body that was complete before its head was sent.
 
-use std::collections::VecDeque;
-
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
+use smallvec::SmallVec;
 use tower::BoxError;
+
+/// The frames that were read before the head was sent: mostly one, without allocation.
+pub(super) type Frames = SmallVec<[Frame<Bytes>; 1]>;
 
 /// The frames of a complete body.
 pub(super) struct CompleteBody {
-    pub(super) frames: VecDeque<Frame<Bytes>>,
+    pub(super) frames: <Frames as IntoIterator>::IntoIter,
     /// Follows the frames.
     pub(super) error: Option<BoxError>,
     /// The length that the body announced, less the bytes that were sent. A body that is shorter
@@ -20,7 +22,7 @@ pub(super) struct CompleteBody {
 
 impl CompleteBody {
     pub(super) fn next_frame(&mut self) -> Option<Result<Frame<Bytes>, BoxError>> {
-        let frame = self.frames.pop_front();
+        let frame = self.frames.next();
         if let (Some(announced), Some(data)) = (&mut self.announced, frame.as_ref().and_then(Frame::data_ref)) {
             *announced = announced.saturating_sub(data.len() as u64);
         }
@@ -28,7 +30,8 @@ impl CompleteBody {
     }
 
     pub(super) fn is_end_stream(&self) -> bool {
-        let nothing_left = self.frames.is_empty() && self.error.is_none() && self.announced.unwrap_or(0) == 0;
+        let nothing_left =
+            self.frames.as_slice().is_empty() && self.error.is_none() && self.announced.unwrap_or(0) == 0;
         self.was_empty.unwrap_or(nothing_left)
     }
 
@@ -38,7 +41,7 @@ impl CompleteBody {
         self.announced.map_or_else(
             || {
                 let mut at_least = SizeHint::new();
-                at_least.set_lower(data_len(&self.frames));
+                at_least.set_lower(data_len(self.frames.as_slice()));
                 at_least
             },
             SizeHint::with_exact,

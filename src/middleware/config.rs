@@ -1,11 +1,11 @@
 //! The configuration of a layer, and the configuration that it inherits.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use http::request::Parts;
 
 use crate::{
-    lock::{Driver, LockManager},
+    lock::LockManager,
     policy::LockPolicy,
     rejection::{OnReject, retry_after::HoldEstimate},
 };
@@ -22,12 +22,16 @@ pub(super) struct LayerConfig<K> {
     pub(super) on_reject: OnReject,
     pub(super) name: Option<&'static str>,
     pub(super) hold_estimate: Arc<HoldEstimate>,
+    pub(super) own_params: OwnParams,
 }
 
+/// The parameters of requests that inherit nothing from an outer layer: all of them share one
+/// value, which the first one creates.
+#[derive(Default)]
+pub(super) struct OwnParams(OnceLock<Arc<LayerParams>>);
+
 /// The parameters with which a layer acquires locks.
-#[derive(Clone)]
 pub(super) struct LayerParams {
-    pub(super) driver: Arc<Driver>,
     /// The settings of the lock of the layer.
     pub(super) policy: LockPolicy,
     /// Those of the locks that the handler acquires.
@@ -50,16 +54,30 @@ impl<K> LayerConfig<K> {
         self.skip.as_ref().is_some_and(|skip| skip(head))
     }
 
-    pub(super) fn params(&self, head: &Parts) -> LayerParams {
-        let outside = head.extensions.get();
-        let policy = InheritedConfig::policy(outside, self.policy, &self.locks);
-        LayerParams {
-            driver: Arc::clone(self.locks.driver()),
-            policy,
-            handler_policy: policy,
-            on_reject: self.on_reject.or(outside.map(InheritedConfig::on_reject)).clone(),
-            hold_estimate: Arc::clone(&self.hold_estimate),
-            name: self.name,
+    pub(super) fn params(&self, head: &Parts) -> Arc<LayerParams> {
+        self.own_params.or_inherited(head, |outside| {
+            let policy = InheritedConfig::policy(outside, self.policy, &self.locks);
+            LayerParams {
+                policy,
+                handler_policy: policy,
+                on_reject: self.on_reject.or(outside.map(InheritedConfig::on_reject)).clone(),
+                hold_estimate: Arc::clone(&self.hold_estimate),
+                name: self.name,
+            }
+        })
+    }
+}
+
+impl OwnParams {
+    /// The parameters of this request.
+    pub(super) fn or_inherited(
+        &self,
+        head: &Parts,
+        create: impl FnOnce(Option<&InheritedConfig>) -> LayerParams,
+    ) -> Arc<LayerParams> {
+        match head.extensions.get() {
+            None => Arc::clone(self.0.get_or_init(|| Arc::new(create(None)))),
+            outside => Arc::new(create(outside)),
         }
     }
 }
@@ -102,6 +120,7 @@ impl<K: Clone> Clone for LayerConfig<K> {
             on_reject: self.on_reject.clone(),
             name: self.name,
             hold_estimate: Arc::default(),
+            own_params: OwnParams::default(),
         }
     }
 }

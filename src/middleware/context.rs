@@ -3,7 +3,7 @@
 use std::{
     future::Future,
     sync::{
-        Arc, Weak,
+        Arc,
         atomic::{
             AtomicBool, AtomicU8, AtomicUsize,
             Ordering::{AcqRel, Acquire, Release},
@@ -15,7 +15,7 @@ use std::{
 use http::{Extensions, HeaderMap, Method};
 #[cfg(feature = "axum")]
 use http::{Response, request::Parts};
-use tokio::{task::AbortHandle, time::Instant};
+use tokio::task::AbortHandle;
 
 use super::{
     abort::AbortSignals,
@@ -23,7 +23,6 @@ use super::{
     connection::ClientConnection,
     disconnect::{DetachedPermit, RouteId},
     manager_state::ManagerState,
-    owner_lifetime::OwnerLifetime,
     prefer,
     request_lock::RequestLock,
 };
@@ -36,9 +35,9 @@ use crate::rejection::RejectionBody;
 use crate::{
     body::{budget::Reservation, request_body::BodyObserver},
     error::LockLost,
-    lock::{Claim, ClaimFuture, LockParams, RequestScope},
+    lock::{Claim, ClaimFuture, Driver, HeldLock, LockParams, RequestInfo, RequestScope},
     lock_key::LockKey,
-    owner::Owner,
+    owner::{Identity, Owner},
     policy::LockPolicy,
     rejection::{OnReject, Rejection},
     store::Record,
@@ -47,17 +46,17 @@ use crate::{
 };
 
 /// One request at one layer, shared by the layer, its future, the handler and the extractors.
-/// It is in the extensions of the request.
+/// The extensions of the request have it, in the view of its lock or on its own.
 #[derive(Clone)]
-pub(crate) struct RequestContext(Arc<Inner>);
+pub(crate) struct RequestContext(Arc<Identity<Inner>>);
 
 struct Inner {
-    params: LayerParams,
+    driver: Arc<Driver>,
+    params: Arc<LayerParams>,
     /// The route, as far as it was known when the request reached this layer.
     route: Route,
-    owner: Owner,
-    /// Of the layer that created the owner.
-    owner_lifetime: Weak<OwnerLifetime>,
+    /// `None`: this context is the owner.
+    other_owner: Option<Owner>,
     /// The wait that the client chose.
     client_wait: Option<Duration>,
     /// Whether that choice was used.
@@ -108,35 +107,41 @@ pub(super) enum ClaimedLock {
 pub(crate) struct WaitingGuard<'a>(&'a RequestContext);
 
 impl RequestContext {
+    /// Creates the context. Also returns whether it keeps its owner open, until
+    /// [`close_owner`](Self::close_owner).
     pub(super) fn new(
-        params: LayerParams,
+        driver: &Arc<Driver>,
+        params: Arc<LayerParams>,
         headers: &HeaderMap,
         extensions: &Extensions,
-    ) -> (Self, Option<Arc<OwnerLifetime>>) {
+    ) -> (Self, bool) {
+        let found = Self::of(extensions);
+        let known = extensions.get::<Owner>().cloned().or_else(|| found.as_ref().map(Self::owner));
+        let known = known.filter(|owner| !owner.is_closed());
         // A copy of the extensions of a finished request is ignored, and not kept.
-        let outer = extensions.get::<Self>().filter(|context| !context.is_closed()).cloned();
+        let outer = found.filter(|context| !context.is_closed());
         let is_inner = outer.as_ref().is_some_and(|outer| outer.0.is_inner || outer.holds_lock());
-        let known = extensions.get::<Owner>().filter(|owner| !owner.is_closed()).cloned();
-        let (owner, owner_lifetime) = match (known, &outer) {
-            (Some(owner), Some(outer)) if outer.0.owner == owner && is_inner => {
-                (owner, outer.0.owner_lifetime.upgrade())
+        let (other_owner, keeps_open) = match (known, &outer) {
+            (Some(owner), Some(outer)) if outer.is_owned_by(&owner) && is_inner => {
+                let keeps_open = owner.keep_open();
+                (Some(owner), keeps_open)
             }
             // A layer that holds no lock has nothing to re-enter. And the inner service may be
             // called twice (a retry, while the first call finishes detached): the second call must
             // not re-enter the locks of the first one.
-            (Some(owner), Some(outer)) if outer.0.owner == owner => OwnerLifetime::start(),
+            (Some(owner), Some(outer)) if outer.is_owned_by(&owner) => (None, true),
             // The owner was set by other code, which also ends its lifetime.
-            (Some(owner), _) => (owner, None),
-            (None, _) => OwnerLifetime::start(),
+            (Some(owner), _) => (Some(owner), false),
+            (None, _) => (None, true),
         };
-        let context = Self(Arc::new(Inner {
+        let context = Self(Arc::new(Identity::new(Inner {
             client_wait: params.policy.client_wait_limit().and_then(|max| prefer::requested_wait(headers, max)),
             is_wait_applied: AtomicBool::new(false),
-            owner,
-            owner_lifetime: owner_lifetime.as_ref().map_or_else(Weak::new, Arc::downgrade),
+            other_owner,
             is_inner,
             outer,
             route: Route::from_extensions(extensions, params.name),
+            driver: Arc::clone(driver),
             params,
             phase: AtomicU8::new(HandlerPhase::NotStarted as u8),
             is_detached: AtomicBool::new(false),
@@ -144,12 +149,54 @@ impl RequestContext {
             waiting: AtomicUsize::new(0),
             held: AtomicUsize::new(0),
             extra_locks: Mutex::default(),
-        }));
-        (context, owner_lifetime)
+        })));
+        (context, keeps_open)
     }
 
-    pub(super) fn owner(&self) -> &Owner {
-        &self.0.owner
+    /// The context of the innermost layer around this request.
+    pub(crate) fn of(extensions: &Extensions) -> Option<Self> {
+        let of_lock = extensions.get().and_then(|lock: &HeldLock| {
+            // A view that the application has inserted: its handler runs in the innermost layer.
+            lock.request().cloned().or_else(RequestScope::current)
+        });
+        of_lock.and_then(RequestScope::downcast).map(Self).or_else(|| extensions.get().cloned())
+    }
+
+    /// Inserts this context into the extensions for the handler, with the lock of its layer.
+    pub(super) fn insert_into(&self, extensions: &mut Extensions, lock: Option<HeldLock>) {
+        if let Some(owner) = extensions.get_mut::<Owner>()
+            && !self.is_owned_by(owner)
+        {
+            *owner = self.owner();
+        }
+        // One value for both: each one is a box.
+        if let Some(mut lock) = lock {
+            lock.set_request(self.request_scope());
+            extensions.insert(lock);
+        } else if let Some(lock) = extensions.get_mut::<HeldLock>() {
+            lock.set_request(self.request_scope());
+        } else {
+            extensions.insert(self.clone());
+        }
+    }
+
+    pub(super) fn owner(&self) -> Owner {
+        Arc::clone(&self.0).owner()
+    }
+
+    fn is_owned_by(&self, owner: &Owner) -> bool {
+        match &self.0.other_owner {
+            Some(other) => other == owner,
+            None => owner.is(&self.0),
+        }
+    }
+
+    /// Ends the part of this layer in the lifetime of the owner.
+    pub(super) fn close_owner(&self) {
+        match &self.0.other_owner {
+            Some(owner) => owner.close(),
+            None => self.0.close(),
+        }
     }
 
     /// The receiver of the progress of the request body.
@@ -157,9 +204,14 @@ impl RequestContext {
         Arc::clone(&self.0) as _
     }
 
-    /// The owner and the settings that the calls of the handler inherit.
-    pub(super) fn request_scope(&self) -> RequestScope {
-        RequestScope::new(self.0.owner.clone(), self.0.params.handler_policy.for_handler(self.0.client_wait))
+    /// The request whose owner and settings the calls of the handler inherit.
+    pub(crate) fn request_scope(&self) -> RequestScope {
+        RequestScope::new(Arc::clone(&self.0) as _)
+    }
+
+    /// The route, as far as it was known when the request reached this layer.
+    pub(super) fn known_route(&self) -> &Route {
+        &self.0.route
     }
 
     pub(super) fn policy(&self) -> &LockPolicy {
@@ -205,7 +257,7 @@ impl RequestContext {
         }
         let Some(shared) = head.extensions.get::<RequestBodyHandle>().cloned() else { return Ok(None) };
         let Some(body) = shared.take() else { return Ok(None) };
-        let mut body = BodyReader::new(body, &ManagerState::of(&self.0.params.driver).body_budget, self.policy());
+        let mut body = BodyReader::new(body, &ManagerState::of(&self.0.driver).body_budget, self.policy());
         body.read(head)
             .await
             .map_err(|rejection| KeyRejection::from(rejection).into_response(route, self.on_reject()))?;
@@ -267,7 +319,7 @@ impl RequestContext {
     ) -> Result<(), Rejection> {
         let Some(Err(why)) = body.map(|body| body.wait_for(key)) else { return Ok(()) };
         // The holder of the key re-enters: rejected, it would give way to its own waiters.
-        if self.0.params.driver.hold_count(key, &self.0.owner) > 0 {
+        if self.0.driver.hold_count(key, &self.owner()) > 0 {
             return Ok(());
         }
         // A request that does not wait is rejected for its lock, not for its body.
@@ -285,9 +337,8 @@ impl RequestContext {
         policy: &LockPolicy,
         unless_recorded: bool,
     ) -> Result<ClaimedLock, Rejection> {
-        let LayerParams { driver, hold_estimate, .. } = &self.0.params;
+        let hold_estimate = &self.0.params.hold_estimate;
         let mut span = LockSpan::start(route, &key, policy.shows_key());
-        let began = Instant::now();
         if self.0.client_wait.is_some() {
             self.0.is_wait_applied.store(true, Release);
         }
@@ -295,21 +346,21 @@ impl RequestContext {
             key,
             wait: self.0.client_wait.unwrap_or_else(|| policy.request_wait()),
             limits: policy.request_hold_limits(),
-            owner: Some(self.0.owner.clone()),
+            owner: Some(self.owner()),
             route: route.label(),
             unless_recorded,
         };
-        match ClaimFuture::new(Arc::clone(driver), params).await {
+        match ClaimFuture::new(Arc::clone(&self.0.driver), params).await {
             Ok(Claim::Granted(guard)) => {
-                span.granted(began.elapsed(), || guard.hold_count(), guard.fencing_token());
+                span.granted(|| guard.hold_count(), guard.fencing_token());
                 Ok(ClaimedLock::Granted(RequestLock::new(guard, span, Arc::clone(hold_estimate), policy)))
             }
             Ok(Claim::Recorded(record)) => {
-                span.recorded(began.elapsed());
+                span.recorded();
                 Ok(ClaimedLock::Recorded(record, span))
             }
             Err(error) => {
-                span.rejected(&error, began.elapsed());
+                span.rejected(&error);
                 Err(Rejection::from_lock_error(error, hold_estimate, policy.timeout_status()))
             }
         }
@@ -327,14 +378,13 @@ impl RequestContext {
     }
 
     fn rejection_without_wait(&self, route: &Route, key: &LockKey, policy: &LockPolicy) -> Option<Rejection> {
-        let LayerParams { driver, hold_estimate, .. } = &self.0.params;
         if !self.0.client_wait.unwrap_or_else(|| policy.request_wait()).is_zero() {
             return None;
         }
-        let error = driver.rejection_without_wait(key, &self.0.owner, || route.label())?;
+        let error = self.0.driver.rejection_without_wait(key, &self.owner(), || route.label())?;
         self.0.is_wait_applied.store(self.0.client_wait.is_some(), Release);
-        LockSpan::start(route, key, policy.shows_key()).rejected(&error, Duration::ZERO);
-        Some(Rejection::from_lock_error(error, hold_estimate, policy.timeout_status()))
+        LockSpan::start(route, key, policy.shows_key()).rejected(&error);
+        Some(Rejection::from_lock_error(error, &self.0.params.hold_estimate, policy.timeout_status()))
     }
 
     /// The wait that the client chose, if it was used.
@@ -388,10 +438,10 @@ impl RequestContext {
         self.0.held.store(0, Release);
     }
 
-    /// The reason to abort the handler because of a lock that was kept here.
-    pub(super) fn abort_reason(&self) -> Option<LockLost> {
-        // Usually there is no lock, or only that of the layer, which its owner checks.
-        if !self.holds_lock() {
+    /// The reason to abort the handler because of a lock that was kept here, beyond those of the
+    /// layer.
+    pub(super) fn abort_reason(&self, of_layer: usize) -> Option<LockLost> {
+        if self.0.held.load(Acquire) <= of_layer {
             return None;
         }
         self.0.extra_locks.lock().locks.iter().find_map(RequestLock::abort_reason)
@@ -400,7 +450,7 @@ impl RequestContext {
     /// Adds the signals of locks that were kept since the last call. `of_layer` signals belong to
     /// the layer.
     pub(super) fn add_abort_signals(&self, signals: &mut AbortSignals, of_layer: usize) {
-        if self.holds_lock() {
+        if self.0.held.load(Acquire) > of_layer {
             let beyond = self.0.extra_locks.lock();
             signals.extend(beyond.locks.iter().skip(signals.len() - of_layer).map(RequestLock::abort_signal));
         }
@@ -427,7 +477,7 @@ impl RequestContext {
     /// The permission to finish the handler after a disconnect, if it runs, holds a lock, and is to
     /// finish.
     pub(super) fn detach_permit(&self) -> Option<DetachedPermit> {
-        let Inner { params, is_inner, phase, is_body_incomplete: is_incomplete, waiting, .. } = &*self.0;
+        let Inner { driver, params, is_inner, phase, is_body_incomplete: is_incomplete, waiting, .. } = &**self.0;
         // The handler would wait for the rest of a request whose client has disconnected.
         if is_incomplete.load(Acquire) {
             return None;
@@ -437,8 +487,8 @@ impl RequestContext {
         // An outer lock is released by its own layer: that layer decides for all inner ones.
         let is_to_finish = is_at_work && !is_inner && params.policy.finishes_after_disconnect();
         let permit = is_to_finish.then(|| {
-            let handlers = &ManagerState::of(&params.driver).detached;
-            DetachedPermit::acquire(handlers, &params.driver, self.route_id())
+            let handlers = &ManagerState::of(driver).detached;
+            DetachedPermit::acquire(handlers, driver, self.route_id())
         });
         let permit = permit.flatten();
         self.0.is_detached.store(permit.is_some(), Release);
@@ -452,13 +502,13 @@ impl RequestContext {
 
     /// A layer may serve several routes, and a route may have several layers.
     fn route_id(&self) -> RouteId {
-        let Inner { params, route, .. } = &*self.0;
+        let Inner { params, route, .. } = &**self.0;
         RouteId { layer: Arc::as_ptr(&params.hold_estimate).addr(), name: route.as_str().to_owned() }
     }
 
     /// Spawns a task. Without a runtime, drops it.
     pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Option<AbortHandle> {
-        self.0.params.driver.spawn(task)
+        self.0.driver.spawn(task)
     }
 
     fn self_and_outer(&self) -> impl Iterator<Item = &Self> {
@@ -466,7 +516,17 @@ impl RequestContext {
     }
 }
 
-impl BodyObserver for Inner {
+impl RequestInfo for Identity<Inner> {
+    fn owner(self: Arc<Self>) -> Owner {
+        self.other_owner.clone().unwrap_or_else(|| Owner::of(self))
+    }
+
+    fn call_policy(&self) -> LockPolicy {
+        self.params.handler_policy.for_handler(self.client_wait)
+    }
+}
+
+impl BodyObserver for Identity<Inner> {
     fn set_incomplete(&self, is_incomplete: bool) {
         self.is_body_incomplete.store(is_incomplete, Release);
     }

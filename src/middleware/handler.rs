@@ -6,24 +6,27 @@ use http_body::Body;
 use tower::{BoxError, Service, ServiceExt};
 
 use super::{request_locks::RequestLocks, response::finish_response, response_body::ResponseBody};
-use crate::body::{budget::Reservation, request_body::RequestBody};
+use crate::{
+    body::{budget::Reservation, request_body::RequestBody},
+    lock::HeldLock,
+};
 
 /// Runs the inner service, and releases the locks when its response has ended. The reservation of
-/// the body ends when the service is called.
+/// the body ends when the service is called. The handler finds `lock` in the extensions.
 pub(super) async fn run_handler<S, B>(
     mut locks: RequestLocks,
     mut inner: S,
     mut head: Parts,
     body: RequestBody,
     reservation: Option<Reservation>,
+    lock: Option<HeldLock>,
 ) -> Result<Response<ResponseBody<B>>, S::Error>
 where
     S: Service<Request<RequestBody>, Response = Response<B>>,
     B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
     let context = locks.context().clone();
-    head.extensions.insert(context.owner().clone());
-    head.extensions.insert(context.clone());
+    context.insert_into(&mut head.extensions, lock);
     let method = head.method.clone();
     let request = Request::from_parts(head, body.observed_by(context.body_observer(), context.policy()));
     let span = locks.span();

@@ -5,7 +5,10 @@ use http::{Method, Response, request::Parts};
 use http_body::Body;
 use tower::{BoxError, Layer};
 
-use super::{config::LayerConfig, service::LockService};
+use super::{
+    config::{LayerConfig, OwnParams},
+    service::LockService,
+};
 use crate::{
     key_source::KeySource,
     lock::LockManager,
@@ -139,6 +142,7 @@ impl<K: KeySource> LockLayer<K> {
             on_reject: OnReject::default(),
             name: None,
             hold_estimate: Arc::default(),
+            own_params: OwnParams::default(),
         };
         Self { config: Arc::new(config) }
     }
@@ -216,7 +220,9 @@ impl<K: KeySource> LockLayer<K> {
     }
 
     fn with(mut self, change: impl FnOnce(&mut LayerConfig<K>)) -> Self {
-        change(Arc::make_mut(&mut self.config));
+        let config = Arc::make_mut(&mut self.config);
+        change(config);
+        config.own_params = OwnParams::default();
         self
     }
 }
@@ -237,7 +243,7 @@ impl<K> Clone for LockLayer<K> {
 
 impl<K> fmt::Debug for LockLayer<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let LayerConfig { locks, key: _, policy, skip, on_reject, name, hold_estimate } = &*self.config;
+        let LayerConfig { locks, key: _, policy, skip, on_reject, name, hold_estimate, own_params: _ } = &*self.config;
         f.debug_struct("LockLayer")
             .field("locks", locks)
             .field("policy", policy)

@@ -123,11 +123,11 @@ where
         let mut request = request.map(RequestBody::new);
         let inherited = self.layer.inherited.merged_with(request.extensions().get());
         let params = self.layer.params(&inherited);
-        let (context, owner_lifetime) = RequestContext::new(params, request.headers(), request.extensions());
+        let driver = self.layer.locks.driver();
+        let (context, keeps_owner_open) = RequestContext::new(driver, params, request.headers(), request.extensions());
         let extensions = request.extensions_mut();
         extensions.insert(inherited);
-        extensions.insert(context.owner().clone());
-        extensions.insert(context.clone());
+        context.insert_into(extensions, None);
         let method = request.method().clone();
         let (mut head, mut body) = request.into_parts();
         // For extractors, which only Axum has.
@@ -141,7 +141,7 @@ where
         let request = Request::from_parts(head, body.observed_by(context.body_observer(), context.policy()));
         context.set_running(true);
         let handler = context.request_scope().scope_sync(|| self.inner.call(request));
-        let request_locks = RequestLocks::new(context.clone(), owner_lifetime);
+        let request_locks = RequestLocks::new(context.clone(), keeps_owner_open);
         ResponseFuture::locking(
             context,
             Box::pin(async move {
@@ -153,15 +153,14 @@ where
 }
 
 impl LockManagerLayer {
-    fn params(&self, inherited: &InheritedConfig) -> LayerParams {
+    fn params(&self, inherited: &InheritedConfig) -> Arc<LayerParams> {
         let policy = InheritedConfig::policy(Some(inherited), LockPolicy::new(), &self.locks);
-        LayerParams {
-            driver: Arc::clone(self.locks.driver()),
+        Arc::new(LayerParams {
             policy,
             handler_policy: policy,
             on_reject: inherited.on_reject.clone(),
             hold_estimate: Arc::clone(&self.hold_estimate),
             name: None,
-        }
+        })
     }
 }

@@ -12,7 +12,6 @@ pub(crate) mod context;
 mod manager_state;
 mod disconnect;
 mod prefer;
-mod owner_lifetime;
 mod abort;
 mod handler;
 mod request_lock;

@@ -1,6 +1,6 @@
 //! One lock of a request, and the record of its hold.
 
-use std::{future::pending, sync::Arc, time::Duration};
+use std::{future::pending, sync::Arc};
 
 use tokio::time::{Instant, sleep_until};
 
@@ -17,41 +17,35 @@ use crate::{
 /// One lock of a request. Its drop releases it after the lock-delay, as the drop of a guard does.
 #[derive(Debug)]
 pub(crate) struct RequestLock {
-    // Fields are dropped in order: the record is written before the next section starts.
-    pub(super) record: LockRecord,
-    guard: LockGuard,
-    abort_at: AbortAt,
-}
-
-#[derive(Debug)]
-pub(super) struct LockRecord {
     pub(super) span: LockSpan,
     hold_estimate: Arc<HoldEstimate>,
-    granted: Instant,
-    /// The time for which the key stays blocked, also if the work ends earlier.
-    min_hold: Duration,
+    /// `None` after the release.
+    guard: Option<LockGuard>,
+    abort_at: AbortAt,
 }
 
 impl RequestLock {
     pub(super) fn new(guard: LockGuard, span: LockSpan, hold_estimate: Arc<HoldEstimate>, policy: &LockPolicy) -> Self {
-        let granted = Instant::now();
-        let record = LockRecord { span, hold_estimate, granted, min_hold: Duration::ZERO };
-        let signals = if policy.continues_when_lost() {
-            AbortAt::Deadline(granted.checked_add(policy.request_max_hold()))
+        let abort_at = if policy.continues_when_lost() {
+            AbortAt::Deadline(Instant::now().checked_add(policy.request_max_hold()))
         } else {
             AbortAt::Loss
         };
-        Self { record, guard, abort_at: signals }
+        Self { span, hold_estimate, guard: Some(guard), abort_at }
+    }
+
+    fn guard(&self) -> &LockGuard {
+        self.guard.as_ref().expect("a lock that is not released")
     }
 
     pub(crate) fn held_lock(&self) -> HeldLock {
-        self.guard.held_lock()
+        self.guard().held_lock()
     }
 
     /// The reason to abort the work under this lock, if there is one now.
     pub(super) fn abort_reason(&self) -> Option<LockLost> {
         match self.abort_at {
-            AbortAt::Loss => self.guard.held_lock().loss(),
+            AbortAt::Loss => self.guard().loss(),
             AbortAt::Deadline(end) => {
                 end.is_some_and(|end| end <= Instant::now()).then_some(LockLost::HoldLimitReached)
             }
@@ -74,30 +68,36 @@ impl RequestLock {
     /// Releases the lock of a client that disconnected. Nothing ran under it: no time blocks the
     /// key.
     pub(super) fn cancel(self) {
-        self.record.span.disconnected();
+        self.span.disconnected();
         drop(self.release(true));
     }
 
-    /// Starts the release.
-    pub(super) fn release(self, has_failed: bool) -> (ReleaseFuture, LockRecord) {
-        let Self { mut record, guard, .. } = self;
-        if !has_failed {
-            record.min_hold = guard.min_hold();
-        }
-        (if has_failed { guard.release_after_failure() } else { guard.release() }, record)
+    /// Starts the release. Also returns the rest of this lock, for the result in its span.
+    pub(super) fn release(mut self, has_failed: bool) -> (ReleaseFuture, Self) {
+        let guard = self.end(!has_failed);
+        (if has_failed { guard.release_after_failure() } else { guard.release() }, self)
     }
 
     /// Starts the release, and leaves a record for retries.
-    pub(super) fn release_with_record(self, answer: NewRecord) -> (ReleaseFuture, LockRecord) {
-        let Self { record, guard, .. } = self;
-        (guard.release_with_record(answer), record)
+    pub(super) fn release_with_record(mut self, answer: NewRecord) -> (ReleaseFuture, Self) {
+        (self.end(false).release_with_record(answer), self)
+    }
+
+    /// Records the hold, before the guard ends and the next section starts. The key stays blocked
+    /// for the `min_hold`, also if the work ends earlier.
+    fn end(&mut self, keeps_min_hold: bool) -> LockGuard {
+        let guard = self.guard.take().expect("a lock that is not released");
+        let hold = guard.held_for();
+        self.hold_estimate.record(if keeps_min_hold { hold.max(guard.min_hold()) } else { hold });
+        self.span.ended(hold);
+        guard
     }
 }
 
-impl Drop for LockRecord {
+impl Drop for RequestLock {
     fn drop(&mut self) {
-        let hold: Duration = self.granted.elapsed();
-        self.hold_estimate.record(hold.max(self.min_hold));
-        self.span.ended(hold);
+        if self.guard.is_some() {
+            drop(self.end(false));
+        }
     }
 }

@@ -3,7 +3,6 @@
 use std::{
     future::{Future, poll_fn},
     pin::pin,
-    sync::Arc,
     task::Poll,
 };
 
@@ -13,7 +12,6 @@ use tokio::{runtime::Handle, time::timeout};
 use super::{
     abort::{AbortSignals, poll_any},
     context::RequestContext,
-    owner_lifetime::OwnerLifetime,
     request_lock::RequestLock,
 };
 use crate::{
@@ -31,7 +29,8 @@ use crate::{
 /// It is in the response future, and then in the response body.
 pub(super) struct RequestLocks {
     context: RequestContext,
-    owner_lifetime: Option<Arc<OwnerLifetime>>,
+    /// The owner of the request is open until this layer has ended its part.
+    keeps_owner_open: bool,
     /// In order of acquisition. The locks that the handler acquires are in the context until it
     /// returns.
     locks: SmallVec<[RequestLock; 1]>,
@@ -44,8 +43,8 @@ pub(super) struct RequestLocks {
 }
 
 impl RequestLocks {
-    pub(super) fn new(context: RequestContext, owner_lifetime: Option<Arc<OwnerLifetime>>) -> Self {
-        Self { context, owner_lifetime, locks: SmallVec::new(), has_failed: false, recorder: None, record: None }
+    pub(super) fn new(context: RequestContext, keeps_owner_open: bool) -> Self {
+        Self { context, keeps_owner_open, locks: SmallVec::new(), has_failed: false, recorder: None, record: None }
     }
 
     pub(super) fn context(&self) -> &RequestContext {
@@ -59,7 +58,7 @@ impl RequestLocks {
     }
 
     pub(super) fn span(&self) -> Option<&LockSpan> {
-        self.locks.first().map(|lock| &lock.record.span)
+        self.locks.first().map(|lock| &lock.span)
     }
 
     /// Runs the handler as the owner of the request while all its locks are held (I6). The handler
@@ -67,7 +66,7 @@ impl RequestLocks {
     pub(super) async fn run<F: Future>(&self, handler: F) -> Result<F::Output, LockLost> {
         let mut handler = pin!(self.context.request_scope().scope(handler));
         let mut signals = AbortSignals::new();
-        let abort_reason = || self.abort_reason().or_else(|| self.context.abort_reason());
+        let abort_reason = || self.abort_reason().or_else(|| self.context.abort_reason(self.locks.len()));
         let done = poll_fn(|cx| {
             if let Some(why) = abort_reason() {
                 return Poll::Ready(Err(why));
@@ -92,6 +91,12 @@ impl RequestLocks {
     /// The handler has returned: takes the locks that it acquired, and closes the context.
     pub(super) fn close(&mut self) {
         self.locks.extend(self.context.close());
+    }
+
+    fn close_owner(&mut self) {
+        if std::mem::take(&mut self.keeps_owner_open) {
+            self.context.close_owner();
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -135,7 +140,7 @@ impl RequestLocks {
     pub(super) fn lost(self, why: LockLost) {
         for lock in &self.locks {
             if lock.abort_reason().is_some() {
-                lock.record.span.lost(why);
+                lock.span.lost(why);
             }
         }
     }
@@ -154,7 +159,7 @@ impl RequestLocks {
     /// free at the end of its lease at the latest.
     pub(super) async fn release_all(mut self) {
         // First, so that nothing re-enters a lock that is released.
-        self.owner_lifetime = None;
+        self.close_owner();
         self.close();
         self.context.clear_lock_count();
         let (has_failed, answer) = (self.has_failed, self.record.take());
@@ -163,18 +168,23 @@ impl RequestLocks {
         let releases: SmallVec<[_; 1]> = self.locks.drain(..).rev().map(|lock| lock.release(has_failed)).collect();
         let recorded = of_layer.map(|(lock, answer)| lock.release_with_record(answer));
         let all = async {
-            for (release, record) in releases {
+            for (release, lock) in releases {
                 if is_late(release).await {
-                    record.span.released_late();
+                    lock.span.released_late();
                 }
             }
-            if let Some((release, record)) = recorded
+            if let Some((release, lock)) = recorded
                 && is_late(release).await
             {
-                record.span.released_late();
-                self.context.count_unrecorded(&record.span);
+                lock.span.released_late();
+                self.context.count_unrecorded(&lock.span);
             }
         };
+        let mut all = pin!(all);
+        // A store that replies at once needs no timer.
+        if poll_fn(|cx| Poll::Ready(all.as_mut().poll(cx).is_ready())).await {
+            return;
+        }
         // A body may be polled without a runtime: then there is no timer, and the releases have
         // started.
         if Handle::try_current().is_ok() {
@@ -190,7 +200,7 @@ async fn is_late(release: ReleaseFuture) -> bool {
 
 impl Drop for RequestLocks {
     fn drop(&mut self) {
-        self.owner_lifetime = None;
+        self.close_owner();
         // Before the locks of the layer, which were acquired earlier.
         drop(self.context.close());
         self.context.clear_lock_count();

@@ -1,7 +1,6 @@
 //! The response body: passed through, complete, streaming or rejected.
 
 use std::{
-    collections::VecDeque,
     fmt,
     future::poll_fn,
     pin::Pin,
@@ -14,8 +13,8 @@ use pin_project_lite::pin_project;
 use tower::BoxError;
 
 use super::{
-    complete_body::{CompleteBody, data_len},
-    eager::{ReadAhead, read_ready},
+    complete_body::{CompleteBody, Frames, data_len},
+    eager::{EagerBody, ReadAhead, read_ready},
     request_locks::RequestLocks,
     streaming_body::StreamingBody,
 };
@@ -67,7 +66,8 @@ impl<B> ResponseBody<B> {
     /// A body that is complete in memory.
     pub(super) fn replayed(body: Bytes) -> Self {
         let announced = Some(body.len() as u64);
-        let frames = if body.is_empty() { VecDeque::new() } else { VecDeque::from([Frame::data(body)]) };
+        let frames: Frames = (!body.is_empty()).then(|| Frame::data(body)).into_iter().collect();
+        let frames = frames.into_iter();
         Self { state: State::Complete { complete: CompleteBody { frames, error: None, announced, was_empty: None } } }
     }
 
@@ -85,13 +85,13 @@ where
     /// head.
     pub(super) async fn without_content(inner: B, mut locks: RequestLocks) -> Self {
         let complete = CompleteBody {
-            frames: VecDeque::new(),
+            frames: Frames::new().into_iter(),
             error: None,
             announced: inner.size_hint().exact(),
             was_empty: Some(inner.is_end_stream()),
         };
         drop(inner);
-        locks.set_record(|recorder| recorder.complete(&VecDeque::new()));
+        locks.set_record(|recorder| recorder.complete(&[]));
         locks.release_all().await;
         Self { state: State::Complete { complete } }
     }
@@ -114,7 +114,7 @@ where
             return Ok(Self::without_content(inner, locks).await);
         }
         let hint = inner.size_hint();
-        let read = match read_ready(&mut locks, Box::pin(inner), length).await {
+        let read = match read_ready(&mut locks, EagerBody::new(inner), length).await {
             Ok(read) => read,
             Err(why) => return Err((locks, why)),
         };
@@ -129,12 +129,13 @@ where
                     locks.set_record(|recorder| recorder.without_body(Ending::Streamed));
                 }
                 locks.release_all().await;
+                let frames = frames.into_iter();
                 let complete = CompleteBody { frames, error, announced: hint.exact(), was_empty: None };
                 Ok(Self { state: State::Complete { complete } })
             }
             ReadAhead::Incomplete { inner, frames } => {
                 let is_unread = locks.recorder().is_some() && locks.context().is_detached();
-                let mut stream = Box::new(StreamingBody::new(inner, frames, hint, length, locks));
+                let mut stream = Box::new(StreamingBody::new(inner, frames.into_iter(), hint, length, locks));
                 if is_unread {
                     // The client has disconnected, and its retry asks for the record. The end of
                     // the stream leaves it.

@@ -59,8 +59,9 @@ where
             mark_unlocked(&mut head, Unlocked::Skipped);
             return ResponseFuture::pass_through(inner.oneshot(Request::from_parts(head, body)));
         }
-        let (context, owner_lifetime) = RequestContext::new(self.config.params(&head), &head.headers, &head.extensions);
-        let request_locks = RequestLocks::new(context.clone(), owner_lifetime);
+        let (driver, params) = (self.config.locks.driver(), self.config.params(&head));
+        let (context, keeps_owner_open) = RequestContext::new(driver, params, &head.headers, &head.extensions);
+        let request_locks = RequestLocks::new(context.clone(), keeps_owner_open);
         let pipeline = locked(Arc::clone(&self.config), inner, head, body, request_locks);
         ResponseFuture::locking(context, Box::pin(pipeline))
     }
@@ -81,7 +82,7 @@ where
 {
     let context = locks.context().clone();
     let waits = context.start_waiting();
-    let route = context.route(&head.extensions);
+    let route = context.known_route();
     let mut body = BodyReader::new(body, &ManagerState::of(config.locks.driver()).body_budget, context.policy());
     let key = match config.key.extract_key(&mut head, &mut body).await {
         Ok(Some(key)) => key,
@@ -96,31 +97,31 @@ where
         Err(rejection) => {
             return Ok(rejection
                 .or_no_route(&head)
-                .into_response(&route, context.on_reject())
+                .into_response(route, context.on_reject())
                 .map(ResponseBody::rejected));
         }
     };
     // Before the lock: a client that does not send its body blocks no other request.
     if context.buffers_body(&head.method) {
-        if let Some(rejection) = context.immediate_rejection(&route, &key) {
+        if let Some(rejection) = context.immediate_rejection(route, &key) {
             return Ok(context.on_reject().respond(rejection).map(ResponseBody::rejected));
         }
         if let Err(rejection) = body.read(&mut head).await {
             return Ok(KeyRejection::from(rejection)
-                .into_response(&route, context.on_reject())
+                .into_response(route, context.on_reject())
                 .map(ResponseBody::rejected));
         }
     }
     let (body, mut reservation) = body.into_parts();
-    let lock = match context.acquire(&route, key, head.extensions.get(), reservation.as_mut()).await {
+    let lock = match context.acquire(route, key, head.extensions.get(), reservation.as_mut()).await {
         Ok(lock) => lock,
         Err(rejection) => return Ok(context.on_reject().respond(rejection).map(ResponseBody::rejected)),
     };
     drop(waits);
 
-    head.extensions.insert(lock.held_lock());
+    let held_lock = lock.held_lock();
     locks.add(lock);
-    run_handler(locks, inner, head, body, reservation).await
+    run_handler(locks, inner, head, body, reservation, Some(held_lock)).await
 }
 
 fn mark_unlocked(head: &mut Parts, why: Unlocked) {

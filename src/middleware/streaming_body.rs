@@ -19,7 +19,7 @@ use tokio::{
 use tower::BoxError;
 
 use super::{
-    complete_body::data_len,
+    complete_body::{Frames, data_len},
     request_locks::RequestLocks,
     shared_body::{AbortReason, LockedBody, SharedBody},
     stall_monitor::{self, StallMonitor},
@@ -34,7 +34,7 @@ use crate::{body::pace::Pace, error::LockLost, limits::RELEASE_WAIT, replay::kee
 pub(super) struct StreamingBody<B> {
     shared: Arc<SharedBody<B>>,
     /// Frames that were read before the head was sent.
-    read_ahead: VecDeque<Frame<Bytes>>,
+    read_ahead: <Frames as IntoIterator>::IntoIter,
     /// The size hint of the inner body before its first poll, less the bytes that were returned. A
     /// later hint of the inner body covers only its own tail.
     hint: SizeHint,
@@ -66,7 +66,7 @@ where
     /// `hint` is that of the whole body. `length` is the length that the head announces, in bytes.
     pub(super) fn new(
         inner: Pin<Box<B>>,
-        read_ahead: VecDeque<Frame<Bytes>>,
+        read_ahead: <Frames as IntoIterator>::IntoIter,
         hint: SizeHint,
         length: Option<u64>,
         locks: RequestLocks,
@@ -105,7 +105,7 @@ where
                     if let Some(why) = body.locks.abort_reason() {
                         return Poll::Ready(Some(Err(self.abort_lost(*body, why))));
                     }
-                    let next = match self.read_ahead.pop_front() {
+                    let next = match self.read_ahead.next() {
                         Some(frame) => Poll::Ready(Some(Ok(frame))),
                         None => body.locks.as_owner(|| body.inner.as_mut().poll_frame(cx)),
                     };
@@ -157,7 +157,7 @@ where
         if let (Some(left), Some(data)) = (&mut self.unseen, frame.data_ref()) {
             *left = left.saturating_sub(data.len() as u64);
         }
-        let is_end = frame.is_trailers() || (self.read_ahead.is_empty() && body.inner.is_end_stream());
+        let is_end = frame.is_trailers() || (self.read_ahead.as_slice().is_empty() && body.inner.is_end_stream());
         // Without a runtime there is no timer.
         let is_complete = self.unseen == Some(0) && frame.is_data() && Handle::try_current().is_ok();
         if is_end {
@@ -215,7 +215,7 @@ where
     fn stop(&mut self) {
         self.monitor.0.take().inspect(AbortHandle::abort);
         self.shared.finish();
-        self.read_ahead.clear();
+        self.read_ahead = Frames::new().into_iter();
     }
 
     pub(super) fn is_end_stream(&self) -> bool {

@@ -78,6 +78,7 @@ pub use self::queue::LockRequest;
 use self::{
     grant::Grant,
     section::{ReleaseOutcome, Section},
+    usage::Usage,
 };
 use crate::{
     acquisition::{AcquisitionId, AcquisitionIds},
@@ -90,6 +91,7 @@ use crate::{
 };
 
 pub(crate) mod table;
+pub(crate) mod usage;
 pub(crate) mod entry;
 mod attempt;
 mod in_flight;
@@ -269,18 +271,10 @@ pub struct Env<'a, D: DriverTypes> {
     pub lease: LeaseBounds,
     /// The limit of one store call.
     pub call_timeout: Duration,
-    /// The number of waiters in this process.
-    pub waiting: usize,
-    /// Whether the release of one more attempt can be reserved (I2).
-    pub can_reserve_release: bool,
-    /// The largest body of a record that a release may keep until the store has it.
-    pub max_record_body: usize,
-    /// Whether an offer to an unknown id may be released.
-    pub can_release_unclaimed_offer: bool,
+    /// What this process uses of its bounds.
+    pub usage: &'a Usage,
     /// The instant of the last [`LockTable::lagged`](table::LockTable::lagged).
     pub lagged_at: Option<BootInstant>,
-    /// The error of the newest release that failed, of all keys.
-    pub release_error: &'a mut Option<StoreError>,
     /// The output of the event.
     pub actions: &'a mut Actions<D>,
 }
@@ -308,7 +302,7 @@ impl<D: DriverTypes> Env<'_, D> {
 
     /// Whether one more request may be queued in this process.
     fn queue_has_capacity(&self) -> bool {
-        self.waiting < MAX_WAITERS_PER_PROCESS
+        self.usage.waiting() < MAX_WAITERS_PER_PROCESS
     }
 
     /// The number of waiters that one key may have now. It shrinks with the unused part of the
@@ -317,7 +311,7 @@ impl<D: DriverTypes> Env<'_, D> {
     ///
     /// `share` is the part of the rest that the key may have, and `max` its bound.
     fn max_waiters_of_key(&self, (share, max): (usize, usize)) -> usize {
-        let remaining = (MAX_WAITERS_PER_PROCESS - FIRST_WAITER_RESERVE).saturating_sub(self.waiting);
+        let remaining = (MAX_WAITERS_PER_PROCESS - FIRST_WAITER_RESERVE).saturating_sub(self.usage.waiting());
         (remaining / share).clamp(1, max)
     }
 

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use super::{
     Actions, DriverTypes, Env, Event, GuardEnd, LockRequest, QueuePosition,
-    entry::LockEntry,
+    entry::{EntryCounts, LockEntry},
     lease::LeaseBounds,
     section::{ReleaseOutcome, Section},
+    usage::Usage,
 };
 #[cfg(any(test, feature = "__internals"))]
 use crate::{
@@ -16,31 +17,30 @@ use crate::{
 use crate::{
     acquisition::AcquisitionIds,
     clock::{BootInstant, LazyNow},
-    limits::{MAX_PENDING_RECORD_BYTES, MAX_PENDING_RELEASES, MAX_UNCLAIMED_OFFER_RELEASES},
     lock_key::{KeyMap, LockKey},
     owner::Owner,
-    store::StoreError,
 };
 
-/// All keys that this process waits for, holds, or has not released yet.
+/// All keys that this process waits for, holds, or has not released yet, or one shard of them.
 ///
 /// I11: the table is bounded by the sections that run, and by the bounds of waiters and of pending
 /// releases.
 #[derive(Debug)]
 pub struct LockTable<D: DriverTypes> {
     entries: KeyMap<LockEntry<D>>,
+    /// An entry without content, whose memory the others use during an event: neither the queue
+    /// nor the release of an uncontended key is allocated.
+    spare: LockEntry<D>,
     lease: LeaseBounds,
-    waiting: usize,
-    pending_releases: usize,
-    /// The pending releases of offers to unknown ids.
-    unclaimed_offer_releases: usize,
-    /// The bytes of the bodies of their records.
-    pending_record_bytes: usize,
+    /// What all tables of the process use.
+    usage: Arc<Usage>,
+    /// The part of the bounds that this table uses without the others.
+    allowance: usize,
+    /// What the entries of this table use.
+    counts: EntryCounts,
     /// The keys in the store queue. Lost messages concern only these, however many keys are held.
     queued: KeyMap<()>,
     lagged_at: Option<BootInstant>,
-    /// The error of the newest release that failed, while releases are pending.
-    release_error: Option<StoreError>,
     next_request: u64,
     is_shutting_down: bool,
 }
@@ -48,23 +48,24 @@ pub struct LockTable<D: DriverTypes> {
 #[cfg(any(test, feature = "__internals"))]
 impl<D: DriverTypes> Default for LockTable<D> {
     fn default() -> Self {
-        Self::new(LeaseBounds { longest: LEASE, call_timeout: STORE_CALL_TIMEOUT })
+        Self::new(LeaseBounds { longest: LEASE, call_timeout: STORE_CALL_TIMEOUT }, Arc::default(), 0)
     }
 }
 
 impl<D: DriverTypes> LockTable<D> {
     /// Creates a table whose acquires request these leases.
-    pub fn new(lease: LeaseBounds) -> Self {
+    ///
+    /// `usage` has this allowance for each table that shares it.
+    pub fn new(lease: LeaseBounds, usage: Arc<Usage>, allowance: usize) -> Self {
         Self {
-            lease,
             entries: KeyMap::default(),
-            waiting: 0,
-            pending_releases: 0,
-            unclaimed_offer_releases: 0,
-            pending_record_bytes: 0,
+            spare: LockEntry::new(false),
+            lease,
+            usage,
+            allowance,
+            counts: EntryCounts::default(),
             queued: KeyMap::default(),
             lagged_at: None,
-            release_error: None,
             next_request: 0,
             is_shutting_down: false,
         }
@@ -186,7 +187,7 @@ impl<D: DriverTypes> LockTable<D> {
     /// The number of waiters.
     #[cfg(any(test, feature = "__internals"))]
     pub fn waiting(&self) -> usize {
-        self.waiting
+        self.counts.waiting
     }
 
     /// The number of entries.
@@ -214,12 +215,8 @@ impl<D: DriverTypes> LockTable<D> {
             ids,
             lease: self.lease,
             call_timeout: self.lease.call_timeout,
-            waiting: self.waiting,
-            can_reserve_release: self.pending_releases < MAX_PENDING_RELEASES,
-            can_release_unclaimed_offer: self.unclaimed_offer_releases < MAX_UNCLAIMED_OFFER_RELEASES,
-            max_record_body: MAX_PENDING_RECORD_BYTES.saturating_sub(self.pending_record_bytes),
+            usage: &self.usage,
             lagged_at: self.lagged_at,
-            release_error: &mut self.release_error,
             actions,
         };
         let mut new = None;
@@ -227,23 +224,22 @@ impl<D: DriverTypes> LockTable<D> {
             Some(entry) => entry,
             None => new.insert(LockEntry::new(self.is_shutting_down)),
         };
+        entry.lend(&mut self.spare);
         let before = entry.counts();
         let result = event(entry, &mut env);
         entry.schedule_wakeup(&mut env);
+        entry.give_back(&mut self.spare);
         let (after, is_idle) = (entry.counts(), entry.is_idle());
-        self.waiting = self.waiting - before.waiting + after.waiting;
-        self.pending_releases = self.pending_releases - before.pending_releases + after.pending_releases;
-        self.unclaimed_offer_releases =
-            self.unclaimed_offer_releases - before.unclaimed_offer_releases + after.unclaimed_offer_releases;
-        self.pending_record_bytes = self.pending_record_bytes - before.record_bytes + after.record_bytes;
+        let table = self.counts.replace(before, after);
+        self.usage.change(self.allowance, self.counts, table);
+        self.counts = table;
         match (before.is_queued, after.is_queued) {
             (false, true) => drop(self.queued.insert(key.clone(), ())),
             (true, false) => drop(self.queued.remove(key)),
             _ => {}
         }
-        if self.pending_releases == 0 {
-            // The error does not concern releases that are created later.
-            self.release_error = None;
+        if before.pending_releases > 0 && self.counts.pending_releases == 0 {
+            self.usage.forget_release_error();
         }
         match new {
             Some(entry) if !is_idle => drop(self.entries.insert(key.clone(), entry)),

@@ -1,6 +1,6 @@
 //! The record that the lock of a request leaves.
 
-use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, StatusCode, response::Parts};
@@ -57,7 +57,7 @@ impl Recorder {
     }
 
     /// The record of a response that is complete in memory.
-    pub(crate) fn complete(self, frames: &VecDeque<Frame<Bytes>>) -> Option<NewRecord> {
+    pub(crate) fn complete(self, frames: &[Frame<Bytes>]) -> Option<NewRecord> {
         let data = || frames.iter().filter_map(Frame::data_ref);
         let bytes = data().map(Bytes::len).sum();
         let has_trailers = frames.iter().any(Frame::is_trailers);
@@ -123,7 +123,7 @@ mod tests {
         recorder.see_head(&Response::new(()).into_parts().0);
         let buffer = Bytes::from(vec![1; 1 << 20]);
         let frame = buffer.slice(..8);
-        let new = recorder.complete(&VecDeque::from([Frame::data(frame.clone())])).expect("a record");
+        let new = recorder.complete(&[Frame::data(frame.clone())]).expect("a record");
         let body = new.record.body.expect("a body");
         assert!(body == frame && body.as_ptr() != frame.as_ptr(), "a copy");
     }

@@ -139,8 +139,9 @@ mod enabled {
 
     impl GuardMetrics {
         /// Called once for each guard. The last guard of its section records how long it was held.
-        pub(crate) fn finish(&self, section: &SectionMetrics, held_for: Duration) {
+        pub(crate) fn finish(&self, section: &SectionMetrics, held_for: impl FnOnce() -> Duration) {
             if section.guards.fetch_sub(1, Ordering::AcqRel) == 1 {
+                let held_for = held_for();
                 isolated(|| {
                     histogram!("tower_lock_hold_seconds", "route" => Arc::clone(&self.route)).record(held_for);
                     gauge!("tower_lock_held").decrement(1);
@@ -180,6 +181,7 @@ mod enabled {
                 let kind = match kind {
                     StoreErrorKind::Unavailable => "unavailable",
                     StoreErrorKind::Timeout => "timeout",
+                    StoreErrorKind::Overloaded => "overloaded",
                     StoreErrorKind::Refused => "refused",
                     StoreErrorKind::Failover => "failover",
                     StoreErrorKind::Protocol => "protocol",

@@ -43,7 +43,7 @@ mod metrics {
     }
 
     impl GuardMetrics {
-        pub(crate) fn finish(&self, _: &SectionMetrics, _: Duration) {}
+        pub(crate) fn finish(&self, _: &SectionMetrics, _: impl FnOnce() -> Duration) {}
     }
 
     impl SectionMetrics {

@@ -22,6 +22,9 @@ pub(crate) struct LockSpan {
     span: tracing::Span,
     #[cfg(feature = "tracing")]
     has_result: bool,
+    /// `None` if nothing shows how long the request waits.
+    #[cfg(feature = "tracing")]
+    started: Option<tokio::time::Instant>,
 }
 
 /// The part of a key source that rejected a request. It is named, so that the rejection is not
@@ -63,7 +66,8 @@ impl CapturedSpan {
 mod enabled {
     use std::future::Future;
 
-    use tracing::{Instrument, field::Empty, instrument::Instrumented};
+    use tokio::time::Instant;
+    use tracing::{Instrument, Level, field::Empty, instrument::Instrumented};
 
     use super::{
         Display, Duration, FencingToken, InvalidKeyCause, LockError, LockKey, LockLost, LockSpan, Route, StatusCode,
@@ -79,7 +83,8 @@ mod enabled {
                     span.record("key", key.redacted());
                 }
             }
-            Self { span, has_result: false }
+            let is_shown = !span.is_disabled() || tracing::enabled!(target: "tower_lock", Level::DEBUG);
+            Self { span, has_result: false, started: is_shown.then(Instant::now) }
         }
 
         /// Records a request that was rejected before its lock was requested.
@@ -122,14 +127,14 @@ mod enabled {
             }
         }
 
-        pub(crate) fn granted(&mut self, waited: Duration, depth: impl FnOnce() -> u32, fence: FencingToken) {
+        pub(crate) fn granted(&mut self, depth: impl FnOnce() -> u32, fence: FencingToken) {
             self.result("granted");
             if !self.span.is_disabled() {
-                self.span.record("wait_ms", millis(waited)).record("depth", depth()).record("fence", fence.as_u64());
+                self.span.record("wait_ms", self.wait_ms()).record("depth", depth()).record("fence", fence.as_u64());
             }
         }
 
-        pub(crate) fn rejected(&mut self, error: &LockError, waited: Duration) {
+        pub(crate) fn rejected(&mut self, error: &LockError) {
             let result = match error {
                 LockError::Busy { .. } | LockError::WouldDeadlock => "locked",
                 LockError::TimedOut { .. } => "timed_out",
@@ -137,15 +142,15 @@ mod enabled {
                 LockError::Store(_) => "store_unavailable",
                 LockError::ShuttingDown => "shutting_down",
             };
-            let wait_ms = millis(waited);
+            let wait_ms = self.wait_ms();
             self.result(result);
             self.span.record("wait_ms", wait_ms);
             tracing::debug!(target: "tower_lock", parent: &self.span, result, wait_ms, "request rejected: {error}");
         }
 
-        pub(crate) fn recorded(&mut self, waited: Duration) {
+        pub(crate) fn recorded(&mut self) {
             self.result("recorded");
-            self.span.record("wait_ms", millis(waited));
+            self.span.record("wait_ms", self.wait_ms());
         }
 
         /// Records the result of a replay layer.
@@ -181,6 +186,10 @@ mod enabled {
         /// fence.
         pub(crate) fn instrument_handler<F: Future>(&self, f: impl FnOnce() -> F) -> Instrumented<F> {
             self.span.in_scope(f).instrument(self.span.clone())
+        }
+
+        fn wait_ms(&self) -> f64 {
+            millis(self.started.map_or(Duration::ZERO, |started| started.elapsed()))
         }
 
         fn result(&mut self, result: &'static str) {
@@ -234,11 +243,11 @@ mod disabled {
 
         pub(crate) fn rejected_before_lock(_: &Route, _: &'static str, _: StatusCode, _: Option<InvalidKeyCause<'_>>) {}
 
-        pub(crate) fn granted(&mut self, _: Duration, _: impl FnOnce() -> u32, _: FencingToken) {}
+        pub(crate) fn granted(&mut self, _: impl FnOnce() -> u32, _: FencingToken) {}
 
-        pub(crate) fn rejected(&mut self, _: &LockError, _: Duration) {}
+        pub(crate) fn rejected(&mut self, _: &LockError) {}
 
-        pub(crate) fn recorded(&mut self, _: Duration) {}
+        pub(crate) fn recorded(&mut self) {}
 
         pub(crate) fn replay(&self, _: &'static str) {}
 

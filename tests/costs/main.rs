@@ -33,6 +33,7 @@ impl Cost {
 
     #[track_caller]
     fn is_at_most(self, allocations: u64, bytes: u64) {
+        println!("{self:?}");
         assert!(
             self.allocations <= allocations && self.bytes <= bytes,
             "{self:?}: at most {allocations} allocations and {bytes} bytes are allowed",

@@ -85,8 +85,9 @@ where
             mark_unrecorded(&mut head, Unrecorded::Method);
             return ResponseFuture::pass_through(inner.oneshot(Request::from_parts(head, body)));
         }
-        let (context, owner_lifetime) = RequestContext::new(self.config.params(&head), &head.headers, &head.extensions);
-        let request_locks = RequestLocks::new(context.clone(), owner_lifetime);
+        let (driver, params) = (self.config.locks.driver(), self.config.params(&head));
+        let (context, keeps_owner_open) = RequestContext::new(driver, params, &head.headers, &head.extensions);
+        let request_locks = RequestLocks::new(context.clone(), keeps_owner_open);
         let pipeline = replayed(Arc::clone(&self.config), self.fingerprint.clone(), inner, head, body, request_locks);
         ResponseFuture::locking(context, Box::pin(pipeline))
     }
@@ -167,7 +168,7 @@ where
     }
     count(&route, locks.span(), "first");
     head.extensions.insert(Once::new(held_lock, fingerprint, Arc::clone(&config.answers)));
-    run_handler(locks, inner, head, body, reservation).await
+    run_handler(locks, inner, head, body, reservation, None).await
 }
 
 /// The key and the fingerprint of a request. `None` if it has no key and needs none, has no scope,

@@ -28,9 +28,9 @@ impl<D: DriverTypes> LockEntry<D> {
         if self.queue.is_empty() {
             return;
         }
-        if !env.can_reserve_release {
+        if !env.usage.can_reserve_release() {
             let error = StoreError::new("lock", "acquire", StoreErrorKind::Unavailable)
-                .with_source(PendingReleases { last_error: env.release_error.clone() });
+                .with_source(PendingReleases { last_error: env.usage.release_error() });
             return self.reject_all(env, |_| error.clone().into());
         }
         self.attempt = Some(Attempt::new(env.ids.next()));
@@ -83,6 +83,7 @@ impl<D: DriverTypes> LockEntry<D> {
         env: &mut Env<'_, D>,
     ) {
         let Some(attempt) = &mut self.attempt else { return };
+        attempt.was_sent |= !reply.as_ref().is_err_and(StoreError::is_unsent);
         if reply.is_ok() {
             attempt.in_flight.succeeded();
             self.retry_releases_now(env);
@@ -106,7 +107,7 @@ impl<D: DriverTypes> LockEntry<D> {
                 // The first request of each key sends an acquire even if the process is full,
                 // because the key may be free. If the key is busy, the bound applies to this
                 // request, too.
-                if matches!(attempt.state, State::Requesting) && env.waiting > MAX_WAITERS_PER_PROCESS {
+                if matches!(attempt.state, State::Requesting) && env.usage.waiting() > MAX_WAITERS_PER_PROCESS {
                     let bound = QueueBound::Process;
                     self.reject_all(env, |ahead| LockError::QueueFull { ahead, bound });
                     return self.begin_release(Duration::ZERO, None, env);
@@ -172,7 +173,7 @@ impl<D: DriverTypes> LockEntry<D> {
     /// attempt is released all the same.
     pub(super) fn finish_attempt(&mut self, sent_at: BootInstant, env: &mut Env<'_, D>) {
         if self.attempt.as_ref().is_some_and(|attempt| {
-            attempt.in_flight.in_doubt_until.is_some_and(|in_doubt_until| in_doubt_until > sent_at)
+            attempt.in_flight.in_doubt_until().is_some_and(|in_doubt_until| in_doubt_until > sent_at)
         }) {
             return self.begin_release(Duration::ZERO, None, env);
         }
@@ -192,7 +193,7 @@ impl<D: DriverTypes> LockEntry<D> {
             _ if self.pending_releases.has_id(id) => {}
             // The id has ended long ago. Its release lets the store offer the key to the next
             // waiter at once. Offers can be forged, so the number of these releases has a bound.
-            _ if env.can_release_unclaimed_offer => {
+            _ if env.usage.can_release_unclaimed_offer() => {
                 let release = PendingRelease {
                     is_unclaimed_offer: true,
                     ..PendingRelease::new(id.clone(), Duration::ZERO, env.lease.longest, env.now())

@@ -52,8 +52,8 @@ pub struct LockEntry<D: DriverTypes> {
     wakeup_at: Option<BootInstant>,
 }
 
-/// What an entry counts towards the bounds of the process.
-#[derive(Clone, Copy, Debug)]
+/// What an entry, or all entries of a table, count towards the bounds of the process.
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct EntryCounts {
     pub(super) waiting: usize,
     pub(super) pending_releases: usize,
@@ -61,8 +61,23 @@ pub(super) struct EntryCounts {
     pub(super) unclaimed_offer_releases: usize,
     /// Of the records of pending releases.
     pub(super) record_bytes: usize,
-    /// Whether the attempt has an entry in the store queue, so that messages are sent to it.
+    /// Whether the attempt of an entry has an entry in the store queue, so that messages are sent
+    /// to it.
     pub(super) is_queued: bool,
+}
+
+impl EntryCounts {
+    /// The counts of a table after those of one entry have changed.
+    pub(super) fn replace(self, before: Self, after: Self) -> Self {
+        Self {
+            waiting: self.waiting - before.waiting + after.waiting,
+            pending_releases: self.pending_releases - before.pending_releases + after.pending_releases,
+            unclaimed_offer_releases: self.unclaimed_offer_releases - before.unclaimed_offer_releases
+                + after.unclaimed_offer_releases,
+            record_bytes: self.record_bytes - before.record_bytes + after.record_bytes,
+            is_queued: false,
+        }
+    }
 }
 
 impl<D: DriverTypes> LockEntry<D> {
@@ -96,6 +111,18 @@ impl<D: DriverTypes> LockEntry<D> {
             Event::Timer(at) => self.on_timer(at, env),
             Event::Shutdown => self.on_shutdown(env),
         }
+    }
+
+    /// Takes the memory of a spare entry that it may need during an event.
+    pub(super) fn lend(&mut self, spare: &mut Self) {
+        self.queue.lend(&mut spare.queue);
+        self.pending_releases.lend(&mut spare.pending_releases);
+    }
+
+    /// Gives back the memory that it does not need after an event.
+    pub(super) fn give_back(&mut self, spare: &mut Self) {
+        self.queue.give_back(&mut spare.queue);
+        self.pending_releases.give_back(&mut spare.pending_releases);
     }
 
     /// Returns `true` if no waiter is left, and nothing of this process is left in the store.

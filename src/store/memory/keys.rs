@@ -6,24 +6,23 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-use super::records::Records;
+use super::{list::Page, records::Records};
 use crate::{
     acquisition::AcquisitionId,
     clock::BootInstant,
     lock_key::{KeyMap, LockKey},
     store::{
-        AcquireReply, AcquireRequest, Cursor, ForceReleaseReply, ForceReleaseRequest, Holder, IfBusy, KeyStatus,
-        ListEntry, ListReply, QueueConfig, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreEvent,
-        YieldReply, YieldRequest,
+        AcquireReply, AcquireRequest, ForceReleaseReply, ForceReleaseRequest, Holder, IfBusy, KeyStatus, QueueConfig,
+        ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreEvent, YieldReply, YieldRequest,
     },
+    sync::Mutex,
 };
 
-/// Holder and queue of each key.
+/// Holder and queue of each key, of all keys or of one shard.
 #[derive(Debug, Default)]
 pub(super) struct Keys {
     by_key: KeyMap<KeyState>,
     last_fence: u64,
-    records: Records,
     /// The number of states at which expired ones are removed.
     sweep_threshold: usize,
     /// Blocked keys without a holder, the earliest end first. An entry may be out of date.
@@ -56,6 +55,8 @@ pub(super) struct OpContext<'a> {
     pub(super) wall_clock_us: &'a dyn Fn() -> u64,
     /// Whether the process of an acquisition has an open sink.
     pub(super) is_alive: &'a dyn Fn(&AcquisitionId) -> bool,
+    /// The records of all keys. Locked only for an operation that names a record.
+    pub(super) records: &'a Mutex<Records>,
     /// Events to send after the operation.
     pub(super) events: &'a mut Vec<StoreEvent>,
 }
@@ -70,7 +71,7 @@ impl Keys {
     pub(super) fn acquire(&mut self, cx: &mut OpContext<'_>, request: &AcquireRequest) -> AcquireReply {
         self.sweep(cx.now);
         if request.unless_recorded
-            && let Some(record) = self.records.get(&request.key, cx.now)
+            && let Some(record) = cx.records.lock().get(&request.key, cx.now)
         {
             self.leave(cx, request);
             return AcquireReply::Recorded(record);
@@ -113,7 +114,7 @@ impl Keys {
     /// Changes only what this acquisition owns (I1).
     pub(super) fn release(&mut self, cx: &mut OpContext<'_>, request: &ReleaseRequest) -> ReleaseReply {
         let hash_map::Entry::Occupied(mut occupied) = self.by_key.entry(request.key.clone()) else {
-            return self.not_holder(request, cx.now);
+            return not_holder(cx, request);
         };
         let state = occupied.get_mut();
         if state.fence_of(&request.id, cx.now).is_none() {
@@ -121,11 +122,11 @@ impl Keys {
             if state.is_garbage(cx.now) {
                 occupied.remove();
             }
-            return self.not_holder(request, cx.now);
+            return not_holder(cx, request);
         }
         state.holder = None;
         if let Some(new) = &request.record {
-            self.records.insert(request.key.clone(), request.id.clone(), new, cx.now);
+            cx.records.lock().insert(request.key.clone(), request.id.clone(), new, cx.now);
         }
         state.expires_at = cx.now.saturating_add(request.block_for);
         if !state.is_free(cx.now) {
@@ -168,32 +169,16 @@ impl Keys {
         self.by_key.get(key).map_or(KeyStatus::new(None, Duration::ZERO, 0), |state| state.status(now))
     }
 
-    /// The first keys after a position, in their order.
-    pub(super) fn list(
-        &self,
-        now: BootInstant,
-        limit: usize,
-        after: Option<&LockKey>,
-        contended_only: bool,
-    ) -> ListReply {
+    /// Adds the keys after a position to the page, in their order.
+    pub(super) fn list(&self, now: BootInstant, after: Option<&LockKey>, contended_only: bool, page: &mut Page) {
         let is_listed = |state: &KeyState| {
             if contended_only { state.waiting(now) > 0 } else { !state.is_garbage(now) }
         };
-        // One more than the page, to know whether it is the last one.
-        let mut first = BinaryHeap::with_capacity(limit + 2);
         for (key, state) in &self.by_key {
-            if is_listed(state) && after.is_none_or(|after| key > after) {
-                first.push(key);
-                if first.len() > limit + 1 {
-                    first.pop();
-                }
+            if page.has_place_for(key) && is_listed(state) && after.is_none_or(|after| key > after) {
+                page.add(key.clone(), state.status(now));
             }
         }
-        let mut first = first.into_sorted_vec();
-        let is_last = first.len() <= limit;
-        first.truncate(limit);
-        let next = first.last().filter(|_| !is_last).map(|key| cursor(key));
-        ListReply::new(first.into_iter().map(|key| ListEntry::new(key.clone(), self.inspect(now, key))).collect(), next)
     }
 
     pub(super) fn force_release(&mut self, cx: &mut OpContext<'_>, request: &ForceReleaseRequest) -> ForceReleaseReply {
@@ -250,12 +235,6 @@ impl Keys {
 }
 
 impl Keys {
-    /// The reply to a release that finds nothing to release.
-    fn not_holder(&self, request: &ReleaseRequest, now: BootInstant) -> ReleaseReply {
-        let recorded_before = request.record.is_some() && self.records.is_of(&request.key, &request.id, now);
-        if recorded_before { ReleaseReply::RecordedBefore } else { ReleaseReply::NotHolder }
-    }
-
     /// Ends an acquisition that gets a record: its offer, or the free key, goes to the next waiter.
     fn leave(&mut self, cx: &mut OpContext<'_>, request: &AcquireRequest) {
         let hash_map::Entry::Occupied(mut occupied) = self.by_key.entry(request.key.clone()) else { return };
@@ -415,18 +394,10 @@ impl KeyState {
     }
 }
 
-/// The position after a key.
-fn cursor(key: &LockKey) -> Cursor {
-    Cursor::new(format!("{}{key}", if key.is_raw() { 'r' } else { 'c' }))
-}
-
-/// The key of a cursor.
-pub(super) fn parse_cursor(cursor: &Cursor) -> Option<LockKey> {
-    match cursor.as_str().split_at_checked(1)? {
-        ("c", text) => Some(LockKey::from_composed(text)),
-        ("r", name) => Some(LockKey::from_raw_name(name)),
-        _ => None,
-    }
+/// The reply to a release that finds nothing to release.
+fn not_holder(cx: &OpContext<'_>, request: &ReleaseRequest) -> ReleaseReply {
+    let recorded_before = request.record.is_some() && cx.records.lock().is_of(&request.key, &request.id, cx.now);
+    if recorded_before { ReleaseReply::RecordedBefore } else { ReleaseReply::NotHolder }
 }
 
 /// The next fence: larger than each one before it, and at least the clock.
@@ -438,7 +409,10 @@ fn next_fence(last: &mut u64, wall_clock_us: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::acquisition::AcquisitionIds;
+    use crate::{
+        acquisition::AcquisitionIds,
+        store::{Cursor, ListReply, memory::list::parse_cursor},
+    };
 
     const LEASE: Duration = Duration::from_secs(30);
     const OFFER_TTL: Duration = Duration::from_secs(4);
@@ -448,6 +422,7 @@ mod tests {
         keys: Keys,
         now: BootInstant,
         wall_clock_us: u64,
+        records: Mutex<Records>,
         events: Vec<StoreEvent>,
         dead: Vec<AcquisitionId>,
     }
@@ -457,6 +432,7 @@ mod tests {
             keys: Keys::default(),
             now: BootInstant::default(),
             wall_clock_us: 0,
+            records: Mutex::default(),
             events: Vec::new(),
             dead: Vec::new(),
         }
@@ -464,10 +440,11 @@ mod tests {
 
     impl Store {
         fn run<T>(&mut self, operation: impl FnOnce(&mut Keys, &mut OpContext<'_>) -> T) -> T {
-            let Self { keys, now, wall_clock_us, events, dead } = self;
+            let Self { keys, now, wall_clock_us, records, events, dead } = self;
             let is_alive = |id: &AcquisitionId| !dead.contains(id);
             let wall_clock_us = || *wall_clock_us;
-            operation(keys, &mut OpContext { now: *now, wall_clock_us: &wall_clock_us, is_alive: &is_alive, events })
+            let mut cx = OpContext { now: *now, wall_clock_us: &wall_clock_us, is_alive: &is_alive, records, events };
+            operation(keys, &mut cx)
         }
 
         fn acquire(&mut self, key: &LockKey, id: &AcquisitionId, if_busy: IfBusy) -> AcquireReply {
@@ -626,6 +603,12 @@ mod tests {
         assert!(states <= 2 * Keys::SWEEP_MIN_LEN, "{states} states for 30 holders");
     }
 
+    fn page(store: &Store, limit: usize, after: Option<&LockKey>, contended_only: bool) -> ListReply {
+        let mut page = Page::new(limit);
+        store.keys.list(store.now, after, contended_only, &mut page);
+        page.finish()
+    }
+
     #[test]
     fn pages_of_a_listing_are_in_order_and_bounded() {
         let ([a, b], mut store) = (ids(), store());
@@ -639,7 +622,7 @@ mod tests {
         for limit in [1, 7, 26, 27] {
             let (mut listed, mut after) = (Vec::new(), None);
             loop {
-                let page = store.keys.list(store.now, limit, after.as_ref(), false);
+                let page = page(&store, limit, after.as_ref(), false);
                 assert!(page.entries.len() <= limit);
                 listed.extend(page.entries.into_iter().map(|entry| entry.key));
                 let Some(next) = page.next else { break };
@@ -648,10 +631,10 @@ mod tests {
             assert_eq!(listed, all, "pages of {limit}");
         }
         store.acquire(&all[3], &b, IfBusy::Enqueue);
-        let contended = store.keys.list(store.now, 9, None, true).entries;
+        let contended = page(&store, 9, None, true).entries;
         assert_eq!(contended.iter().map(|entry| &entry.key).collect::<Vec<_>>(), [&all[3]]);
         store.advance(LEASE);
-        assert_eq!(store.keys.list(store.now, 9, None, false).entries, [], "nothing is held any more");
+        assert_eq!(page(&store, 9, None, false).entries, [], "nothing is held any more");
         assert!(["", "x", "é"].map(|text| parse_cursor(&Cursor::new(text))).iter().all(Option::is_none));
     }
 

@@ -5,7 +5,11 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use self::keys::{Keys, OpContext};
+use self::{
+    keys::{Keys, OpContext},
+    list::Page,
+    records::Records,
+};
 use super::{
     AcquireReply, AcquireRequest, CALL_TIMEOUT, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus,
     ListReply, ListRequest, LockStore, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, Share, StoreError,
@@ -14,11 +18,12 @@ use super::{
 use crate::{
     acquisition::AcquisitionId,
     clock::Clock,
-    lock_key::LockKey,
-    sync::{Mutex, MutexGuard},
+    lock_key::{LockKey, shards::KeyShards},
+    sync::Mutex,
 };
 
 mod keys;
+mod list;
 mod records;
 
 /// Store of locks in the memory of one process, and the reference of the [`LockStore`] contract.
@@ -31,7 +36,7 @@ mod records;
 /// that expires first is then forgotten. Their bodies use at most 64 MiB: those that expire first
 /// are then dropped, and their heads stay.
 ///
-/// A fence is the wall clock in microseconds, or one more than the last fence of the store, if that
+/// A fence is the wall clock in microseconds, or more than each earlier fence of the key, if that
 /// is larger. Fences therefore rise over a restart of the process, unless the clock is set back.
 ///
 /// [`list`](LockStore::list) returns the keys in the order of their names. It visits each key of
@@ -43,15 +48,12 @@ mod records;
 /// is long, limit the rate.
 #[derive(Debug, Default)]
 pub struct MemoryStore {
-    state: Mutex<State>,
+    keys: KeyShards<Keys>,
+    /// Locked under the mutex of a shard, never before it.
+    records: Mutex<Records>,
+    /// By manager. Locked as `records`.
+    sinks: Mutex<HashMap<String, EventSink>>,
     clock: Clock,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    keys: Keys,
-    /// By manager.
-    sinks: HashMap<String, EventSink>,
 }
 
 impl MemoryStore {
@@ -72,57 +74,64 @@ impl MemoryStore {
     /// Returns the number of keys with a holder.
     #[must_use]
     pub fn held_count(&self) -> usize {
-        self.state().keys.held_count(self.clock.now())
+        let now = self.clock.now();
+        self.keys.iter().map(|keys| keys.lock().held_count(now)).sum()
     }
 
     /// Returns the number of keys that use memory: held, blocked, or with waiters.
     #[must_use]
     pub fn size(&self) -> usize {
-        self.state().keys.size(self.clock.now())
+        let now = self.clock.now();
+        self.keys.iter().map(|keys| keys.lock().size(now)).sum()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        // The only foreign code under this mutex is `EventSink::is_open`: after a panic in it the
-        // keys are still consistent.
-        self.state.lock()
-    }
-
-    fn execute<T>(&self, operation: impl FnOnce(&mut Keys, &mut OpContext<'_>) -> T) -> StoreFuture<T> {
+    fn execute<T>(&self, key: &LockKey, operation: impl FnOnce(&mut Keys, &mut OpContext<'_>) -> T) -> StoreFuture<T> {
         let mut events = Vec::new();
-        let mut state = self.state();
-        let State { keys, sinks } = &mut *state;
-        let is_alive = |id: &AcquisitionId| sinks.get(id.manager()).is_some_and(EventSink::is_open);
+        // The only foreign code under these mutexes is `EventSink::is_open`: after a panic in it
+        // the keys are still consistent.
+        let is_alive = |id: &AcquisitionId| self.sinks.lock().get(id.manager()).is_some_and(EventSink::is_open);
+        let mut keys = self.keys.of(key).lock();
         let mut cx = OpContext {
             now: self.clock.now(),
             wall_clock_us: &wall_clock_us,
             is_alive: &is_alive,
+            records: &self.records,
             events: &mut events,
         };
-        let reply = operation(keys, &mut cx);
-        drop(state);
+        let reply = operation(&mut keys, &mut cx);
+        drop(keys);
         self.send_events(events);
         StoreFuture::ready(Ok(reply))
     }
 
-    /// Sends without the mutex: the receiver may call this store from within `send`.
+    /// Sends without a mutex: the receiver may call this store from within `send`.
     fn send_events(&self, events: Vec<StoreEvent>) {
         for event in events {
             let (StoreEvent::Offered { id, .. } | StoreEvent::Revoked { id, .. }) = &event else {
                 continue;
             };
-            let sink = self.state().sinks.get(id.manager()).cloned();
+            let sink = self.sinks.lock().get(id.manager()).cloned();
             if let Some(sink) = sink {
                 sink.send(event);
             }
         }
     }
+
+    fn list_after(&self, limit: usize, after: Option<&LockKey>, contended_only: bool) -> ListReply {
+        let now = self.clock.now();
+        let mut page = Page::new(limit);
+        for keys in self.keys.iter() {
+            keys.lock().list(now, after, contended_only, &mut page);
+        }
+        page.finish()
+    }
 }
 
 impl LockStore for MemoryStore {
     fn subscribe(&self, sink: EventSink) {
-        let mut state = self.state();
-        state.sinks.retain(|_, sink| sink.is_open());
-        state.sinks.insert(sink.manager().to_owned(), sink);
+        let mut sinks = self.sinks.lock();
+        sinks.retain(|_, sink| sink.is_open());
+        sinks.insert(sink.manager().to_owned(), sink);
     }
 
     fn acquire(&self, request: AcquireRequest) -> StoreFuture<AcquireReply> {
@@ -130,36 +139,39 @@ impl LockStore for MemoryStore {
             let error = StoreError::new("memory", "acquire", StoreErrorKind::Unsupported);
             return StoreFuture::ready(Err(error));
         }
-        self.execute(|keys, cx| keys.acquire(cx, &request))
+        self.execute(&request.key, |keys, cx| keys.acquire(cx, &request))
     }
 
     fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
-        self.execute(|keys, cx| requests.iter().map(|request| keys.renew(cx.now, request)).collect())
+        // Each renewal is atomic; the batch is not.
+        let now = self.clock.now();
+        let renew = |request: &RenewRequest| self.keys.of(&request.key).lock().renew(now, request);
+        StoreFuture::ready(Ok(requests.iter().map(renew).collect()))
     }
 
     fn release(&self, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
-        self.execute(|keys, cx| keys.release(cx, &request))
+        self.execute(&request.key, |keys, cx| keys.release(cx, &request))
     }
 
     fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {
-        self.execute(|keys, cx| keys.yield_to_queue(cx, &request))
+        self.execute(&request.key, |keys, cx| keys.yield_to_queue(cx, &request))
     }
 
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
-        self.execute(|keys, cx| keys.inspect(cx.now, &key))
+        StoreFuture::ready(Ok(self.keys.of(&key).lock().inspect(self.clock.now(), &key)))
     }
 
     fn list(&self, request: ListRequest) -> StoreFuture<ListReply> {
         let ListRequest { limit, after, contended_only } = request;
-        match after.map(|cursor| keys::parse_cursor(&cursor)) {
+        match after.map(|cursor| list::parse_cursor(&cursor)) {
             Some(None) => StoreFuture::ready(Err(StoreError::new("memory", "list", StoreErrorKind::Unsupported))),
-            Some(Some(after)) => self.execute(|keys, cx| keys.list(cx.now, limit, Some(&after), contended_only)),
-            None => self.execute(|keys, cx| keys.list(cx.now, limit, None, contended_only)),
+            Some(Some(after)) => StoreFuture::ready(Ok(self.list_after(limit, Some(&after), contended_only))),
+            None => StoreFuture::ready(Ok(self.list_after(limit, None, contended_only))),
         }
     }
 
     fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
-        self.execute(|keys, cx| keys.force_release(cx, &request))
+        self.execute(&request.key, |keys, cx| keys.force_release(cx, &request))
     }
 
     fn traits(&self) -> StoreTraits {

@@ -116,7 +116,7 @@ async fn branches_joined_in_one_request_are_one_owner() {
     assert_eq!(store.held_count(), 0);
 }
 
-/// It has the extensions of the request, and so the owner; the response is complete.
+/// It has the owner of the request; the response is complete.
 /// Guarantee: G12.
 #[tokio::test(start_paused = true)]
 async fn task_that_outlives_its_request_is_another_owner() {
@@ -125,10 +125,10 @@ async fn task_that_outlives_its_request_is_another_owner() {
     let sender = Arc::new(Mutex::new(Some(sender)));
     let handler = {
         let locks = locks.clone();
-        move |request: Request<Body>| {
+        move || {
             let (locks, sender) = (locks.clone(), Arc::clone(&sender));
             async move {
-                let owner = request.extensions().get::<Owner>().expect("the layer sets the owner").clone();
+                let owner = Owner::current().expect("a request");
                 let early = locks.try_lock(key()).owner(&owner).await.expect("its own, as long as the request runs");
                 early.release().await.expect("up");
                 #[expect(clippy::disallowed_methods, reason = "the test needs a spawned task")]

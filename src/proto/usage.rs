@@ -1,0 +1,98 @@
+//! What all keys of a process use of its bounds.
+
+use std::sync::atomic::{
+    AtomicBool, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
+
+use super::entry::EntryCounts;
+use crate::{
+    limits::{MAX_PENDING_RECORD_BYTES, MAX_PENDING_RELEASES, MAX_UNCLAIMED_OFFER_RELEASES},
+    store::StoreError,
+    sync::Mutex,
+};
+
+/// The use of the bounds of one process (I11). The tables of all its shards share it.
+///
+/// Each table has an allowance that it uses without a write to this shared value, so that an
+/// uncontended request writes nothing that other threads read. All allowances count as used: a
+/// total is never too small, and at most the sum of the allowances too large. Two events that are
+/// handled at the same time may exceed a bound by one.
+#[derive(Debug, Default)]
+pub struct Usage {
+    /// The sum of the allowances, of waiters and of pending releases each.
+    allowances: usize,
+    /// The waiters beyond the allowances.
+    waiting: AtomicUsize,
+    /// The pending releases beyond the allowances.
+    pending_releases: AtomicUsize,
+    /// The pending releases of offers to unknown ids.
+    unclaimed_offer_releases: AtomicUsize,
+    /// The bytes of the bodies of the records of pending releases.
+    pending_record_bytes: AtomicUsize,
+    /// The error of the newest release that failed, while releases are pending.
+    release_error: Mutex<Option<StoreError>>,
+    /// Spares the mutex where no release has failed, which is nearly always.
+    has_release_error: AtomicBool,
+}
+
+impl Usage {
+    /// The usage of a number of tables, each with this allowance.
+    pub(crate) fn new(tables: usize, allowance: usize) -> Self {
+        Self { allowances: tables * allowance, ..Self::default() }
+    }
+
+    /// The number of waiters.
+    pub(super) fn waiting(&self) -> usize {
+        self.allowances + self.waiting.load(Relaxed)
+    }
+
+    /// Whether the release of one more attempt can be reserved (I2).
+    pub(super) fn can_reserve_release(&self) -> bool {
+        self.allowances + self.pending_releases.load(Relaxed) < MAX_PENDING_RELEASES
+    }
+
+    /// Whether an offer to an unknown id may be released.
+    pub(super) fn can_release_unclaimed_offer(&self) -> bool {
+        self.unclaimed_offer_releases.load(Relaxed) < MAX_UNCLAIMED_OFFER_RELEASES
+    }
+
+    /// The largest body of a record that a release may keep until the store has it.
+    pub(super) fn max_record_body(&self) -> usize {
+        MAX_PENDING_RECORD_BYTES.saturating_sub(self.pending_record_bytes.load(Relaxed))
+    }
+
+    pub(super) fn release_error(&self) -> Option<StoreError> {
+        self.release_error.lock().clone()
+    }
+
+    pub(super) fn release_failed(&self, error: &StoreError) {
+        *self.release_error.lock() = Some(error.clone());
+        self.has_release_error.store(true, Release);
+    }
+
+    /// The error does not concern releases that are created later.
+    pub(super) fn forget_release_error(&self) {
+        if self.has_release_error.load(Acquire) {
+            self.has_release_error.store(false, Release);
+            *self.release_error.lock() = None;
+        }
+    }
+
+    /// Counts the change of one table.
+    pub(super) fn change(&self, allowance: usize, before: EntryCounts, after: EntryCounts) {
+        let beyond = |count: usize| count.saturating_sub(allowance);
+        change(&self.waiting, beyond(before.waiting), beyond(after.waiting));
+        change(&self.pending_releases, beyond(before.pending_releases), beyond(after.pending_releases));
+        change(&self.unclaimed_offer_releases, before.unclaimed_offer_releases, after.unclaimed_offer_releases);
+        change(&self.pending_record_bytes, before.record_bytes, after.record_bytes);
+    }
+}
+
+fn change(total: &AtomicUsize, before: usize, after: usize) {
+    if after > before {
+        total.fetch_add(after - before, Relaxed);
+    } else if after < before {
+        total.fetch_sub(before - after, Relaxed);
+    }
+}
