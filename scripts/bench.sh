@@ -21,7 +21,7 @@ arguments=(--charts "$PWD/docs/benchmarks" "$@")
 
 target=${CARGO_TARGET_DIR:-$PWD/target}/comparison
 # From its own folder: another workspace and another lock file.
-(cd benches/comparison && cargo build --quiet --release --locked --target-dir "$target")
+(cd benches/comparison && cargo build --quiet --release --target-dir "$target")
 
 # Redisson is a Java library. Without a JDK and Maven, `hot_key` says that it is skipped.
 redisson=$target/redisson
