@@ -2,26 +2,35 @@
 # Compares tower-lock with other locks: the same work, interleaved in one run.
 #
 #   scripts/bench.sh                 all questions, about ten minutes on two cores
-#   scripts/bench.sh NAME ..         these questions: redis_cycles, memory
-#   scripts/bench.sh --quick NAME    one short round: it shows that the programs work
-#   scripts/bench.sh --rounds N ..   more rounds, for closer results
-#   scripts/bench.sh --charts ..     also draws docs/benchmarks/*.svg
+#   scripts/bench.sh NAME ..         these: redis_cycles, hot_key, memory, http, layer, growth
+#   scripts/bench.sh --rounds N ..   other than five rounds
+#   scripts/bench.sh --long ..       also a million keys on Redis, in `growth`
+#   scripts/bench.sh --quick ..      one short round, without pictures: the programs work
 #
-# The last lines are `goal NAME VALUE TARGET ok`, or `short` at their end. The machine should have
-# nothing else to do. benches/comparison/README.md explains the questions.
+# Each question has a table, and a picture in docs/benchmarks/.
+# The last lines are `goal NAME VALUE TARGET ok`, or `short` or `skipped` at their end. The machine
+# should have nothing else to do. benches/comparison/README.md explains the questions.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-arguments=()
-for argument in "$@"; do
-    case $argument in
-        --help) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit ;;
-        --charts) arguments+=(--charts "$PWD/docs/benchmarks") ;;
-        *) arguments+=("$argument") ;;
-    esac
-done
+if [ "${1:-}" = --help ]; then
+    sed -n '2,13s/^# \{0,1\}//p' scripts/bench.sh
+    exit
+fi
+arguments=(--charts "$PWD/docs/benchmarks" "$@")
 
 target=${CARGO_TARGET_DIR:-$PWD/target}/comparison
 # From its own folder: another workspace and another lock file.
-(cd benches/comparison && cargo build --quiet --release --locked --target-dir "$target")
+(cd benches/comparison && cargo build --quiet --release --target-dir "$target")
+
+# Redisson is a Java library. Without a JDK and Maven, `hot_key` says that it is skipped.
+redisson=$target/redisson
+if [ ! -e "$redisson/classpath" ] && command -v javac >/dev/null && command -v mvn >/dev/null; then
+    mkdir -p "$redisson"
+    mvn --quiet --batch-mode -f benches/comparison/redisson/pom.xml -Dfolder="$redisson" \
+        compile dependency:build-classpath -Dmdep.outputFile="$redisson/classpath" || rm -f "$redisson/classpath"
+fi
+if [ -e "$redisson/classpath" ]; then
+    arguments+=(--redisson "$redisson/classes:$(cat "$redisson/classpath")")
+fi
 "$target/release/comparison" "${arguments[@]}"

@@ -343,3 +343,51 @@ impl Tracked {
         taken
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{acquisition::AcquisitionIds, fencing::FencingToken, lock::driver_data::Section, lock_key::LockKey};
+
+    const START: BootInstant = BootInstant::from_nanos(1 << 40);
+
+    fn grants<const N: usize>() -> [Arc<Grant>; N] {
+        let ids = AcquisitionIds::new("test", 1);
+        let token = FencingToken::from_fence(1).expect("small");
+        std::array::from_fn(|_| Arc::clone(&Section::detached(LockKey::from(("n", 1)), token, ids.next()).grant))
+    }
+
+    fn at(ms: u64) -> BootInstant {
+        START.saturating_add(Duration::from_millis(ms))
+    }
+
+    #[test]
+    fn grants_are_taken_when_they_are_due_in_any_order_of_insertion() {
+        let (mut tracked, [a, b, c, d]) = (Tracked::default(), grants());
+        for (grant, ms) in [(&a, 20), (&b, 30), (&c, 10), (&d, 40)] {
+            tracked.insert(grant, at(ms));
+        }
+        tracked.remove(&a);
+        assert_eq!(tracked.first_at(), Some(at(10)), "inserted after a later one");
+        tracked.remove(&a);
+        let taken = tracked.take_until(at(30));
+        assert!(taken.len() == 2 && Arc::ptr_eq(&taken[0], &c) && Arc::ptr_eq(&taken[1], &b));
+        assert_eq!(tracked.first_at(), Some(at(40)));
+        tracked.remove(&d);
+        assert_eq!((tracked.first_at(), tracked.recent.len(), tracked.grants().count()), (None, 0, 0));
+    }
+
+    #[test]
+    fn gaps_behind_a_grant_go_with_it() {
+        let (mut tracked, [first, later, last]) = (Tracked::default(), grants());
+        for (ms, grant) in [(10, &first), (20, &later), (30, &last)] {
+            tracked.insert(grant, at(ms));
+        }
+        tracked.remove(&later);
+        assert_eq!(tracked.recent.len(), 3);
+        tracked.remove(&first);
+        assert_eq!((tracked.recent.len(), tracked.first_at()), (1, Some(at(30))));
+        tracked.remove(&last);
+        assert!(tracked.recent.is_empty());
+    }
+}

@@ -56,14 +56,14 @@ impl<W> WaitQueue<W> {
     }
 
     /// Takes the memory of a spare queue, if it has none.
-    pub(super) fn lend(&mut self, spare: &mut Self) {
+    pub(super) fn take_spare(&mut self, spare: &mut Self) {
         if self.entries.capacity() == 0 {
             std::mem::swap(&mut self.entries, &mut spare.entries);
         }
     }
 
-    /// Gives its memory back if it is empty: a key that is held without waiters uses none.
-    pub(super) fn give_back(&mut self, spare: &mut Self) {
+    /// Returns its memory if it is empty: a key that is held without waiters uses none.
+    pub(super) fn return_spare(&mut self, spare: &mut Self) {
         if self.entries.is_empty() {
             let entries = std::mem::take(&mut self.entries);
             if entries.capacity() <= MAX_SPARE {

@@ -224,11 +224,11 @@ impl<D: DriverTypes> LockTable<D> {
             Some(entry) => entry,
             None => new.insert(LockEntry::new(self.is_shutting_down)),
         };
-        entry.lend(&mut self.spare);
+        entry.take_spare(&mut self.spare);
         let before = entry.counts();
         let result = event(entry, &mut env);
         entry.schedule_wakeup(&mut env);
-        entry.give_back(&mut self.spare);
+        entry.return_spare(&mut self.spare);
         let (after, is_idle) = (entry.counts(), entry.is_idle());
         let table = self.counts.replace(before, after);
         self.usage.change(self.allowance, self.counts, table);

@@ -2,7 +2,7 @@
 
 use std::{fmt::Write, path::Path};
 
-use crate::report::{Table, grouped};
+use crate::report::{Table, grouped, is_ours};
 
 /// A chart: per group a heading, and one bar for each variant.
 pub struct Chart {
@@ -13,7 +13,6 @@ pub struct Chart {
 
 struct Group {
     heading: String,
-    ours: &'static str,
     bars: Vec<(&'static str, f64)>,
     digits: usize,
 }
@@ -34,7 +33,7 @@ impl Chart {
     pub fn add(&mut self, heading: impl Into<String>, table: &Table, column: &'static str, digits: usize) {
         let bars = table.bars(column);
         if !bars.is_empty() {
-            self.groups.push(Group { heading: heading.into(), ours: table.ours(), bars, digits });
+            self.groups.push(Group { heading: heading.into(), bars, digits });
         }
     }
 
@@ -46,13 +45,13 @@ impl Chart {
     pub fn write(&self, folder: &Path) {
         let mut rows = String::new();
         let mut y = 62.0;
-        for Group { heading, ours, bars, digits } in &self.groups {
+        for Group { heading, bars, digits } in &self.groups {
             let most = bars.iter().map(|(_, value)| *value).fold(0.0, f64::max);
             let _ = writeln!(rows, r#"<text class="heading" x="24" y="{y}">{}</text>"#, escaped(heading));
             y += 12.0;
             for (variant, value) in bars {
                 let width = (value / most * BAR_WIDTH).max(1.0);
-                let (class, text) = if variant == ours { ("ours", "own") } else { ("peer", "name") };
+                let (class, text) = if is_ours(variant) { ("ours", "own") } else { ("peer", "name") };
                 let _ = writeln!(
                     rows,
                     r#"<text class="{text}" x="{:.0}" y="{:.0}" text-anchor="end">{}</text><rect class="{class}" x="{BAR_START}" y="{:.0}" width="{width:.1}" height="18" rx="3"/><text class="value" x="{:.1}" y="{:.0}">{}</text>"#,

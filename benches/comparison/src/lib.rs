@@ -5,14 +5,18 @@
 //! | [`questions`] | one file for each question: the work, its table, its chart and its goals |
 //! | [`peers`] | locks as users write them by hand |
 //! | [`redis_lock`] | all locks on Redis, behind one interface |
+//! | [`web`], [`load`], [`contender`] | the work of other processes
 //! | [`measure`] | clocks, counters of Redis, statistics |
 //! | [`report`] | tables and goals |
 //! | [`chart`] | pictures |
 
 pub mod chart;
+pub mod contender;
+pub mod load;
 pub mod measure;
 pub mod memory_lock;
 pub mod peers;
 pub mod questions;
 pub mod redis_lock;
 pub mod report;
+pub mod web;

@@ -18,6 +18,9 @@ struct Column {
     digits: usize,
 }
 
+/// The name of a variant without a lock.
+pub const NO_LOCK: &str = "no lock";
+
 /// The bound that a value must keep.
 #[derive(Clone, Copy)]
 pub enum Target {
@@ -53,10 +56,6 @@ impl Table {
         self.values.entry((variant, column)).or_default().push(value);
     }
 
-    pub fn ours(&self) -> &'static str {
-        self.ours
-    }
-
     pub fn of(&self, variant: &'static str, column: &'static str) -> &[f64] {
         self.values.get(&(variant, column)).map_or(&[], Vec::as_slice)
     }
@@ -68,6 +67,11 @@ impl Table {
     /// The ratio of two variants in each round.
     pub fn ratios(&self, column: &'static str, variant: &'static str, other: &'static str) -> Vec<f64> {
         self.of(variant, column).iter().zip(self.of(other, column)).map(|(value, other)| value / other).collect()
+    }
+
+    /// The difference of two variants in each round.
+    pub fn differences(&self, column: &'static str, variant: &'static str, other: &'static str) -> Vec<f64> {
+        self.of(variant, column).iter().zip(self.of(other, column)).map(|(value, other)| value - other).collect()
     }
 
     pub fn ratio(&self, column: &'static str, variant: &'static str, other: &'static str) -> f64 {
@@ -95,22 +99,25 @@ impl Table {
             row.push(self.verdict(first, variant));
             rows.push(row);
         }
+        if rows[1..].iter().all(|row| row.last().is_some_and(String::is_empty)) {
+            rows.iter_mut().for_each(|row| row.truncate(row.len() - 1));
+        }
         println!();
         let columns = rows[0].len();
         let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
         let widths: Vec<_> = (0..columns).map(width).collect();
         for row in &rows {
             let cells = row.iter().zip(&widths).enumerate().map(|(at, (cell, &width))| match at {
-                at if at == 0 || at + 1 == columns => format!("{cell:<width$}"),
+                at if at == 0 || at > self.columns.len() => format!("{cell:<width$}"),
                 _ => format!("{cell:>width$}"),
             });
             println!("{}", cells.collect::<Vec<_>>().join("  ").trim_end());
         }
     }
 
-    /// Says of a variant whether it does better than ours in the first column.
+    /// Says of a peer whether it does better than ours in the first column.
     fn verdict(&self, column: &'static str, variant: &'static str) -> String {
-        if variant == self.ours {
+        if is_ours(variant) || variant == NO_LOCK {
             return String::new();
         }
         let ratios = match column.ends_with("/s") {
@@ -129,6 +136,11 @@ impl Table {
         let most = of.iter().copied().fold(0.0, f64::max);
         format!("{wins}, {:.2} times [{least:.2} .. {most:.2}]", median(&of))
     }
+}
+
+/// The names of our variants start with that of the crate.
+pub fn is_ours(variant: &str) -> bool {
+    variant.starts_with("tower-lock")
 }
 
 /// A number with a space between thousands.
@@ -160,9 +172,12 @@ impl Goals {
     pub fn print(&self) {
         println!();
         for Goal { name, value, target } in &self.0 {
+            // A negative value is noise: a difference of two times.
             let (bound, is_kept) = match *target {
                 Target::AtLeast(bound) => (format!(">={bound}"), value.is_some_and(|value| value >= bound)),
-                Target::AtMost(bound) => (format!("<={bound}"), value.is_some_and(|value| value <= bound)),
+                Target::AtMost(bound) => {
+                    (format!("<={bound}"), value.is_some_and(|value| (0.0..=bound).contains(&value)))
+                }
             };
             match value {
                 None => println!("goal {name} - {bound} skipped"),

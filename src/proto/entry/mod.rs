@@ -114,15 +114,15 @@ impl<D: DriverTypes> LockEntry<D> {
     }
 
     /// Takes the memory of a spare entry that it may need during an event.
-    pub(super) fn lend(&mut self, spare: &mut Self) {
-        self.queue.lend(&mut spare.queue);
-        self.pending_releases.lend(&mut spare.pending_releases);
+    pub(super) fn take_spare(&mut self, spare: &mut Self) {
+        self.queue.take_spare(&mut spare.queue);
+        self.pending_releases.take_spare(&mut spare.pending_releases);
     }
 
-    /// Gives back the memory that it does not need after an event.
-    pub(super) fn give_back(&mut self, spare: &mut Self) {
-        self.queue.give_back(&mut spare.queue);
-        self.pending_releases.give_back(&mut spare.pending_releases);
+    /// Returns the memory that it does not need after an event.
+    pub(super) fn return_spare(&mut self, spare: &mut Self) {
+        self.queue.return_spare(&mut spare.queue);
+        self.pending_releases.return_spare(&mut spare.pending_releases);
     }
 
     /// Returns `true` if no waiter is left, and nothing of this process is left in the store.

@@ -140,6 +140,11 @@ impl Process {
         self.child().stdout.take()
     }
 
+    /// The stdin of the process, if its command piped it. Returns it once.
+    pub fn take_stdin(&self) -> Option<std::process::ChildStdin> {
+        self.child().stdin.take()
+    }
+
     /// Stops the process with SIGSTOP: its sockets stay open and it does not respond.
     ///
     /// # Panics

@@ -13,7 +13,7 @@ use allocation_counter::{AllocationInfo, measure};
 use tokio::runtime::Runtime;
 use tower_lock_comparison::{
     memory_lock::{BareMutexes, KEYS, LockableCrate, MapOfMutexes, MemoryLock, Ours},
-    questions::{memory, one_thread, redis_cycles},
+    questions::{layer, memory, one_thread, redis_cycles},
     redis_lock::RedisLock,
 };
 
@@ -32,6 +32,7 @@ fn main() {
             memory_held::<LockableCrate>();
             memory_held::<MapOfMutexes>();
         }
+        ["layer"] => layer(),
         ["redis_cycles", url, in_flight] => redis_cycles(url, in_flight.parse().expect("a number")),
         _ => panic!("no question has these arguments: {arguments:?}"),
     }
@@ -66,6 +67,15 @@ fn memory_held<L: MemoryLock>() {
     });
     print(L::NAME, info.count_total, info.bytes_current, HELD);
     runtime.block_on(async { guards.into_iter().for_each(L::unlock) });
+}
+
+fn layer() {
+    const REQUESTS: u64 = 1000;
+    for layer::Variant { name, answer } in layer::variants(&Arc::new(one_thread())) {
+        answer(REQUESTS);
+        let info = measure(|| answer(REQUESTS));
+        print(name, info.count_total, info.bytes_total as i64, REQUESTS);
+    }
 }
 
 fn redis_cycles(url: &str, in_flight: u64) {

@@ -1,29 +1,62 @@
 //! Answers the questions that its arguments name, or all of them.
 //!
 //! ```sh
-//! comparison [--rounds N] [--quick] [--long] [--charts FOLDER] [NAME ..]
+//! comparison [--rounds N] [--quick] [--long] [--charts FOLDER] [--redisson CLASSPATH] [NAME ..]
 //! ```
 
 use std::process::ExitCode;
 
 use tower_lock_comparison::{
-    questions::{Run, memory, redis_cycles},
+    contender, load,
+    questions::{Run, growth, hot_key, http, layer, memory, one_thread, redis_cycles, runtime},
     report::Goals,
+    web,
 };
 use tower_lock_testkit::RedisServer;
 
+/// Answers a question, and adds its goals.
 type Question = (&'static str, fn(&mut Run));
 
-const QUESTIONS: [Question; 2] = [("redis_cycles", redis_cycles::answer), ("memory", memory::answer)];
+const QUESTIONS: [Question; 6] = [
+    ("redis_cycles", redis_cycles::answer),
+    ("hot_key", hot_key::answer),
+    ("memory", memory::answer),
+    ("http", http::answer),
+    ("layer", layer::answer),
+    ("growth", growth::answer),
+];
 
 fn main() -> ExitCode {
-    let mut run = Run { rounds: 5, scale: 1.0, goals: Goals::default(), charts: None };
+    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+    match arguments[..] {
+        // The roles of child processes.
+        ["web", redis] => runtime().block_on(web::serve(redis)),
+        ["load", mode, port, path, seconds] => one_thread().block_on(async {
+            let (port, seconds) = (port.parse().expect("a port"), seconds.parse().expect("a number"));
+            match mode {
+                "open" => load::open(port, path, seconds).await.print(),
+                _ => load::closed(port, path, 64, seconds).await.print(),
+            }
+        }),
+        ["contender", lock, redis, count] => {
+            runtime().block_on(contender::contend(lock, redis, count.parse().expect("a number")));
+        }
+        _ => return compare(&arguments),
+    }
+    ExitCode::SUCCESS
+}
+
+fn compare(arguments: &[&str]) -> ExitCode {
+    let mut run = Run { rounds: 5, scale: 1.0, long: false, goals: Goals::default(), charts: None, redisson: None };
     let mut chosen = Vec::new();
-    let mut arguments = std::env::args().skip(1);
+    let mut arguments = arguments.iter().copied();
     while let Some(argument) = arguments.next() {
-        match argument.as_str() {
+        match argument {
+            "--long" => run.long = true,
+            "--redisson" => run.redisson = arguments.next().map(str::to_owned),
             "--rounds" => run.rounds = arguments.next().and_then(|rounds| rounds.parse().ok()).expect("a number"),
-            "--quick" => (run.rounds, run.scale) = (1, 0.2),
+            "--quick" => (run.rounds, run.scale, run.charts) = (1, 0.2, None),
             "--charts" => run.charts = Some(arguments.next().expect("a folder").into()),
             name => match QUESTIONS.iter().find(|(known, _)| *known == name) {
                 Some(question) => chosen.push(*question),

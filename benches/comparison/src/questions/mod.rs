@@ -1,11 +1,20 @@
 //! The questions, and the parts that they share.
 
+pub mod growth;
+pub mod hot_key;
+pub mod http;
+pub mod layer;
 pub mod memory;
 pub mod redis_cycles;
 
-use std::{collections::BTreeMap, path::PathBuf, process::Command};
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    process::{Command, Stdio},
+};
 
 use tokio::runtime::{Builder, Runtime};
+use tower_lock_testkit::Process;
 
 use crate::{chart::Chart, report::Goals};
 
@@ -15,9 +24,13 @@ pub struct Run {
     pub rounds: usize,
     /// The factor of all durations.
     pub scale: f64,
+    /// Also the parts that take minutes.
+    pub long: bool,
     pub goals: Goals,
     /// The folder of the charts, if they are wanted.
     pub charts: Option<PathBuf>,
+    /// The class path of the Java program, if it could be built.
+    pub redisson: Option<String>,
 }
 
 /// Counts of a variant for one unit of work, from the program `allocations`.
@@ -45,6 +58,13 @@ impl Run {
             chart.write(folder);
         }
     }
+}
+
+/// This program in another role. It is killed when it is dropped.
+pub fn spawn_role(role: &str, arguments: &[&str]) -> Process {
+    let mut command = Process::command(std::env::current_exe().expect("a path"));
+    command.arg(role).args(arguments).stdout(Stdio::piped()).stdin(Stdio::piped());
+    Process::start(command).expect("a process")
 }
 
 /// Two workers: as many as the smallest machine of a service has cores.

@@ -37,7 +37,8 @@ pub fn answer(run: &mut Run) {
     let server = runtime.block_on(RedisServer::start());
     let locks: Vec<_> =
         VARIANTS.iter().map(|name| Arc::new(runtime.block_on(RedisLock::connect(name, &server.url())))).collect();
-    let mut chart = Chart::new("redis_cycles", "Acquire and release of distinct keys on Redis, cycles per second");
+    let mut chart =
+        Chart::new("redis_cycles", "Acquire and release of distinct keys on Redis, cycles per second: more is better");
     for in_flight in [1, 64, 512] {
         let mut table = Table::new(format!("Redis, {in_flight} in flight"), RedisLock::OURS, &COLUMNS);
         for at in run.turns(&[0, 1, 2, 3]) {

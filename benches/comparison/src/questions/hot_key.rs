@@ -1,0 +1,209 @@
+//! One key that everything contends for on Redis, with an empty section: in eight processes, and
+//! with 2, 32 and 128 contenders in one process.
+
+use std::{
+    io::{BufRead, BufReader},
+    process::{ChildStdin, Stdio},
+};
+
+use tokio::runtime::Runtime;
+use tower_lock_testkit::{Process, RedisServer};
+
+use super::{Run, runtime, spawn_role};
+use crate::{
+    chart::Chart,
+    measure::{RedisWork, median, nanos, quantile_us, sleep},
+    redis_lock::RedisLock,
+    report::{
+        Table,
+        Target::{AtLeast, AtMost},
+    },
+};
+
+const REDISSON: &str = "Redisson";
+const RATE: &str = "sections/s";
+const HANDOFF: &str = "handoff p50 us";
+const SWITCHES: &str = "to another";
+const SCRIPTS: &str = "scripts";
+const COMMANDS: &str = "commands";
+const REDIS_CPU: &str = "Redis CPU us";
+const SHARE: &str = "poorest's share";
+const COLUMNS: [(&str, usize); 7] =
+    [(RATE, 0), (HANDOFF, 0), (SWITCHES, 2), (SCRIPTS, 2), (COMMANDS, 1), (REDIS_CPU, 1), (SHARE, 2)];
+
+/// The contenders of one measurement.
+#[derive(Clone, Copy)]
+struct Contenders {
+    processes: usize,
+    in_each: usize,
+}
+
+/// A section of a contender.
+struct Section {
+    start: u64,
+    end: u64,
+    contender: usize,
+}
+
+pub fn answer(run: &mut Run) {
+    let runtime = runtime();
+    let server = runtime.block_on(RedisServer::start());
+    let measure = |run: &Run, name, contenders: Contenders, table: &mut Table| {
+        let classes = run.redisson.as_deref().unwrap_or_default();
+        // For dozens of turns of each.
+        let seconds = 2.0 + contenders.in_each as f64 / 64.0;
+        measure(&runtime, &server, (name, classes), contenders, seconds * run.scale, table);
+    };
+    let mut chart = Chart::new("hot_key", "One key on Redis, empty sections per second: more is better");
+
+    let eight = Contenders { processes: 8, in_each: 1 };
+    let mut processes = Table::new("one key, 8 processes", RedisLock::OURS, &COLUMNS);
+    for name in run.turns(&[RedisLock::OURS, RedisLock::RSLOCK, RedisLock::SET_NX]) {
+        measure(run, name, eight, &mut processes);
+    }
+    processes.print();
+    chart.add("8 processes (a lock without a queue stays with one of them)", &processes, RATE, 0);
+    let ours = |column| processes.median(RedisLock::OURS, column);
+    run.goals.check("hot_key_scripts", ours(SCRIPTS), AtMost(2.0));
+    run.goals.check("hot_key_commands", ours(COMMANDS), AtMost(12.0));
+    run.goals.check("hot_key_redis_cpu_us", ours(REDIS_CPU), AtMost(90.0));
+
+    let counts = [2, 32, 128];
+    let mut tables = counts.map(|count| Table::new(format!("one key, {count} contenders"), RedisLock::OURS, &COLUMNS));
+    for at in run.turns(&[0, 1, 2]) {
+        let contenders = Contenders { processes: 1, in_each: counts[at] };
+        // The virtual machine takes seconds to start.
+        let is_measured = run.redisson.is_some() && tables[at].of(REDISSON, RATE).len() < 3;
+        for name in [RedisLock::OURS, RedisLock::SET_NX].into_iter().chain(is_measured.then_some(REDISSON)) {
+            measure(run, name, contenders, &mut tables[at]);
+        }
+    }
+    for (table, count) in tables.iter().zip(counts) {
+        table.print();
+        chart.add(format!("{count} contenders"), table, RATE, 0);
+    }
+    run.write(&chart);
+    let [two, many, most] = &tables;
+    let rates = |table: &Table| table.of(RedisLock::OURS, RATE).to_vec();
+    let flatness: Vec<_> = rates(most).iter().zip(rates(two)).map(|(most, two)| most / two).collect();
+    run.goals.check("hot_key_flatness", median(&flatness), AtLeast(0.8));
+    run.goals.check("hot_key_poorest_share_128", most.median(RedisLock::OURS, SHARE), AtLeast(0.95));
+    for (table, count, least) in [(many, 32, 35.0), (most, 128, 128.0)] {
+        let name = format!("hot_key_{count}_vs_redisson");
+        match run.redisson {
+            Some(_) => run.goals.check(name, table.ratio(RATE, RedisLock::OURS, REDISSON), AtLeast(least)),
+            None => run.goals.skip(name, AtLeast(least)),
+        }
+    }
+    if run.redisson.is_none() {
+        println!("\nskipped Redisson: it needs a JDK and Maven, see scripts/bench.sh");
+    }
+}
+
+/// Starts the contenders, counts their sections for some seconds, and stops them.
+fn measure(
+    runtime: &Runtime,
+    server: &RedisServer,
+    (name, classes): (&'static str, &str),
+    contenders: Contenders,
+    seconds: f64,
+    table: &mut Table,
+) {
+    let start = |_| Contending::start(name, classes, &server.url(), contenders.in_each);
+    let children: Vec<_> = (0..contenders.processes).map(start).collect();
+    let mut children: Vec<_> = children.into_iter().map(Contending::ready).collect();
+    let (from, until, redis) = runtime.block_on(async {
+        sleep(0.3).await;
+        let (redis, from) = (RedisWork::of(server).await, nanos());
+        sleep(seconds).await;
+        (from, nanos(), RedisWork::of(server).await - redis)
+    });
+    children.iter_mut().for_each(Contending::stop);
+    let mut sections = Vec::new();
+    for (at, child) in children.into_iter().enumerate() {
+        let own = child.sections();
+        sections
+            .extend(own.map(|section| Section { contender: section.contender + at * contenders.in_each, ..section }));
+    }
+    runtime.block_on(server.command(&["FLUSHALL"]));
+    sections.retain(|section| (from..until).contains(&section.start));
+    sections.sort_by_key(|section| section.start);
+
+    let count = sections.len() as f64;
+    let mut handoffs = Vec::new();
+    for pair in sections.windows(2) {
+        assert!(pair[0].end <= pair[1].start, "{name}: two contenders at the same time");
+        if pair[0].contender != pair[1].contender {
+            handoffs.push(pair[1].start - pair[0].end);
+        }
+    }
+    let all = contenders.processes * contenders.in_each;
+    let mut shares = vec![0.0; all];
+    sections.iter().for_each(|section| shares[section.contender] += all as f64 / count);
+    table.push(name, RATE, count / ((until - from) as f64 / 1e9));
+    table.push(name, SWITCHES, handoffs.len() as f64 / (count - 1.0));
+    table.push(name, HANDOFF, quantile_us(&mut handoffs, 0.5));
+    table.push(name, SCRIPTS, redis.scripts / count);
+    table.push(name, COMMANDS, redis.commands / count);
+    table.push(name, REDIS_CPU, redis.cpu / 1e3 / count);
+    table.push(name, SHARE, shares.into_iter().fold(f64::INFINITY, f64::min));
+}
+
+/// A process with contenders.
+struct Contending {
+    process: Process,
+    output: BufReader<std::process::ChildStdout>,
+    /// The contenders stop when it is closed.
+    input: Option<ChildStdin>,
+}
+
+// === impl Contending ===
+
+impl Contending {
+    fn start(name: &str, classes: &str, url: &str, count: usize) -> Self {
+        let count = count.to_string();
+        let process = match name {
+            REDISSON => {
+                let mut command = Process::command("java");
+                command.args(["-cp", classes, "HotKey", url, &count]);
+                command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+                Process::start(command).expect("a process")
+            }
+            name => spawn_role("contender", &[name, url, &count]),
+        };
+        let output = BufReader::new(process.take_stdout().expect("a pipe"));
+        let input = process.take_stdin();
+        Self { process, output, input }
+    }
+
+    fn ready(mut self) -> Self {
+        // A library may print lines before it.
+        let mut line = String::new();
+        while line.trim() != "ready" {
+            line.clear();
+            assert!(self.output.read_line(&mut line).expect("a pipe") > 0, "the contenders end before they start");
+        }
+        self
+    }
+
+    fn stop(&mut self) {
+        self.input = None;
+    }
+
+    fn sections(self) -> impl Iterator<Item = Section> {
+        let Self { process, output, .. } = self;
+        let sections: Vec<_> = output.lines().map(|line| Section::parse(&line.expect("a pipe"))).collect();
+        drop(process);
+        sections.into_iter()
+    }
+}
+
+// === impl Section ===
+
+impl Section {
+    fn parse(line: &str) -> Self {
+        let mut numbers = line.split(' ').map(|number| number.parse::<u64>().expect("a number"));
+        let mut number = || numbers.next().expect("three numbers");
+        Self { contender: number() as usize, start: number(), end: number() }
+    }
+}
