@@ -28,9 +28,9 @@ use crate::{policy::LockPolicy, rejection::Rejection, sync::Mutex};
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct BodyReader<'a> {
-    body: RequestBody,
+    body: &'a mut RequestBody,
     /// What the body uses of the budget while its request waits.
-    reservation: Option<Reservation>,
+    reservation: &'a mut Option<Reservation>,
     budget: &'a Arc<BodyBudget>,
     policy: &'a LockPolicy,
 }
@@ -49,16 +49,20 @@ enum BodyBuffer {
 }
 
 impl<'a> BodyReader<'a> {
-    pub(crate) fn new(body: RequestBody, budget: &'a Arc<BodyBudget>, policy: &'a LockPolicy) -> Self {
-        Self { body, reservation: None, budget, policy }
+    pub(crate) fn new(
+        body: &'a mut RequestBody,
+        reservation: &'a mut Option<Reservation>,
+        budget: &'a Arc<BodyBudget>,
+        policy: &'a LockPolicy,
+    ) -> Self {
+        Self { body, reservation, budget, policy }
     }
 
     /// The bytes of the body. They are read once.
     pub(crate) async fn read(&mut self, head: &mut Parts) -> Result<Bytes, Rejection> {
-        if self.reservation.is_none() {
+        if self.reservation.is_none() && !self.body.is_empty() {
             let mut reservation = self.budget.reserve();
             let content = match self.body.take() {
-                Ok(content) if content.data.is_empty() => content,
                 Ok(content) => {
                     let len = content.data.len();
                     if len as u64 > body_limit(head) {
@@ -72,15 +76,10 @@ impl<'a> BodyReader<'a> {
                     read_to_end(streaming, body_limit(head), &mut reservation, pace).await?
                 }
             };
-            self.reservation = Some(reservation);
-            self.body = RequestBody::complete(content);
+            *self.reservation = Some(reservation);
+            *self.body = RequestBody::complete(content);
         }
         Ok(self.body.data())
-    }
-
-    /// The body for the inner service, and its reservation, which ends when that is called.
-    pub(crate) fn into_parts(self) -> (RequestBody, Option<Reservation>) {
-        (self.body, self.reservation)
     }
 }
 
@@ -131,7 +130,7 @@ async fn read_to_end(
     reservation.complete()?;
     streaming.finish();
     let data = reading.0.lock().0.take().ok_or(Rejection::BodyTimeout)?.into_bytes();
-    Ok(ReplayBody { data, trailers, has_unknown_length: announced.exact().is_none() })
+    Ok(ReplayBody { data, trailers: trailers.map(Box::new), has_unknown_length: announced.exact().is_none() })
 }
 
 /// Ready when the client was too slow.

@@ -50,7 +50,7 @@ pub(crate) struct RequestBodyHandle(Weak<Mutex<Option<RequestBody>>>);
 #[derive(Debug, Default)]
 pub(crate) struct ReplayBody {
     pub(crate) data: Bytes,
-    pub(crate) trailers: Option<HeaderMap>,
+    pub(crate) trailers: Option<Box<HeaderMap>>,
     /// The sender did not announce the length.
     pub(crate) has_unknown_length: bool,
 }
@@ -117,6 +117,11 @@ impl RequestBody {
         }
     }
 
+    /// Whether the body is complete, and without content.
+    pub(crate) fn is_empty(&self) -> bool {
+        matches!(&self.0, Kind::Complete(content) if content.data.is_empty())
+    }
+
     fn is_complete(&self) -> bool {
         matches!(self.0, Kind::Complete(_))
     }
@@ -150,10 +155,11 @@ impl RequestBody {
 
     /// Reports to this layer whether the end of the body was read, and applies its pace while a
     /// lock is held there.
-    pub(crate) fn observed_by(mut self, observer: Arc<dyn BodyObserver>, policy: &LockPolicy) -> Self {
+    pub(crate) fn observed_by(mut self, observer: impl FnOnce() -> Arc<dyn BodyObserver>, policy: &LockPolicy) -> Self {
         match &mut self.0 {
             Kind::Complete(_) => {}
             Kind::Streaming(streaming) => {
+                let observer = observer();
                 observer.set_incomplete(true);
                 streaming.layers.insert(0, LayerPace { observer, pace: Pace::from_policy(policy) });
             }
@@ -295,7 +301,7 @@ impl Body for TakenBody {
 impl ReplayBody {
     fn next(&mut self) -> Option<Frame<Bytes>> {
         if self.data.is_empty() {
-            self.trailers.take().map(Frame::trailers)
+            self.trailers.take().map(|trailers| Frame::trailers(*trailers))
         } else {
             Some(Frame::data(mem::take(&mut self.data)))
         }
