@@ -27,9 +27,16 @@ pub struct AcquisitionId {
 /// Tests of a [`LockStore`](crate::store::LockStore) use it to create ids.
 #[derive(Debug)]
 pub struct AcquisitionIds {
+    /// Not shared with other generators: each id counts the references of its own.
     manager: Arc<str>,
-    next: AtomicU64,
     next_call: AtomicU64,
+    sequence: Arc<Sequence>,
+}
+
+/// The numbers that all generators of one manager share.
+#[derive(Debug)]
+struct Sequence {
+    next: AtomicU64,
     jitter_seed: AtomicU64,
 }
 
@@ -105,10 +112,16 @@ impl AcquisitionIds {
         let instance: String = instance.chars().skip(cut).map(plain).collect();
         Self {
             manager: format!("{instance}:{random:016x}").into(),
-            next: AtomicU64::new(0),
             next_call: AtomicU64::new(0),
-            jitter_seed: AtomicU64::new(random),
+            sequence: Arc::new(Sequence { next: AtomicU64::new(0), jitter_seed: AtomicU64::new(random) }),
         }
+    }
+
+    /// A generator for one shard of the keys of the same manager. Its calls have numbers of their
+    /// own. Its ids share no reference count with those of other shards, because threads that lock
+    /// different keys would slow each other down.
+    pub(crate) fn for_shard(&self) -> Self {
+        Self { manager: Arc::from(&*self.manager), next_call: AtomicU64::new(0), sequence: Arc::clone(&self.sequence) }
     }
 
     /// A generator for a child process of the same instance.
@@ -124,12 +137,15 @@ impl AcquisitionIds {
 
     /// Returns the next id.
     pub fn next(&self) -> AcquisitionId {
-        AcquisitionId { manager: Arc::clone(&self.manager), sequence: self.next.fetch_add(1, Ordering::Relaxed) }
+        AcquisitionId {
+            manager: Arc::clone(&self.manager),
+            sequence: self.sequence.next.fetch_add(1, Ordering::Relaxed),
+        }
     }
 
     /// Whether this generator has issued the id.
     pub(crate) fn has_issued(&self, id: &AcquisitionId) -> bool {
-        id.manager == self.manager && id.sequence < self.next.load(Ordering::Relaxed)
+        id.manager == self.manager && id.sequence < self.sequence.next.load(Ordering::Relaxed)
     }
 
     pub(crate) fn next_call_id(&self) -> u64 {
@@ -138,7 +154,7 @@ impl AcquisitionIds {
 
     /// A random number in 0..1, so that waiters do not poll at the same time.
     pub(crate) fn jitter(&self) -> f64 {
-        fastrand::Rng::with_seed(self.jitter_seed.fetch_add(1, Ordering::Relaxed)).f64()
+        fastrand::Rng::with_seed(self.sequence.jitter_seed.fetch_add(1, Ordering::Relaxed)).f64()
     }
 }
 

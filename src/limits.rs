@@ -97,6 +97,9 @@ pub(crate) const STORE_CALL_TIMEOUT_MAX: Duration = Duration::from_secs(5);
 /// The shortest timeout of connecting to Redis and of one call.
 #[cfg(feature = "redis")]
 pub(crate) const REDIS_TIMEOUT_MIN: Duration = Duration::from_millis(50);
+/// Acquires that wait until they are sent to Redis; further ones are refused at once.
+#[cfg(feature = "redis")]
+pub(crate) const MAX_WAITING_REQUESTS: usize = 10_000;
 /// A request is rejected after this time without a reply for its key: one call and one repetition.
 pub(crate) const STORE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The first delay and the longest delay before a failed call is repeated; each is twice the

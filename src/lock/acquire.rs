@@ -86,30 +86,54 @@ pin_project! {
     #[must_use = "futures do nothing unless you `.await` or poll them"]
     pub struct LockFuture {
         driver: Option<Arc<Driver>>,
-        // Sent at the first poll.
-        params: Option<LockParams>,
-        // The settings of a call without HTTP. They are merged at the first poll, because the task
-        // that polls decides on the owner and on the settings that are inherited.
-        call: Option<(LockPolicy, HandleSettings)>,
-        // The request that was sent.
-        pending: Option<PendingAcquire>,
-        wait: Duration,
         #[pin]
-        timer: Option<Sleep>,
-        // The timer of a call without a wait has fired once.
-        is_last_round: bool,
-        // The timeout coincided with the result, which is about to arrive.
-        is_result_pending: bool,
+        state: State,
     }
 
     impl PinnedDrop for LockFuture {
         fn drop(this: Pin<&mut Self>) {
             let this = this.project();
-            if let (Some(driver), Some(pending)) = (&this.driver, this.pending.take()) {
+            if let (Some(driver), StateProject::Waiting { pending, .. }) = (this.driver, this.state.project())
+                && let Some(pending) = pending.take()
+            {
                 pending.cancel(driver);
             }
         }
     }
+}
+
+pin_project! {
+    /// What a request needs before and after its first poll shares its memory.
+    #[project = StateProject]
+    enum State {
+        // Sent at the first poll.
+        Created { request: Option<Request> },
+        Waiting {
+            // `None` after completion.
+            pending: Option<PendingAcquire>,
+            wait: Duration,
+            #[pin]
+            timer: Option<Sleep>,
+            // The timer of a call without a wait has fired once.
+            is_last_round: bool,
+            // The timeout coincided with the result, which is about to arrive.
+            is_result_pending: bool,
+        },
+    }
+}
+
+/// A request that was not sent yet.
+enum Request {
+    Layer(LockParams),
+    /// A call without HTTP. Its settings are merged at the first poll, because the task that polls
+    /// decides on the owner and on the settings that are inherited.
+    Call {
+        key: LockKey,
+        owner: Option<Owner>,
+        policy: LockPolicy,
+        handle: HandleSettings,
+        unless_recorded: bool,
+    },
 }
 
 pin_project! {
@@ -217,16 +241,7 @@ impl LockBuilder {
 
     fn into_future_unless(self, unless_recorded: bool) -> LockFuture {
         let Self { driver, key, policy, owner, handle } = self;
-        // The wait and the limits are set at the first poll.
-        let params = LockParams {
-            key,
-            wait: Duration::ZERO,
-            limits: HoldLimits::default(),
-            owner,
-            route: None,
-            unless_recorded,
-        };
-        LockFuture::with_settings(driver, params, Some((policy, handle)))
+        LockFuture::with_request(driver, Request::Call { key, owner, policy, handle, unless_recorded })
     }
 }
 
@@ -241,72 +256,70 @@ impl IntoFuture for LockBuilder {
 
 impl LockFuture {
     pub(crate) fn new(driver: Arc<Driver>, params: LockParams) -> Self {
-        Self::with_settings(driver, params, None)
+        Self::with_request(driver, Request::Layer(params))
     }
 
-    fn with_settings(driver: Arc<Driver>, params: LockParams, call: Option<(LockPolicy, HandleSettings)>) -> Self {
-        let wait = params.wait;
-        Self {
-            driver: Some(driver),
-            params: Some(params),
-            call,
-            pending: None,
-            wait,
-            timer: None,
-            is_last_round: false,
-            is_result_pending: false,
-        }
+    fn with_request(driver: Arc<Driver>, request: Request) -> Self {
+        Self { driver: Some(driver), state: State::Created { request: Some(request) } }
     }
 
     fn poll_claim(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Claim, LockError>> {
         let mut this = self.project();
         let driver = this.driver.as_ref().expect("not polled after completion");
-        if let Some(mut params) = this.params.take() {
-            let parent = this.call.take().and_then(|(policy, handle)| {
-                (params.wait, params.limits) = effective_settings(policy, handle.policy);
-                *this.wait = params.wait;
-                handle.parent.get()
+        if let StateProject::Created { request } = this.state.as_mut().project() {
+            let (params, parent) = request.take().expect("sent once").resolve();
+            let wait = params.wait;
+            let pending = Some(PendingAcquire::send(driver, params, parent));
+            this.state.set(State::Waiting {
+                pending,
+                wait,
+                timer: None,
+                is_last_round: false,
+                is_result_pending: false,
             });
-            *this.pending = Some(PendingAcquire::send(driver, params, parent));
         }
-        let pending = this.pending.as_mut().expect("sent at the first poll");
+        let StateProject::Waiting { pending: slot, wait, mut timer, is_last_round, is_result_pending } =
+            this.state.project()
+        else {
+            unreachable!("sent above")
+        };
+        let pending = slot.as_mut().expect("not polled after completion");
         let mut result = loop {
             if let Poll::Ready(result) = pending.waiter.poll_recv(cx) {
                 break result;
             }
-            if *this.is_result_pending {
+            if *is_result_pending {
                 return Poll::Pending;
             }
             // The table replies to a call without a wait in time. Its timer is a safety net.
-            let waits = !this.wait.is_zero();
-            match this.timer {
-                ref mut timer if timer.is_none() => {
-                    timer.set(Some(sleep(if waits { *this.wait } else { 2 * driver.store_timeout() })));
-                }
+            let waits = !wait.is_zero();
+            if timer.is_none() {
+                timer.set(Some(sleep(if waits { *wait } else { 2 * driver.store_timeout() })));
+            } else {
                 // Woken without a result: a runtime may have ended, with timers that have to fire.
-                _ => driver.rearm_lost_timers(),
+                driver.rearm_lost_timers();
             }
-            if let Some(timer) = this.timer.as_mut().as_pin_mut() {
+            if let Some(timer) = timer.as_mut().as_pin_mut() {
                 ready!(timer.poll(cx));
             }
-            if !waits && !*this.is_last_round {
+            if !waits && !*is_last_round {
                 // After a stop of the process (SIGSTOP, a suspended machine) all timers fire at
                 // once, this one perhaps before the reply of the store is processed.
-                *this.is_last_round = true;
-                this.timer.set(None);
+                *is_last_round = true;
+                timer.set(None);
                 continue;
             }
             if let Some(position) = driver.cancel(&pending.key, pending.number) {
                 break Err(if waits { position.timeout_error() } else { no_reply_error(position) }.into());
             }
             // No longer in the queue: the result was just sent, or is about to be.
-            *this.is_result_pending = true;
+            *is_result_pending = true;
         };
         // The table does not know the limit of the wait.
         if let Err(NotGranted::Rejected(LockError::TimedOut { waited, .. })) = &mut result {
-            *waited = *this.wait;
+            *waited = *wait;
         }
-        let Some(PendingAcquire { waiting, .. }) = this.pending.take() else { unreachable!("it was polled above") };
+        let Some(PendingAcquire { waiting, .. }) = slot.take() else { unreachable!("it was polled above") };
         Poll::Ready(match result {
             Ok(section) => {
                 section.delivered();
@@ -348,6 +361,19 @@ impl Future for ClaimFuture {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         self.project().lock.poll_claim(cx)
+    }
+}
+
+impl Request {
+    /// The parameters, and the parent request of a call.
+    fn resolve(self) -> (LockParams, Option<Owner>) {
+        match self {
+            Self::Layer(params) => (params, None),
+            Self::Call { key, owner, policy, handle, unless_recorded } => {
+                let (wait, limits) = effective_settings(policy, handle.policy);
+                (LockParams { key, wait, limits, owner, route: None, unless_recorded }, handle.parent.get())
+            }
+        }
     }
 }
 
@@ -403,10 +429,10 @@ fn no_reply_error(position: QueuePosition) -> LockError {
 
 impl fmt::Debug for LockFuture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match (&self.params, &self.pending) {
-            (Some(_), _) => "LockFuture(created)",
-            (None, Some(_)) => "LockFuture(waiting)",
-            (None, None) => "LockFuture(done)",
+        f.write_str(match &self.state {
+            State::Created { .. } => "LockFuture(created)",
+            State::Waiting { pending: Some(_), .. } => "LockFuture(waiting)",
+            State::Waiting { pending: None, .. } => "LockFuture(done)",
         })
     }
 }

@@ -52,7 +52,10 @@ pub(crate) const QUEUE: QueueConfig =
 const SHARD_ALLOWANCE: usize = 2;
 
 /// The state that all clones of a manager share.
+///
+/// Aligned, so that no field is in the cache line of its reference count, which each guard changes.
 #[derive(Debug)]
+#[repr(align(128))]
 pub(crate) struct Driver {
     pub(super) store: Arc<dyn LockStore>,
     /// What the store can do, read once.
@@ -76,7 +79,7 @@ pub(crate) struct Driver {
     store_warnings: ThrottledLog,
     reports: Reports,
     /// I11: no code of others runs under one of these mutexes, and nothing is awaited.
-    tables: KeyShards<LockTable<TokioDriver>>,
+    shards: KeyShards<Shard>,
     lag_notices: Mutex<LagNotices>,
     /// Set once, and never cleared.
     is_shutting_down: AtomicBool,
@@ -87,6 +90,13 @@ pub(crate) struct Driver {
     shutdown_started: Notify,
     /// Notified when the table becomes empty during a shutdown.
     idle: Notify,
+}
+
+/// The keys of one shard.
+#[derive(Debug)]
+struct Shard {
+    table: LockTable<TokioDriver>,
+    ids: AcquisitionIds,
 }
 
 /// Notices that messages of the store may have been lost. Many of them are combined into one.
@@ -130,7 +140,11 @@ impl Driver {
     ) -> Arc<Self> {
         let (traits, call_timeout) = (store.traits(), store.call_timeout());
         let bounds = LeaseBounds { longest: lease, call_timeout };
-        let usage = Arc::new(Usage::new(KeyShards::<()>::COUNT, SHARD_ALLOWANCE));
+        let usage = Arc::new(Usage::new(KeyShards::<Shard>::COUNT, SHARD_ALLOWANCE));
+        let shards = KeyShards::new(|| Shard {
+            table: LockTable::new(bounds, Arc::clone(&usage), SHARD_ALLOWANCE),
+            ids: ids.for_shard(),
+        });
         let driver = Arc::new(Self {
             store,
             traits,
@@ -146,7 +160,7 @@ impl Driver {
             lease,
             store_warnings: ThrottledLog::default(),
             reports: Reports::default(),
-            tables: KeyShards::new(|| LockTable::new(bounds, Arc::clone(&usage), SHARD_ALLOWANCE)),
+            shards,
             lag_notices: Mutex::default(),
             is_shutting_down: AtomicBool::new(false),
             runtime: Mutex::default(),
@@ -197,8 +211,7 @@ impl Driver {
         }
         self.rearm_lost_timers();
         let mut actions = Actions::new();
-        let number =
-            self.tables.of(key).lock().request(key, &LazyNow::new(&self.clock), &self.ids, request, &mut actions);
+        let number = self.with_table(key, |table, now, ids| table.request(key, now, ids, request, &mut actions));
         self.execute_all(key, actions);
         number
     }
@@ -207,8 +220,7 @@ impl Driver {
     /// or is about to be.
     pub(super) fn cancel(self: &Arc<Self>, key: &LockKey, number: u64) -> Option<QueuePosition> {
         let mut actions = Actions::new();
-        let position =
-            self.tables.of(key).lock().cancel(key, &LazyNow::new(&self.clock), &self.ids, number, &mut actions);
+        let position = self.with_table(key, |table, now, ids| table.cancel(key, now, ids, number, &mut actions));
         self.execute_all(key, actions);
         position
     }
@@ -223,8 +235,7 @@ impl Driver {
             return Some(ReleaseOutcome::NotHeld);
         }
         let (key, mut actions) = (&section.grant.key, Actions::new());
-        let now = LazyNow::new(&self.clock);
-        let outcome = self.tables.of(key).lock().end_guard(&now, &self.ids, section, end, &mut actions);
+        let outcome = self.with_table(key, |table, now, ids| table.end_guard(now, ids, section, end, &mut actions));
         self.execute_all(key, actions);
         outcome
     }
@@ -284,8 +295,8 @@ impl Driver {
     }
 
     fn broadcast_lagged(self: &Arc<Self>) {
-        for table in self.tables.iter() {
-            let waiting = table.lock().lagged(self.clock.now());
+        for shard in self.shards.iter() {
+            let waiting = shard.lock().table.lagged(self.clock.now());
             for key in waiting {
                 self.handle_event(&key, Event::Lagged);
             }
@@ -294,7 +305,7 @@ impl Driver {
 
     /// Rejects all waiters, and every later request.
     pub(super) fn shut_down(self: &Arc<Self>) {
-        let keys: Vec<_> = self.tables.iter().flat_map(|table| table.lock().shut_down()).collect();
+        let keys: Vec<_> = self.shards.iter().flat_map(|shard| shard.lock().table.shut_down()).collect();
         self.is_shutting_down.store(true, Ordering::Release);
         self.shutdown_started.notify_waiters();
         for key in keys {
@@ -333,15 +344,15 @@ impl Driver {
     }
 
     pub(super) fn held_count(&self) -> usize {
-        self.tables.iter().map(|table| table.lock().held_count()).sum()
+        self.shards.iter().map(|shard| shard.lock().table.held_count()).sum()
     }
 
     pub(super) fn waiting_for(&self, key: &LockKey) -> usize {
-        self.tables.of(key).lock().waiting_for(key)
+        self.shards.of(key).lock().table.waiting_for(key)
     }
 
     pub(crate) fn hold_count(&self, key: &LockKey, owner: &Owner) -> u32 {
-        self.tables.of(key).lock().hold_count(key, owner, self.clock.now())
+        self.shards.of(key).lock().table.hold_count(key, owner, self.clock.now())
     }
 
     /// The rejection that a request of this owner would get now if it did not wait, as far as this
@@ -352,13 +363,13 @@ impl Driver {
         owner: &Owner,
         route: impl FnOnce() -> Option<Arc<str>>,
     ) -> Option<LockError> {
-        let error = self.tables.of(key).lock().rejection_without_wait(key, owner, self.clock.now())?;
+        let error = self.shards.of(key).lock().table.rejection_without_wait(key, owner, self.clock.now())?;
         AcquireMetrics::start(route().as_ref()).rejected(&error);
         Some(error)
     }
 
     pub(super) fn hold_count_of(&self, section: &Arc<Section>) -> u32 {
-        self.tables.of(&section.grant.key).lock().hold_count_of(section, self.clock.now())
+        self.shards.of(&section.grant.key).lock().table.hold_count_of(section, self.clock.now())
     }
 
     /// The time without a reply after which a request is rejected: one call and one repeat.
@@ -369,8 +380,8 @@ impl Driver {
     /// The number of keys with an entry, and the number of waiters.
     #[cfg(any(test, feature = "__internals"))]
     pub(crate) fn size(&self) -> (usize, usize) {
-        let sizes = self.tables.iter().map(|table| {
-            let table = table.lock();
+        let sizes = self.shards.iter().map(|shard| {
+            let Shard { table, .. } = &*shard.lock();
             (table.len(), table.waiting())
         });
         sizes.fold((0, 0), |sum, size| (sum.0 + size.0, sum.1 + size.1))
@@ -391,12 +402,22 @@ impl Driver {
         self.clock.now()
     }
 
+    /// Locks the table of this key.
+    fn with_table<T>(
+        &self,
+        key: &LockKey,
+        event: impl FnOnce(&mut LockTable<TokioDriver>, &LazyNow<'_>, &AcquisitionIds) -> T,
+    ) -> T {
+        let Shard { table, ids } = &mut *self.shards.of(key).lock();
+        event(table, &LazyNow::new(&self.clock), ids)
+    }
+
     fn handle_event(self: &Arc<Self>, key: &LockKey, event: Event<TokioDriver>) {
         if !self.is_of_this_process() {
             return;
         }
         let mut actions = Actions::new();
-        self.tables.of(key).lock().handle_event(key, &LazyNow::new(&self.clock), &self.ids, event, &mut actions);
+        self.with_table(key, |table, now, ids| table.handle_event(key, now, ids, event, &mut actions));
         self.execute_all(key, actions);
     }
 
@@ -409,8 +430,7 @@ impl Driver {
             let mut next = Actions::new();
             for action in actions {
                 if let Some(event) = self.execute(key, action) {
-                    let now = LazyNow::new(&self.clock);
-                    self.tables.of(key).lock().handle_event(key, &now, &self.ids, event, &mut next);
+                    self.with_table(key, |table, now, ids| table.handle_event(key, now, ids, event, &mut next));
                 }
             }
             actions = next;
@@ -502,11 +522,11 @@ impl Driver {
                     event: Some(event),
                     reply: PhantomData,
                 };
+                let Err((reply, finish)) = reply.on_reply(move |reply| call.finish(reply)) else { return None };
+                let call_timeout = self.call_timeout;
                 self.spawn(async move {
-                    let reply = timeout(call.driver.call_timeout, reply).await;
-                    call.finish(
-                        reply.unwrap_or_else(|_| Err(StoreError::new("lock", operation, StoreErrorKind::Timeout))),
-                    );
+                    let reply = timeout(call_timeout, reply).await;
+                    finish(reply.unwrap_or_else(|_| Err(StoreError::new("lock", operation, StoreErrorKind::Timeout))));
                 });
                 None
             }
@@ -600,7 +620,7 @@ impl Driver {
     /// Whether no key is held, requested or pending release. During a shutdown no entry is created,
     /// so that a table that was empty stays empty.
     fn is_idle(&self) -> bool {
-        self.tables.iter().all(|table| table.lock().is_empty())
+        self.shards.iter().all(|shard| shard.lock().table.is_empty())
     }
 }
 
@@ -631,7 +651,7 @@ impl Drop for WakeupTask {
         if self.has_fired {
             return;
         }
-        let waiters = self.driver.tables.of(&self.key).lock().take_timer(&self.key, self.at);
+        let waiters = self.driver.shards.of(&self.key).lock().table.take_timer(&self.key, self.at);
         self.driver.lost_timers.insert(self.key.clone());
         // A waiter on another runtime fires it.
         for waiter in waiters {

@@ -21,6 +21,8 @@ pub(super) struct Attempt<D: DriverTypes> {
     /// the store would remove the queue entry.
     pub(super) wants_queue: bool,
     pub(super) in_flight: InFlight,
+    /// A call was sent, so that the store may have data of this id.
+    pub(super) was_sent: bool,
     /// A message came during the call in flight, whose reply may be older.
     pub(super) recheck_after_reply: bool,
     /// A revocation message came during the call in flight: the grant in its reply may be revoked.
@@ -95,6 +97,7 @@ impl<D: DriverTypes> Attempt<D> {
             state: State::Requesting,
             wants_queue: false,
             in_flight: InFlight::default(),
+            was_sent: false,
             recheck_after_reply: false,
             revoked_meanwhile: false,
             is_verified: false,
@@ -134,7 +137,7 @@ impl<D: DriverTypes> Attempt<D> {
     pub(super) fn store_error(&self) -> Option<StoreError> {
         let has_no_reply = matches!(self.state, State::Requesting);
         let timeout = || StoreError::new("lock", "acquire", StoreErrorKind::Timeout);
-        self.in_flight.error.clone().or_else(|| has_no_reply.then(timeout))
+        self.in_flight.error().cloned().or_else(|| has_no_reply.then(timeout))
     }
 
     /// Schedules the next acquire of a queued id: about a second later, or when the lease of the

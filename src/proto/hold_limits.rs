@@ -54,9 +54,4 @@ impl HoldLimits {
             _ => bounds.longest / MIN_REMAINING_DIVISOR,
         }
     }
-
-    /// The rest of `min_hold` of a section that started at `started_at`.
-    pub(super) fn min_hold_remaining(&self, started_at: BootInstant, now: BootInstant) -> Duration {
-        started_at.saturating_add(self.min_hold).saturating_duration_since(now)
-    }
 }

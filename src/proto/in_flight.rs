@@ -13,21 +13,32 @@ use crate::{
 pub(super) struct InFlight {
     /// The number of the call in flight, and the instant at which it was sent (I3).
     call: Option<(u64, BootInstant)>,
+    /// Most attempts have none.
+    failures: Option<Box<Failures>>,
+}
+
+/// The calls of one attempt that had no reply.
+#[derive(Debug, Default)]
+struct Failures {
     /// A failed call may still be executed until this instant.
-    pub(super) in_doubt_until: Option<BootInstant>,
+    in_doubt_until: Option<BootInstant>,
     /// The instant of the first call without a reply since the last success.
     unanswered_since: Option<BootInstant>,
     /// The same for waiters. A failover error clears it, because the store is reachable.
     unavailable_since: Option<BootInstant>,
-    failures: u32,
-    pub(super) error: Option<StoreError>,
+    /// The number since the last success.
+    count: u32,
+    /// The last error since then.
+    error: Option<StoreError>,
 }
 
 impl InFlight {
     pub(super) fn start(&mut self, number: u64, now: BootInstant) {
         self.call = Some((number, now));
-        self.unanswered_since.get_or_insert(now);
-        self.unavailable_since.get_or_insert(now);
+        if let Some(failures) = &mut self.failures {
+            failures.unanswered_since.get_or_insert(now);
+            failures.unavailable_since.get_or_insert(now);
+        }
     }
 
     pub(super) fn number(&self) -> Option<u64> {
@@ -41,28 +52,37 @@ impl InFlight {
         Some(sent_at)
     }
 
-    /// Records a reply.
+    /// Records a reply. A failed call stays in doubt.
     pub(super) fn succeeded(&mut self) {
-        self.unanswered_since = None;
-        self.unavailable_since = None;
-        self.failures = 0;
-        self.error = None;
+        if let Some(failures) = &mut self.failures {
+            **failures = Failures { in_doubt_until: failures.in_doubt_until, ..Failures::default() };
+        }
+    }
+
+    /// A failed call may still be executed until this instant.
+    pub(super) fn in_doubt_until(&self) -> Option<BootInstant> {
+        self.failures.as_ref()?.in_doubt_until
+    }
+
+    /// The error of the last call, if it has failed.
+    pub(super) fn error(&self) -> Option<&StoreError> {
+        self.failures.as_ref()?.error.as_ref()
     }
 
     /// The instant at which requests with a wait (`waits`) or without one are rejected. `None`
     /// before the first failure.
     pub(super) fn fails_at(&self, waits: bool, timeout: Duration) -> Option<BootInstant> {
-        self.error.as_ref()?;
-        let since = if waits { self.unavailable_since } else { self.unanswered_since };
+        let failures = self.failures.as_ref().filter(|failures| failures.error.is_some())?;
+        let since = if waits { failures.unavailable_since } else { failures.unanswered_since };
         Some(since?.saturating_add(timeout))
     }
 
     /// The error to reject requests with at `now`, if that instant has come.
     pub(super) fn failure_at(&self, now: BootInstant, waits: bool, timeout: Duration) -> Option<StoreError> {
-        self.error.clone().filter(|_| self.fails_at(waits, timeout).is_some_and(|at| at <= now))
+        self.error().filter(|_| self.fails_at(waits, timeout).is_some_and(|at| at <= now)).cloned()
     }
 
-    /// Records a failure: the call is in doubt. Returns the instant of the retry.
+    /// Records a failure: a call that was sent is in doubt. Returns the instant of the retry.
     pub(super) fn failed(
         &mut self,
         error: &StoreError,
@@ -71,17 +91,20 @@ impl InFlight {
         now: BootInstant,
         jitter: f64,
     ) -> BootInstant {
-        self.error = Some(error.clone());
-        let in_doubt_until = sent_at.saturating_add(call_timeout);
-        self.in_doubt_until = Some(self.in_doubt_until.map_or(in_doubt_until, |earlier| earlier.max(in_doubt_until)));
-        self.unanswered_since.get_or_insert(sent_at);
-        if error.is_failover() {
-            self.unavailable_since = None;
-        } else {
-            self.unavailable_since.get_or_insert(sent_at);
+        let failures = self.failures.get_or_insert_default();
+        failures.error = Some(error.clone());
+        if !error.is_unsent() {
+            let until = sent_at.saturating_add(call_timeout);
+            failures.in_doubt_until = Some(failures.in_doubt_until.map_or(until, |earlier| earlier.max(until)));
         }
-        self.failures += 1;
-        now.saturating_add(backoff(self.failures, jitter))
+        failures.unanswered_since.get_or_insert(sent_at);
+        if error.is_failover() {
+            failures.unavailable_since = None;
+        } else {
+            failures.unavailable_since.get_or_insert(sent_at);
+        }
+        failures.count += 1;
+        now.saturating_add(backoff(failures.count, jitter))
     }
 }
 
@@ -123,9 +146,9 @@ mod tests {
         let mut calls = InFlight::default();
         fail(&mut calls, StoreErrorKind::Unavailable, at(100));
         fail(&mut calls, StoreErrorKind::Unavailable, at(50));
-        assert_eq!(calls.in_doubt_until, Some(at(600)), "the doubt never shrinks");
+        assert_eq!(calls.in_doubt_until(), Some(at(600)), "the doubt never shrinks");
         calls.succeeded();
-        assert_eq!(calls.in_doubt_until, Some(at(600)), "a later reply does not end it");
+        assert_eq!(calls.in_doubt_until(), Some(at(600)), "a later reply does not end it");
     }
 
     #[test]

@@ -3,7 +3,6 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use smallvec::SmallVec;
 
 use super::{DriverTypes, section::Section};
 use crate::{
@@ -20,7 +19,7 @@ use crate::{
 /// be queued behind its own predecessor.
 #[derive(Debug)]
 pub(super) struct PendingReleases<D: DriverTypes> {
-    releases: SmallVec<[PendingRelease<D>; 1]>,
+    releases: Vec<PendingRelease<D>>,
     blocking: Option<AcquisitionId>,
 }
 
@@ -57,7 +56,21 @@ pub(super) struct PendingRelease<D: DriverTypes> {
 
 impl<D: DriverTypes> PendingReleases<D> {
     pub(super) fn new() -> Self {
-        Self { releases: SmallVec::new(), blocking: None }
+        Self { releases: Vec::new(), blocking: None }
+    }
+
+    /// Takes the memory of a spare list, if it has none.
+    pub(super) fn lend(&mut self, spare: &mut Self) {
+        if self.releases.capacity() == 0 {
+            std::mem::swap(&mut self.releases, &mut spare.releases);
+        }
+    }
+
+    /// Gives its memory back if it is empty: a key that is held uses none.
+    pub(super) fn give_back(&mut self, spare: &mut Self) {
+        if self.releases.is_empty() {
+            spare.releases = std::mem::take(&mut self.releases);
+        }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -83,6 +96,10 @@ impl<D: DriverTypes> PendingReleases<D> {
     }
 
     pub(super) fn push(&mut self, release: PendingRelease<D>) {
+        if self.releases.capacity() == 0 {
+            // More than one release of a key is rare.
+            self.releases.reserve_exact(1);
+        }
         self.releases.push(release);
     }
 
@@ -107,7 +124,7 @@ impl<D: DriverTypes> PendingReleases<D> {
     /// release that blocks the next attempt.
     pub(super) fn retain(&mut self, mut keep: impl FnMut(&mut PendingRelease<D>, bool) -> bool) {
         let blocking = &self.blocking;
-        self.releases.retain(|release| {
+        self.releases.retain_mut(|release| {
             let is_blocking = blocking.as_ref() == Some(&release.id);
             keep(release, is_blocking)
         });

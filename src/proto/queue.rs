@@ -22,6 +22,9 @@ pub struct LockRequest<W> {
     pub unless_recorded: bool,
 }
 
+/// The most places of a spare queue: most keys have no more waiters at a time.
+const MAX_SPARE: usize = 4;
+
 /// A queue in first-come order.
 #[derive(Debug)]
 pub(super) struct WaitQueue<W> {
@@ -50,6 +53,23 @@ impl<W> LockRequest<W> {
 impl<W> WaitQueue<W> {
     pub(super) const fn new() -> Self {
         Self { entries: VecDeque::new(), non_waiting: 0 }
+    }
+
+    /// Takes the memory of a spare queue, if it has none.
+    pub(super) fn lend(&mut self, spare: &mut Self) {
+        if self.entries.capacity() == 0 {
+            std::mem::swap(&mut self.entries, &mut spare.entries);
+        }
+    }
+
+    /// Gives its memory back if it is empty: a key that is held without waiters uses none.
+    pub(super) fn give_back(&mut self, spare: &mut Self) {
+        if self.entries.is_empty() {
+            let entries = std::mem::take(&mut self.entries);
+            if entries.capacity() <= MAX_SPARE {
+                spare.entries = entries;
+            }
+        }
     }
 
     pub(super) fn len(&self) -> usize {

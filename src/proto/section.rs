@@ -40,7 +40,8 @@ pub struct Section<D: DriverTypes> {
     pub grant: Arc<Grant<D>>,
     /// The token of the writes of this section.
     pub token: FencingToken,
-    pub(crate) limits: HoldLimits,
+    pub(super) lock_delay: Duration,
+    pub(crate) min_hold: Duration,
     pub(crate) started_at: BootInstant,
     /// The limit of this section. Its grant may continue with another section.
     deadline: AtomicDeadline,
@@ -68,7 +69,8 @@ impl<D: DriverTypes> Section<D> {
         Self {
             grant,
             token,
-            limits,
+            lock_delay: limits.lock_delay,
+            min_hold: limits.min_hold,
             started_at: now,
             deadline: AtomicDeadline::new(limit),
             undelivered: AtomicU32::new(0),
@@ -92,6 +94,11 @@ impl<D: DriverTypes> Section<D> {
             return Duration::ZERO;
         }
         remaining.min(self.grant.remaining(now))
+    }
+
+    /// The rest of `min_hold`.
+    pub(super) fn min_hold_remaining(&self, now: BootInstant) -> Duration {
+        self.started_at.saturating_add(self.min_hold).saturating_duration_since(now)
     }
 
     /// Counts one more waiter that the section is sent to. Returns the number before.

@@ -28,6 +28,9 @@ use crate::{
 #[derive(Debug)]
 pub struct LockTable<D: DriverTypes> {
     entries: KeyMap<LockEntry<D>>,
+    /// An entry without content, whose memory the others use during an event: neither the queue
+    /// nor the release of an uncontended key is allocated.
+    spare: LockEntry<D>,
     lease: LeaseBounds,
     /// What all tables of the process use.
     usage: Arc<Usage>,
@@ -56,6 +59,7 @@ impl<D: DriverTypes> LockTable<D> {
     pub fn new(lease: LeaseBounds, usage: Arc<Usage>, allowance: usize) -> Self {
         Self {
             entries: KeyMap::default(),
+            spare: LockEntry::new(false),
             lease,
             usage,
             allowance,
@@ -220,9 +224,11 @@ impl<D: DriverTypes> LockTable<D> {
             Some(entry) => entry,
             None => new.insert(LockEntry::new(self.is_shutting_down)),
         };
+        entry.lend(&mut self.spare);
         let before = entry.counts();
         let result = event(entry, &mut env);
         entry.schedule_wakeup(&mut env);
+        entry.give_back(&mut self.spare);
         let (after, is_idle) = (entry.counts(), entry.is_idle());
         let table = self.counts.replace(before, after);
         self.usage.change(self.allowance, self.counts, table);

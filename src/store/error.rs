@@ -5,12 +5,17 @@ use std::{error::Error, fmt, sync::Arc};
 /// Error of a store: the name of the store, the operation, the kind, and the cause.
 ///
 /// The outcome of the operation is unknown: it may have been executed, or may be executed later.
+/// The kind says where it is not.
 ///
 /// An error of [`LockManager::health`](crate::LockManager::health) contains the text of its cause,
 /// because the log of a readiness probe usually prints no causes. Its source is the cause of that
 /// one. `Debug` prints the message and all causes on one line.
 #[derive(Clone)]
-pub struct StoreError {
+pub struct StoreError(Arc<Inner>);
+
+/// Behind a pointer: results and waiters that have no error stay small.
+#[derive(Clone)]
+struct Inner {
     store: &'static str,
     operation: &'static str,
     kind: StoreErrorKind,
@@ -25,6 +30,8 @@ pub enum StoreErrorKind {
     Unavailable,
     /// The store did not reply within [`call_timeout`](crate::store::LockStore::call_timeout).
     Timeout,
+    /// Too many calls wait for the store. The operation was not sent, and changes nothing.
+    Overloaded,
     /// The store refused the operation. The cause is a setting of the store, or data of another
     /// program.
     Refused,
@@ -43,51 +50,58 @@ impl StoreError {
     /// Creates an error of an operation of a store.
     #[must_use]
     pub fn new(store: &'static str, operation: &'static str, kind: StoreErrorKind) -> Self {
-        Self { store, operation, kind, source: None }
+        Self(Arc::new(Inner { store, operation, kind, source: None }))
     }
 
     /// Sets the cause.
     #[must_use]
-    pub fn with_source(self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self { source: Some(Arc::from(source.into())), ..self }
+    pub fn with_source(mut self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Arc::make_mut(&mut self.0).source = Some(Arc::from(source.into()));
+        self
     }
 
     /// Returns the name of the store.
     #[must_use]
     pub fn store(&self) -> &'static str {
-        self.store
+        self.0.store
     }
 
     /// Returns the operation that failed.
     #[must_use]
     pub fn operation(&self) -> &'static str {
-        self.operation
+        self.0.operation
     }
 
     /// Returns the kind of the error.
     #[must_use]
     pub fn kind(&self) -> StoreErrorKind {
-        self.kind
+        self.0.kind
     }
 
     fn is_of_health_check(&self) -> bool {
-        self.operation == "health"
+        self.0.operation == "health"
     }
 
     /// Whether a retry may succeed.
     pub(crate) fn is_transient(&self) -> bool {
-        matches!(self.kind, StoreErrorKind::Unavailable | StoreErrorKind::Timeout | StoreErrorKind::Failover)
+        use StoreErrorKind::{Failover, Overloaded, Timeout, Unavailable};
+        matches!(self.0.kind, Unavailable | Timeout | Overloaded | Failover)
+    }
+
+    /// Whether the operation was not sent, so that its outcome is known.
+    pub(crate) fn is_unsent(&self) -> bool {
+        self.0.kind == StoreErrorKind::Overloaded
     }
 
     /// Whether the store replies, but accepts no writes until a failover has ended.
     pub(crate) fn is_failover(&self) -> bool {
-        self.kind == StoreErrorKind::Failover
+        self.0.kind == StoreErrorKind::Failover
     }
 }
 
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { store, operation, kind, source } = self;
+        let Inner { store, operation, kind, source } = &*self.0;
         if self.is_of_health_check() {
             write!(f, "the {store} store is not ready for locks")?;
             return match (source, kind) {
@@ -99,6 +113,9 @@ impl fmt::Display for StoreError {
         match kind {
             StoreErrorKind::Unavailable => write!(f, "the {store} store cannot be reached to {operation} a lock"),
             StoreErrorKind::Timeout => write!(f, "the {store} store did not {operation} a lock in time"),
+            StoreErrorKind::Overloaded => {
+                write!(f, "too many calls wait for the {store} store to {operation} a lock")
+            }
             StoreErrorKind::Refused => write!(f, "the {store} store refused to {operation} a lock"),
             StoreErrorKind::Protocol => {
                 write!(f, "the {store} store sent an unexpected reply to a request to {operation} a lock")
@@ -118,7 +135,7 @@ impl fmt::Display for StoreError {
 // error in it.
 impl Error for StoreError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        let cause = self.source.as_deref().map(|source| source as &(dyn Error + 'static));
+        let cause = self.0.source.as_deref().map(|source| source as &(dyn Error + 'static));
         // The text of the cause is in that of a failed health check.
         if self.is_of_health_check() { cause.and_then(Error::source) } else { cause }
     }

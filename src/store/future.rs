@@ -4,12 +4,14 @@ use std::{
     fmt,
     future::Future,
     pin::Pin,
-    task::{Context, Poll},
+    sync::Arc,
+    task::{Context, Poll, Waker},
 };
 
 use super::StoreError;
+use crate::sync::Mutex;
 
-/// Future of the reply of a store: ready, or boxed.
+/// Future of the reply of a store: ready, boxed, or sent later by the store.
 ///
 /// A ready reply needs no allocation.
 #[must_use = "futures do nothing unless you `.await` or poll them"]
@@ -18,6 +20,30 @@ pub struct StoreFuture<T>(State<T>);
 enum State<T> {
     Ready(Option<Result<T, StoreError>>),
     Pending(Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>),
+    Sent(Arc<Slot<T>>),
+}
+
+/// Sends a reply to the [`StoreFuture`] that it was created with. If it is dropped, the reply is
+/// the error of a store that cannot be reached.
+#[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "for stores that share calls"))]
+pub(super) struct ReplySender<T> {
+    slot: Arc<Slot<T>>,
+    dropped: fn() -> StoreError,
+}
+
+/// A reply that is sent and received once.
+struct Slot<T>(Mutex<SlotState<T>>);
+
+enum SlotState<T> {
+    Waiting(Receiver<T>),
+    Sent(Result<T, StoreError>),
+    Received,
+}
+
+enum Receiver<T> {
+    None,
+    Task(Waker),
+    Callback(Box<dyn FnOnce(Result<T, StoreError>) + Send>),
 }
 
 impl<T> StoreFuture<T> {
@@ -31,12 +57,39 @@ impl<T> StoreFuture<T> {
         Self(State::Pending(Box::pin(future)))
     }
 
+    /// Creates a future whose reply the store sends. It replies within the call timeout by itself,
+    /// so that the caller needs no task and no timer. `dropped` is the error if the sender is
+    /// dropped.
+    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "for stores that share calls"))]
+    pub(super) fn sent_later(dropped: fn() -> StoreError) -> (ReplySender<T>, Self) {
+        let slot = Arc::new(Slot(Mutex::new(SlotState::Waiting(Receiver::None))));
+        (ReplySender { slot: Arc::clone(&slot), dropped }, Self(State::Sent(slot)))
+    }
+
     /// The reply, if it is ready. It then needs no task and no runtime.
     pub(crate) fn into_ready(self) -> Result<Result<T, StoreError>, Self> {
         match self.0 {
             State::Ready(Some(reply)) => Ok(reply),
             state => Err(Self(state)),
         }
+    }
+
+    /// Has the store call `receive` with the reply that it sends. Returns both if this future must
+    /// be polled.
+    pub(crate) fn on_reply<F>(self, receive: F) -> Result<(), (Self, F)>
+    where
+        F: FnOnce(Result<T, StoreError>) + Send + 'static,
+    {
+        let State::Sent(slot) = self.0 else { return Err((self, receive)) };
+        let mut state = slot.0.lock();
+        match std::mem::replace(&mut *state, SlotState::Received) {
+            SlotState::Sent(reply) => {
+                drop(state);
+                receive(reply);
+            }
+            _ => *state = SlotState::Waiting(Receiver::Callback(Box::new(receive))),
+        }
+        Ok(())
     }
 }
 
@@ -47,6 +100,57 @@ impl<T: Unpin> Future for StoreFuture<T> {
         match &mut self.0 {
             State::Ready(reply) => Poll::Ready(reply.take().expect("polled after completion")),
             State::Pending(future) => future.as_mut().poll(cx),
+            State::Sent(slot) => slot.poll_recv(cx),
+        }
+    }
+}
+
+impl<T> Slot<T> {
+    fn send(&self, reply: Result<T, StoreError>) {
+        let mut state = self.0.lock();
+        match std::mem::replace(&mut *state, SlotState::Received) {
+            SlotState::Waiting(Receiver::Callback(receive)) => {
+                // Not under the mutex: the callback calls the store again.
+                drop(state);
+                receive(reply);
+            }
+            SlotState::Waiting(receiver) => {
+                *state = SlotState::Sent(reply);
+                drop(state);
+                if let Receiver::Task(waker) = receiver {
+                    waker.wake();
+                }
+            }
+            // Sent before.
+            previous => *state = previous,
+        }
+    }
+
+    fn poll_recv(&self, cx: &Context<'_>) -> Poll<Result<T, StoreError>> {
+        let mut state = self.0.lock();
+        match std::mem::replace(&mut *state, SlotState::Received) {
+            SlotState::Sent(reply) => Poll::Ready(reply),
+            SlotState::Waiting(_) => {
+                *state = SlotState::Waiting(Receiver::Task(cx.waker().clone()));
+                Poll::Pending
+            }
+            SlotState::Received => unreachable!("polled after completion"),
+        }
+    }
+}
+
+#[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "for stores that share calls"))]
+impl<T> ReplySender<T> {
+    pub(super) fn send(self, reply: Result<T, StoreError>) {
+        self.slot.send(reply);
+    }
+}
+
+impl<T> Drop for ReplySender<T> {
+    fn drop(&mut self) {
+        let is_sent = !matches!(*self.slot.0.lock(), SlotState::Waiting(_));
+        if !is_sent {
+            self.slot.send(Err((self.dropped)()));
         }
     }
 }
@@ -55,7 +159,59 @@ impl<T> fmt::Debug for StoreFuture<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
             State::Ready(_) => "StoreFuture(ready)",
-            State::Pending(_) => "StoreFuture(pending)",
+            State::Pending(_) | State::Sent(_) => "StoreFuture(pending)",
         })
+    }
+}
+
+impl<T> fmt::Debug for ReplySender<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ReplySender")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::store::StoreErrorKind;
+
+    fn sent_later() -> (ReplySender<u32>, StoreFuture<u32>) {
+        StoreFuture::sent_later(|| StoreError::new("test", "acquire", StoreErrorKind::Unavailable))
+    }
+
+    #[test]
+    fn reply_is_received_once_before_and_after_it_is_sent() {
+        for is_sent_first in [false, true] {
+            let ((sender, future), (report, received)) = (sent_later(), mpsc::channel());
+            let receive = move |reply: Result<u32, StoreError>| report.send(reply.ok()).expect("open");
+            if is_sent_first {
+                sender.send(Ok(7));
+                assert!(future.on_reply(receive).is_ok());
+            } else {
+                assert!(future.on_reply(receive).is_ok());
+                sender.send(Ok(7));
+            }
+            assert_eq!(received.iter().collect::<Vec<_>>(), [Some(7)]);
+        }
+    }
+
+    #[tokio::test]
+    async fn future_without_a_callback_is_woken_by_its_reply() {
+        let (sender, future) = sent_later();
+        let send = async {
+            tokio::task::yield_now().await;
+            sender.send(Ok(7));
+        };
+        let (reply, ()) = tokio::join!(future, send);
+        assert_eq!(reply.ok(), Some(7));
+    }
+
+    #[tokio::test]
+    async fn dropped_sender_is_an_unreachable_store() {
+        let (sender, future) = sent_later();
+        drop(sender);
+        assert!(future.await.is_err_and(|error| error.kind() == StoreErrorKind::Unavailable));
     }
 }

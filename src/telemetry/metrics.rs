@@ -181,6 +181,7 @@ mod enabled {
                 let kind = match kind {
                     StoreErrorKind::Unavailable => "unavailable",
                     StoreErrorKind::Timeout => "timeout",
+                    StoreErrorKind::Overloaded => "overloaded",
                     StoreErrorKind::Refused => "refused",
                     StoreErrorKind::Failover => "failover",
                     StoreErrorKind::Protocol => "protocol",

@@ -83,6 +83,7 @@ impl<D: DriverTypes> LockEntry<D> {
         env: &mut Env<'_, D>,
     ) {
         let Some(attempt) = &mut self.attempt else { return };
+        attempt.was_sent |= !reply.as_ref().is_err_and(StoreError::is_unsent);
         if reply.is_ok() {
             attempt.in_flight.succeeded();
             self.retry_releases_now(env);
@@ -172,7 +173,7 @@ impl<D: DriverTypes> LockEntry<D> {
     /// attempt is released all the same.
     pub(super) fn finish_attempt(&mut self, sent_at: BootInstant, env: &mut Env<'_, D>) {
         if self.attempt.as_ref().is_some_and(|attempt| {
-            attempt.in_flight.in_doubt_until.is_some_and(|in_doubt_until| in_doubt_until > sent_at)
+            attempt.in_flight.in_doubt_until().is_some_and(|in_doubt_until| in_doubt_until > sent_at)
         }) {
             return self.begin_release(Duration::ZERO, None, env);
         }

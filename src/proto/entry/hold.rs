@@ -138,10 +138,10 @@ impl<D: DriverTypes> LockEntry<D> {
         section.end(LockLost::Released);
         let block_for = match end {
             // I10: a statement of the section may still be in flight.
-            _ if any_dropped => section.limits.lock_delay,
-            GuardEnd::Released => section.limits.min_hold_remaining(section.started_at, env.now()),
+            _ if any_dropped => section.lock_delay,
+            GuardEnd::Released => section.min_hold_remaining(env.now()),
             // Other guards of the same owner had been received, and `min_hold` applies to them.
-            GuardEnd::Undelivered if any_released => section.limits.min_hold_remaining(section.started_at, env.now()),
+            GuardEnd::Undelivered if any_released => section.min_hold_remaining(env.now()),
             GuardEnd::Undelivered | GuardEnd::ReleasedAfterFailure | GuardEnd::Dropped | GuardEnd::Recorded(_) => {
                 Duration::ZERO
             }
@@ -275,7 +275,7 @@ impl<D: DriverTypes> LockEntry<D> {
             ..Attempt::new(next_id)
         };
         let mut old = PendingRelease {
-            in_doubt_until: attempt.in_flight.in_doubt_until,
+            in_doubt_until: attempt.in_flight.in_doubt_until(),
             ..PendingRelease::new(attempt.id, Duration::ZERO, env.lease.longest, env.now())
         };
         match reply {
@@ -293,7 +293,7 @@ impl<D: DriverTypes> LockEntry<D> {
             reply => {
                 let protocol_error = || StoreError::new("lock", "yield", StoreErrorKind::Protocol);
                 let error = reply.err().unwrap_or_else(protocol_error);
-                let new = self.attempt.insert(new);
+                let new = self.attempt.insert(Attempt { was_sent: true, ..new });
                 new.in_flight.failed(&error, sent_at, env.call_timeout, env.now(), 0.0);
                 self.queue_release(old, env);
                 if self.queue.is_empty() {
@@ -386,7 +386,7 @@ impl<D: DriverTypes> LockEntry<D> {
                     active.section.end(holding.grant.end_reason().unwrap_or(reason));
                 }
                 holding.grant.end(reason);
-                active.map_or(Duration::ZERO, |active| active.section.limits.lock_delay)
+                active.map_or(Duration::ZERO, |active| active.section.lock_delay)
             }
             // No section runs. The yield itself makes the store refuse later renewals of this id,
             // so a refusal may not be a loss. Only the reply to the yield tells.

@@ -113,6 +113,18 @@ impl<D: DriverTypes> LockEntry<D> {
         }
     }
 
+    /// Takes the memory of a spare entry that it may need during an event.
+    pub(super) fn lend(&mut self, spare: &mut Self) {
+        self.queue.lend(&mut spare.queue);
+        self.pending_releases.lend(&mut spare.pending_releases);
+    }
+
+    /// Gives back the memory that it does not need after an event.
+    pub(super) fn give_back(&mut self, spare: &mut Self) {
+        self.queue.give_back(&mut spare.queue);
+        self.pending_releases.give_back(&mut spare.pending_releases);
+    }
+
     /// Returns `true` if no waiter is left, and nothing of this process is left in the store.
     pub fn is_idle(&self) -> bool {
         self.attempt.is_none() && self.pending_releases.is_empty() && self.queue.is_empty()

@@ -162,7 +162,9 @@ impl<D: DriverTypes> LockEntry<D> {
     /// an acquire is sent: a call that is not polled any more does not cancel itself, and its
     /// undelivered grant would block the other waiters.
     pub(super) fn time_out_waiters(&mut self, env: &mut Env<'_, D>) {
-        while let Some(request) = self.queue.pop_timed_out(env.now()) {
+        while !self.queue.is_empty()
+            && let Some(request) = self.queue.pop_timed_out(env.now())
+        {
             let error = self.position(0, env.now()).timeout_error();
             env.reject(request, error);
         }

@@ -36,10 +36,14 @@ impl<D: DriverTypes> LockEntry<D> {
         env: &mut Env<'_, D>,
     ) {
         let Some(attempt) = self.attempt.take() else { return };
-        let Attempt { id, state, in_flight, .. } = attempt;
+        let Attempt { id, state, in_flight, was_sent, .. } = attempt;
         let awaited_acquire = in_flight.number();
+        if !was_sent && awaited_acquire.is_none() && matches!(state, State::Requesting) {
+            // The store has nothing of this id.
+            return self.start_attempt(env);
+        }
         let mut release = PendingRelease {
-            in_doubt_until: in_flight.in_doubt_until,
+            in_doubt_until: in_flight.in_doubt_until(),
             record,
             section,
             ..PendingRelease::new(id, block_for, env.lease.longest, env.now())
@@ -81,7 +85,7 @@ impl<D: DriverTypes> LockEntry<D> {
             return;
         };
         release.awaited_acquire = None;
-        if reply.is_err() {
+        if reply.as_ref().is_err_and(|error| !error.is_unsent()) {
             release.extend_doubt(env.now().saturating_add(env.call_timeout));
         }
         send_release(release, env);

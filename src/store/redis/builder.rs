@@ -18,8 +18,9 @@ use super::{
     proto::Keyspace,
     self_test::self_test,
     server::Server,
+    shared::Shared,
     socket::Connector,
-    store::{RedisStore, Shared},
+    store::RedisStore,
     subscriber::Subscriber,
 };
 use crate::{
@@ -186,6 +187,8 @@ impl RedisStoreBuilder {
         let server =
             Server { connector, address: address.display, user, keyspace, timeouts, acquire_conn, release_conn };
         Ok(Arc::new(Shared {
+            acquires: Default::default(),
+            releases: Default::default(),
             subscriber: Subscriber::new(server, recovered),
             clock: Clock::default(),
             server_clock: Default::default(),

@@ -4,12 +4,7 @@ use deadpool_redis::redis::cmd;
 use futures_util::{StreamExt, stream};
 use tokio::time::Instant;
 
-use super::{
-    connection::Query,
-    error::CallError,
-    proto::{self, Keyspace},
-    server::Server,
-};
+use super::{connection::Query, error::CallError, proto, server::Server};
 use crate::store::{Cursor, KeyStatus, ListEntry, ListReply, ListRequest};
 
 /// The `SCAN`s of one page at most: names of other programs fill no page, and cost time.
@@ -104,7 +99,7 @@ async fn scan(
 
 /// The status of a lock. `None`: another program has replaced it or its queue by another type.
 async fn inspect(server: &Server, lock: &str, deadline: Instant) -> Result<Option<KeyStatus>, CallError> {
-    let call = Keyspace::inspect_name(&server.keyspace, lock.to_owned());
+    let call = server.keyspace.inspect_name(lock.into());
     match server.release_conn.query_retry(Query::EvalSha(&call), deadline).await {
         Ok(reply) => Ok(Some(proto::parse_inspect(&reply)?)),
         Err(CallError::Redis(error)) if error.code() == Some("WRONGTYPE") => Ok(None),

@@ -5,6 +5,8 @@ mod builder;
 mod address;
 mod self_test;
 mod store;
+mod shared;
+mod shared_calls;
 #[allow(
     unreachable_pub,
     clippy::missing_errors_doc,

@@ -1,36 +1,20 @@
 //! The store: calls of scripts.
 
-use std::{
-    fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
-use deadpool_redis::redis::Value;
 use tokio::time::Instant;
 
 use super::{
-    connection::Query,
-    error::CallError,
-    list,
-    proto::{self, InvalidName, ScriptCall, ServerClock, Timed, UnexpectedReply},
-    server::Server,
-    subscriber::{Check, Subscriber},
+    connection::Query, error::CallError, list, proto, server::Server, shared::Shared, shared_calls::SharedCalls,
+    subscriber::Check,
 };
-#[cfg(feature = "tracing")]
-use crate::limits::WARN_INTERVAL;
 use crate::{
-    clock::{BootInstant, Clock},
     lock_key::LockKey,
     store::{
-        AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy, KeyStatus, ListReply,
+        AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus, ListReply,
         ListRequest, LockStore, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, Share, StoreError,
         StoreErrorKind, StoreFuture, StoreTraits, YieldReply, YieldRequest,
     },
-    sync::{Mutex, MutexGuard},
 };
 
 /// Store of locks in one Redis (7.0 or later), which any number of instances share. Needs the
@@ -68,15 +52,6 @@ pub struct RedisStore {
     pub(super) shared: Arc<Shared>,
 }
 
-pub(super) struct Shared {
-    pub(super) clock: Clock,
-    pub(super) server_clock: Mutex<ServerClock>,
-    pub(super) subscriber: Arc<Subscriber>,
-    pub(super) warned_of_missing_ttl: AtomicBool,
-    #[cfg(feature = "tracing")]
-    pub(super) fence_warned_at: Mutex<Option<BootInstant>>,
-}
-
 impl RedisStore {
     /// Starts the timeout at the first poll: the call itself may be outside of a runtime.
     fn call<T, F>(
@@ -99,6 +74,8 @@ impl RedisStore {
 
 impl LockStore for RedisStore {
     fn subscribe(&self, sink: EventSink) {
+        self.shared.acquires.after_fork();
+        self.shared.releases.after_fork();
         self.shared.subscriber.add(sink);
     }
 
@@ -107,27 +84,11 @@ impl LockStore for RedisStore {
             let error = StoreError::new("redis", "acquire", StoreErrorKind::Unsupported);
             return StoreFuture::ready(Err(error));
         }
-        let called = self.shared.clock.now();
-        self.call("acquire", move |shared, deadline| async move {
-            let mut request = request;
-            let mut is_disconnected = false;
-            if request.if_busy == IfBusy::Enqueue {
-                shared.subscriber.wait_subscribed(request.id.manager()).await;
-                is_disconnected = shared.subscriber.is_disconnected();
-                if is_disconnected {
-                    // A free key can still be acquired.
-                    request.if_busy = IfBusy::Fail;
-                }
-            }
-            let call = |expires_at| shared.server().keyspace.acquire(&request, expires_at);
-            let reply =
-                shared.call_before_expiry(called, request.valid_for, deadline, call, proto::parse_acquire).await?;
-            shared.warn_if_no_ttl(&reply);
-            match reply {
-                AcquireReply::Busy { .. } if is_disconnected => Err(CallError::NotSubscribed),
-                reply => Ok(reply),
-            }
-        })
+        if let Err(error) = self.shared.server().keyspace.lock(&request.key) {
+            let Server { address, user, .. } = self.shared.server();
+            return StoreFuture::ready(Err(CallError::from(error).into_store_error("acquire", address, user)));
+        }
+        SharedCalls::push(&self.shared, request)
     }
 
     fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
@@ -141,13 +102,11 @@ impl LockStore for RedisStore {
     }
 
     fn release(&self, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
-        self.call("release", move |shared, deadline| async move {
-            // No lock can have this name, and the caller would repeat the release for a lease.
-            let Ok(call) = shared.server().keyspace.release(&request) else { return Ok(ReleaseReply::NotHolder) };
-            let reply = shared.server().release_conn.query_retry(Query::EvalSha(&call), deadline).await?;
-            shared.check_fence(&reply);
-            Ok(proto::parse_release(&reply)?)
-        })
+        // No lock can have this name, and the caller would repeat the release for a lease.
+        if self.shared.server().keyspace.lock(&request.key).is_err() {
+            return StoreFuture::ready(Ok(ReleaseReply::NotHolder));
+        }
+        SharedCalls::push(&self.shared, request)
     }
 
     fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {
@@ -202,88 +161,6 @@ impl LockStore for RedisStore {
             }
             if shared.subscriber.is_subscribed().await { Ok(()) } else { Err(CallError::NotSubscribed) }
         })
-    }
-}
-
-impl Shared {
-    /// Tries of a call that expired only because the estimate of the server's clock was too low. An
-    /// expired call does nothing, and its reply has the server's time.
-    const MAX_TRIES: usize = 3;
-
-    /// Executes a call that does nothing later than `valid_for` after it was made, by either clock.
-    async fn call_before_expiry<T>(
-        &self,
-        called: BootInstant,
-        valid_for: Duration,
-        deadline: Instant,
-        call: impl Fn(i64) -> Result<ScriptCall, InvalidName>,
-        parse: impl Fn(&Value) -> Result<(i64, Timed<T>), UnexpectedReply>,
-    ) -> Result<T, CallError> {
-        for _ in 0..Self::MAX_TRIES {
-            // Without an estimate, a call that has expired already fetches the server's time.
-            let expires_at = self.server_clock().expires_at(called, valid_for).unwrap_or(0);
-            // Not repeated: the caller releases what a call without a reply may have acquired (I8).
-            let reply = self.server().acquire_conn.query(Query::EvalSha(&call(expires_at)?), deadline).await?;
-            let now = self.clock.now();
-            self.check_fence(&reply);
-            let (server_us, outcome) = parse(&reply)?;
-            self.server_clock().observe(server_us, now);
-            match outcome {
-                Timed::Done(reply) => return Ok(reply),
-                Timed::Expired if now.saturating_duration_since(called) >= valid_for => break,
-                Timed::Expired => {}
-            }
-        }
-        Err(CallError::Expired)
-    }
-
-    fn server(&self) -> &Server {
-        self.subscriber.server()
-    }
-
-    pub(super) fn server_clock(&self) -> MutexGuard<'_, ServerClock> {
-        self.server_clock.lock()
-    }
-
-    fn check_fence(&self, reply: &Value) {
-        if proto::fence_was_replaced(reply) {
-            self.warn_fence_replaced();
-        }
-    }
-
-    /// At most one warning in ten seconds: another program may write there repeatedly.
-    fn warn_fence_replaced(&self) {
-        #[cfg(feature = "tracing")]
-        {
-            let now = self.clock.now();
-            let mut warned_at = self.fence_warned_at.lock();
-            if warned_at.is_none_or(|at| now.saturating_duration_since(at) >= WARN_INTERVAL) {
-                *warned_at = Some(now);
-                drop(warned_at);
-                self.server().warn_fence_replaced("another value");
-            }
-        }
-    }
-
-    /// Warns once about a lock without a TTL, which another program wrote. It must be deleted by
-    /// hand.
-    fn warn_if_no_ttl(&self, reply: &AcquireReply) {
-        let (AcquireReply::Queued { lease_left, .. }
-        | AcquireReply::Busy { lease_left }
-        | AcquireReply::QueueFull { lease_left, .. }) = reply
-        else {
-            return;
-        };
-        if *lease_left == Duration::MAX && !self.warned_of_missing_ttl.swap(true, Ordering::Relaxed) {
-            #[cfg(feature = "tracing")]
-            tracing::warn!(target: "tower_lock", "a key in Redis has no TTL and stays locked: tower-lock did not write it");
-        }
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        self.subscriber.stop();
     }
 }
 

@@ -154,8 +154,8 @@ impl FakeRedis {
             }
         };
         let data = call.data().iter().map(|data| String::from_utf8_lossy(data).into_owned());
-        let args: Vec<_> = call.args().iter().cloned().chain(data).collect();
-        self.call(&function, call.keys(), &args)
+        let args: Vec<_> = call.args().into_iter().chain(data).collect();
+        self.call(&function, &call.keys(), &args)
     }
 
     /// Runs any script, for example of another program.

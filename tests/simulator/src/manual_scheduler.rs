@@ -233,7 +233,7 @@ impl ManualScheduler {
     }
 
     /// The arguments of a script.
-    pub fn args(&self, script: Script) -> &[String] {
+    pub fn args(&self, script: Script) -> Vec<String> {
         self.scripts[script.0].script.args()
     }
 
@@ -303,7 +303,7 @@ impl ManualScheduler {
         let queue = QueueConfig::new(QUEUE.offer_ttl, QUEUE.entry_ttl, capacity);
         let id = AcquisitionId::from_text(id);
         let request = AcquireRequest::new(self.key.clone(), id, LEASE, IfBusy::Enqueue, queue, STORE_CALL_TIMEOUT);
-        let call = self.names.acquire(&request, i64::MAX >> 10).expect("a valid name");
+        let call = self.names.acquire(&[request], i64::MAX >> 10).expect("a valid name");
         self.execute(&call)
     }
 
@@ -407,7 +407,7 @@ impl ManualScheduler {
     ///
     /// Never.
     pub fn name(&self) -> String {
-        self.names.lock(&self.key).expect("a valid name")
+        self.names.lock(&self.key).expect("a valid name").to_string()
     }
 
     /// Whether nothing is left of these processes, on the server or in themselves.

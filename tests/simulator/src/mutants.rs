@@ -212,8 +212,8 @@ pub const MUTANTS: &[Mutant] = &[
         "a release leaves its record without holding the key",
         &[patch(
             "release",
-            "if KEYS[4] and ignore_wrong_type('HEXISTS', KEYS[2], ARGV[1]) == 1 then",
-            "if KEYS[4] then",
+            "if has_record and ignore_wrong_type('HEXISTS', KEYS[2], ARGV[1]) == 1 then",
+            "if has_record then",
         )],
     )
     .with("records"),
@@ -242,17 +242,13 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "any_record_before",
         "the repetition of a release takes any record for its own",
-        &[patch(
-            "release",
-            "redis.call('HGET', KEYS[4], 'id') == ARGV[1]",
-            "redis.call('HEXISTS', KEYS[4], 'id') == 1",
-        )],
+        &[patch("release", "redis.call('HGET', KEYS[4], 'id') == id", "redis.call('HEXISTS', KEYS[4], 'id') == 1")],
     )
     .with("records"),
     script(
         "no_record_before",
         "the repetition of a release does not find its record",
-        &[patch("release", "redis.call('HGET', KEYS[4], 'id') == ARGV[1]", "false")],
+        &[patch("release", "redis.call('HGET', KEYS[4], 'id') == id", "false")],
     )
     .with("records"),
     script(
@@ -309,21 +305,17 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "release_keeps_lock",
         "a release removes only the queue entry",
-        &[patch("release", "ignore_wrong_type('HDEL', KEYS[2], ARGV[1]) ~= 1", "true")],
+        &[patch("release", "{ignore_wrong_type('HDEL', KEYS[2], ARGV[1])}", "{0}")],
     ),
     script(
         "release_without_offer",
         "a release makes no offer to the next waiter",
-        &[patch(
-            "release",
-            "if redis.call('EXISTS', KEYS[3]) == 0 then return {'freed'} end",
-            "do return {'freed'} end",
-        )],
+        &[patch("release", "if all_freed and redis.call('EXISTS', unpack(queues)) == 0 then", "if all_freed then")],
     ),
     script(
         "release_keeps_entry",
         "a release that finds no lock keeps the queue entry",
-        &[patch("release", "ignore_wrong_type('LREM', KEYS[3], 1, ARGV[1])", "")],
+        &[patch("release", "ignore_wrong_type('LREM', queue, 1, id)", "")],
     ),
     script(
         "release_fails_on_type",
@@ -333,11 +325,7 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "lock_delay_keeps_holder",
         "a key in its lock-delay keeps the field of its last holder",
-        &[patch(
-            "release",
-            "redis.call('HSET', KEYS[2], ARGV[1] .. ':end', 1)",
-            "redis.call('HSET', KEYS[2], ARGV[1], 1)",
-        )],
+        &[patch("release", "redis.call('HSET', lock, id .. ':end', 1)", "redis.call('HSET', lock, id, 1)")],
     ),
     script(
         "offer_to_dead",

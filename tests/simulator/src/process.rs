@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet, VecDeque},
+    slice,
     sync::Arc,
     time::Duration,
 };
@@ -14,7 +15,7 @@ use tower_lock::{
             StoreOp,
         },
         redis_proto::{
-            Keyspace, ScriptCall, ServerClock, Timed, parse_acquire, parse_release, parse_renew, parse_yield,
+            KeyReply, Keyspace, ScriptCall, ServerClock, Timed, parse_acquire, parse_release, parse_renew, parse_yield,
         },
     },
     AcquisitionId, LockError, LockKey, LockLost,
@@ -511,9 +512,11 @@ impl SimProcess {
             self.server_clock.expires_at(call.called, STORE_CALL_TIMEOUT).unwrap_or(0)
         };
         let script = match &mut call.operation {
-            Operation::Acquire(_, request) => self.names.acquire(request, until).expect("a valid name"),
+            Operation::Acquire(_, request) => {
+                self.names.acquire(slice::from_ref(request), until).expect("a valid name")
+            }
             Operation::Yield(_, request) => self.names.yield_to_queue(request, until).expect("a valid name"),
-            Operation::Release(_, request) => self.names.release(request).expect("a valid name"),
+            Operation::Release(_, request) => self.names.release(slice::from_ref(request)).expect("a valid name"),
             Operation::Renew(grants, is_included) => {
                 let requests = grants.iter().map(|(grant, lease)| {
                     let lease = grant.store_lease(*lease);
@@ -538,7 +541,7 @@ impl SimProcess {
         let called = call.called;
         match &call.operation {
             Operation::Acquire(..) => {
-                let read = parse_acquire(reply).map_err(|_| unexpected_reply(reply));
+                let read = parse_acquire(reply, 1).map_err(|_| unexpected_reply(reply)).map(one_of);
                 self.check_expiry(now, number, called, read).map(Outcome::Acquired)
             }
             Operation::Yield(..) => {
@@ -546,7 +549,8 @@ impl SimProcess {
                 self.check_expiry(now, number, called, read).map(Outcome::Yielded)
             }
             Operation::Release(..) => {
-                Some(Outcome::Released(parse_release(reply).map_err(|_| unexpected_reply(reply))))
+                let read = parse_release(reply, 1).map_err(|_| unexpected_reply(reply));
+                Some(Outcome::Released(read.map(|mut replies| replies.remove(0))))
             }
             Operation::Renew(_, is_included) => {
                 Some(Outcome::Renewed(parse_renew(reply, is_included).unwrap_or_default()))
@@ -672,7 +676,7 @@ impl SimProcess {
         let is_acquire =
             |(_, call): &(&u64, &InFlightCall)| call.key == *key && matches!(call.operation, Operation::Acquire(..));
         if let (Some((&number, _)), Ok((_, Timed::Done(reply)))) =
-            (self.calls.iter().find(is_acquire), parse_acquire(reply))
+            (self.calls.iter().find(is_acquire), parse_acquire(reply, 1).map(one_of))
         {
             self.finish(now, number, Outcome::Acquired(Ok(reply)));
         }
@@ -804,5 +808,14 @@ fn unexpected_reply(reply: &Value) -> StoreError {
     match reply {
         Value::SimpleString(text) if text.starts_with('-') => error(StoreErrorKind::Refused),
         _ => error(StoreErrorKind::Protocol),
+    }
+}
+
+/// The reply of a call of one request.
+fn one_of((now, replies): (i64, Timed<Vec<KeyReply>>)) -> (i64, Timed<AcquireReply>) {
+    let one = |mut replies: Vec<KeyReply>| replies.remove(0).expect("only one of several fails alone");
+    match replies {
+        Timed::Done(replies) => (now, Timed::Done(one(replies))),
+        Timed::Expired => (now, Timed::Expired),
     }
 }

@@ -84,7 +84,7 @@ impl Both {
             0..6 => {
                 let if_busy = if self.rng.u8(0..4) == 0 { IfBusy::Fail } else { IfBusy::Enqueue };
                 let request = AcquireRequest::new(key, id, lease, if_busy, queue, valid_for);
-                self.names.acquire(&request.unless_recorded(self.rng.bool()), until)
+                self.names.acquire(&[request.unless_recorded(self.rng.bool())], until)
             }
             6..9 => {
                 let request = ReleaseRequest::new(key, id, block_for, queue);
@@ -93,10 +93,10 @@ impl Both {
                     1 => request.record(Record::new("", None), self.seconds()),
                     _ => request,
                 };
-                self.names.release(&request)
+                self.names.release(&[request])
             }
             9..11 => {
-                let (next, lock) = (self.id(), self.names.lock(&key).expect("a valid name"));
+                let (next, lock) = (self.id(), self.names.lock(&key).expect("a valid name").to_string());
                 let fence = self.fake.data().hash(&lock).first().and_then(|(_, fence)| fence.parse().ok());
                 let fence = fence.filter(|_| self.rng.u8(0..4) > 0).unwrap_or(7);
                 let request = YieldRequest::new(key, id, fence, next, lease, queue, valid_for);
@@ -114,10 +114,10 @@ impl Both {
 
     /// A change that no script of the crate makes.
     async fn disturb(&mut self) {
-        let lock = self.names.lock(&self.keys[0]).expect("a valid name");
+        let lock = self.names.lock(&self.keys[0]).expect("a valid name").to_string();
         let queue = format!("tower-lock:lock:q:{{{lock}}}");
         let later = (self.now().await + 80_000_000_000).to_string();
-        let record = self.names.record(&lock);
+        let record = self.names.record(lock.as_str().into()).to_string();
         let command: &[&str] = match self.rng.u8(0..11) {
             // An expired lease.
             0..3 => &["DEL", &lock],
@@ -150,9 +150,10 @@ impl Both {
         let now = self.now().await;
         self.fake.data().now_us = now;
         self.calls.push(format!("{} {:?} {:?} {:?}", call.name(), call.keys(), call.args(), call.data()));
-        let count = call.keys().len().to_string();
+        let (keys, args) = (call.keys(), call.args());
+        let count = keys.len().to_string();
         let mut command = vec!["EVAL", call.text(), &count];
-        command.extend(call.keys().iter().chain(call.args()).map(String::as_str));
+        command.extend(keys.iter().chain(&args).map(String::as_str));
         command.extend(call.data().iter().map(|data| std::str::from_utf8(data).expect("text")));
         let real = self.real.command(&command).await.expect("a reply");
         let fake = self.fake.run(call);
@@ -321,7 +322,7 @@ async fn expiry_is_equal_in_both() {
     let request = |names: &Keyspace, key: &LockKey, text: &str, lease, offer, entry_ttl| {
         let queue = QueueConfig::new(offer, entry_ttl, 9);
         let request = AcquireRequest::new(key.clone(), id(text), lease, IfBusy::Enqueue, queue, long);
-        names.acquire(&request, i64::MAX >> 10).expect("a valid name")
+        names.acquire(&[request], i64::MAX >> 10).expect("a valid name")
     };
     let key = both.keys[0].clone();
     let names = both.names.clone();

@@ -179,8 +179,8 @@ impl Request {
             Self::Acquire { key, id: of, until, lease, queue, terms } => {
                 let if_busy = if *queue { IfBusy::Enqueue } else { IfBusy::Fail };
                 let (lease, terms) = (duration(*lease), terms.current());
-                names
-                    .acquire(&AcquireRequest::new(lock_key(key), id(of), lease, if_busy, terms, in_doubt_after), *until)
+                let request = AcquireRequest::new(lock_key(key), id(of), lease, if_busy, terms, in_doubt_after);
+                names.acquire(&[request], *until)
             }
             Self::Renew(renewals) => {
                 let renewal = |renewal: &Renewal| {
@@ -189,7 +189,7 @@ impl Request {
                 return names.renew(&renewals.iter().map(renewal).collect::<Vec<_>>());
             }
             Self::Release { key, id: of, block_for, terms } => {
-                names.release(&ReleaseRequest::new(lock_key(key), id(of), duration(*block_for), terms.current()))
+                names.release(&[ReleaseRequest::new(lock_key(key), id(of), duration(*block_for), terms.current())])
             }
             Self::Yield { key, id: of, fence, next, until, lease, terms } => {
                 let (lease, terms) = (duration(*lease), terms.current());
@@ -208,9 +208,11 @@ impl Request {
     /// The meaning of a reply, in words that do not depend on names of the current version.
     fn decoded(&self, reply: &Value, is_sent: &[bool]) -> String {
         let means = match self {
-            Self::Acquire { .. } => parse_acquire(reply).map(|(now, acquired)| match acquired {
+            Self::Acquire { .. } => parse_acquire(reply, 1).map(|(now, acquired)| match acquired {
                 Timed::Expired => format!("{now}: late"),
-                Timed::Done(acquired) => format!("{now}: {}", acquired_means(acquired)),
+                Timed::Done(mut acquired) => {
+                    format!("{now}: {}", acquired_means(acquired.remove(0).expect("no error")))
+                }
             }),
             Self::Yield { .. } => parse_yield(reply).map(|(now, yielded)| match yielded {
                 Timed::Expired => format!("{now}: late"),
@@ -227,7 +229,7 @@ impl Request {
                 });
                 means.collect::<Vec<_>>().join(", ")
             }),
-            Self::Release { .. } => parse_release(reply).map(|released| match released {
+            Self::Release { .. } => parse_release(reply, 1).map(|released| match released[0] {
                 ReleaseReply::Freed => "freed".to_owned(),
                 ReleaseReply::HandedOff => "offered".to_owned(),
                 ReleaseReply::NotHolder => "not owner".to_owned(),

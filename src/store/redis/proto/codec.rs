@@ -1,12 +1,16 @@
 //! Requests as calls of scripts, and replies of scripts. Pure.
 
-use std::time::{Duration, UNIX_EPOCH};
+use std::{
+    fmt,
+    sync::LazyLock,
+    time::{Duration, UNIX_EPOCH},
+};
 
 use bytes::Bytes;
 use deadpool_redis::redis::Value;
 
 use super::{
-    keyspace::{InvalidName, Keyspace},
+    keyspace::{InvalidName, Keyspace, LockName},
     script::{ACQUIRE, FORCE, INSPECT, RELEASE, RENEW, SELF_TEST, Script, ScriptCall, YIELD},
 };
 use crate::{
@@ -33,70 +37,101 @@ pub enum Timed<T> {
     Expired,
 }
 
+/// The reply to one of several acquires.
+pub type KeyReply = Result<AcquireReply, KeyError>;
+
+/// The error of the server for one of several keys.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyError(pub String);
+
 /// The least fence of this crate, in microseconds: the year 2001.
 const MIN_FENCE: u64 = 1_000_000_000_000_000;
 
 // === requests ===
 
 impl Keyspace {
-    /// The call of an acquire. `expires_at` is in microseconds of the server's clock.
-    pub fn acquire(&self, request: &AcquireRequest, expires_at: i64) -> Result<ScriptCall, InvalidName> {
-        let enqueue = if request.if_busy == IfBusy::Enqueue { "1" } else { "0" };
-        let args = vec![
-            request.id.to_string(),
-            expires_at.to_string(),
-            ms(request.lease),
-            enqueue.to_owned(),
-            ms(request.queue.offer_ttl),
-            ms(request.queue.entry_ttl),
-            request.queue.capacity.to_string(),
-        ];
-        Ok(self.with_record(self.call(&ACQUIRE, &request.key, args)?, request.unless_recorded))
+    /// One call for these acquires. Several of them have different keys and no records.
+    /// `expires_at` is in microseconds of the server's clock.
+    pub fn acquire(&self, requests: &[AcquireRequest], expires_at: i64) -> Result<ScriptCall, InvalidName> {
+        let [first, others @ ..] = requests else { unreachable!("a call has a request") };
+        let is_recorded = first.unless_recorded;
+        let mut call = self.call(&ACQUIRE, requests.iter().map(|request| &request.key), is_recorded, 7)?;
+        call.arg(&first.id);
+        call.arg(expires_at);
+        call.arg(Ms(first.lease));
+        call.arg(enqueue(first));
+        call.arg(Ms(first.queue.offer_ttl));
+        call.arg(Ms(first.queue.entry_ttl));
+        call.arg(first.queue.capacity);
+        for request in others {
+            call.arg(&request.id);
+            call.arg(Ms(request.lease));
+            call.arg(enqueue(request));
+        }
+        Ok(call)
     }
 
     /// One call for all renewals, and which of them it contains: an invalid name is omitted.
     pub fn renew(&self, requests: &[RenewRequest]) -> (ScriptCall, Vec<bool>) {
-        let (mut keys, mut args) = (Vec::with_capacity(requests.len()), Vec::with_capacity(2 * requests.len()));
-        let is_sent = requests.iter().map(|request| {
-            let Ok(lock) = self.lock(&request.key) else { return false };
-            keys.push(lock);
-            args.extend([request.id.to_string(), ms(request.lease)]);
-            true
-        });
-        let is_sent = is_sent.collect();
-        (ScriptCall { script: &RENEW, keys, args, data: Vec::new() }, is_sent)
+        let mut call = ScriptCall::new(&RENEW);
+        call.reserve(3 * requests.len());
+        let is_sent: Vec<_> = requests
+            .iter()
+            .map(|request| match self.lock(&request.key) {
+                Ok(lock) => {
+                    call.key(lock);
+                    true
+                }
+                Err(_) => false,
+            })
+            .collect();
+        for (request, _) in requests.iter().zip(&is_sent).filter(|(_, is_sent)| **is_sent) {
+            call.arg(&request.id);
+            call.arg(Ms(request.lease));
+        }
+        (call, is_sent)
     }
 
-    /// The call of a release.
-    pub fn release(&self, request: &ReleaseRequest) -> Result<ScriptCall, InvalidName> {
-        let args = vec![request.id.to_string(), ms(request.block_for), ms(request.queue.offer_ttl)];
-        let mut call = self.with_record(self.call(&RELEASE, &request.key, args)?, request.record.is_some());
-        if let Some(NewRecord { record, keep_for }) = &request.record {
-            call.args.push(ms(*keep_for));
+    /// One call for these releases. Several of them have no records.
+    pub fn release(&self, requests: &[ReleaseRequest]) -> Result<ScriptCall, InvalidName> {
+        let [first, others @ ..] = requests else { unreachable!("a call has a request") };
+        let is_recorded = first.record.is_some();
+        let mut call = self.call(&RELEASE, requests.iter().map(|request| &request.key), is_recorded, 7)?;
+        call.arg(&first.id);
+        call.arg(Ms(first.block_for));
+        call.arg(Ms(first.queue.offer_ttl));
+        if let Some(NewRecord { record, keep_for }) = &first.record {
+            call.arg(Ms(*keep_for));
             call.data.push(record.head.clone());
             call.data.extend(record.body.clone().filter(|body| body.len() <= MAX_RECORD_BODY_BYTES));
+        }
+        for request in others {
+            call.arg(&request.id);
+            call.arg(Ms(request.block_for));
         }
         Ok(call)
     }
 
     /// The call of a yield. `expires_at` is in microseconds of the server's clock.
     pub fn yield_to_queue(&self, request: &YieldRequest, expires_at: i64) -> Result<ScriptCall, InvalidName> {
-        let args = vec![
-            request.next_id.to_string(),
-            expires_at.to_string(),
-            ms(request.lease),
-            request.id.to_string(),
-            ms(request.queue.offer_ttl),
-            ms(request.queue.entry_ttl),
-            request.queue.capacity.to_string(),
-            request.fence.to_string(),
-        ];
-        Ok(self.with_record(self.call(&YIELD, &request.key, args)?, request.unless_recorded))
+        let mut call = self.call(&YIELD, [&request.key], request.unless_recorded, 8)?;
+        call.arg(&request.next_id);
+        call.arg(expires_at);
+        call.arg(Ms(request.lease));
+        call.arg(&request.id);
+        call.arg(Ms(request.queue.offer_ttl));
+        call.arg(Ms(request.queue.entry_ttl));
+        call.arg(request.queue.capacity);
+        call.arg(request.fence);
+        Ok(call)
     }
 
     /// The call of a force release.
     pub fn force(&self, request: &ForceReleaseRequest) -> Result<ScriptCall, InvalidName> {
-        self.call(&FORCE, &request.key, vec![ms(request.block_for), ms(request.queue.offer_ttl)])
+        let mut call = self.call(&FORCE, [&request.key], false, 2)?;
+        call.arg(Ms(request.block_for));
+        call.arg(Ms(request.queue.offer_ttl));
+        Ok(call)
     }
 
     /// The call of an inspect.
@@ -105,52 +140,79 @@ impl Keyspace {
     }
 
     /// The call of an inspect of the lock with this name.
-    pub fn inspect_name(&self, lock: String) -> ScriptCall {
-        let queue = self.queue(&lock);
-        ScriptCall { script: &INSPECT, keys: vec![lock, queue], args: Vec::new(), data: Vec::new() }
+    pub fn inspect_name(&self, lock: LockName<'_>) -> ScriptCall {
+        let mut call = ScriptCall::new(&INSPECT);
+        call.key(lock);
+        call.key(self.queue(lock));
+        call
     }
 
     /// The call of the self-test, on a key of its own.
     pub fn self_test(&self, key: &LockKey, inbox: &str, message: &str) -> Result<ScriptCall, InvalidName> {
-        self.call(&SELF_TEST, key, vec![inbox.to_owned(), message.to_owned()])
+        let mut call = self.call(&SELF_TEST, [key], false, 2)?;
+        call.arg(inbox);
+        call.arg(message);
+        Ok(call)
     }
 
-    fn call(
+    /// A call with the fence, the lock and the queue of each key, and the record of the first one
+    /// if the script may use it. `args` is the number of arguments to expect.
+    fn call<'a>(
         &self,
-        script: &'static std::sync::LazyLock<Script>,
-        key: &LockKey,
-        args: Vec<String>,
+        script: &'static LazyLock<Script>,
+        keys: impl IntoIterator<Item = &'a LockKey>,
+        is_recorded: bool,
+        args: usize,
     ) -> Result<ScriptCall, InvalidName> {
-        let lock = self.lock(key)?;
-        let queue = self.queue(&lock);
-        Ok(ScriptCall { script, keys: vec![self.fence(), lock, queue], args, data: Vec::new() })
-    }
-
-    /// Adds the key of the record, if the script may use it.
-    fn with_record(&self, mut call: ScriptCall, is_used: bool) -> ScriptCall {
-        if is_used {
-            let record = self.record(&call.keys[1]);
-            call.keys.push(record);
+        let keys = keys.into_iter();
+        let mut call = ScriptCall::new(script);
+        // Each further key has three arguments at most.
+        call.reserve(2 + args + 5 * keys.size_hint().0);
+        call.key(self.fence());
+        for key in keys {
+            let lock = self.lock(key)?;
+            call.key(lock);
+            call.key(self.queue(lock));
+            if is_recorded {
+                call.key(self.record(lock));
+            }
         }
-        call
+        Ok(call)
     }
 }
 
+fn enqueue(request: &AcquireRequest) -> char {
+    if request.if_busy == IfBusy::Enqueue { '1' } else { '0' }
+}
+
 /// Whole milliseconds, rounded up: a lease is never shorter than requested.
-fn ms(duration: Duration) -> String {
-    duration.as_nanos().div_ceil(1_000_000).to_string()
+struct Ms(Duration);
+
+impl fmt::Display for Ms {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.as_nanos().div_ceil(1_000_000).fmt(f)
+    }
 }
 
 // === replies ===
 
-/// The server's time and the result of an acquire.
-pub fn parse_acquire(reply: &Value) -> Result<(i64, Timed<AcquireReply>), UnexpectedReply> {
+/// The server's time and the results of this number of acquires.
+pub fn parse_acquire(reply: &Value, count: usize) -> Result<(i64, Timed<Vec<KeyReply>>), UnexpectedReply> {
     let (now, elements) = timed(reply)?;
-    let reply = match elements {
-        [expired] if is(expired, "late") => Timed::Expired,
-        elements => Timed::Done(parse_acquire_reply(elements)?),
+    let replies = match elements {
+        [expired] if is(expired, "late") => return Ok((now, Timed::Expired)),
+        [each, replies @ ..] if is(each, "each") => replies.iter().map(parse_key_reply).collect::<Result<_, _>>()?,
+        // One reply to all.
+        elements => vec![Ok(parse_acquire_reply(elements)?); count],
     };
-    Ok((now, reply))
+    if replies.len() == count { Ok((now, Timed::Done(replies))) } else { Err(UnexpectedReply) }
+}
+
+fn parse_key_reply(reply: &Value) -> Result<KeyReply, UnexpectedReply> {
+    match elements(reply)? {
+        [error, message] if is(error, "error") => Ok(Err(KeyError(text(message)?.to_owned()))),
+        elements => Ok(Ok(parse_acquire_reply(elements)?)),
+    }
 }
 
 /// The server's time and the result of a yield.
@@ -184,9 +246,24 @@ pub fn parse_renew(reply: &Value, is_sent: &[bool]) -> Result<Vec<RenewReply>, U
     all.collect()
 }
 
-/// The result of a release.
-pub fn parse_release(reply: &Value) -> Result<ReleaseReply, UnexpectedReply> {
-    let [outcome] = elements(reply)? else { return Err(UnexpectedReply) };
+/// The results of this number of releases.
+pub fn parse_release(reply: &Value, count: usize) -> Result<Vec<ReleaseReply>, UnexpectedReply> {
+    let replies = match elements(reply)? {
+        [each, replies @ ..] if is(each, "each") => replies
+            .iter()
+            .map(|reply| match elements(reply)? {
+                [outcome] => parse_outcome(outcome),
+                _ => Err(UnexpectedReply),
+            })
+            .collect::<Result<_, _>>()?,
+        // One reply to all.
+        [outcome] => vec![parse_outcome(outcome)?; count],
+        _ => return Err(UnexpectedReply),
+    };
+    if replies.len() == count { Ok(replies) } else { Err(UnexpectedReply) }
+}
+
+fn parse_outcome(outcome: &Value) -> Result<ReleaseReply, UnexpectedReply> {
     match text(outcome)? {
         "freed" => Ok(ReleaseReply::Freed),
         "handed on" => Ok(ReleaseReply::HandedOff),

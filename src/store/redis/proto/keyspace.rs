@@ -1,11 +1,30 @@
 //! Names of keys and channels in Redis. Pure.
 
+use std::fmt::{self, Write};
+
 use crate::{lock_key::LockKey, store::StoreEvent};
 
 /// The names of one application, by its prefix.
 #[derive(Clone, Debug)]
 pub struct Keyspace {
     prefix: Box<str>,
+}
+
+/// The name of a lock in Redis.
+#[derive(Clone, Copy, Debug)]
+pub struct LockName<'a> {
+    /// `None`: the name is that of a raw key.
+    prefix: Option<&'a str>,
+    text: &'a str,
+}
+
+/// A name in the hash slot of a lock.
+#[derive(Clone, Copy, Debug)]
+pub struct NameBeside<'a> {
+    prefix: &'a str,
+    infix: char,
+    is_tagged: bool,
+    lock: LockName<'a>,
 }
 
 /// Error of an invalid prefix.
@@ -44,17 +63,17 @@ impl Keyspace {
     }
 
     /// The name of a lock.
-    pub fn lock(&self, key: &LockKey) -> Result<String, InvalidName> {
+    pub fn lock<'a>(&'a self, key: &'a LockKey) -> Result<LockName<'a>, InvalidName> {
         let text = key.as_str();
         if !key.is_raw() {
-            return Ok(format!("{}:{text}", self.prefix));
+            return Ok(LockName { prefix: Some(&self.prefix), text });
         }
         if text.starts_with("tower-lock:") {
             Err(InvalidName::Reserved)
         } else if self.strip_prefix(text).is_some() {
             Err(InvalidName::Ambiguous { prefix: self.prefix.clone() })
         } else {
-            Ok(text.to_owned())
+            Ok(LockName { prefix: None, text })
         }
     }
 
@@ -70,7 +89,7 @@ impl Keyspace {
     }
 
     /// The queue of a lock, in the same hash slot.
-    pub fn queue(&self, lock: &str) -> String {
+    pub fn queue<'a>(&'a self, lock: LockName<'a>) -> NameBeside<'a> {
         self.beside(lock, 'q', 't')
     }
 
@@ -94,19 +113,15 @@ impl Keyspace {
     }
 
     /// The record of a lock, in the same hash slot.
-    pub fn record(&self, lock: &str) -> String {
+    pub fn record<'a>(&'a self, lock: LockName<'a>) -> NameBeside<'a> {
         self.beside(lock, 'r', 's')
     }
 
     /// A name in the hash slot of a lock. A hash tag in the name of the lock decides the slot, and
     /// has another infix, because `x` and `{x}` are two locks.
-    fn beside(&self, lock: &str, infix: char, tagged: char) -> String {
-        let prefix = &self.prefix;
-        if lock.contains('{') {
-            format!("tower-lock:{prefix}:{tagged}:{lock}")
-        } else {
-            format!("tower-lock:{prefix}:{infix}:{{{lock}}}")
-        }
+    fn beside<'a>(&'a self, lock: LockName<'a>, infix: char, tagged: char) -> NameBeside<'a> {
+        let is_tagged = lock.text.contains('{');
+        NameBeside { prefix: &self.prefix, infix: if is_tagged { tagged } else { infix }, is_tagged, lock }
     }
 
     /// The key of a lock with this name.
@@ -136,6 +151,33 @@ impl Keyspace {
     }
 }
 
+impl<'a> From<&'a str> for LockName<'a> {
+    fn from(text: &'a str) -> Self {
+        Self { prefix: None, text }
+    }
+}
+
+impl fmt::Display for LockName<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(prefix) = self.prefix {
+            f.write_str(prefix)?;
+            f.write_char(':')?;
+        }
+        f.write_str(self.text)
+    }
+}
+
+impl fmt::Display for NameBeside<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { prefix, infix, is_tagged, lock } = self;
+        if *is_tagged {
+            write!(f, "tower-lock:{prefix}:{infix}:{lock}")
+        } else {
+            write!(f, "tower-lock:{prefix}:{infix}:{{{lock}}}")
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -148,33 +190,41 @@ mod tests {
     #[test]
     fn composed_keys_have_the_prefix_and_raw_keys_are_exact() {
         let (composed, raw) = (LockKey::from(("reward", 7, "a b")), LockKey::raw("myLock").expect("a name"));
-        assert_eq!(keyspace().lock(&composed).as_deref(), Ok("lock:reward:7:a%20b"));
-        assert_eq!(keyspace().lock(&raw).as_deref(), Ok("myLock"));
+        assert_eq!(keyspace().lock(&composed).map(|name| name.to_string()).as_deref(), Ok("lock:reward:7:a%20b"));
+        assert_eq!(keyspace().lock(&raw).map(|name| name.to_string()).as_deref(), Ok("myLock"));
         for key in [composed, raw] {
-            assert_eq!(keyspace().parse_lock(&keyspace().lock(&key).expect("a name")), key, "and back");
+            assert_eq!(keyspace().parse_lock(&keyspace().lock(&key).expect("a name").to_string()), key, "and back");
         }
         let ambiguous = LockKey::raw("lock:reward:7").expect("a name");
         let error = keyspace().lock(&ambiguous).expect_err("ambiguous");
         assert!(error.to_string().contains("begins with `lock:`"), "{error}");
         assert!(!error.to_string().contains("reward"), "a client may have chosen it: {error}");
         let reserved = LockKey::raw("tower-lock:lock:f").expect("a name");
-        assert_eq!(keyspace().lock(&reserved), Err(InvalidName::Reserved));
+        assert_eq!(keyspace().lock(&reserved).err(), Some(InvalidName::Reserved));
     }
 
     #[test]
     fn queue_and_record_share_the_hash_slot_of_their_lock() {
-        assert_eq!(keyspace().queue("lock:reward:7"), "tower-lock:lock:q:{lock:reward:7}");
-        assert_eq!(keyspace().queue("shop{7}:x"), "tower-lock:lock:t:shop{7}:x");
-        assert_ne!(keyspace().queue("x"), keyspace().queue("{x}"), "two locks, two queues");
-        assert_eq!(keyspace().record("lock:reward:7"), "tower-lock:lock:r:{lock:reward:7}");
-        assert_eq!(keyspace().record("shop{7}:x"), "tower-lock:lock:s:shop{7}:x");
-        assert_ne!(keyspace().record("x"), keyspace().record("{x}"), "two locks, two records");
+        assert_eq!(keyspace().queue("lock:reward:7".into()).to_string(), "tower-lock:lock:q:{lock:reward:7}");
+        assert_eq!(keyspace().queue("shop{7}:x".into()).to_string(), "tower-lock:lock:t:shop{7}:x");
+        assert_ne!(
+            keyspace().queue("x".into()).to_string(),
+            keyspace().queue("{x}".into()).to_string(),
+            "two locks, two queues"
+        );
+        assert_eq!(keyspace().record("lock:reward:7".into()).to_string(), "tower-lock:lock:r:{lock:reward:7}");
+        assert_eq!(keyspace().record("shop{7}:x".into()).to_string(), "tower-lock:lock:s:shop{7}:x");
+        assert_ne!(
+            keyspace().record("x".into()).to_string(),
+            keyspace().record("{x}".into()).to_string(),
+            "two locks, two records"
+        );
     }
 
     #[test]
     fn lock_of_a_queue_is_found_by_its_name() {
         for lock in ["lock:reward:7", "shop{7}:x", "my lock", "{x}"] {
-            assert_eq!(keyspace().lock_of_queue(&keyspace().queue(lock)), Some(lock));
+            assert_eq!(keyspace().lock_of_queue(&keyspace().queue(lock.into()).to_string()), Some(lock));
         }
         for other in ["lock:f", "lock:r:{x}", "lock2:q:{x}", "lock:q:x", "lock:q:{x", "lock:q:{{x}", "lock:t:x"] {
             assert_eq!(keyspace().lock_of_queue(&format!("tower-lock:{other}")), None, "{other}");

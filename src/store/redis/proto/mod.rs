@@ -4,15 +4,17 @@
 // In the order of a call.
 mod keyspace;
 mod server_clock;
+mod batch;
 mod codec;
 mod script;
 
 pub use self::{
+    batch::{Shareable, next_call},
     codec::{
-        SelfTestReport, Timed, UnexpectedReply, escape_control, fence_was_replaced, parse_acquire, parse_force,
-        parse_inspect, parse_release, parse_renew, parse_scan, parse_self_test, parse_yield,
+        KeyError, KeyReply, SelfTestReport, Timed, UnexpectedReply, escape_control, fence_was_replaced, parse_acquire,
+        parse_force, parse_inspect, parse_release, parse_renew, parse_scan, parse_self_test, parse_yield,
     },
-    keyspace::{InvalidName, Keyspace},
+    keyspace::{InvalidName, Keyspace, LockName},
     script::ScriptCall,
     server_clock::ServerClock,
 };

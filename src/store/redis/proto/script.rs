@@ -1,6 +1,9 @@
 //! The Lua scripts and their calls.
 
-use std::sync::LazyLock;
+use std::{
+    fmt::{Display, Write},
+    sync::LazyLock,
+};
 
 use bytes::Bytes;
 use deadpool_redis::redis;
@@ -34,8 +37,11 @@ pub struct Script {
 #[derive(Clone, Debug)]
 pub struct ScriptCall {
     pub(super) script: &'static Script,
-    pub(super) keys: Vec<String>,
-    pub(super) args: Vec<String>,
+    /// Keys and then arguments, one after another: a call of many keys needs two allocations.
+    words: String,
+    /// Where each word ends.
+    ends: Vec<usize>,
+    key_count: usize,
     /// Further arguments, which may be any bytes.
     pub(super) data: Vec<Bytes>,
 }
@@ -64,13 +70,13 @@ impl ScriptCall {
     }
 
     /// Its `KEYS`.
-    pub fn keys(&self) -> &[String] {
-        &self.keys
+    pub fn keys(&self) -> Vec<String> {
+        self.words().take(self.key_count).map(str::to_owned).collect()
     }
 
     /// The first part of its `ARGV`.
-    pub fn args(&self) -> &[String] {
-        &self.args
+    pub fn args(&self) -> Vec<String> {
+        self.words().skip(self.key_count).map(str::to_owned).collect()
     }
 
     /// The rest of its `ARGV`.
@@ -80,6 +86,37 @@ impl ScriptCall {
 }
 
 impl ScriptCall {
+    /// A call without keys and arguments.
+    pub(super) fn new(script: &'static Script) -> Self {
+        Self { script, words: String::new(), ends: Vec::new(), key_count: 0, data: Vec::new() }
+    }
+
+    /// Reserves the space of this number of words.
+    pub(super) fn reserve(&mut self, words: usize) {
+        const TYPICAL_WORD_BYTES: usize = 24;
+        self.ends.reserve(words);
+        self.words.reserve(words * TYPICAL_WORD_BYTES);
+    }
+
+    /// Appends a key. All keys precede the arguments.
+    pub(super) fn key(&mut self, key: impl Display) {
+        debug_assert_eq!(self.key_count, self.ends.len());
+        self.arg(key);
+        self.key_count += 1;
+    }
+
+    /// Appends an argument.
+    pub(super) fn arg(&mut self, arg: impl Display) {
+        // Writing to a `String` does not fail.
+        let _ = write!(self.words, "{arg}");
+        self.ends.push(self.words.len());
+    }
+
+    fn words(&self) -> impl Iterator<Item = &str> {
+        let mut start = 0;
+        self.ends.iter().map(move |&end| &self.words[std::mem::replace(&mut start, end)..end])
+    }
+
     /// The command for a server that knows the script.
     pub fn eval_sha(&self) -> redis::Cmd {
         self.command("EVALSHA", &self.script.sha)
@@ -91,8 +128,15 @@ impl ScriptCall {
     }
 
     fn command(&self, name: &str, script: &str) -> redis::Cmd {
-        let mut command = redis::cmd(name);
-        command.arg(script).arg(self.keys.len()).arg(&self.keys).arg(&self.args);
+        let data: usize = self.data.iter().map(Bytes::len).sum();
+        let mut command = redis::Cmd::with_capacity(
+            self.ends.len() + self.data.len() + 3,
+            self.words.len() + data + name.len() + script.len() + 8,
+        );
+        command.arg(name).arg(script).arg(self.key_count);
+        for word in self.words() {
+            command.arg(word);
+        }
         for data in &self.data {
             command.arg(&data[..]);
         }

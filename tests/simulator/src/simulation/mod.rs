@@ -318,7 +318,7 @@ impl Simulation {
             processes: Vec::new(),
             connections: Vec::new(),
             clients: Vec::new(),
-            locks: keys.iter().map(|key| names.lock(key).expect("a valid name")).collect(),
+            locks: keys.iter().map(|key| names.lock(key).expect("a valid name").to_string()).collect(),
             top_fence: vec![0; keys.len()],
             idle_since: vec![Some(0); keys.len()],
             foreign_until: vec![0; keys.len()],

@@ -99,7 +99,7 @@ impl Simulation {
         }
         let now = self.server_ms();
         for key in 0..self.keys.len() {
-            let name = self.names.record(&self.locks[key]);
+            let name = self.names.record(self.locks[key].as_str().into()).to_string();
             let data = self.fake.data();
             let (fields, left) = (data.hash(&name), data.ms_left(&name));
             drop(data);

@@ -45,8 +45,8 @@ impl Simulation {
             }
             ("acquire" | "yield", reply) if is_recorded(script.name(), reply) => self.check_recorded_reply(script),
             ("release", reply)
-                if parse_release(reply)
-                    .is_ok_and(|reply| matches!(reply, ReleaseReply::Freed | ReleaseReply::HandedOff)) =>
+                if parse_release(reply, 1)
+                    .is_ok_and(|reply| matches!(reply[..], [ReleaseReply::Freed | ReleaseReply::HandedOff])) =>
             {
                 self.released.insert(script.args()[0].clone());
                 let key = self.locks.iter().position(|lock| *lock == script.keys()[1]).expect("ours");
@@ -82,7 +82,8 @@ impl Simulation {
     }
 
     pub(super) fn check_key_data(&mut self, key: usize, before: &KeyData, script: &ScriptCall) {
-        let (caller, script) = (script.args().first(), script.name());
+        let (caller, script) = (script.args().into_iter().next(), script.name());
+        let caller = caller.as_ref();
         let after = self.key_data(key);
         let lock = &self.locks[key];
         let left = self.fake.data().ms_left(lock);
@@ -172,7 +173,10 @@ impl Simulation {
 /// Whether a call has got the record of its key.
 fn is_recorded(script: &str, reply: &Value) -> bool {
     let reply = match script {
-        "acquire" => parse_acquire(reply).ok().map(|(_, reply)| reply),
+        "acquire" => parse_acquire(reply, 1).ok().map(|(_, reply)| reply).and_then(|reply| match reply {
+            Timed::Done(mut replies) => replies.remove(0).ok().map(Timed::Done),
+            Timed::Expired => None,
+        }),
         _ => parse_yield(reply).ok().and_then(|(_, reply)| match reply {
             Timed::Done(YieldReply::NotHolder(reply)) => Some(Timed::Done(reply)),
             _ => None,

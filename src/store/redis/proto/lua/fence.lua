@@ -16,9 +16,12 @@ end
 local replaced = false
 
 -- The next fence: larger than each one before it, and at least the clock.
-local function next_fence(key)
-  local t = redis.call('TIME')
-  local fence = t[1] * 1000000 + t[2]
+local function next_fence(key, now)
+  local fence = now
+  if not fence then
+    local t = redis.call('TIME')
+    fence = t[1] * 1000000 + t[2]
+  end
   local stored = redis.pcall('SET', key, text(fence), 'GET')
   if not stored then return fence end
   if type(stored) == 'table' then

@@ -1,0 +1,116 @@
+//! Which requests share the next call of a script. Pure.
+
+use crate::{
+    lock_key::{KeyMap, LockKey},
+    store::{AcquireRequest, QueueConfig, ReleaseRequest},
+};
+
+/// The most requests in one call. Redis executes one call after the other, so it also bounds how
+/// long a call of another program waits.
+pub const MAX_REQUESTS_PER_CALL: usize = 64;
+
+/// A request that can share a call with others.
+pub trait Shareable {
+    /// Its key.
+    fn key(&self) -> &LockKey;
+    /// The terms that all requests of a call have in common.
+    fn terms(&self) -> &QueueConfig;
+    /// Whether it has a call of its own, because of its record.
+    fn is_alone(&self) -> bool;
+}
+
+impl Shareable for AcquireRequest {
+    fn key(&self) -> &LockKey {
+        &self.key
+    }
+
+    fn terms(&self) -> &QueueConfig {
+        &self.queue
+    }
+
+    fn is_alone(&self) -> bool {
+        self.unless_recorded
+    }
+}
+
+impl Shareable for ReleaseRequest {
+    fn key(&self) -> &LockKey {
+        &self.key
+    }
+
+    fn terms(&self) -> &QueueConfig {
+        &self.queue
+    }
+
+    fn is_alone(&self) -> bool {
+        self.record.is_some()
+    }
+}
+
+/// The number of requests, from the first one on, that the next call has. Their keys are different:
+/// two requests of one key would both find it free.
+pub fn next_call<'a, R: Shareable + 'a>(requests: impl IntoIterator<Item = &'a R>) -> usize {
+    let mut requests = requests.into_iter().peekable();
+    let Some(first) = requests.next() else { return 0 };
+    if first.is_alone() || requests.peek().is_none() {
+        return 1;
+    }
+    let mut keys = KeyMap::default();
+    keys.insert(first.key().clone(), ());
+    let joins = |request: &&R| {
+        !request.is_alone() && request.terms() == first.terms() && keys.insert(request.key().clone(), ()).is_none()
+    };
+    1 + requests.take(MAX_REQUESTS_PER_CALL - 1).take_while(joins).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{
+        acquisition::AcquisitionIds,
+        store::{IfBusy, Record},
+    };
+
+    const TERMS: QueueConfig = QueueConfig::new(Duration::from_secs(3), Duration::from_secs(10), 9);
+
+    fn acquire(key: usize) -> AcquireRequest {
+        let (id, second) = (AcquisitionIds::new("a", 1).next(), Duration::from_secs(1));
+        AcquireRequest::new(LockKey::from(("n", key)), id, second, IfBusy::Fail, TERMS, second)
+    }
+
+    fn release(key: usize) -> ReleaseRequest {
+        ReleaseRequest::new(LockKey::from(("n", key)), AcquisitionIds::new("a", 1).next(), Duration::ZERO, TERMS)
+    }
+
+    #[test]
+    fn different_keys_share_a_call_up_to_its_bound() {
+        let requests: Vec<_> = (0..100).map(acquire).collect();
+        assert_eq!(next_call(&requests), MAX_REQUESTS_PER_CALL);
+        assert_eq!(next_call(&requests[..3]), 3);
+        assert_eq!(next_call(&requests[..0]), 0);
+    }
+
+    #[test]
+    fn one_key_occurs_once_in_a_call() {
+        assert_eq!(next_call(&[1, 2, 3, 2, 4].map(acquire)), 3);
+        assert_eq!(next_call(&[1, 1].map(release)), 1);
+    }
+
+    #[test]
+    fn request_with_a_record_has_a_call_of_its_own() {
+        let recorded = || acquire(9).unless_recorded(true);
+        assert_eq!(next_call(&[recorded(), acquire(1)]), 1);
+        assert_eq!(next_call(&[acquire(1), acquire(2), recorded()]), 2);
+        let leaves_record = release(9).record(Record::new("head", None), Duration::from_secs(60));
+        assert_eq!(next_call(&[release(1), leaves_record, release(2)]), 1);
+    }
+
+    #[test]
+    fn requests_with_other_terms_have_another_call() {
+        let other =
+            AcquireRequest { queue: QueueConfig::new(Duration::from_secs(1), TERMS.entry_ttl, 9), ..acquire(2) };
+        assert_eq!(next_call(&[acquire(1), other]), 1);
+    }
+}

@@ -1,0 +1,258 @@
+//! The state of a store, and the calls that its requests share.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use deadpool_redis::redis::{Value, make_extension_error};
+use tokio::time::Instant;
+
+use super::{
+    connection::Query,
+    error::CallError,
+    proto::{self, InvalidName, KeyError, ScriptCall, ServerClock, Timed, UnexpectedReply},
+    server::Server,
+    shared_calls::{SendRequests, SharedCalls},
+    subscriber::Subscriber,
+};
+#[cfg(feature = "tracing")]
+use crate::limits::WARN_INTERVAL;
+use crate::{
+    clock::{BootInstant, Clock},
+    limits::MAX_WAITING_REQUESTS,
+    store::{AcquireReply, AcquireRequest, IfBusy, ReleaseReply, ReleaseRequest, StoreError, StoreErrorKind},
+    sync::{Mutex, MutexGuard},
+};
+
+/// The state of a store.
+pub(super) struct Shared {
+    pub(super) clock: Clock,
+    pub(super) server_clock: Mutex<ServerClock>,
+    pub(super) subscriber: Arc<Subscriber>,
+    pub(super) acquires: SharedCalls<AcquireRequest, AcquireReply>,
+    pub(super) releases: SharedCalls<ReleaseRequest, ReleaseReply>,
+    pub(super) warned_of_missing_ttl: AtomicBool,
+    #[cfg(feature = "tracing")]
+    pub(super) fence_warned_at: Mutex<Option<BootInstant>>,
+}
+
+impl Shared {
+    /// Tries of a call that expired only because the estimate of the server's clock was too low. An
+    /// expired call does nothing, and its reply has the server's time.
+    const MAX_TRIES: usize = 3;
+    /// See [`SendRequests::stale_after`].
+    const STALE_AFTER_CALLS: u32 = 4;
+
+    /// Executes a call that does nothing later than `valid_for` after it was made, by either clock.
+    pub(super) async fn call_before_expiry<T>(
+        &self,
+        called: BootInstant,
+        valid_for: Duration,
+        deadline: Instant,
+        call: impl Fn(i64) -> Result<ScriptCall, InvalidName>,
+        parse: impl Fn(&Value) -> Result<(i64, Timed<T>), UnexpectedReply>,
+    ) -> Result<T, CallError> {
+        for _ in 0..Self::MAX_TRIES {
+            // Without an estimate, a call that has expired already fetches the server's time.
+            let expires_at = self.server_clock().expires_at(called, valid_for).unwrap_or(0);
+            // Not repeated: the caller releases what a call without a reply may have acquired (I8).
+            let reply = self.server().acquire_conn.query(Query::EvalSha(&call(expires_at)?), deadline).await?;
+            let now = self.clock.now();
+            self.check_fence(&reply);
+            let (server_us, outcome) = parse(&reply)?;
+            self.server_clock().observe(server_us, now);
+            match outcome {
+                Timed::Done(reply) => return Ok(reply),
+                Timed::Expired if now.saturating_duration_since(called) >= valid_for => break,
+                Timed::Expired => {}
+            }
+        }
+        Err(CallError::Expired)
+    }
+
+    pub(super) fn server(&self) -> &Server {
+        self.subscriber.server()
+    }
+
+    pub(super) fn server_clock(&self) -> MutexGuard<'_, ServerClock> {
+        self.server_clock.lock()
+    }
+
+    pub(super) fn check_fence(&self, reply: &Value) {
+        if proto::fence_was_replaced(reply) {
+            self.warn_fence_replaced();
+        }
+    }
+
+    /// At most one warning in ten seconds: another program may write there repeatedly.
+    fn warn_fence_replaced(&self) {
+        #[cfg(feature = "tracing")]
+        {
+            let now = self.clock.now();
+            let mut warned_at = self.fence_warned_at.lock();
+            if warned_at.is_none_or(|at| now.saturating_duration_since(at) >= WARN_INTERVAL) {
+                *warned_at = Some(now);
+                drop(warned_at);
+                self.server().warn_fence_replaced("another value");
+            }
+        }
+    }
+
+    /// Warns once about a lock without a TTL, which another program wrote. It must be deleted by
+    /// hand.
+    pub(super) fn warn_if_no_ttl(&self, reply: &AcquireReply) {
+        let (AcquireReply::Queued { lease_left, .. }
+        | AcquireReply::Busy { lease_left }
+        | AcquireReply::QueueFull { lease_left, .. }) = reply
+        else {
+            return;
+        };
+        if *lease_left == Duration::MAX && !self.warned_of_missing_ttl.swap(true, Ordering::Relaxed) {
+            #[cfg(feature = "tracing")]
+            tracing::warn!(target: "tower_lock", "a key in Redis has no TTL and stays locked: tower-lock did not write it");
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.subscriber.stop();
+    }
+}
+
+impl SendRequests<AcquireRequest> for Shared {
+    type Reply = AcquireReply;
+
+    const MAX_WAITING: usize = MAX_WAITING_REQUESTS;
+
+    fn calls(&self) -> &SharedCalls<AcquireRequest, AcquireReply> {
+        &self.acquires
+    }
+
+    fn now(&self) -> BootInstant {
+        self.clock.now()
+    }
+
+    fn stale_after(&self) -> Duration {
+        Self::STALE_AFTER_CALLS * self.server().timeouts.call
+    }
+
+    /// The rest of its validity is left for the call.
+    fn may_wait(request: &AcquireRequest) -> Option<Duration> {
+        Some(request.valid_for / 2)
+    }
+
+    fn overloaded() -> StoreError {
+        StoreError::new("redis", "acquire", StoreErrorKind::Overloaded)
+    }
+
+    fn dropped() -> StoreError {
+        StoreError::new("redis", "acquire", StoreErrorKind::Unavailable)
+    }
+
+    async fn send(
+        self: &Arc<Self>,
+        mut requests: Vec<AcquireRequest>,
+        called: BootInstant,
+    ) -> Vec<Result<AcquireReply, StoreError>> {
+        let count = requests.len();
+        let store_error = |error: CallError| {
+            let Server { address, user, .. } = self.server();
+            error.into_store_error("acquire", address, user)
+        };
+        let waiting: Vec<_> = requests.iter().map(|request| request.if_busy == IfBusy::Enqueue).collect();
+        let mut is_disconnected = false;
+        if let Some(enqueues) = requests.iter().find(|request| request.if_busy == IfBusy::Enqueue) {
+            self.subscriber.wait_subscribed(enqueues.id.manager()).await;
+            is_disconnected = self.subscriber.is_disconnected();
+            if is_disconnected {
+                // A free key can still be acquired.
+                requests.iter_mut().for_each(|request| request.if_busy = IfBusy::Fail);
+            }
+        }
+        let deadline = self.server().timeouts.call_deadline();
+        let valid_for = requests.iter().map(|request| request.valid_for).min().unwrap_or_default();
+        let call = |expires_at| self.server().keyspace.acquire(&requests, expires_at);
+        let parse = |reply: &_| proto::parse_acquire(reply, count);
+        match self.call_before_expiry(called, valid_for, deadline, call, parse).await {
+            Ok(replies) => {
+                let reply = |(reply, waits): (_, bool)| match reply {
+                    Ok(AcquireReply::Busy { .. }) if is_disconnected && waits => {
+                        Err(store_error(CallError::NotSubscribed))
+                    }
+                    Ok(reply) => {
+                        self.warn_if_no_ttl(&reply);
+                        Ok(reply)
+                    }
+                    Err(error) => Err(store_error(CallError::from(error))),
+                };
+                replies.into_iter().zip(waiting).map(reply).collect()
+            }
+            Err(error) => vec![Err(store_error(error)); count],
+        }
+    }
+}
+
+impl SendRequests<ReleaseRequest> for Shared {
+    type Reply = ReleaseReply;
+
+    /// A release is not refused: each was reserved before its acquire.
+    const MAX_WAITING: usize = usize::MAX;
+
+    fn calls(&self) -> &SharedCalls<ReleaseRequest, ReleaseReply> {
+        &self.releases
+    }
+
+    fn now(&self) -> BootInstant {
+        self.clock.now()
+    }
+
+    fn stale_after(&self) -> Duration {
+        Self::STALE_AFTER_CALLS * self.server().timeouts.call
+    }
+
+    fn may_wait(_: &ReleaseRequest) -> Option<Duration> {
+        None
+    }
+
+    fn overloaded() -> StoreError {
+        StoreError::new("redis", "release", StoreErrorKind::Overloaded)
+    }
+
+    fn dropped() -> StoreError {
+        StoreError::new("redis", "release", StoreErrorKind::Unavailable)
+    }
+
+    async fn send(
+        self: &Arc<Self>,
+        requests: Vec<ReleaseRequest>,
+        _called: BootInstant,
+    ) -> Vec<Result<ReleaseReply, StoreError>> {
+        let server = self.server();
+        let send = async {
+            let deadline = server.timeouts.call_deadline();
+            let call = server.keyspace.release(&requests)?;
+            let reply = server.release_conn.query_retry(Query::EvalSha(&call), deadline).await?;
+            self.check_fence(&reply);
+            Ok(proto::parse_release(&reply, requests.len())?)
+        };
+        match send.await {
+            Ok(replies) => replies.into_iter().map(Ok).collect(),
+            Err(error) => {
+                let error = CallError::into_store_error(error, "release", &server.address, &server.user);
+                vec![Err(error); requests.len()]
+            }
+        }
+    }
+}
+
+impl From<KeyError> for CallError {
+    fn from(KeyError(text): KeyError) -> Self {
+        let (code, detail) = text.split_once(' ').unwrap_or((&text, ""));
+        Self::Redis(make_extension_error(code.to_owned(), Some(detail.to_owned())))
+    }
+}
