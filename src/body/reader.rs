@@ -4,6 +4,7 @@
 use std::{
     error::Error,
     future::poll_fn,
+    mem,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, Waker, ready},
@@ -85,7 +86,7 @@ impl<'a> BodyReader<'a> {
 
 /// Reads the body to its end, within the limit and the budget, while its client keeps the pace.
 async fn read_to_end(
-    mut streaming: Box<IncomingBody>,
+    mut streaming: IncomingBody,
     limit: u64,
     reservation: &mut Reservation,
     mut pace: Pace,
@@ -98,7 +99,8 @@ async fn read_to_end(
     if announced.lower() > reservation.budget().available() {
         return Err(Rejection::body_buffer_full());
     }
-    let reading = Arc::new(SharedBuffer(Mutex::new((Some(BodyBuffer::default()), None))));
+    // Shared only once the body waits for its client, and can be evicted.
+    let (mut own, mut shared) = (BodyBuffer::default(), None::<Arc<SharedBuffer>>);
     let (mut trailers, mut left) = (None, limit);
     let mut timer = LazyTimer::default();
     loop {
@@ -108,8 +110,9 @@ async fn read_to_end(
                 return next.map(Ok);
             }
             // Only now: a body that is ready is not idle.
-            reservation.set_reader(|| Arc::clone(&reading) as _);
-            if !reading.register(cx.waker()) {
+            let shared = &*shared.get_or_insert_with(|| Arc::new(SharedBuffer::new(mem::take(&mut own))));
+            reservation.set_reader(|| Arc::clone(shared) as _);
+            if !shared.register(cx.waker()) {
                 return Poll::Ready(Err(Rejection::BodyTimeout));
             }
             poll_too_slow(&mut pace, &mut timer, cx).map(|_| Err(Rejection::BodyTimeout))
@@ -122,14 +125,21 @@ async fn read_to_end(
                 // Counts the bytes that were received, because an announced length costs its sender
                 // nothing.
                 reservation.grow(bytes.len())?;
-                reading.push(bytes);
+                match &shared {
+                    Some(shared) => shared.push(bytes),
+                    None => own.push(bytes),
+                }
             }
             Err(frame) => trailers = frame.into_trailers().ok(),
         }
     }
     reservation.complete()?;
     streaming.finish();
-    let data = reading.0.lock().0.take().ok_or(Rejection::BodyTimeout)?.into_bytes();
+    let data = match shared {
+        Some(shared) => shared.0.lock().0.take().ok_or(Rejection::BodyTimeout)?,
+        None => own,
+    };
+    let data = data.into_bytes();
     Ok(ReplayBody { data, trailers: trailers.map(Box::new), has_unknown_length: announced.exact().is_none() })
 }
 
@@ -149,7 +159,7 @@ fn poll_too_slow(pace: &mut Pace, timer: &mut LazyTimer, cx: &mut Context<'_>) -
 /// if it was disabled.
 #[cfg(feature = "axum")]
 fn body_limit(head: &mut Parts) -> u64 {
-    use std::{convert::Infallible, mem};
+    use std::convert::Infallible;
 
     use axum::{RequestExt, extract::Request};
     use http_body::Frame;
@@ -197,6 +207,10 @@ fn read_error(error: &(dyn Error + 'static)) -> Rejection {
 }
 
 impl SharedBuffer {
+    fn new(buffer: BodyBuffer) -> Self {
+        Self(Mutex::new((Some(buffer), None)))
+    }
+
     /// Stores the waker. Returns false if the body was evicted.
     fn register(&self, waker: &Waker) -> bool {
         let mut reading = self.0.lock();
@@ -214,7 +228,7 @@ impl SharedBuffer {
 
 impl EvictableBody for SharedBuffer {
     fn evict(&self) {
-        let (gathered, waker) = std::mem::take(&mut *self.0.lock());
+        let (gathered, waker) = mem::take(&mut *self.0.lock());
         drop(gathered);
         if let Some(waker) = waker {
             waker.wake();

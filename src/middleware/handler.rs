@@ -54,7 +54,7 @@ impl<S> LockedRequest<S> {
         S: Service<Request<RequestBody>, Response = Response<B>>,
     {
         let Self { inner, head, body, reservation, locks } = self;
-        let (context, span) = (locks.context(), locks.span());
+        let (context, span) = (locks.context(), locks.span().filter(|span| span.is_enabled()));
         let done = {
             let inner = inner.as_mut().expect("before the call");
             let handler = async {

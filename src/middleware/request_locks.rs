@@ -31,6 +31,8 @@ pub(super) struct RequestLocks {
     context: RequestContext,
     /// The owner of the request is open until this layer has ended its part.
     keeps_owner_open: bool,
+    /// The context accepts no more locks.
+    is_closed: bool,
     /// In order of acquisition. The locks that the handler acquires are in the context until it
     /// returns.
     locks: SmallVec<[RequestLock; 1]>,
@@ -51,7 +53,15 @@ struct Releases {
 
 impl RequestLocks {
     pub(super) fn new(context: RequestContext, keeps_owner_open: bool) -> Self {
-        Self { context, keeps_owner_open, locks: SmallVec::new(), has_failed: false, recorder: None, record: None }
+        Self {
+            context,
+            keeps_owner_open,
+            is_closed: false,
+            locks: SmallVec::new(),
+            has_failed: false,
+            recorder: None,
+            record: None,
+        }
     }
 
     pub(super) fn context(&self) -> &RequestContext {
@@ -97,7 +107,9 @@ impl RequestLocks {
 
     /// The handler has returned: takes the locks that it acquired, and closes the context.
     pub(super) fn close(&mut self) {
-        self.locks.extend(self.context.close());
+        if !std::mem::replace(&mut self.is_closed, true) {
+            self.locks.extend(self.context.close());
+        }
     }
 
     fn close_owner(&mut self) {
@@ -216,7 +228,9 @@ impl Drop for RequestLocks {
     fn drop(&mut self) {
         self.close_owner();
         // Before the locks of the layer, which were acquired earlier.
-        drop(self.context.close());
+        if !self.is_closed {
+            drop(self.context.close());
+        }
         self.context.clear_lock_count();
         if !self.context.handler_started() {
             // The handler was not started, so nothing needs the lock-delay.

@@ -18,7 +18,8 @@ use super::{
 use crate::{error::LockLost, rejection::Rejection, replay::keep::Ending};
 
 /// Turns the result of the handler into the response, and releases the locks or moves them to its
-/// body. Not an `async fn`, whose future would contain the arguments twice.
+/// body.
+#[expect(clippy::manual_async_fn, reason = "the future of an `async fn` contains its arguments twice")]
 pub(super) fn finish_response<B, E>(
     mut locks: RequestLocks,
     method: Method,
@@ -63,10 +64,11 @@ where
             return Ok(Response::from_parts(head, ResponseBody::pass_through(body)));
         }
         if !has_content(&method, head.status) || body.is_end_stream() {
-            let body = ResponseBody::without_content(body);
+            let empty = ResponseBody::without_content(&body);
+            drop(body);
             locks.set_record(|recorder| recorder.complete(&[]));
             locks.release_all().await;
-            return Ok(Response::from_parts(head, body));
+            return Ok(Response::from_parts(head, empty));
         }
         let hint = body.size_hint();
         let length = content_length(&head.headers).or_else(|| hint.exact());

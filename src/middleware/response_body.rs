@@ -80,7 +80,7 @@ where
 {
     /// The body of a response without content, for example to `HEAD`: it is not read. Its size is
     /// kept for the head.
-    pub(super) fn without_content(inner: B) -> Self {
+    pub(super) fn without_content(inner: &B) -> Self {
         let complete = CompleteBody {
             frames: Frames::new().into_iter(),
             error: None,

@@ -71,8 +71,8 @@ where
     }
 }
 
-/// The steps of a request: key, body, lock, inner service, response. Not an `async fn`, whose
-/// future would contain the request twice.
+/// The steps of a request: key, body, lock, inner service, response.
+#[expect(clippy::manual_async_fn, reason = "the future of an `async fn` contains its arguments twice")]
 fn locked<S, K, ResB>(
     config: Arc<LayerConfig<K>>,
     mut request: LockedRequest<S>,
