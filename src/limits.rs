@@ -23,8 +23,15 @@ pub(crate) const RENEWAL_RETRY_MIN: Duration = Duration::from_millis(250);
 pub(crate) const RENEWAL_BATCH_WINDOW: Duration = Duration::from_millis(500);
 /// .. at most this part of the lease.
 pub(crate) const RENEWAL_BATCH_WINDOWS_PER_LEASE: u32 = 60;
-/// Grants in one renewal call.
-pub(crate) const MAX_RENEWALS_PER_CALL: usize = 1000;
+/// Grants in one renewal call: it delays the calls of others in the store by less than a
+/// millisecond.
+pub(crate) const MAX_RENEWALS_PER_CALL: usize = 128;
+/// Renewal calls under way at the same time.
+pub(crate) const MAX_RENEWAL_CALLS: usize = 2;
+/// If renewals wait longer than this part of the lease for their turn, no key is acquired ..
+pub(crate) const LATE_RENEWALS_PER_LEASE: u32 = 15;
+/// .. for this time.
+pub(crate) const LATE_RENEWALS_PAUSE: Duration = Duration::from_secs(1);
 
 /// Records in a `MemoryStore`.
 #[cfg(feature = "memory")]

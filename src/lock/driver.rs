@@ -482,7 +482,12 @@ impl Driver {
         let StoreCall { number, id, op } = call;
         let store = &self.store;
         match op {
-            StoreOp::Acquire { if_busy, lease, unless_recorded } => {
+            StoreOp::Acquire { is_first: true, .. } if self.renewals.are_late(self.clock.now()) => {
+                // The keys that are held come first.
+                let error = StoreError::new("lock", "acquire", StoreErrorKind::Overloaded);
+                Some(Event::Acquired(number, Err(error)))
+            }
+            StoreOp::Acquire { if_busy, lease, unless_recorded, is_first: _ } => {
                 let request = AcquireRequest::new(key.clone(), id, lease, if_busy, QUEUE, self.call_timeout)
                     .unless_recorded(unless_recorded);
                 self.await_reply(key, "acquire", store.acquire(request), move |reply| Event::Acquired(number, reply))

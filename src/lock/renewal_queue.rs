@@ -15,7 +15,10 @@ use super::driver_data::{Grant, Listed};
 use crate::{
     clock::BootInstant,
     error::LockLost,
-    limits::{RENEWAL_BATCH_WINDOW, RENEWAL_BATCH_WINDOWS_PER_LEASE, RENEWALS_PER_LEASE},
+    limits::{
+        LATE_RENEWALS_PAUSE, LATE_RENEWALS_PER_LEASE, RENEWAL_BATCH_WINDOW, RENEWAL_BATCH_WINDOWS_PER_LEASE,
+        RENEWALS_PER_LEASE,
+    },
     lock_key::shards::KeyShards,
     proto::grant::NextCheck,
     sync::Mutex,
@@ -33,6 +36,8 @@ pub(super) struct RenewalQueue {
     next_sweep: AtomicU64,
     /// The newest task has not ended.
     has_task: AtomicBool,
+    /// Until this instant, in nanoseconds, renewals count as late.
+    late_until: AtomicU64,
     task: Mutex<Task>,
     /// Notified when a grant needs a sweep earlier than the next one that is planned.
     pub(super) wakeup: Arc<Notify>,
@@ -136,6 +141,18 @@ impl RenewalQueue {
 
     fn next_sweep(&self) -> BootInstant {
         BootInstant::from_nanos(self.next_sweep.load(SeqCst))
+    }
+
+    /// Notes how long a renewal has waited for its turn.
+    pub(super) fn waited(&self, duration: Duration, now: BootInstant, lease: Duration) {
+        if duration > lease / LATE_RENEWALS_PER_LEASE {
+            self.late_until.fetch_max(now.saturating_add(LATE_RENEWALS_PAUSE).as_nanos(), SeqCst);
+        }
+    }
+
+    /// Whether renewals wait too long for their turn: the store has no capacity for more keys.
+    pub(super) fn are_late(&self, now: BootInstant) -> bool {
+        now < BootInstant::from_nanos(self.late_until.load(SeqCst))
     }
 
     /// Whether grants are tracked and no task sweeps over them.
@@ -324,5 +341,53 @@ impl Tracked {
             grant.data.listed.take();
         }
         taken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{acquisition::AcquisitionIds, fencing::FencingToken, lock::driver_data::Section, lock_key::LockKey};
+
+    const START: BootInstant = BootInstant::from_nanos(1 << 40);
+
+    fn grants<const N: usize>() -> [Arc<Grant>; N] {
+        let ids = AcquisitionIds::new("test", 1);
+        let token = FencingToken::from_fence(1).expect("small");
+        std::array::from_fn(|_| Arc::clone(&Section::detached(LockKey::from(("n", 1)), token, ids.next()).grant))
+    }
+
+    fn at(ms: u64) -> BootInstant {
+        START.saturating_add(Duration::from_millis(ms))
+    }
+
+    #[test]
+    fn grants_are_taken_when_they_are_due_in_any_order_of_insertion() {
+        let (mut tracked, [a, b, c, d]) = (Tracked::default(), grants());
+        for (grant, ms) in [(&a, 20), (&b, 30), (&c, 10), (&d, 40)] {
+            tracked.insert(grant, at(ms));
+        }
+        tracked.remove(&a);
+        assert_eq!(tracked.first_at(), Some(at(10)), "inserted after a later one");
+        tracked.remove(&a);
+        let taken = tracked.take_until(at(30));
+        assert!(taken.len() == 2 && Arc::ptr_eq(&taken[0], &c) && Arc::ptr_eq(&taken[1], &b));
+        assert_eq!(tracked.first_at(), Some(at(40)));
+        tracked.remove(&d);
+        assert_eq!((tracked.first_at(), tracked.recent.len(), tracked.grants().count()), (None, 0, 0));
+    }
+
+    #[test]
+    fn gaps_behind_a_grant_go_with_it() {
+        let (mut tracked, [first, later, last]) = (Tracked::default(), grants());
+        for (ms, grant) in [(10, &first), (20, &later), (30, &last)] {
+            tracked.insert(grant, at(ms));
+        }
+        tracked.remove(&later);
+        assert_eq!(tracked.recent.len(), 3);
+        tracked.remove(&first);
+        assert_eq!((tracked.recent.len(), tracked.first_at()), (1, Some(at(30))));
+        tracked.remove(&last);
+        assert!(tracked.recent.is_empty());
     }
 }

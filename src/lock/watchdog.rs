@@ -5,12 +5,12 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::timeout;
+use tokio::{sync::Semaphore, time::timeout};
 
 use super::{driver::Driver, driver_data::Grant};
 use crate::{
     error::LockLost,
-    limits::MAX_RENEWALS_PER_CALL,
+    limits::{MAX_RENEWAL_CALLS, MAX_RENEWALS_PER_CALL},
     store::{RenewReply, RenewRequest, StoreError, StoreErrorKind},
     telemetry::report::Report,
 };
@@ -22,6 +22,9 @@ use crate::{
 struct Watchdog {
     driver: Weak<Driver>,
     number: u64,
+    /// The renewal calls take turns. Each watchdog has turns of its own: the tasks of an earlier
+    /// one may be in a runtime that nothing drives.
+    turns: Arc<Semaphore>,
 }
 
 /// A renewal that is in flight. When it is finished, or dropped with its runtime, grants that a
@@ -34,7 +37,8 @@ struct RenewalCall {
 /// Starts the task. No mutex may be held: where no runtime lives, the task is dropped at once.
 pub(super) fn start(driver: &Arc<Driver>) {
     let number = driver.renewals.next_task(driver.clock.now());
-    let watchdog = Watchdog { driver: Arc::downgrade(driver), number };
+    let turns = Arc::new(Semaphore::new(MAX_RENEWAL_CALLS));
+    let watchdog = Watchdog { driver: Arc::downgrade(driver), number, turns };
     let task = driver.spawn(watchdog.run());
     driver.renewals.task_started(number, task);
     driver.share_wakeup();
@@ -66,7 +70,7 @@ impl Watchdog {
         }
         for due in sweep.due.chunks(MAX_RENEWALS_PER_CALL) {
             // In a task of its own: a slow store does not delay the next sweep.
-            driver.spawn(renew(Arc::clone(&driver), due.to_vec()));
+            driver.spawn(renew(Arc::clone(&driver), due.to_vec(), Arc::clone(&self.turns)));
         }
         Some(sweep.next.saturating_duration_since(driver.clock.now()))
     }
@@ -82,13 +86,16 @@ impl Drop for Watchdog {
     }
 }
 
-async fn renew(driver: Arc<Driver>, grants: Vec<Arc<Grant>>) {
+async fn renew(driver: Arc<Driver>, grants: Vec<Arc<Grant>>, turns: Arc<Semaphore>) {
     let call = RenewalCall { driver: Arc::clone(&driver), grants };
+    let due_at = driver.clock.now();
+    let turn = turns.acquire().await;
+    let sent_at = driver.clock.now(); // I3
+    driver.renewals.waited(sent_at.saturating_duration_since(due_at), sent_at, driver.lease);
     let grants = &call.grants;
     if !driver.is_of_this_process() {
         return;
     }
-    let sent_at = driver.clock.now(); // I3
     // The leases of now: one may grow before the reply.
     let leases: Vec<_> = grants.iter().map(|grant| grant.lease()).collect();
     let request = |(grant, &lease): (&Arc<Grant>, _)| {
@@ -97,6 +104,7 @@ async fn renew(driver: Arc<Driver>, grants: Vec<Arc<Grant>>) {
     let requests = grants.iter().zip(&leases).map(request).collect();
     let replies = timeout(driver.call_timeout, driver.store.renew(requests)).await;
     let replies = replies.unwrap_or_else(|_| Err(StoreError::new("lock", "renew", StoreErrorKind::Timeout)));
+    drop(turn);
     driver.record_reply("renew", &replies);
     let now = driver.clock.now();
     // Without a reply the next sweep renews again, until the deadline.

@@ -218,13 +218,20 @@ impl<D: DriverTypes> Grant<D> {
         if batch_until < renew_at || now < not_before {
             return NextCheck::Sleep(renew_at.max(not_before).min(end));
         }
+        let retry_at = now.saturating_add((self.lease() / RENEWAL_RETRIES_PER_LEASE).max(RENEWAL_RETRY_MIN));
+        // A renewal in flight may wait for its turn, and its end makes room for the next one. If it
+        // does not end, its runtime may be one that nothing drives.
+        let in_flight = self.renewal.load(Ordering::Acquire) != Self::IDLE;
+        if in_flight && remaining > self.lease() / RENEWALS_PER_LEASE {
+            self.renew_at.store(retry_at.as_nanos(), Ordering::Relaxed);
+            return NextCheck::Sleep(retry_at.min(end));
+        }
         self.renewal.store(Self::IN_FLIGHT, Ordering::Release);
         // Only renewals that a message has caused keep this distance. A periodic renewal right
         // before a revocation must not delay its detection.
         if self.is_early.swap(false, Ordering::AcqRel) {
             self.verified_at.store(now.as_nanos(), Ordering::Relaxed);
         }
-        let retry_at = now.saturating_add((self.lease() / RENEWAL_RETRIES_PER_LEASE).max(RENEWAL_RETRY_MIN));
         self.renew_at.store(retry_at.as_nanos(), Ordering::Relaxed);
         NextCheck::Renew(retry_at.min(end))
     }
@@ -320,8 +327,11 @@ mod tests {
         assert_eq!(grant.next_check_at(), at(10));
         assert_eq!(next_check(&grant, 10), NextCheck::Renew(at(11)));
         assert_eq!(next_check(&grant, 10), NextCheck::Sleep(at(11)), "the renewal is in flight");
-        assert_eq!(next_check(&grant, 11), NextCheck::Renew(at(12)), "no reply");
+        assert_eq!(next_check(&grant, 11), NextCheck::Sleep(at(12)), "it may wait for its turn");
+        grant.renewal_finished(at(11));
+        assert_eq!(next_check(&grant, 12), NextCheck::Renew(at(13)), "no reply");
         grant.extend(grant.lease(), at(11), at(12));
+        grant.renewal_finished(at(12));
         assert_eq!(next_check(&grant, 12), NextCheck::Sleep(at(21)), "a third of the lease after the request");
         assert_eq!(
             grant.next_check(START.saturating_add(Duration::from_millis(20_500)), at(21)),
@@ -329,6 +339,15 @@ mod tests {
             "in one batch with renewals that are due"
         );
         assert_eq!(grant.remaining(at(12)), s(11) + usable_part(LEASE) - s(12));
+    }
+
+    /// Its runtime may be one that nothing drives.
+    #[test]
+    fn a_renewal_that_does_not_end_is_repeated_in_the_last_third_of_the_lease() {
+        let grant = grant();
+        let sent: Vec<_> =
+            (10..29).filter(|second| matches!(next_check(&grant, *second), NextCheck::Renew(_))).collect();
+        assert_eq!(sent[..2], [10, 20]);
     }
 
     #[test]

@@ -20,7 +20,6 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct PendingReleases<D: DriverTypes> {
     releases: Vec<PendingRelease<D>>,
-    blocking: Option<AcquisitionId>,
 }
 
 /// The release of one acquisition that has ended (I9).
@@ -30,6 +29,8 @@ pub(super) struct PendingReleases<D: DriverTypes> {
 #[derive(Debug)]
 pub(super) struct PendingRelease<D: DriverTypes> {
     pub(super) id: AcquisitionId,
+    /// The next attempt waits for this release.
+    pub(super) is_blocking: bool,
     /// The lock-delay, or the rest of `min_hold`.
     pub(super) block_for: Duration,
     /// The record to leave.
@@ -56,7 +57,7 @@ pub(super) struct PendingRelease<D: DriverTypes> {
 
 impl<D: DriverTypes> PendingReleases<D> {
     pub(super) fn new() -> Self {
-        Self { releases: Vec::new(), blocking: None }
+        Self { releases: Vec::new() }
     }
 
     /// Takes the memory of a spare list, if it has none.
@@ -123,36 +124,26 @@ impl<D: DriverTypes> PendingReleases<D> {
     /// Keeps the releases for which `keep` returns `true`. Its second argument is `true` for the
     /// release that blocks the next attempt.
     pub(super) fn retain(&mut self, mut keep: impl FnMut(&mut PendingRelease<D>, bool) -> bool) {
-        let blocking = &self.blocking;
         self.releases.retain_mut(|release| {
-            let is_blocking = blocking.as_ref() == Some(&release.id);
+            let is_blocking = release.is_blocking;
             keep(release, is_blocking)
         });
     }
 
-    /// Lets the release of this id block the next attempt.
-    pub(super) fn block_on(&mut self, id: AcquisitionId) {
-        self.blocking = Some(id);
-    }
-
+    /// Lets the next attempt start.
     pub(super) fn unblock(&mut self) {
-        self.blocking = None;
+        for release in &mut self.releases {
+            release.is_blocking = false;
+        }
     }
 
     pub(super) fn is_blocked(&self) -> bool {
-        self.blocking.is_some()
-    }
-
-    /// Ends the blocking if it is caused by this release.
-    pub(super) fn unblock_from(&mut self, at: usize) {
-        let id = &self.releases[at].id;
-        self.blocking.take_if(|blocking| blocking == id);
+        self.blocking().is_some()
     }
 
     /// The release that blocks the next attempt.
     pub(super) fn blocking(&self) -> Option<&PendingRelease<D>> {
-        let id = self.blocking.as_ref()?;
-        self.releases.iter().find(|release| release.id == *id)
+        self.releases.iter().find(|release| release.is_blocking)
     }
 
     /// The instant of the next retry.
@@ -165,6 +156,7 @@ impl<D: DriverTypes> PendingRelease<D> {
     pub(super) fn new(id: AcquisitionId, block_for: Duration, lease: Duration, created_at: BootInstant) -> Self {
         Self {
             id,
+            is_blocking: false,
             block_for,
             record: None,
             lease,
@@ -221,10 +213,10 @@ mod tests {
     #[test]
     fn one_release_blocks_the_next_attempt_until_it_is_unblocked() {
         let (ids, mut releases) = (AcquisitionIds::new("test", 1), PendingReleases::new());
-        let (first, second) = (release(&ids), PendingRelease { in_flight: Some(5), ..release(&ids) });
+        let (first, second) =
+            (release(&ids), PendingRelease { in_flight: Some(5), is_blocking: true, ..release(&ids) });
         let (first_id, second_id) = (first.id.clone(), second.id.clone());
         releases.push(first);
-        releases.block_on(second_id.clone());
         releases.push(second);
         assert_eq!(releases.blocking().map(|release| &release.id), Some(&second_id));
         assert_eq!((releases.find(5), releases.find(6)), (Some(1), None));
@@ -234,12 +226,10 @@ mod tests {
             true
         });
         assert_eq!(blocking, [false, true]);
-        releases.unblock_from(0);
         releases.remove(0);
         assert!(releases.is_blocked() && !releases.has_id(&first_id));
-        releases.unblock_from(0);
-        releases.remove(0);
-        assert!(!releases.is_blocked() && releases.is_empty());
+        releases.unblock();
+        assert!(!releases.is_blocked() && !releases.is_empty());
     }
 
     #[test]

@@ -652,6 +652,43 @@ fn unavailable() -> StoreError {
     StoreError::new("test", "acquire", StoreErrorKind::Unavailable)
 }
 
+fn overloaded() -> StoreError {
+    StoreError::new("test", "acquire", StoreErrorKind::Overloaded)
+}
+
+#[test]
+fn an_acquire_that_was_not_sent_leaves_nothing_to_release() {
+    let mut h = harness();
+    h.request(1, true);
+    h.request(2, false);
+    let call = h.take_call();
+    h.handle(Event::Acquired(call.number, Err(overloaded())));
+    assert!(matches!(h.results.remove(0), (2, Err(LockError::Store(_)))), "a call without a wait fails at once");
+    while h.results.is_empty() {
+        h.advance(ms(50));
+        for call in std::mem::take(&mut h.calls) {
+            assert!(matches!(call.op, StoreOp::Acquire { is_first: true, .. }), "{call:?}");
+            h.handle(Event::Acquired(call.number, Err(overloaded())));
+        }
+    }
+    assert!(matches!(&h.results[..], [(1, Err(LockError::Store(e)))] if e.kind() == StoreErrorKind::Overloaded));
+    assert!(h.calls.is_empty() && h.table.is_empty(), "no release");
+}
+
+#[test]
+fn an_acquire_that_was_sent_is_released_although_its_repetition_was_not_sent() {
+    let mut h = harness();
+    let number = h.request(1, true);
+    let call = h.take_call();
+    h.handle(Event::Acquired(call.number, Err(unavailable())));
+    h.advance(ms(20));
+    let call = h.take_call();
+    assert!(matches!(call.op, StoreOp::Acquire { is_first: false, .. }));
+    h.handle(Event::Acquired(call.number, Err(overloaded())));
+    h.cancel(number);
+    assert!(matches!(h.take_call().op, StoreOp::Release { .. }));
+}
+
 /// I8: the acquire in doubt may be executed after a release that was sent during the doubt.
 #[test]
 fn a_release_sent_while_an_acquire_is_in_doubt_is_repeated() {

@@ -96,3 +96,34 @@ fn change(total: &AtomicUsize, before: usize, after: usize) {
         total.fetch_sub(before - after, Relaxed);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(waiting: usize, pending_releases: usize) -> EntryCounts {
+        EntryCounts { waiting, pending_releases, ..EntryCounts::default() }
+    }
+
+    /// I11
+    #[test]
+    fn totals_are_never_too_small_and_at_most_the_allowances_too_large() {
+        const TABLES: usize = 8;
+        const ALLOWANCE: usize = 2;
+        let usage = Usage::new(TABLES, ALLOWANCE);
+        for each in [0, 1, ALLOWANCE, 5, 100] {
+            for _ in 0..TABLES {
+                usage.change(ALLOWANCE, counts(0, 0), counts(each, each));
+            }
+            let (total, counted) = (TABLES * each, usage.waiting());
+            assert!(total <= counted && counted <= total + TABLES * ALLOWANCE, "{counted} of {total}");
+            for _ in 0..TABLES {
+                usage.change(ALLOWANCE, counts(each, each), counts(0, 0));
+            }
+        }
+        usage.change(ALLOWANCE, counts(0, 0), counts(0, MAX_PENDING_RELEASES));
+        assert!(!usage.can_reserve_release(), "one table has used all");
+        usage.change(ALLOWANCE, counts(0, MAX_PENDING_RELEASES), counts(0, 0));
+        assert!(usage.can_reserve_release());
+    }
+}

@@ -1,8 +1,22 @@
 //! Locks without HTTP, on the memory store.
 
-use tower_lock::LockManager;
+use std::{
+    future::{Future, IntoFuture},
+    pin::pin,
+    task::{Context, Waker},
+};
+
+use allocation_counter::measure;
+use tower_lock::{
+    LockGuard, LockManager,
+    lock::{LockBuilder, LockFuture},
+};
 
 use super::{Cost, now, runtime};
+
+/// With the feature `metrics` a guard has the label of its route, and the labels of its metrics are
+/// allocated.
+const METRICS: bool = size_of::<LockGuard>() > 24;
 
 /// The cost of a lock that is acquired and released by hand.
 pub(super) fn cycle(locks: &LockManager) -> Cost {
@@ -17,10 +31,56 @@ pub(super) fn rejection(locks: &LockManager) -> Cost {
     Cost::of(|| drop(now(locks.try_lock(("reward", 42_u64))).expect_err("held")))
 }
 
-/// With the feature `metrics` the labels of its metrics are allocated, too.
+/// The text of the key, the result of the request, the grant and the section.
 #[test]
 fn uncontended_cycle_stays_within_its_allocations() {
     let (runtime, locks) = (runtime(), LockManager::in_memory());
     let _runtime = runtime.enter();
-    cycle(&locks).is_at_most(22, 2000);
+    let (allocations, bytes) = if METRICS { (8, 700) } else { (4, 420) };
+    cycle(&locks).is_at_most(allocations, bytes);
+}
+
+/// The text of the key and the result of the request.
+#[test]
+fn rejection_stays_within_its_allocations() {
+    let (runtime, locks) = (runtime(), LockManager::in_memory());
+    let _runtime = runtime.enter();
+    let _held = now(locks.try_lock(("reward", 42_u64))).expect("free");
+    let (allocations, bytes) = if METRICS { (5, 320) } else { (2, 100) };
+    rejection(&locks).is_at_most(allocations, bytes);
+}
+
+/// A waiter and its section: the grant is that of the first one. The queue is that of its table.
+#[test]
+fn hand_off_stays_within_its_allocations() {
+    let (runtime, locks) = (runtime(), LockManager::in_memory());
+    let _runtime = runtime.enter();
+    let lock = || locks.lock(("reward", 42_u64));
+    let hand_off = Cost::of(|| {
+        let first = now(lock()).expect("free");
+        let mut second = pin!(lock().into_future());
+        assert!(second.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        drop(first.release());
+        now(now(second).expect("its turn").release()).expect("in memory");
+    });
+    let (allocations, bytes) = if METRICS { (7, 500) } else { (3, 220) };
+    (hand_off - cycle(&locks)).is_at_most(allocations, bytes);
+}
+
+#[test]
+fn held_key_stays_within_its_bytes() {
+    const KEYS: u64 = 100_000;
+    let (runtime, locks) = (runtime(), LockManager::in_memory());
+    let _runtime = runtime.enter();
+    let mut held = Vec::new();
+    let used = measure(|| held.extend((0..KEYS).map(|n| now(locks.try_lock(("reward", n))).expect("free"))));
+    let bytes = used.bytes_current / KEYS as i64;
+    println!("{bytes} bytes");
+    assert!(bytes <= if METRICS { 1_300 } else { 1_200 }, "{bytes} bytes");
+}
+
+#[test]
+fn future_of_a_lock_stays_small() {
+    let sizes = (size_of::<LockBuilder>(), size_of::<LockFuture>());
+    assert!(sizes.0 <= 344 && sizes.1 <= 352, "{sizes:?}");
 }

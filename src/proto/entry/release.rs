@@ -62,7 +62,8 @@ impl<D: DriverTypes> LockEntry<D> {
         {
             Arc::make_mut(new).record.body = None;
         }
-        self.pending_releases.block_on(release.id.clone());
+        self.pending_releases.unblock();
+        release.is_blocking = true;
         self.queue_release(release, env);
     }
 
@@ -98,10 +99,8 @@ impl<D: DriverTypes> LockEntry<D> {
         env: &mut Env<'_, D>,
     ) {
         let Some(at) = self.pending_releases.find(number) else { return };
-        if reply.is_ok() {
-            self.pending_releases.unblock_from(at);
-        }
         let release = self.pending_releases.get_mut(at);
+        release.is_blocking &= reply.is_err();
         release.in_flight = None;
         if let Some(section) = release.section.take() {
             env.actions.push(Action::ReleaseOutcome(section, reply.clone().map(ReleaseOutcome::from)));

@@ -1,15 +1,14 @@
 //! The requests that wait for a connection, and the tasks that send them.
 //!
-//! A request is sent at once while fewer than [`MAX_CALLS`] calls are under way. Requests that
-//! arrive meanwhile share the next call. So nothing waits for company, and under load Redis
-//! executes one script for up to 64 keys. One task sends one call after the other: a request needs
-//! no task and no timer of its own.
+//! A request is sent at once if no call is under way. Requests that arrive meanwhile share the next
+//! call. So nothing waits for company, and under load Redis executes one script for up to 64 keys.
+//! One task sends one call after the other: a request needs no task and no timer of its own.
 
 use std::{collections::VecDeque, fmt, marker::PhantomData, sync::Arc, time::Duration};
 
 use tokio::runtime::Handle;
 
-use super::proto::{Shareable, next_call};
+use super::proto::{MAX_REQUESTS_PER_CALL, Shareable, next_call};
 use crate::{
     clock::BootInstant,
     process::Process,
@@ -91,8 +90,11 @@ impl<R, T> Default for SharedCalls<R, T> {
     }
 }
 
-/// Calls under way: while the server executes one, the next one is on its way.
-const MAX_CALLS: usize = 2;
+/// The most calls under way. More than one is under way if a full call waits, or if the server is
+/// far away.
+const MAX_CALLS: usize = 8;
+/// A call that takes longer does not delay the requests behind it.
+const LONG_CALL: Duration = Duration::from_millis(2);
 
 impl<R, T> SharedCalls<R, T>
 where
@@ -116,7 +118,7 @@ where
         state.waiting.push_back(Waiting { request, called, reply });
         let is_stale = |call: &InFlight<T>| called.saturating_duration_since(call.since) > sender.stale_after();
         let stale: Vec<_> = state.calls.extract_if(.., |call| is_stale(call)).collect();
-        let task = (state.calls.len() < MAX_CALLS).then(|| state.start(called));
+        let task = state.may_start(called).then(|| state.start(called));
         drop(state);
         // Their requests fail now.
         drop(stale);
@@ -140,6 +142,12 @@ where
 }
 
 impl<R, T> State<R, T> {
+    fn may_start(&self, now: BootInstant) -> bool {
+        let is_long = |call: &InFlight<T>| now.saturating_duration_since(call.since) > LONG_CALL;
+        let is_full = self.waiting.len() >= MAX_REQUESTS_PER_CALL;
+        self.calls.is_empty() || self.calls.len() < MAX_CALLS && (is_full || self.calls.iter().all(is_long))
+    }
+
     fn start(&mut self, now: BootInstant) -> u64 {
         self.next_task += 1;
         self.calls.push(InFlight { task: self.next_task, since: now, replies: Vec::new() });

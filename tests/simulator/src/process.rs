@@ -424,7 +424,7 @@ impl SimProcess {
         let StoreCall { number, id, op } = call;
         self.track_id(key, &id);
         let operation = match op {
-            StoreOp::Acquire { if_busy, lease, unless_recorded } => {
+            StoreOp::Acquire { if_busy, lease, unless_recorded, is_first: _ } => {
                 let is_waiting = self.mutant_memory.waiting.values().any(|(wanted, waits, _)| wanted == key && *waits);
                 let if_busy = if self.is(Mutation::EnqueuePerCall) && !is_waiting { IfBusy::Fail } else { if_busy };
                 let request =

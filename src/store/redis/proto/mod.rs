@@ -9,7 +9,7 @@ mod codec;
 mod script;
 
 pub use self::{
-    batch::{Shareable, next_call},
+    batch::{MAX_REQUESTS_PER_CALL, Shareable, next_call},
     codec::{
         KeyError, KeyReply, SelfTestReport, Timed, UnexpectedReply, escape_control, fence_was_replaced, parse_acquire,
         parse_force, parse_inspect, parse_release, parse_renew, parse_scan, parse_self_test, parse_yield,
