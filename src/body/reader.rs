@@ -4,6 +4,7 @@
 use std::{
     error::Error,
     future::poll_fn,
+    mem,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, Waker, ready},
@@ -28,9 +29,9 @@ use crate::{policy::LockPolicy, rejection::Rejection, sync::Mutex};
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct BodyReader<'a> {
-    body: RequestBody,
+    body: &'a mut RequestBody,
     /// What the body uses of the budget while its request waits.
-    reservation: Option<Reservation>,
+    reservation: &'a mut Option<Reservation>,
     budget: &'a Arc<BodyBudget>,
     policy: &'a LockPolicy,
 }
@@ -49,16 +50,20 @@ enum BodyBuffer {
 }
 
 impl<'a> BodyReader<'a> {
-    pub(crate) fn new(body: RequestBody, budget: &'a Arc<BodyBudget>, policy: &'a LockPolicy) -> Self {
-        Self { body, reservation: None, budget, policy }
+    pub(crate) fn new(
+        body: &'a mut RequestBody,
+        reservation: &'a mut Option<Reservation>,
+        budget: &'a Arc<BodyBudget>,
+        policy: &'a LockPolicy,
+    ) -> Self {
+        Self { body, reservation, budget, policy }
     }
 
     /// The bytes of the body. They are read once.
     pub(crate) async fn read(&mut self, head: &mut Parts) -> Result<Bytes, Rejection> {
-        if self.reservation.is_none() {
+        if self.reservation.is_none() && !self.body.is_empty() {
             let mut reservation = self.budget.reserve();
             let content = match self.body.take() {
-                Ok(content) if content.data.is_empty() => content,
                 Ok(content) => {
                     let len = content.data.len();
                     if len as u64 > body_limit(head) {
@@ -72,21 +77,16 @@ impl<'a> BodyReader<'a> {
                     read_to_end(streaming, body_limit(head), &mut reservation, pace).await?
                 }
             };
-            self.reservation = Some(reservation);
-            self.body = RequestBody::complete(content);
+            *self.reservation = Some(reservation);
+            *self.body = RequestBody::complete(content);
         }
         Ok(self.body.data())
-    }
-
-    /// The body for the inner service, and its reservation, which ends when that is called.
-    pub(crate) fn into_parts(self) -> (RequestBody, Option<Reservation>) {
-        (self.body, self.reservation)
     }
 }
 
 /// Reads the body to its end, within the limit and the budget, while its client keeps the pace.
 async fn read_to_end(
-    mut streaming: Box<IncomingBody>,
+    mut streaming: IncomingBody,
     limit: u64,
     reservation: &mut Reservation,
     mut pace: Pace,
@@ -99,7 +99,8 @@ async fn read_to_end(
     if announced.lower() > reservation.budget().available() {
         return Err(Rejection::body_buffer_full());
     }
-    let reading = Arc::new(SharedBuffer(Mutex::new((Some(BodyBuffer::default()), None))));
+    // Shared only once the body waits for its client, and can be evicted.
+    let (mut own, mut shared) = (BodyBuffer::default(), None::<Arc<SharedBuffer>>);
     let (mut trailers, mut left) = (None, limit);
     let mut timer = LazyTimer::default();
     loop {
@@ -109,8 +110,9 @@ async fn read_to_end(
                 return next.map(Ok);
             }
             // Only now: a body that is ready is not idle.
-            reservation.set_reader(|| Arc::clone(&reading) as _);
-            if !reading.register(cx.waker()) {
+            let shared = &*shared.get_or_insert_with(|| Arc::new(SharedBuffer::new(mem::take(&mut own))));
+            reservation.set_reader(|| Arc::clone(shared) as _);
+            if !shared.register(cx.waker()) {
                 return Poll::Ready(Err(Rejection::BodyTimeout));
             }
             poll_too_slow(&mut pace, &mut timer, cx).map(|_| Err(Rejection::BodyTimeout))
@@ -123,15 +125,22 @@ async fn read_to_end(
                 // Counts the bytes that were received, because an announced length costs its sender
                 // nothing.
                 reservation.grow(bytes.len())?;
-                reading.push(bytes);
+                match &shared {
+                    Some(shared) => shared.push(bytes),
+                    None => own.push(bytes),
+                }
             }
             Err(frame) => trailers = frame.into_trailers().ok(),
         }
     }
     reservation.complete()?;
     streaming.finish();
-    let data = reading.0.lock().0.take().ok_or(Rejection::BodyTimeout)?.into_bytes();
-    Ok(ReplayBody { data, trailers, has_unknown_length: announced.exact().is_none() })
+    let data = match shared {
+        Some(shared) => shared.0.lock().0.take().ok_or(Rejection::BodyTimeout)?,
+        None => own,
+    };
+    let data = data.into_bytes();
+    Ok(ReplayBody { data, trailers: trailers.map(Box::new), has_unknown_length: announced.exact().is_none() })
 }
 
 /// Ready when the client was too slow.
@@ -150,7 +159,7 @@ fn poll_too_slow(pace: &mut Pace, timer: &mut LazyTimer, cx: &mut Context<'_>) -
 /// if it was disabled.
 #[cfg(feature = "axum")]
 fn body_limit(head: &mut Parts) -> u64 {
-    use std::{convert::Infallible, mem};
+    use std::convert::Infallible;
 
     use axum::{RequestExt, extract::Request};
     use http_body::Frame;
@@ -198,6 +207,10 @@ fn read_error(error: &(dyn Error + 'static)) -> Rejection {
 }
 
 impl SharedBuffer {
+    fn new(buffer: BodyBuffer) -> Self {
+        Self(Mutex::new((Some(buffer), None)))
+    }
+
     /// Stores the waker. Returns false if the body was evicted.
     fn register(&self, waker: &Waker) -> bool {
         let mut reading = self.0.lock();
@@ -215,7 +228,7 @@ impl SharedBuffer {
 
 impl EvictableBody for SharedBuffer {
     fn evict(&self) {
-        let (gathered, waker) = std::mem::take(&mut *self.0.lock());
+        let (gathered, waker) = mem::take(&mut *self.0.lock());
         drop(gathered);
         if let Some(waker) = waker {
             waker.wake();

@@ -33,8 +33,7 @@ pub struct RequestBody(Kind);
 
 enum Kind {
     Complete(ReplayBody),
-    /// Boxed, so that a complete body needs no allocation.
-    Streaming(Box<IncomingBody>),
+    Streaming(IncomingBody),
     /// Accessible to extractors; `None` while one of them reads it.
     Shared(Arc<Mutex<Option<RequestBody>>>),
 }
@@ -50,7 +49,7 @@ pub(crate) struct RequestBodyHandle(Weak<Mutex<Option<RequestBody>>>);
 #[derive(Debug, Default)]
 pub(crate) struct ReplayBody {
     pub(crate) data: Bytes,
-    pub(crate) trailers: Option<HeaderMap>,
+    pub(crate) trailers: Option<Box<HeaderMap>>,
     /// The sender did not announce the length.
     pub(crate) has_unknown_length: bool,
 }
@@ -58,6 +57,12 @@ pub(crate) struct ReplayBody {
 /// A body that is still being received.
 pub(crate) struct IncomingBody {
     pub(crate) inner: BoxedBody,
+    /// Boxed, because a body that is read before the lock has none.
+    observers: Option<Box<Observers>>,
+}
+
+#[derive(Default)]
+struct Observers {
     /// The layers that observe the body, from the inside to the outside.
     layers: SmallVec<[LayerPace; 1]>,
     timer: LazyTimer,
@@ -95,11 +100,7 @@ impl RequestBody {
         match body {
             Some(body) if !body.is_end_stream() => {
                 let inner = body.map_err(Into::into).boxed_unsync();
-                Self(Kind::Streaming(Box::new(IncomingBody {
-                    inner,
-                    layers: SmallVec::new(),
-                    timer: LazyTimer::default(),
-                })))
+                Self(Kind::Streaming(IncomingBody { inner, observers: None }))
             }
             _ => Self::default(),
         }
@@ -117,12 +118,17 @@ impl RequestBody {
         }
     }
 
+    /// Whether the body is complete, and without content.
+    pub(crate) fn is_empty(&self) -> bool {
+        matches!(&self.0, Kind::Complete(content) if content.data.is_empty())
+    }
+
     fn is_complete(&self) -> bool {
         matches!(self.0, Kind::Complete(_))
     }
 
     /// The complete body, or the stream that is left to read.
-    pub(crate) fn take(&mut self) -> Result<ReplayBody, Box<IncomingBody>> {
+    pub(crate) fn take(&mut self) -> Result<ReplayBody, IncomingBody> {
         match mem::take(self).0 {
             Kind::Complete(content) => Ok(content),
             Kind::Streaming(streaming) => Err(streaming),
@@ -150,12 +156,14 @@ impl RequestBody {
 
     /// Reports to this layer whether the end of the body was read, and applies its pace while a
     /// lock is held there.
-    pub(crate) fn observed_by(mut self, observer: Arc<dyn BodyObserver>, policy: &LockPolicy) -> Self {
+    pub(crate) fn observed_by(mut self, observer: impl FnOnce() -> Arc<dyn BodyObserver>, policy: &LockPolicy) -> Self {
         match &mut self.0 {
             Kind::Complete(_) => {}
             Kind::Streaming(streaming) => {
+                let observer = observer();
                 observer.set_incomplete(true);
-                streaming.layers.insert(0, LayerPace { observer, pace: Pace::from_policy(policy) });
+                let layer = LayerPace { observer, pace: Pace::from_policy(policy) };
+                streaming.observers.get_or_insert_default().layers.insert(0, layer);
             }
             Kind::Shared(shared) => {
                 let mut shared = shared.lock();
@@ -184,10 +192,9 @@ impl RequestBodyHandle {
 impl IncomingBody {
     /// The end of the body was read.
     pub(crate) fn finish(&mut self) {
-        for watch in self.layers.drain(..) {
+        for watch in self.observers.take().into_iter().flat_map(|observers| observers.layers) {
             watch.observer.set_incomplete(false);
         }
-        self.timer = LazyTimer::default();
     }
 
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
@@ -195,7 +202,7 @@ impl IncomingBody {
             Poll::Pending => {
                 let why = ready!(self.poll_too_slow(cx));
                 // The inner body is not polled again.
-                self.layers.clear();
+                self.observers = None;
                 self.inner = UnsyncBoxBody::default();
                 return Poll::Ready(Some(Err(why.into())));
             }
@@ -205,7 +212,7 @@ impl IncomingBody {
             self.finish();
         } else if let Some(Ok(frame)) = &next {
             let bytes = frame.data_ref().map_or(0, Bytes::len) as u64;
-            for watch in &mut self.layers {
+            for watch in self.observers.iter_mut().flat_map(|observers| &mut observers.layers) {
                 watch.pace().record(Instant::now(), bytes);
             }
         }
@@ -214,13 +221,14 @@ impl IncomingBody {
 
     /// Ready when the client was too slow while a lock was held.
     fn poll_too_slow(&mut self, cx: &mut Context<'_>) -> Poll<TooSlow> {
-        if self.layers.is_empty() || Handle::try_current().is_err() {
+        let Some(observers) = &mut self.observers else { return Poll::Pending };
+        if Handle::try_current().is_err() {
             return Poll::Pending;
         }
         loop {
             let now = Instant::now();
             let mut look_at = None;
-            for watch in &mut self.layers {
+            for watch in &mut observers.layers {
                 let pace = watch.pace();
                 pace.start_waiting(now);
                 if let Some(why) = pace.check(now) {
@@ -228,7 +236,7 @@ impl IncomingBody {
                 }
                 look_at = [look_at, pace.next_check()].into_iter().flatten().min();
             }
-            ready!(self.timer.poll(look_at, cx));
+            ready!(observers.timer.poll(look_at, cx));
         }
     }
 }
@@ -295,7 +303,7 @@ impl Body for TakenBody {
 impl ReplayBody {
     fn next(&mut self) -> Option<Frame<Bytes>> {
         if self.data.is_empty() {
-            self.trailers.take().map(Frame::trailers)
+            self.trailers.take().map(|trailers| Frame::trailers(*trailers))
         } else {
             Some(Frame::data(mem::take(&mut self.data)))
         }
@@ -320,7 +328,7 @@ impl ReplayBody {
 
 impl fmt::Debug for IncomingBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Streaming").field("timer", &self.timer).finish_non_exhaustive()
+        f.debug_struct("IncomingBody").finish_non_exhaustive()
     }
 }
 

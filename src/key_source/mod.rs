@@ -138,7 +138,7 @@ impl<E: axum::response::IntoResponse> IntoKeyRejection for E {
 #[cfg(not(feature = "axum"))]
 impl IntoKeyRejection for http::StatusCode {
     fn into_key_rejection(self) -> Response<RejectionBody> {
-        let mut response = Response::new(RejectionBody::new(http_body_util::Empty::new()));
+        let mut response = Response::new(RejectionBody::full(bytes::Bytes::new()));
         *response.status_mut() = self;
         response
     }
@@ -158,7 +158,7 @@ where
 #[cfg(not(feature = "axum"))]
 impl IntoKeyRejection for crate::lock_key::RawKeyError {
     fn into_key_rejection(self) -> Response<RejectionBody> {
-        let mut response = Response::new(RejectionBody::new(http_body_util::Full::from(self.to_string())));
+        let mut response = Response::new(RejectionBody::full(self.to_string()));
         *response.status_mut() = http::StatusCode::BAD_REQUEST;
         response
     }

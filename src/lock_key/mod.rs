@@ -91,7 +91,7 @@ impl LockKey {
         for part in parts {
             key.part(&part);
         }
-        Self::composed(key)
+        Self::composed(&mut key)
     }
 
     /// Creates a key whose parts are hashed, for confidential parts.
@@ -188,11 +188,11 @@ impl LockKey {
     pub(crate) fn from_tuple(tuple: &impl KeyTuple) -> Self {
         let mut key = KeyWriter::empty();
         tuple.write(&mut key);
-        Self::composed(key)
+        Self::composed(&mut key)
     }
 
     /// The key that was written.
-    pub(crate) fn composed(writer: KeyWriter) -> Self {
+    pub(crate) fn composed(writer: &mut KeyWriter) -> Self {
         Self::new(writer.finish(), KeyKind::Composed)
     }
 
@@ -228,7 +228,8 @@ where
     KeyWriter: FromTuple<T>,
 {
     fn from(tuple: T) -> Self {
-        Self::composed(KeyWriter::from_tuple(&tuple))
+        let mut key = KeyWriter::from_tuple(&tuple);
+        Self::composed(&mut key)
     }
 }
 

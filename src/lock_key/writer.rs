@@ -64,8 +64,8 @@ impl KeyWriter {
         self.push(&text[plain_from..]);
     }
 
-    pub(super) fn finish(self) -> Arc<str> {
-        match self.hasher {
+    pub(super) fn finish(&mut self) -> Arc<str> {
+        match self.hasher.take() {
             None => compose(&self.text[..self.len], None),
             Some(long) => compose(&self.text[..MAX_KEY_BYTES - HASH_BYTES], Some(long)),
         }

@@ -256,12 +256,13 @@ impl RequestContext {
             return Ok(None);
         }
         let Some(shared) = head.extensions.get::<RequestBodyHandle>().cloned() else { return Ok(None) };
-        let Some(body) = shared.take() else { return Ok(None) };
-        let mut body = BodyReader::new(body, &ManagerState::of(&self.0.driver).body_budget, self.policy());
-        body.read(head)
+        let Some(mut body) = shared.take() else { return Ok(None) };
+        let mut reservation = None;
+        let budget = &ManagerState::of(&self.0.driver).body_budget;
+        BodyReader::new(&mut body, &mut reservation, budget, self.policy())
+            .read(head)
             .await
             .map_err(|rejection| KeyRejection::from(rejection).into_response(route, self.on_reject()))?;
-        let (body, reservation) = body.into_parts();
         shared.put_back(body);
         Ok(reservation)
     }

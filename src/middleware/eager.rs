@@ -37,7 +37,8 @@ pub(super) enum EagerBody<B> {
 }
 
 /// Reads frames until the body ends, or until the next one is not ready. `length` is the length
-/// that the head announces, in bytes. Fails if a lock is lost meanwhile.
+/// that the head announces, in bytes. Fails if a lock is lost meanwhile. The caller has just
+/// checked that all are held (I6).
 pub(super) async fn read_ready<B>(
     locks: &mut RequestLocks,
     mut inner: EagerBody<B>,
@@ -52,13 +53,6 @@ where
     let locks = &*locks;
     let mut frames = Frames::new();
     let mut bytes = 0;
-    // The handler was checked when it returned. After that only the decision to keep its response
-    // is code of the application.
-    if keep_up_to > 0
-        && let Some(why) = locks.abort_reason()
-    {
-        return Err(why);
-    }
     let error = loop {
         // Polls once and does not wait: a frame that is not ready makes the body a stream. The
         // error is boxed here because an inner error need not be `Send`.

@@ -1,51 +1,81 @@
 //! Runs the inner service under the locks of its request.
 
-use bytes::Bytes;
-use http::{Request, Response, request::Parts};
-use http_body::Body;
-use tower::{BoxError, Service, ServiceExt};
+use std::{mem, pin::pin};
 
-use super::{request_locks::RequestLocks, response::finish_response, response_body::ResponseBody};
+use http::{Request, Response, request::Parts};
+use tower::{Service, ServiceExt};
+
+use super::request_locks::RequestLocks;
 use crate::{
     body::{budget::Reservation, request_body::RequestBody},
+    error::LockLost,
     lock::HeldLock,
 };
 
-/// Runs the inner service, and releases the locks when its response has ended. The reservation of
-/// the body ends when the service is called. The handler finds `lock` in the extensions.
-pub(super) async fn run_handler<S, B>(
-    mut locks: RequestLocks,
-    mut inner: S,
-    mut head: Parts,
-    body: RequestBody,
-    reservation: Option<Reservation>,
-    lock: Option<HeldLock>,
-) -> Result<Response<ResponseBody<B>>, S::Error>
-where
-    S: Service<Request<RequestBody>, Response = Response<B>>,
-    B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
-{
-    let context = locks.context().clone();
-    context.insert_into(&mut head.extensions, lock);
-    let method = head.method.clone();
-    let request = Request::from_parts(head, body.observed_by(context.body_observer(), context.policy()));
-    let span = locks.span();
-    // Owns the service, so that the resources of this request are dropped before the lock.
-    let handler = async move {
-        // Only now: a request that waits must not use capacity of the inner service.
-        let ready = inner.ready().await?;
-        // The body no longer waits.
-        drop(reservation);
-        context.set_running(true);
-        match span {
-            Some(span) => span.instrument_handler(|| ready.call(request)).await,
-            None => ready.call(request).await,
-        }
-    };
-    let done = locks.run(handler).await;
-    if locks.recorder().is_some() {
-        // A disconnect before the record is left must not prevent it.
-        locks.context().set_running(true);
+/// A request and its locks. Fields are dropped in order: the resources of the request before the
+/// locks.
+///
+/// The steps of the request borrow it, because each future that owned it would contain it once
+/// more.
+pub(super) struct LockedRequest<S> {
+    /// `None` after its call, as the head.
+    pub(super) inner: Option<S>,
+    pub(super) head: Option<Parts>,
+    pub(super) body: RequestBody,
+    /// What the body uses of the budget until the service is called.
+    pub(super) reservation: Option<Reservation>,
+    pub(super) locks: RequestLocks,
+}
+
+impl<S> LockedRequest<S> {
+    pub(super) fn new(inner: S, head: Parts, body: RequestBody, locks: RequestLocks) -> Self {
+        Self { inner: Some(inner), head: Some(head), body, reservation: None, locks }
     }
-    finish_response(locks, &method, done).await
+
+    pub(super) fn head(&mut self) -> &mut Parts {
+        self.head.as_mut().expect("before the call")
+    }
+
+    /// Calls the inner service without a lock.
+    pub(super) async fn pass_through<B>(&mut self) -> Result<Response<B>, S::Error>
+    where
+        S: Service<Request<RequestBody>, Response = Response<B>>,
+    {
+        let inner = self.inner.as_mut().expect("before the call").ready().await?;
+        self.reservation = None;
+        let request = Request::from_parts(self.head.take().expect("before the call"), mem::take(&mut self.body));
+        inner.call(request).await
+    }
+
+    /// Runs the inner service under the locks. The reservation of the body ends when the service is
+    /// called. The handler finds `lock` in the extensions.
+    pub(super) async fn run<B>(&mut self, lock: Option<HeldLock>) -> Result<Result<Response<B>, S::Error>, LockLost>
+    where
+        S: Service<Request<RequestBody>, Response = Response<B>>,
+    {
+        let Self { inner, head, body, reservation, locks } = self;
+        let (context, span) = (locks.context(), locks.span().filter(|span| span.is_enabled()));
+        let done = {
+            let inner = inner.as_mut().expect("before the call");
+            let handler = async {
+                // Only now: a request that waits must not use capacity of the inner service.
+                let ready = inner.ready().await?;
+                // The body no longer waits.
+                *reservation = None;
+                context.set_running(true);
+                let mut head = head.take().expect("before the call");
+                context.insert_into(&mut head.extensions, lock);
+                let body = mem::take(body).observed_by(|| context.body_observer(), context.policy());
+                let call = || ready.call(Request::from_parts(head, body));
+                match span {
+                    Some(span) => span.instrument_handler(call).await,
+                    None => call().await,
+                }
+            };
+            locks.run(pin!(context.request_scope().scope(handler))).await
+        };
+        // Its resources are dropped before the locks are released.
+        *inner = None;
+        done
+    }
 }

@@ -1,4 +1,5 @@
 use std::{
+    pin::pin,
     sync::Arc,
     task::{Context, Poll},
 };
@@ -13,7 +14,7 @@ use super::{
     context::RequestContext,
     future::ResponseFuture,
     request_locks::RequestLocks,
-    response,
+    response::finish_response,
     response_body::ResponseBody,
 };
 use crate::{
@@ -138,15 +139,16 @@ where
                 head.extensions.insert(handle);
             }
         }
-        let request = Request::from_parts(head, body.observed_by(context.body_observer(), context.policy()));
+        let request = Request::from_parts(head, body.observed_by(|| context.body_observer(), context.policy()));
         context.set_running(true);
-        let handler = context.request_scope().scope_sync(|| self.inner.call(request));
+        let scope = context.request_scope();
+        let handler = scope.clone().scope_sync(|| self.inner.call(request));
         let request_locks = RequestLocks::new(context.clone(), keeps_owner_open);
         ResponseFuture::locking(
             context,
             Box::pin(async move {
-                let done = request_locks.run(handler).await;
-                response::finish_response(request_locks, &method, done).await
+                let done = request_locks.run(pin!(scope.scope(handler))).await;
+                finish_response(request_locks, method, done).await
             }),
         )
     }

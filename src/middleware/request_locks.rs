@@ -2,8 +2,8 @@
 
 use std::{
     future::{Future, poll_fn},
-    pin::pin,
-    task::Poll,
+    pin::Pin,
+    task::{Context, Poll, ready},
 };
 
 use smallvec::SmallVec;
@@ -31,6 +31,8 @@ pub(super) struct RequestLocks {
     context: RequestContext,
     /// The owner of the request is open until this layer has ended its part.
     keeps_owner_open: bool,
+    /// The context accepts no more locks.
+    is_closed: bool,
     /// In order of acquisition. The locks that the handler acquires are in the context until it
     /// returns.
     locks: SmallVec<[RequestLock; 1]>,
@@ -39,12 +41,27 @@ pub(super) struct RequestLocks {
     /// Decides on the record of the lock of the layer. Only a replay layer has it.
     recorder: Option<Box<Recorder>>,
     /// The record that the lock of the layer leaves.
-    record: Option<NewRecord>,
+    record: Option<Box<NewRecord>>,
+}
+
+/// Releases that have started, in order.
+struct Releases {
+    pending: SmallVec<[(ReleaseFuture, RequestLock); 1]>,
+    /// The last one leaves a record.
+    leaves_record: bool,
 }
 
 impl RequestLocks {
     pub(super) fn new(context: RequestContext, keeps_owner_open: bool) -> Self {
-        Self { context, keeps_owner_open, locks: SmallVec::new(), has_failed: false, recorder: None, record: None }
+        Self {
+            context,
+            keeps_owner_open,
+            is_closed: false,
+            locks: SmallVec::new(),
+            has_failed: false,
+            recorder: None,
+            record: None,
+        }
     }
 
     pub(super) fn context(&self) -> &RequestContext {
@@ -61,10 +78,10 @@ impl RequestLocks {
         self.locks.first().map(|lock| &lock.span)
     }
 
-    /// Runs the handler as the owner of the request while all its locks are held (I6). The handler
-    /// marks its own [start](RequestContext::set_running).
-    pub(super) async fn run<F: Future>(&self, handler: F) -> Result<F::Output, LockLost> {
-        let mut handler = pin!(self.context.request_scope().scope(handler));
+    /// Runs the handler while all locks are held (I6). It is in the
+    /// [scope](RequestContext::request_scope) of its request, and marks its own
+    /// [start](RequestContext::set_running).
+    pub(super) async fn run<F: Future>(&self, mut handler: Pin<&mut F>) -> Result<F::Output, LockLost> {
         let mut signals = AbortSignals::new();
         let abort_reason = || self.abort_reason().or_else(|| self.context.abort_reason(self.locks.len()));
         let done = poll_fn(|cx| {
@@ -90,7 +107,9 @@ impl RequestLocks {
 
     /// The handler has returned: takes the locks that it acquired, and closes the context.
     pub(super) fn close(&mut self) {
-        self.locks.extend(self.context.close());
+        if !std::mem::replace(&mut self.is_closed, true) {
+            self.locks.extend(self.context.close());
+        }
     }
 
     fn close_owner(&mut self) {
@@ -132,7 +151,7 @@ impl RequestLocks {
 
     /// The response has ended well: decides which record is left.
     pub(super) fn set_record(&mut self, record: impl FnOnce(Recorder) -> Option<NewRecord>) {
-        self.record = self.recorder.take().and_then(|recorder| record(*recorder));
+        self.record = self.recorder.take().and_then(|recorder| record(*recorder)).map(Box::new);
     }
 
     /// A lock was lost while the handler ran or its response streamed. The drop releases all locks
@@ -157,52 +176,61 @@ impl RequestLocks {
     ///
     /// After that wait, or if the store fails, the response is sent all the same. A key is then
     /// free at the end of its lease at the latest.
-    pub(super) async fn release_all(mut self) {
-        // First, so that nothing re-enters a lock that is released.
-        self.close_owner();
-        self.close();
-        self.context.clear_lock_count();
-        let (has_failed, answer) = (self.has_failed, self.record.take());
-        let of_layer = answer.map(|answer| (self.locks.remove(0), answer));
-        // In reverse order. Each release starts now, also if another one fails.
-        let releases: SmallVec<[_; 1]> = self.locks.drain(..).rev().map(|lock| lock.release(has_failed)).collect();
-        let recorded = of_layer.map(|(lock, answer)| lock.release_with_record(answer));
-        let all = async {
-            for (release, lock) in releases {
-                if is_late(release).await {
-                    lock.span.released_late();
-                }
-            }
-            if let Some((release, lock)) = recorded
-                && is_late(release).await
-            {
-                lock.span.released_late();
-                self.context.count_unrecorded(&lock.span);
-            }
-        };
-        let mut all = pin!(all);
+    pub(super) async fn release_all(&mut self) {
+        let mut releases = self.start_releases();
         // A store that replies at once needs no timer.
-        if poll_fn(|cx| Poll::Ready(all.as_mut().poll(cx).is_ready())).await {
+        if poll_fn(|cx| Poll::Ready(self.poll_releases(&mut releases, cx).is_ready())).await {
             return;
         }
         // A body may be polled without a runtime: then there is no timer, and the releases have
         // started.
         if Handle::try_current().is_ok() {
-            let _ = timeout(RELEASE_WAIT, all).await;
+            let _ = timeout(RELEASE_WAIT, poll_fn(|cx| self.poll_releases(&mut releases, cx))).await;
         }
     }
-}
 
-/// Whether the lock was not held any more.
-async fn is_late(release: ReleaseFuture) -> bool {
-    matches!(release.await, Ok(ReleaseOutcome::NotHeld))
+    /// Starts the releases, in reverse order. The lock of the layer is the last one, and leaves the
+    /// record.
+    fn start_releases(&mut self) -> Releases {
+        // First, so that nothing re-enters a lock that is released.
+        self.close_owner();
+        self.close();
+        self.context.clear_lock_count();
+        let mut releases = Releases { pending: SmallVec::new(), leaves_record: false };
+        while let Some(lock) = self.locks.pop() {
+            releases.pending.push(match self.record.take_if(|_| self.locks.is_empty()) {
+                Some(record) => {
+                    releases.leaves_record = true;
+                    lock.release_with_record(*record)
+                }
+                None => lock.release(self.has_failed),
+            });
+        }
+        releases
+    }
+
+    /// Ready when all locks are released. Says so if one was not held any more.
+    fn poll_releases(&self, releases: &mut Releases, cx: &mut Context<'_>) -> Poll<()> {
+        while let Some((release, lock)) = releases.pending.first_mut() {
+            if matches!(ready!(Pin::new(release).poll(cx)), Ok(ReleaseOutcome::NotHeld)) {
+                lock.span.released_late();
+                if releases.leaves_record && releases.pending.len() == 1 {
+                    self.context.count_unrecorded(&releases.pending[0].1.span);
+                }
+            }
+            drop(releases.pending.remove(0));
+        }
+        Poll::Ready(())
+    }
 }
 
 impl Drop for RequestLocks {
     fn drop(&mut self) {
         self.close_owner();
         // Before the locks of the layer, which were acquired earlier.
-        drop(self.context.close());
+        if !self.is_closed {
+            drop(self.context.close());
+        }
         self.context.clear_lock_count();
         if !self.context.handler_started() {
             // The handler was not started, so nothing needs the lock-delay.

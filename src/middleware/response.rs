@@ -1,58 +1,104 @@
 //! When the locks of a request are released: at the response head, at the end of the body, or on
 //! failure.
 
+use std::future::{Future, poll_fn};
+
 use bytes::Bytes;
 use http::{HeaderMap, Method, Response, StatusCode, header};
 use http_body::Body;
 use tower::BoxError;
 
-use super::{request_locks::RequestLocks, response_body::ResponseBody};
+use super::{
+    complete_body::data_len,
+    eager::{EagerBody, ReadAhead, read_ready},
+    request_locks::RequestLocks,
+    response_body::ResponseBody,
+    streaming_body::StreamingBody,
+};
 use crate::{error::LockLost, rejection::Rejection, replay::keep::Ending};
 
 /// Turns the result of the handler into the response, and releases the locks or moves them to its
 /// body.
-pub(super) async fn finish_response<B, E>(
+#[expect(clippy::manual_async_fn, reason = "the future of an `async fn` contains its arguments twice")]
+pub(super) fn finish_response<B, E>(
     mut locks: RequestLocks,
-    method: &Method,
+    method: Method,
     done: Result<Result<Response<B>, E>, LockLost>,
-) -> Result<Response<ResponseBody<B>>, E>
+) -> impl Future<Output = Result<Response<ResponseBody<B>>, E>>
 where
     B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
-    locks.close();
-    let response = match done {
-        Ok(Ok(response)) => response,
-        Ok(Err(error)) => {
-            locks.set_failed();
-            locks.release_all().await;
-            return Err(error);
+    async move {
+        if locks.recorder().is_some() {
+            // A disconnect before the record is left must not prevent it.
+            locks.context().set_running(true);
         }
-        Err(why) => return Ok(aborted(locks, why)),
-    };
-    if locks.is_empty() {
-        return Ok(response.map(ResponseBody::pass_through));
-    }
+        locks.close();
+        let response = match done {
+            Ok(Ok(response)) => response,
+            Ok(Err(error)) => {
+                locks.set_failed();
+                locks.release_all().await;
+                return Err(error);
+            }
+            Err(why) => return Ok(aborted(locks, why)),
+        };
+        if locks.is_empty() {
+            return Ok(response.map(ResponseBody::pass_through));
+        }
 
-    let (head, body) = response.into_parts();
-    if head.status.is_client_error() || head.status.is_server_error() {
-        locks.set_failed();
+        let (head, body) = response.into_parts();
+        if head.status.is_client_error() || head.status.is_server_error() {
+            locks.set_failed();
+        }
+        if let Some(recorder) = locks.recorder() {
+            recorder.see_head(&head);
+            // It may have called the application.
+            if let Some(why) = locks.abort_reason() {
+                return Ok(aborted(locks, why));
+            }
+        }
+        if locks.context().policy().releases_at_head() || starts_tunnel(&method, head.status) {
+            locks.set_record(|recorder| recorder.without_body(Ending::ReleasedAtHead));
+            locks.release_all().await;
+            return Ok(Response::from_parts(head, ResponseBody::pass_through(body)));
+        }
+        if !has_content(&method, head.status) || body.is_end_stream() {
+            let empty = ResponseBody::without_content(&body);
+            drop(body);
+            locks.set_record(|recorder| recorder.complete(&[]));
+            locks.release_all().await;
+            return Ok(Response::from_parts(head, empty));
+        }
+        let hint = body.size_hint();
+        let length = content_length(&head.headers).or_else(|| hint.exact());
+        let body = match read_ready(&mut locks, EagerBody::new(body), length).await {
+            Ok(ReadAhead::Complete { frames, error }) => {
+                if error.is_some() {
+                    locks.set_failed();
+                } else if length.is_none_or(|length| length == data_len(&frames)) {
+                    locks.set_record(|recorder| recorder.complete(&frames));
+                } else {
+                    // A body of another length than its head announces is not what its client gets.
+                    locks.set_record(|recorder| recorder.without_body(Ending::Streamed));
+                }
+                locks.release_all().await;
+                ResponseBody::complete(frames, error, hint)
+            }
+            Ok(ReadAhead::Incomplete { inner, frames }) => {
+                let is_unread = locks.recorder().is_some() && locks.context().is_detached();
+                let mut stream = Box::new(StreamingBody::new(inner, frames.into_iter(), hint, length, locks));
+                if is_unread {
+                    // The client has disconnected, and its retry asks for the record. The end of
+                    // the stream leaves it.
+                    while let Some(Ok(_)) = poll_fn(|cx| stream.poll_frame(cx)).await {}
+                }
+                ResponseBody::streaming(stream)
+            }
+            Err(why) => return Ok(aborted(locks, why)),
+        };
+        Ok(Response::from_parts(head, body))
     }
-    if let Some(recorder) = locks.recorder() {
-        recorder.see_head(&head);
-    }
-    if locks.context().policy().releases_at_head() || starts_tunnel(method, head.status) {
-        locks.set_record(|recorder| recorder.without_body(Ending::ReleasedAtHead));
-        locks.release_all().await;
-        return Ok(Response::from_parts(head, ResponseBody::pass_through(body)));
-    }
-    if !has_content(method, head.status) {
-        return Ok(Response::from_parts(head, ResponseBody::without_content(body, locks).await));
-    }
-    let announced = content_length(&head.headers).or_else(|| body.size_hint().exact());
-    Ok(match ResponseBody::from_handler(locks, body, announced).await {
-        Ok(body) => Response::from_parts(head, body),
-        Err((locks, why)) => aborted(locks, why),
-    })
 }
 
 /// The response to a request whose lock was lost before anything was sent.

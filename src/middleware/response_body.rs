@@ -2,7 +2,6 @@
 
 use std::{
     fmt,
-    future::poll_fn,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -13,12 +12,10 @@ use pin_project_lite::pin_project;
 use tower::BoxError;
 
 use super::{
-    complete_body::{CompleteBody, Frames, data_len},
-    eager::{EagerBody, ReadAhead, read_ready},
-    request_locks::RequestLocks,
+    complete_body::{CompleteBody, Frames},
     streaming_body::StreamingBody,
 };
-use crate::{error::LockLost, rejection::RejectionBody, replay::keep::Ending};
+use crate::rejection::RejectionBody;
 
 pin_project! {
     /// Response body of a [`LockLayer`](crate::LockLayer) or a
@@ -81,69 +78,27 @@ where
     B: Body<Data = Bytes>,
     B::Error: Into<BoxError>,
 {
-    /// The body of a response to `HEAD`, a 204 or a 304: it is not read. Its size is kept for the
-    /// head.
-    pub(super) async fn without_content(inner: B, mut locks: RequestLocks) -> Self {
+    /// The body of a response without content, for example to `HEAD`: it is not read. Its size is
+    /// kept for the head.
+    pub(super) fn without_content(inner: &B) -> Self {
         let complete = CompleteBody {
             frames: Frames::new().into_iter(),
             error: None,
             announced: inner.size_hint().exact(),
             was_empty: Some(inner.is_end_stream()),
         };
-        drop(inner);
-        locks.set_record(|recorder| recorder.complete(&[]));
-        locks.release_all().await;
         Self { state: State::Complete { complete } }
     }
 
-    /// Reads the part of the body that is ready before the head is sent. If the body is complete,
-    /// releases the lock first and sends head and body together: a slow client holds no lock while
-    /// it reads a complete response.
-    ///
-    /// `length` is the length that the head announces, in bytes. Fails if a lock is lost meanwhile:
-    /// nothing has been sent then.
-    pub(super) async fn from_handler(
-        mut locks: RequestLocks,
-        inner: B,
-        length: Option<u64>,
-    ) -> Result<Self, (RequestLocks, LockLost)>
-    where
-        B: Send,
-    {
-        if inner.is_end_stream() {
-            return Ok(Self::without_content(inner, locks).await);
-        }
-        let hint = inner.size_hint();
-        let read = match read_ready(&mut locks, EagerBody::new(inner), length).await {
-            Ok(read) => read,
-            Err(why) => return Err((locks, why)),
-        };
-        match read {
-            ReadAhead::Complete { frames, error } => {
-                if error.is_some() {
-                    locks.set_failed();
-                } else if length.is_none_or(|length| length == data_len(&frames)) {
-                    locks.set_record(|recorder| recorder.complete(&frames));
-                } else {
-                    // A body of another length than its head announces is not what its client gets.
-                    locks.set_record(|recorder| recorder.without_body(Ending::Streamed));
-                }
-                locks.release_all().await;
-                let frames = frames.into_iter();
-                let complete = CompleteBody { frames, error, announced: hint.exact(), was_empty: None };
-                Ok(Self { state: State::Complete { complete } })
-            }
-            ReadAhead::Incomplete { inner, frames } => {
-                let is_unread = locks.recorder().is_some() && locks.context().is_detached();
-                let mut stream = Box::new(StreamingBody::new(inner, frames.into_iter(), hint, length, locks));
-                if is_unread {
-                    // The client has disconnected, and its retry asks for the record. The end of
-                    // the stream leaves it.
-                    while let Some(Ok(_)) = poll_fn(|cx| stream.poll_frame(cx)).await {}
-                }
-                Ok(Self { state: State::Streaming { stream } })
-            }
-        }
+    /// A body that was read to its end, or to an error. Its head and body are sent together: a slow
+    /// client holds no lock while it reads a complete response.
+    pub(super) fn complete(frames: Frames, error: Option<BoxError>, hint: SizeHint) -> Self {
+        let complete = CompleteBody { frames: frames.into_iter(), error, announced: hint.exact(), was_empty: None };
+        Self { state: State::Complete { complete } }
+    }
+
+    pub(super) fn streaming(stream: Box<StreamingBody<B>>) -> Self {
+        Self { state: State::Streaming { stream } }
     }
 }
 

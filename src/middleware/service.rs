@@ -1,21 +1,25 @@
 use std::{
     fmt,
+    future::Future,
     sync::Arc,
     task::{Context, Poll},
 };
 
 use bytes::Bytes;
-use http::{Request, Response, request::Parts};
+use http::{Method, Request, Response, request::Parts};
 use http_body::Body;
 use tower::{BoxError, Service, ServiceExt, util::Oneshot};
 
 use super::{
-    config::LayerConfig, context::RequestContext, future::ResponseFuture, handler::run_handler,
-    manager_state::ManagerState, request_locks::RequestLocks, response_body::ResponseBody, unlocked::Unlocked,
+    config::LayerConfig, context::RequestContext, future::ResponseFuture, handler::LockedRequest,
+    manager_state::ManagerState, request_locks::RequestLocks, response::finish_response, response_body::ResponseBody,
+    unlocked::Unlocked,
 };
 use crate::{
     body::{reader::BodyReader, request_body::RequestBody},
     key_source::{KeyRejection, KeySource},
+    lock::HeldLock,
+    rejection::RejectionBody,
 };
 
 /// Service that runs the inner service under the lock of the request. Created by
@@ -61,67 +65,70 @@ where
         }
         let (driver, params) = (self.config.locks.driver(), self.config.params(&head));
         let (context, keeps_owner_open) = RequestContext::new(driver, params, &head.headers, &head.extensions);
-        let request_locks = RequestLocks::new(context.clone(), keeps_owner_open);
-        let pipeline = locked(Arc::clone(&self.config), inner, head, body, request_locks);
-        ResponseFuture::locking(context, Box::pin(pipeline))
+        let locks = RequestLocks::new(context.clone(), keeps_owner_open);
+        let request = LockedRequest::new(inner, head, body, locks);
+        ResponseFuture::locking(context, Box::pin(locked(Arc::clone(&self.config), request)))
     }
 }
 
 /// The steps of a request: key, body, lock, inner service, response.
-async fn locked<S, K, ResB>(
+#[expect(clippy::manual_async_fn, reason = "the future of an `async fn` contains its arguments twice")]
+fn locked<S, K, ResB>(
     config: Arc<LayerConfig<K>>,
-    mut inner: S,
-    mut head: Parts,
-    body: RequestBody,
-    mut locks: RequestLocks,
-) -> Result<Response<ResponseBody<ResB>>, S::Error>
+    mut request: LockedRequest<S>,
+) -> impl Future<Output = Result<Response<ResponseBody<ResB>>, S::Error>>
 where
     K: KeySource,
     S: Service<Request<RequestBody>, Response = Response<ResB>>,
     ResB: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
-    let context = locks.context().clone();
+    async move {
+        let (method, lock) = match lock_request(&config, &mut request).await {
+            Ok(Some(granted)) => granted,
+            Ok(None) => return Ok(request.pass_through().await?.map(ResponseBody::pass_through)),
+            Err(response) => return Ok(response.map(ResponseBody::rejected)),
+        };
+        let done = request.run(Some(lock)).await;
+        finish_response(request.locks, method, done).await
+    }
+}
+
+/// Acquires the lock of a request. `None` if it has no key. Fails with the response to a request
+/// that is rejected.
+async fn lock_request<S, K: KeySource>(
+    config: &LayerConfig<K>,
+    request: &mut LockedRequest<S>,
+) -> Result<Option<(Method, HeldLock)>, Response<RejectionBody>> {
+    let LockedRequest { head, body, reservation, locks, .. } = request;
+    let head = head.as_mut().expect("before the call");
+    let context = locks.context();
     let waits = context.start_waiting();
     let route = context.known_route();
-    let mut body = BodyReader::new(body, &ManagerState::of(config.locks.driver()).body_budget, context.policy());
-    let key = match config.key.extract_key(&mut head, &mut body).await {
+    let budget = &ManagerState::of(config.locks.driver()).body_budget;
+    let mut reader = BodyReader::new(body, reservation, budget, context.policy());
+    let key = match config.key.extract_key(head, &mut reader).await {
         Ok(Some(key)) => key,
         Ok(None) => {
-            drop(waits);
-            let (body, reservation) = body.into_parts();
-            mark_unlocked(&mut head, Unlocked::NoKey);
-            let ready = inner.ready().await?;
-            drop(reservation);
-            return Ok(ready.call(Request::from_parts(head, body)).await?.map(ResponseBody::pass_through));
+            mark_unlocked(head, Unlocked::NoKey);
+            return Ok(None);
         }
-        Err(rejection) => {
-            return Ok(rejection
-                .or_no_route(&head)
-                .into_response(route, context.on_reject())
-                .map(ResponseBody::rejected));
-        }
+        Err(rejection) => return Err(rejection.or_no_route(head).into_response(route, context.on_reject())),
     };
     // Before the lock: a client that does not send its body blocks no other request.
     if context.buffers_body(&head.method) {
         if let Some(rejection) = context.immediate_rejection(route, &key) {
-            return Ok(context.on_reject().respond(rejection).map(ResponseBody::rejected));
+            return Err(context.on_reject().respond(rejection));
         }
-        if let Err(rejection) = body.read(&mut head).await {
-            return Ok(KeyRejection::from(rejection)
-                .into_response(route, context.on_reject())
-                .map(ResponseBody::rejected));
+        if let Err(rejection) = reader.read(head).await {
+            return Err(KeyRejection::from(rejection).into_response(route, context.on_reject()));
         }
     }
-    let (body, mut reservation) = body.into_parts();
-    let lock = match context.acquire(route, key, head.extensions.get(), reservation.as_mut()).await {
-        Ok(lock) => lock,
-        Err(rejection) => return Ok(context.on_reject().respond(rejection).map(ResponseBody::rejected)),
-    };
+    let lock = context.acquire(route, key, head.extensions.get(), reservation.as_mut()).await;
+    let lock = lock.map_err(|rejection| context.on_reject().respond(rejection))?;
     drop(waits);
-
     let held_lock = lock.held_lock();
     locks.add(lock);
-    run_handler(locks, inner, head, body, reservation, Some(held_lock)).await
+    Ok(Some((head.method.clone(), held_lock)))
 }
 
 fn mark_unlocked(head: &mut Parts, why: Unlocked) {

@@ -196,7 +196,7 @@ where
         } else {
             locks.set_record(|recorder| recorder.without_body(Ending::Streamed));
         }
-        self.phase = Phase::Releasing(Box::pin(locks.release_all()), tail);
+        self.phase = Phase::Releasing(Box::pin(async move { locks.release_all().await }), tail);
     }
 
     fn abort_lost(&mut self, body: LockedBody<B>, why: LockLost) -> BoxError {

@@ -6,11 +6,17 @@ use std::{
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
-use http_body_util::{BodyExt, combinators::UnsyncBoxBody};
+use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
 use tower::BoxError;
 
 /// Body of the response to a rejected request.
-pub struct RejectionBody(UnsyncBoxBody<Bytes, BoxError>);
+pub struct RejectionBody(Kind);
+
+enum Kind {
+    /// The built-in response, without a box.
+    Full(Full<Bytes>),
+    Boxed(UnsyncBoxBody<Bytes, BoxError>),
+}
 
 impl RejectionBody {
     pub(crate) fn new<B>(body: B) -> Self
@@ -18,7 +24,11 @@ impl RejectionBody {
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        Self(body.map_err(Into::into).boxed_unsync())
+        Self(Kind::Boxed(body.map_err(Into::into).boxed_unsync()))
+    }
+
+    pub(crate) fn full(bytes: impl Into<Bytes>) -> Self {
+        Self(Kind::Full(Full::new(bytes.into())))
     }
 
     #[cfg(feature = "axum")]
@@ -32,15 +42,24 @@ impl Body for RejectionBody {
     type Error = BoxError;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        Pin::new(&mut self.0).poll_frame(cx)
+        match &mut self.0 {
+            Kind::Full(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
+            Kind::Boxed(body) => Pin::new(body).poll_frame(cx),
+        }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.0.is_end_stream()
+        match &self.0 {
+            Kind::Full(body) => body.is_end_stream(),
+            Kind::Boxed(body) => body.is_end_stream(),
+        }
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.0.size_hint()
+        match &self.0 {
+            Kind::Full(body) => body.size_hint(),
+            Kind::Boxed(body) => body.size_hint(),
+        }
     }
 }
 

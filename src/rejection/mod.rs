@@ -332,7 +332,7 @@ impl Rejection {
     #[must_use]
     pub fn to_response(&self) -> Response<RejectionBody> {
         let mut response = Problem {
-            r#type: format!("urn:tower-lock:{}", self.code()),
+            code: self.code(),
             title: self.title(),
             status: self.status(),
             detail: self.detail(),

@@ -182,6 +182,10 @@ mod enabled {
             self.span.record("hold_ms", millis(hold));
         }
 
+        pub(crate) fn is_enabled(&self) -> bool {
+            !self.span.is_disabled()
+        }
+
         /// Runs the handler inside the span, so that its logs have the route, the key and the
         /// fence.
         pub(crate) fn instrument_handler<F: Future>(&self, f: impl FnOnce() -> F) -> Instrumented<F> {
@@ -260,6 +264,10 @@ mod disabled {
         pub(crate) fn stalled(&self, _: impl Display) {}
 
         pub(crate) fn ended(&self, _: Duration) {}
+
+        pub(crate) fn is_enabled(&self) -> bool {
+            false
+        }
 
         pub(crate) fn instrument_handler<F: Future>(&self, f: impl FnOnce() -> F) -> F {
             f()

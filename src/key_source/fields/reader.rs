@@ -124,6 +124,6 @@ impl<'a> FieldReader<'a> {
                 }
             }
         }
-        Ok(LockKey::composed(key))
+        Ok(LockKey::composed(&mut key))
     }
 }

@@ -1,5 +1,6 @@
 use std::{
     fmt,
+    pin::pin,
     sync::Arc,
     task::{Context, Poll},
 };
@@ -23,7 +24,7 @@ use crate::{
     middleware::{
         context::{ClaimedLock, RequestContext},
         future::ResponseFuture,
-        handler::run_handler,
+        handler::LockedRequest,
         manager_state::ManagerState,
         request_locks::RequestLocks,
         response,
@@ -87,8 +88,9 @@ where
         }
         let (driver, params) = (self.config.locks.driver(), self.config.params(&head));
         let (context, keeps_owner_open) = RequestContext::new(driver, params, &head.headers, &head.extensions);
-        let request_locks = RequestLocks::new(context.clone(), keeps_owner_open);
-        let pipeline = replayed(Arc::clone(&self.config), self.fingerprint.clone(), inner, head, body, request_locks);
+        let locks = RequestLocks::new(context.clone(), keeps_owner_open);
+        let request = LockedRequest::new(inner, head, body, locks);
+        let pipeline = replayed(Arc::clone(&self.config), self.fingerprint.clone(), request);
         ResponseFuture::locking(context, Box::pin(pipeline))
     }
 }
@@ -98,10 +100,7 @@ where
 async fn replayed<S, K, F, ResB>(
     config: Arc<ReplayConfig<K>>,
     source: F,
-    mut inner: S,
-    mut head: Parts,
-    body: RequestBody,
-    mut locks: RequestLocks,
+    mut request: LockedRequest<S>,
 ) -> Result<Response<ResponseBody<ResB>>, S::Error>
 where
     K: KeySource,
@@ -109,30 +108,26 @@ where
     S: Service<Request<RequestBody>, Response = Response<ResB>>,
     ResB: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
-    let context = locks.context().clone();
+    let context = request.locks.context().clone();
     let waits = context.start_waiting();
-    let route = context.route(&head.extensions);
-    let mut body = BodyReader::new(body, &ManagerState::of(config.locks.driver()).body_budget, context.policy());
-    let KeyedRequest { key, fingerprint } =
-        match keyed_request(&config, &source, &context, &route, &mut head, &mut body).await {
-            Ok(Some(request)) => request,
-            Ok(None) => {
-                drop(waits);
-                let (body, reservation) = body.into_parts();
-                let ready = inner.ready().await?;
-                drop(reservation);
-                return Ok(ready.call(Request::from_parts(head, body)).await?.map(ResponseBody::pass_through));
-            }
-            Err(KeyRejection::Rejection(rejection)) => {
-                return Ok(reject_before_claim(&config, &context, &route, rejection));
-            }
-            Err(rejection) => {
-                let response = rejection.or_no_route(&head).into_response(&route, context.on_reject());
-                return Ok(response.map(ResponseBody::rejected));
-            }
-        };
-    let (body, mut reservation) = body.into_parts();
-    let lock = match context.claim(&route, key.clone(), head.extensions.get(), reservation.as_mut()).await {
+    let route = context.known_route();
+    let KeyedRequest { key, fingerprint } = match keyed_request(&config, &source, &context, &mut request).await {
+        Ok(Some(request)) => request,
+        Ok(None) => {
+            drop(waits);
+            return Ok(request.pass_through().await?.map(ResponseBody::pass_through));
+        }
+        Err(KeyRejection::Rejection(rejection)) => {
+            return Ok(reject_before_claim(&config, &context, route, rejection));
+        }
+        Err(rejection) => {
+            let response = rejection.or_no_route(request.head()).into_response(route, context.on_reject());
+            return Ok(response.map(ResponseBody::rejected));
+        }
+    };
+    let LockedRequest { head, reservation, .. } = &mut request;
+    let client = head.as_ref().and_then(|head| head.extensions.get());
+    let lock = match context.claim(route, key.clone(), client, reservation.as_mut()).await {
         Ok(ClaimedLock::Granted(lock)) => lock,
         Ok(ClaimedLock::Recorded(record, span)) => {
             let mut answer = replay(&record, &fingerprint);
@@ -144,44 +139,49 @@ where
             }
             return Ok(match answer {
                 Ok(response) => {
-                    count(&route, Some(&span), "replayed");
+                    count(route, Some(&span), "replayed");
                     response
                 }
-                Err(rejection) => reject(&config, &context, &route, Some(&span), rejection),
+                Err(rejection) => reject(&config, &context, route, Some(&span), rejection),
             });
         }
-        Err(rejection) => return Ok(reject(&config, &context, &route, None, rejection)),
+        Err(rejection) => return Ok(reject(&config, &context, route, None, rejection)),
     };
     drop(waits);
 
     let held_lock = lock.held_lock();
-    locks.add(lock);
-    locks.set_recorder(Recorder::new(Arc::clone(&config.answers), fingerprint));
+    request.locks.add(lock);
+    request.locks.set_recorder(Recorder::new(Arc::clone(&config.answers), fingerprint));
     if let Some(find_answer) = &config.find_answer {
-        let found = match locks.run(find_answer(key.clone())).await {
+        let search = context.request_scope().scope(find_answer(key.clone()));
+        let found = match request.locks.run(pin!(search)).await {
             Ok(found) => found,
-            Err(why) => return Ok(response::aborted(locks, why)),
+            Err(why) => return Ok(response::aborted(request.locks, why)),
         };
         if let Some(found) = found.transpose() {
-            return Ok(replay_found(&config, &route, found, &fingerprint, locks).await);
+            return Ok(replay_found(&config, route, found, &fingerprint, request.locks).await);
         }
     }
-    count(&route, locks.span(), "first");
-    head.extensions.insert(Once::new(held_lock, fingerprint, Arc::clone(&config.answers)));
-    run_handler(locks, inner, head, body, reservation, None).await
+    count(route, request.locks.span(), "first");
+    request.head().extensions.insert(Once::new(held_lock, fingerprint, Arc::clone(&config.answers)));
+    let method = request.head().method.clone();
+    let done = request.run(None).await;
+    response::finish_response(request.locks, method, done).await
 }
 
 /// The key and the fingerprint of a request. `None` if it has no key and needs none, has no scope,
 /// or is a request of an outer layer with the same scope. Its body is complete afterwards: a client
 /// that does not send it blocks no other request.
-async fn keyed_request<K: KeySource, F: FingerprintSource>(
+async fn keyed_request<K: KeySource, F: FingerprintSource, S>(
     config: &ReplayConfig<K>,
     source: &F,
     context: &RequestContext,
-    route: &Route,
-    head: &mut Parts,
-    body: &mut BodyReader<'_>,
+    request: &mut LockedRequest<S>,
 ) -> Result<Option<KeyedRequest>, KeyRejection> {
+    let LockedRequest { head, body, reservation, .. } = request;
+    let head = head.as_mut().expect("before the call");
+    let budget = &ManagerState::of(config.locks.driver()).body_budget;
+    let body = &mut BodyReader::new(body, reservation, budget, context.policy());
     let text = if config.key_field.reads_body() { body.read(head).await? } else { Bytes::new() };
     let Some(key) = config.key_field.read(head, &text).await? else {
         if config.is_required {
@@ -199,7 +199,7 @@ async fn keyed_request<K: KeySource, F: FingerprintSource>(
     if head.extensions.get().is_some_and(|outer: &Once| outer.is_running(&key)) {
         return Ok(None);
     }
-    if let Some(rejection) = context.immediate_claim_rejection(route, &key) {
+    if let Some(rejection) = context.immediate_claim_rejection(context.known_route(), &key) {
         return Err(rejection.into());
     }
     let fingerprint = source.fingerprint(head, body).await?;
