@@ -5,9 +5,19 @@
 //! executes one script for up to 64 keys. One task sends one call after the other: a request needs
 //! no task and no timer of its own.
 
-use std::{collections::VecDeque, fmt, marker::PhantomData, sync::Arc, time::Duration};
+use std::{
+    collections::VecDeque,
+    fmt,
+    marker::PhantomData,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
-use tokio::runtime::Handle;
+use futures_util::future::{BoxFuture, join_all};
+use tokio::{
+    runtime::{self, Handle},
+    time::sleep,
+};
 
 use super::proto::{Shareable, next_call};
 use crate::{
@@ -29,6 +39,8 @@ struct State<R, T> {
     /// The calls under way, one for each task.
     calls: Vec<InFlight<T>>,
     next_task: u64,
+    /// The runtimes with a task that looks for stopped calls of others.
+    watches: Vec<runtime::Id>,
 }
 
 struct Waiting<R, T> {
@@ -41,6 +53,7 @@ struct Waiting<R, T> {
 /// stop.
 struct InFlight<T> {
     task: u64,
+    runtime: runtime::Id,
     since: BootInstant,
     replies: Vec<ReplySender<T>>,
 }
@@ -84,11 +97,39 @@ struct Task<R: Shareable, S: SendRequests<R>> {
     request: PhantomData<fn(R)>,
 }
 
+/// Sends each request in a call of its own, and returns the replies in their order.
+pub(super) fn send_alone<R: Shareable + Send + 'static, S: SendRequests<R>>(
+    sender: &Arc<S>,
+    requests: Vec<R>,
+    called: BootInstant,
+) -> BoxFuture<'static, Vec<Result<S::Reply, StoreError>>> {
+    let sender = Arc::clone(sender);
+    Box::pin(async move {
+        let calls = requests.into_iter().map(|request| sender.send(vec![request], called));
+        join_all(calls).await.into_iter().flatten().collect()
+    })
+}
+
 impl<R, T> Default for SharedCalls<R, T> {
     fn default() -> Self {
         let process_id = Process::default().id();
-        Self { state: Mutex::new(State { process_id, waiting: VecDeque::new(), calls: Vec::new(), next_task: 0 }) }
+        Self {
+            state: Mutex::new(State {
+                process_id,
+                waiting: VecDeque::new(),
+                calls: Vec::new(),
+                next_task: 0,
+                watches: Vec::new(),
+            }),
+        }
     }
+}
+
+/// Looks for stopped calls of other runtimes, which may have taken requests of this one.
+struct Watch<R: Shareable, S: SendRequests<R>> {
+    sender: Weak<S>,
+    runtime: runtime::Id,
+    request: PhantomData<fn(R)>,
 }
 
 /// Calls under way: while the server executes one, the next one is on its way.
@@ -101,11 +142,18 @@ where
 {
     /// Sends the request with the next call.
     pub(super) fn push<S: SendRequests<R, Reply = T>>(sender: &Arc<S>, request: R) -> StoreFuture<T> {
-        let called = sender.now();
+        Self::push_called(sender, request, sender.now())
+    }
+
+    /// The validity of the request counts from `called`, however late its future is polled.
+    fn push_called<S>(sender: &Arc<S>, request: R, called: BootInstant) -> StoreFuture<T>
+    where
+        S: SendRequests<R, Reply = T>,
+    {
         let Ok(runtime) = Handle::try_current() else {
             // The caller polls this future in a runtime.
             let sender = Arc::clone(sender);
-            return StoreFuture::new(async move { Self::push(&sender, request).await });
+            return StoreFuture::new(async move { Self::push_called(&sender, request, called).await });
         };
         let (reply, future) = StoreFuture::sent_later(S::dropped);
         let mut state = sender.calls().state.lock();
@@ -114,15 +162,22 @@ where
             return StoreFuture::ready(Err(S::overloaded()));
         }
         state.waiting.push_back(Waiting { request, called, reply });
-        let is_stale = |call: &InFlight<T>| called.saturating_duration_since(call.since) > sender.stale_after();
-        let stale: Vec<_> = state.calls.extract_if(.., |call| is_stale(call)).collect();
-        let task = (state.calls.len() < MAX_CALLS).then(|| state.start(called));
+        let id = runtime.id();
+        let (stale, task) = state.restart(sender.now(), sender.stale_after(), id);
+        // The task of another runtime may take this request, and then stop.
+        let is_watched = state.calls.iter().all(|call| call.runtime == id) || state.watches.contains(&id);
+        if !is_watched {
+            state.watches.push(id);
+        }
         drop(state);
         // Their requests fail now.
         drop(stale);
         if let Some(number) = task {
-            let task = Task { sender: Arc::clone(sender), number, request: PhantomData };
-            runtime.spawn(task.run());
+            Task::spawn(sender, number, &runtime);
+        }
+        if !is_watched {
+            let watch = Watch { sender: Arc::downgrade(sender), runtime: id, request: PhantomData };
+            runtime.spawn(watch.run());
         }
         future
     }
@@ -135,15 +190,28 @@ where
             state.process_id = process_id;
             // Not dropped: they would reply to the requests of the parent.
             std::mem::forget((std::mem::take(&mut state.waiting), std::mem::take(&mut state.calls)));
+            state.watches.clear();
         }
     }
 }
 
 impl<R, T> State<R, T> {
-    fn start(&mut self, now: BootInstant) -> u64 {
-        self.next_task += 1;
-        self.calls.push(InFlight { task: self.next_task, since: now, replies: Vec::new() });
-        self.next_task
+    /// Takes the calls whose tasks have stopped, and the number of a task to start in this runtime
+    /// if requests wait for one.
+    fn restart(
+        &mut self,
+        now: BootInstant,
+        stale_after: Duration,
+        runtime: runtime::Id,
+    ) -> (Vec<InFlight<T>>, Option<u64>) {
+        let is_stale = |call: &InFlight<T>| now.saturating_duration_since(call.since) > stale_after;
+        let stale = self.calls.extract_if(.., |call| is_stale(call)).collect();
+        let starts = !self.waiting.is_empty() && self.calls.len() < MAX_CALLS;
+        if starts {
+            self.next_task += 1;
+            self.calls.push(InFlight { task: self.next_task, runtime, since: now, replies: Vec::new() });
+        }
+        (stale, starts.then_some(self.next_task))
     }
 
     /// The requests that have waited too long to be sent.
@@ -157,6 +225,11 @@ impl<R, T> State<R, T> {
 }
 
 impl<R: Shareable + Send + 'static, S: SendRequests<R>> Task<R, S> {
+    fn spawn(sender: &Arc<S>, number: u64, runtime: &Handle) {
+        let task = Self { sender: Arc::clone(sender), number, request: PhantomData };
+        runtime.spawn(task.run());
+    }
+
     async fn run(self) {
         while let Some((requests, called)) = self.next_call() {
             let replies = self.sender.send(requests, called).await;
@@ -176,7 +249,9 @@ impl<R: Shareable + Send + 'static, S: SendRequests<R>> Task<R, S> {
         let count = next_call(state.waiting.iter().map(|waiting| &waiting.request));
         let State { waiting, calls, .. } = &mut *state;
         let at = calls.iter().position(|call| call.task == self.number);
-        let next = match (waiting.front().map(|first| first.called), at) {
+        // The earliest of them: two threads may have taken the mutex in another order.
+        let called = waiting.iter().take(count).map(|waiting| waiting.called).min();
+        let next = match (called, at) {
             (Some(called), Some(at)) => {
                 let mut requests = Vec::with_capacity(count);
                 calls[at].since = now;
@@ -217,6 +292,40 @@ impl<R: Shareable, S: SendRequests<R>> Drop for Task<R, S> {
         let waiting = if state.calls.is_empty() { std::mem::take(&mut state.waiting) } else { VecDeque::new() };
         drop(state);
         drop((call, waiting));
+    }
+}
+
+impl<R: Shareable + Send + 'static, S: SendRequests<R>> Watch<R, S> {
+    async fn run(self) {
+        let Some(mut wait) = self.sender.upgrade().map(|sender| sender.stale_after()) else { return };
+        loop {
+            sleep(wait).await;
+            let Some(sender) = self.sender.upgrade() else { return };
+            wait = sender.stale_after();
+            let mut state = sender.calls().state.lock();
+            let (stale, task) = state.restart(sender.now(), wait, self.runtime);
+            let is_needed = state.calls.iter().any(|call| call.runtime != self.runtime);
+            if !is_needed {
+                state.watches.retain(|runtime| *runtime != self.runtime);
+            }
+            drop(state);
+            drop(stale);
+            if let Some(number) = task {
+                Task::spawn(&sender, number, &Handle::current());
+            }
+            if !is_needed {
+                return;
+            }
+        }
+    }
+}
+
+impl<R: Shareable, S: SendRequests<R>> Drop for Watch<R, S> {
+    fn drop(&mut self) {
+        // Dropped with its runtime, or at its end.
+        if let Some(sender) = self.sender.upgrade() {
+            sender.calls().state.lock().watches.retain(|runtime| *runtime != self.runtime);
+        }
     }
 }
 

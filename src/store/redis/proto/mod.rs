@@ -11,8 +11,9 @@ mod script;
 pub use self::{
     batch::{Shareable, next_call},
     codec::{
-        KeyError, KeyReply, SelfTestReport, Timed, UnexpectedReply, escape_control, fence_was_replaced, parse_acquire,
-        parse_force, parse_inspect, parse_release, parse_renew, parse_scan, parse_self_test, parse_yield,
+        KeyError, KeyReplies, SelfTestReport, Timed, UnexpectedReply, escape_control, fence_was_replaced,
+        parse_acquire, parse_force, parse_inspect, parse_release, parse_renew, parse_scan, parse_self_test,
+        parse_yield,
     },
     keyspace::{InvalidName, Keyspace, LockName},
     script::ScriptCall,
