@@ -166,6 +166,12 @@ impl CallError {
         is_replica || error.is_connection_dropped() || error.is_unrecoverable_error()
     }
 
+    /// Whether the server has executed nothing, because of one of the keys: this user has no
+    /// permission for it.
+    pub(super) fn may_be_of_one_key(&self) -> bool {
+        matches!(self, Self::Redis(error) if error.code() == Some("NOPERM"))
+    }
+
     pub(super) fn kind(&self) -> StoreErrorKind {
         self.classify().0
     }

@@ -16,7 +16,7 @@ use super::{
     error::CallError,
     proto::{self, InvalidName, KeyError, ScriptCall, ServerClock, Timed, UnexpectedReply},
     server::Server,
-    shared_calls::{SendRequests, SharedCalls},
+    shared_calls::{SendRequests, SharedCalls, send_alone},
     subscriber::Subscriber,
 };
 #[cfg(feature = "tracing")]
@@ -160,19 +160,22 @@ impl SendRequests<AcquireRequest> for Shared {
         called: BootInstant,
     ) -> Vec<Result<AcquireReply, StoreError>> {
         let count = requests.len();
+        let mut managers: Vec<&str> = Vec::new();
+        for request in requests.iter().filter(|request| request.if_busy == IfBusy::Enqueue) {
+            if !managers.contains(&request.id.manager()) {
+                managers.push(request.id.manager());
+                self.subscriber.wait_subscribed(request.id.manager()).await;
+            }
+        }
         let store_error = |error: CallError| {
             let Server { address, user, .. } = self.server();
             error.into_store_error("acquire", address, user)
         };
         let waiting: Vec<_> = requests.iter().map(|request| request.if_busy == IfBusy::Enqueue).collect();
-        let mut is_disconnected = false;
-        if let Some(enqueues) = requests.iter().find(|request| request.if_busy == IfBusy::Enqueue) {
-            self.subscriber.wait_subscribed(enqueues.id.manager()).await;
-            is_disconnected = self.subscriber.is_disconnected();
-            if is_disconnected {
-                // A free key can still be acquired.
-                requests.iter_mut().for_each(|request| request.if_busy = IfBusy::Fail);
-            }
+        let is_disconnected = !managers.is_empty() && self.subscriber.is_disconnected();
+        if is_disconnected {
+            // A free key can still be acquired.
+            requests.iter_mut().for_each(|request| request.if_busy = IfBusy::Fail);
         }
         let deadline = self.server().timeouts.call_deadline();
         let valid_for = requests.iter().map(|request| request.valid_for).min().unwrap_or_default();
@@ -192,6 +195,7 @@ impl SendRequests<AcquireRequest> for Shared {
                 };
                 replies.into_iter().zip(waiting).map(reply).collect()
             }
+            Err(error) if count > 1 && error.may_be_of_one_key() => send_alone(self, requests, called).await,
             Err(error) => vec![Err(store_error(error)); count],
         }
     }
@@ -230,7 +234,7 @@ impl SendRequests<ReleaseRequest> for Shared {
     async fn send(
         self: &Arc<Self>,
         requests: Vec<ReleaseRequest>,
-        _called: BootInstant,
+        called: BootInstant,
     ) -> Vec<Result<ReleaseReply, StoreError>> {
         let server = self.server();
         let send = async {
@@ -238,10 +242,15 @@ impl SendRequests<ReleaseRequest> for Shared {
             let call = server.keyspace.release(&requests)?;
             let reply = server.release_conn.query_retry(Query::EvalSha(&call), deadline).await?;
             self.check_fence(&reply);
-            Ok(proto::parse_release(&reply, requests.len())?)
+            Ok::<_, CallError>(proto::parse_release(&reply, requests.len())?)
         };
         match send.await {
-            Ok(replies) => replies.into_iter().map(Ok).collect(),
+            Ok(replies) => {
+                let store_error =
+                    |error| CallError::from(error).into_store_error("release", &server.address, &server.user);
+                replies.into_iter().map(|reply| reply.map_err(store_error)).collect()
+            }
+            Err(error) if requests.len() > 1 && error.may_be_of_one_key() => send_alone(self, requests, called).await,
             Err(error) => {
                 let error = CallError::into_store_error(error, "release", &server.address, &server.user);
                 vec![Err(error); requests.len()]

@@ -4,9 +4,19 @@
 //! call. So nothing waits for company, and under load Redis executes one script for up to 64 keys.
 //! One task sends one call after the other: a request needs no task and no timer of its own.
 
-use std::{collections::VecDeque, fmt, marker::PhantomData, sync::Arc, time::Duration};
+use std::{
+    collections::VecDeque,
+    fmt,
+    marker::PhantomData,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
-use tokio::runtime::Handle;
+use futures_util::future::{BoxFuture, join_all};
+use tokio::{
+    runtime::{self, Handle},
+    time::sleep,
+};
 
 use super::proto::{MAX_REQUESTS_PER_CALL, Shareable, next_call};
 use crate::{
@@ -28,6 +38,8 @@ struct State<R, T> {
     /// The calls under way, one for each task.
     calls: Vec<InFlight<T>>,
     next_task: u64,
+    /// The runtimes with a task that looks for stopped calls of others.
+    watches: Vec<runtime::Id>,
 }
 
 struct Waiting<R, T> {
@@ -40,6 +52,7 @@ struct Waiting<R, T> {
 /// stop.
 struct InFlight<T> {
     task: u64,
+    runtime: runtime::Id,
     since: BootInstant,
     replies: Vec<ReplySender<T>>,
 }
@@ -83,11 +96,39 @@ struct Task<R: Shareable, S: SendRequests<R>> {
     request: PhantomData<fn(R)>,
 }
 
+/// Sends each request in a call of its own, and returns the replies in their order.
+pub(super) fn send_alone<R: Shareable + Send + 'static, S: SendRequests<R>>(
+    sender: &Arc<S>,
+    requests: Vec<R>,
+    called: BootInstant,
+) -> BoxFuture<'static, Vec<Result<S::Reply, StoreError>>> {
+    let sender = Arc::clone(sender);
+    Box::pin(async move {
+        let calls = requests.into_iter().map(|request| sender.send(vec![request], called));
+        join_all(calls).await.into_iter().flatten().collect()
+    })
+}
+
 impl<R, T> Default for SharedCalls<R, T> {
     fn default() -> Self {
         let process_id = Process::default().id();
-        Self { state: Mutex::new(State { process_id, waiting: VecDeque::new(), calls: Vec::new(), next_task: 0 }) }
+        Self {
+            state: Mutex::new(State {
+                process_id,
+                waiting: VecDeque::new(),
+                calls: Vec::new(),
+                next_task: 0,
+                watches: Vec::new(),
+            }),
+        }
     }
+}
+
+/// Looks for stopped calls of other runtimes, which may have taken requests of this one.
+struct Watch<R: Shareable, S: SendRequests<R>> {
+    sender: Weak<S>,
+    runtime: runtime::Id,
+    request: PhantomData<fn(R)>,
 }
 
 /// The most calls under way. More than one is under way if a full call waits, or if the server is
@@ -103,11 +144,18 @@ where
 {
     /// Sends the request with the next call.
     pub(super) fn push<S: SendRequests<R, Reply = T>>(sender: &Arc<S>, request: R) -> StoreFuture<T> {
-        let called = sender.now();
+        Self::push_called(sender, request, sender.now())
+    }
+
+    /// The validity of the request counts from `called`, however late its future is polled.
+    fn push_called<S>(sender: &Arc<S>, request: R, called: BootInstant) -> StoreFuture<T>
+    where
+        S: SendRequests<R, Reply = T>,
+    {
         let Ok(runtime) = Handle::try_current() else {
             // The caller polls this future in a runtime.
             let sender = Arc::clone(sender);
-            return StoreFuture::new(async move { Self::push(&sender, request).await });
+            return StoreFuture::new(async move { Self::push_called(&sender, request, called).await });
         };
         let (reply, future) = StoreFuture::sent_later(S::dropped);
         let mut state = sender.calls().state.lock();
@@ -116,15 +164,22 @@ where
             return StoreFuture::ready(Err(S::overloaded()));
         }
         state.waiting.push_back(Waiting { request, called, reply });
-        let is_stale = |call: &InFlight<T>| called.saturating_duration_since(call.since) > sender.stale_after();
-        let stale: Vec<_> = state.calls.extract_if(.., |call| is_stale(call)).collect();
-        let task = state.may_start(called).then(|| state.start(called));
+        let id = runtime.id();
+        let (stale, task) = state.restart(sender.now(), sender.stale_after(), id);
+        // The task of another runtime may take this request, and then stop.
+        let is_watched = state.calls.iter().all(|call| call.runtime == id) || state.watches.contains(&id);
+        if !is_watched {
+            state.watches.push(id);
+        }
         drop(state);
         // Their requests fail now.
         drop(stale);
         if let Some(number) = task {
-            let task = Task { sender: Arc::clone(sender), number, request: PhantomData };
-            runtime.spawn(task.run());
+            Task::spawn(sender, number, &runtime);
+        }
+        if !is_watched {
+            let watch = Watch { sender: Arc::downgrade(sender), runtime: id, request: PhantomData };
+            runtime.spawn(watch.run());
         }
         future
     }
@@ -137,21 +192,36 @@ where
             state.process_id = process_id;
             // Not dropped: they would reply to the requests of the parent.
             std::mem::forget((std::mem::take(&mut state.waiting), std::mem::take(&mut state.calls)));
+            state.watches.clear();
         }
     }
 }
 
 impl<R, T> State<R, T> {
-    fn may_start(&self, now: BootInstant) -> bool {
+    /// Whether the next call may be sent beside those of the tasks other than this one.
+    fn may_call(&self, task: Option<u64>, now: BootInstant) -> bool {
+        let others = || self.calls.iter().filter(|call| Some(call.task) != task);
         let is_long = |call: &InFlight<T>| now.saturating_duration_since(call.since) > LONG_CALL;
         let is_full = self.waiting.len() >= MAX_REQUESTS_PER_CALL;
-        self.calls.is_empty() || self.calls.len() < MAX_CALLS && (is_full || self.calls.iter().all(is_long))
+        others().count() < MAX_CALLS && (is_full || others().all(is_long))
     }
 
-    fn start(&mut self, now: BootInstant) -> u64 {
-        self.next_task += 1;
-        self.calls.push(InFlight { task: self.next_task, since: now, replies: Vec::new() });
-        self.next_task
+    /// Takes the calls whose tasks have stopped, and the number of a task to start in this runtime
+    /// if requests wait for one.
+    fn restart(
+        &mut self,
+        now: BootInstant,
+        stale_after: Duration,
+        runtime: runtime::Id,
+    ) -> (Vec<InFlight<T>>, Option<u64>) {
+        let is_stale = |call: &InFlight<T>| now.saturating_duration_since(call.since) > stale_after;
+        let stale = self.calls.extract_if(.., |call| is_stale(call)).collect();
+        let starts = !self.waiting.is_empty() && self.may_call(None, now);
+        if starts {
+            self.next_task += 1;
+            self.calls.push(InFlight { task: self.next_task, runtime, since: now, replies: Vec::new() });
+        }
+        (stale, starts.then_some(self.next_task))
     }
 
     /// The requests that have waited too long to be sent.
@@ -165,6 +235,11 @@ impl<R, T> State<R, T> {
 }
 
 impl<R: Shareable + Send + 'static, S: SendRequests<R>> Task<R, S> {
+    fn spawn(sender: &Arc<S>, number: u64, runtime: &Handle) {
+        let task = Self { sender: Arc::clone(sender), number, request: PhantomData };
+        runtime.spawn(task.run());
+    }
+
     async fn run(self) {
         while let Some((requests, called)) = self.next_call() {
             let replies = self.sender.send(requests, called).await;
@@ -176,15 +251,19 @@ impl<R: Shareable + Send + 'static, S: SendRequests<R>> Task<R, S> {
         }
     }
 
-    /// The requests of the next call, and the instant of the first one. `None`: no request waits.
+    /// The requests of the next call, and the instant of the first one. `None`: no request waits, or
+    /// the call of another task takes those that wait.
     fn next_call(&self) -> Option<(Vec<R>, BootInstant)> {
         let now = self.sender.now();
         let mut state = self.sender.calls().state.lock();
         let late = state.take_late(now, S::may_wait);
+        let may_call = state.may_call(Some(self.number), now);
         let count = next_call(state.waiting.iter().map(|waiting| &waiting.request));
         let State { waiting, calls, .. } = &mut *state;
         let at = calls.iter().position(|call| call.task == self.number);
-        let next = match (waiting.front().map(|first| first.called), at) {
+        // The earliest of them: two threads may have taken the mutex in another order.
+        let called = waiting.iter().take(count).map(|waiting| waiting.called).min().filter(|_| may_call);
+        let next = match (called, at) {
             (Some(called), Some(at)) => {
                 let mut requests = Vec::with_capacity(count);
                 calls[at].since = now;
@@ -225,6 +304,40 @@ impl<R: Shareable, S: SendRequests<R>> Drop for Task<R, S> {
         let waiting = if state.calls.is_empty() { std::mem::take(&mut state.waiting) } else { VecDeque::new() };
         drop(state);
         drop((call, waiting));
+    }
+}
+
+impl<R: Shareable + Send + 'static, S: SendRequests<R>> Watch<R, S> {
+    async fn run(self) {
+        let Some(mut wait) = self.sender.upgrade().map(|sender| sender.stale_after()) else { return };
+        loop {
+            sleep(wait).await;
+            let Some(sender) = self.sender.upgrade() else { return };
+            wait = sender.stale_after();
+            let mut state = sender.calls().state.lock();
+            let (stale, task) = state.restart(sender.now(), wait, self.runtime);
+            let is_needed = state.calls.iter().any(|call| call.runtime != self.runtime);
+            if !is_needed {
+                state.watches.retain(|runtime| *runtime != self.runtime);
+            }
+            drop(state);
+            drop(stale);
+            if let Some(number) = task {
+                Task::spawn(&sender, number, &Handle::current());
+            }
+            if !is_needed {
+                return;
+            }
+        }
+    }
+}
+
+impl<R: Shareable, S: SendRequests<R>> Drop for Watch<R, S> {
+    fn drop(&mut self) {
+        // Dropped with its runtime, or at its end.
+        if let Some(sender) = self.sender.upgrade() {
+            sender.calls().state.lock().watches.retain(|runtime| *runtime != self.runtime);
+        }
     }
 }
 

@@ -25,4 +25,5 @@ mod recorded;
 mod replay;
 mod records;
 mod runbook;
+mod shared_calls;
 mod error_mapping;

@@ -303,6 +303,16 @@ impl Data {
         }
     }
 
+    /// The reply of `TYPE`.
+    pub fn kind(&self, key: &str) -> &'static str {
+        match self.live(key).map(|entry| &entry.kind) {
+            None => "none",
+            Some(Kind::Text(_)) => "string",
+            Some(Kind::Hash(_)) => "hash",
+            Some(Kind::List(_)) => "list",
+        }
+    }
+
     /// The reply of `PTTL`.
     pub fn ms_left(&self, key: &str) -> i64 {
         let Some(entry) = self.live(key) else { return -2 };
@@ -407,12 +417,7 @@ impl Data {
                 Ok(count(true))
             }
             ("PTTL", [key]) => Ok(CommandReply::Number(self.ms_left(key))),
-            ("TYPE", [key]) => Ok(CommandReply::Status(match self.entry(key).map(|entry| &entry.kind) {
-                None => "none",
-                Some(Kind::Text(_)) => "string",
-                Some(Kind::Hash(_)) => "hash",
-                Some(Kind::List(_)) => "list",
-            })),
+            ("TYPE", [key]) => Ok(CommandReply::Status(self.kind(key))),
             (_, [key, arguments @ ..]) if verb.starts_with('H') => self.run_hash(&verb, key, arguments),
             (_, [key, arguments @ ..]) if verb.starts_with('L') || verb.starts_with('R') => {
                 self.run_list(&verb, key, arguments)

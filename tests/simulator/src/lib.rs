@@ -11,7 +11,7 @@
 //!   later; messages lost and duplicated; scripts run twice; processes that crash and restart,
 //!   freeze, or lose the network; cancelled waiters and dropped sections; a frozen server.
 //!   [Options](simulation::Options) add force releases, a lost counter, `FLUSHALL`, a server clock
-//!   that is set, and foreign clients that lock as Redisson does. In two simulations of three the
+//!   that is set, foreign clients that lock as Redisson does, and requests that share calls. In two simulations of three the
 //!   store blocks a key for the lease only: the lock-delay would hide an overlap.
 //! - After every step: no section starts while another one is within its deadline, nor within a
 //!   lock-delay or a minimum hold; tokens rise; no work is polled after its deadline. On the server
@@ -33,8 +33,7 @@
 //! ```
 //!
 //! The simulation does not cover tasks, sockets and the runtime (`tests/it/redis` and the storm
-//! do), a Redis that loses acknowledged data (except that fences rise), several keys in one call,
-//! and several servers.
+//! do), a Redis that loses acknowledged data (except that fences rise), and several servers.
 //!
 //! Two effects are accepted. A renewal of a crashed process counts from when it runs, even if it
 //! was in flight for long. A process without a reply for 41 s forgets its ids; if other waiters

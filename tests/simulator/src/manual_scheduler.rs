@@ -91,7 +91,7 @@ impl ManualScheduler {
     ///
     /// Never.
     pub fn with_rate(mutant: Option<&Mutant>, bare: bool, rate: f64) -> Self {
-        let settings = Settings { bare, mutation: mutant.and_then(Mutant::mutation) };
+        let settings = Settings { bare, mutation: mutant.and_then(Mutant::mutation), batches: false };
         let mut scheduler = Self {
             now: 0,
             server_ahead: 1_700_000_000_000_000,

@@ -83,6 +83,10 @@ pub enum Mutation {
     RecordDespiteLoss,
     /// The retry of a release has no record.
     NoRecordOnRetry,
+    /// The requests of a shared call get the replies of others.
+    RepliesOutOfOrder,
+    /// After a shared call without a reply, only its first request is in doubt.
+    LostReplyOfFirstOnly,
 }
 
 const fn patch(script: &'static str, old: &'static str, new: &'static str) -> Patch {
@@ -185,6 +189,62 @@ pub const MUTANTS: &[Mutant] = &[
     )
     .with("records"),
     driver("no_record_on_retry", "the retry of a release has no record", Mutation::NoRecordOnRetry).with("records"),
+    driver("replies_out_of_order", "requests of a shared call get the replies of others", Mutation::RepliesOutOfOrder)
+        .with("batches"),
+    driver(
+        "lost_reply_of_first_only",
+        "after a shared call without a reply, only its first request is in doubt",
+        Mutation::LostReplyOfFirstOnly,
+    )
+    .with("batches"),
+    script(
+        "fast_path_of_first_key",
+        "a shared acquire grants all keys if the first one is free",
+        &[patch(
+            "acquire",
+            "redis.call('EXISTS', unpack(KEYS, 2)) == 0",
+            "redis.call('EXISTS', KEYS[2], KEYS[3], #ARGV == 7 and KEYS[4] or KEYS[2]) == 0",
+        )],
+    )
+    .with("batches"),
+    script(
+        "queue_of_first_key",
+        "a shared acquire uses the queue of its first key for all",
+        &[patch("acquire", "KEYS[2 * i + 1], ARGV[3 * i + 2]", "KEYS[3], ARGV[3 * i + 2]")],
+    )
+    .with("batches"),
+    script(
+        "release_of_first_key",
+        "a shared release frees only its first key",
+        &[patch("release", "held[i] = ignore_wrong_type('HDEL', KEYS[2 * i], ARGV[2 * i])", "held[i] = 1")],
+    )
+    .with("batches"),
+    script(
+        "lease_of_first_key",
+        "a shared acquire gives only its first key a TTL",
+        &[patch(
+            "acquire",
+            "do grant(KEYS[2 * i], ARGV[3 * i + 2], ARGV[3 * i + 3], fence_text) end",
+            "do redis.call('HSET', KEYS[2 * i], ARGV[3 * i + 2], fence_text) end",
+        )],
+    )
+    .with("batches"),
+    script(
+        "type_of_one_key_fails_all",
+        "a key of another type fails all requests of its call",
+        &[patch(
+            "acquire",
+            "if not string.find(text, 'WRONGTYPE', 1, true) then error({err = text}) end",
+            "error({err = text})",
+        )],
+    )
+    .with("batches"),
+    script(
+        "block_of_first_key",
+        "a shared release gives only its first key a lock-delay",
+        &[patch("release", "finish_one(i, ARGV[2 * i], ARGV[2 * i + 1])", "finish_one(i, ARGV[2 * i], '0')")],
+    )
+    .with("batches"),
     script(
         "free_key_ignores_record",
         "an acquire of a free key ignores the record",

@@ -15,7 +15,8 @@ use tower_lock::{
             StoreOp,
         },
         redis_proto::{
-            KeyReply, Keyspace, ScriptCall, ServerClock, Timed, parse_acquire, parse_release, parse_renew, parse_yield,
+            KeyReplies, Keyspace, ScriptCall, ServerClock, Timed, next_call, parse_acquire, parse_release, parse_renew,
+            parse_yield,
         },
     },
     AcquisitionId, LockError, LockKey, LockLost,
@@ -56,6 +57,9 @@ pub struct SimProcess {
     settings: Settings,
     /// Calls without a reply.
     calls: BTreeMap<u64, InFlightCall>,
+    /// The calls of each connection that wait for the next shared one.
+    waiting: [VecDeque<u64>; 2],
+    shared: BTreeMap<u64, SharedCall>,
     next: u64,
     /// Grants, with the instant of their next check.
     watched: Vec<(BootInstant, Arc<Grant>)>,
@@ -80,6 +84,8 @@ pub struct Settings {
     pub bare: bool,
     /// The mutation, if any.
     pub mutation: Option<Mutation>,
+    /// Acquires share calls, and so do releases.
+    pub batches: bool,
 }
 
 /// An effect that the process requests.
@@ -135,6 +141,25 @@ struct InFlightCall {
     message: u64,
 }
 
+/// One script for several calls.
+#[derive(Debug)]
+struct SharedCall {
+    /// The calls, in the order of the requests.
+    calls: Vec<u64>,
+    requests: Requests,
+    /// The instant of the first one.
+    called: BootInstant,
+    /// As in [`InFlightCall`].
+    sent: u32,
+    message: u64,
+}
+
+#[derive(Clone, Debug)]
+enum Requests {
+    Acquires(Vec<AcquireRequest>),
+    Releases(Vec<ReleaseRequest>),
+}
+
 #[derive(Clone, Debug)]
 enum Operation {
     Acquire(u64, AcquireRequest),
@@ -170,6 +195,10 @@ enum Outcome {
 /// A script that reached the server too late is sent again with a better estimate of its clock, up
 /// to this often.
 const MAX_SENDS: u32 = 3;
+/// The shared calls of one connection that are under way at once.
+const MAX_SHARED_CALLS: usize = 2;
+/// How long an acquire waits for its shared call.
+const SHARED_CALL_WAIT: Duration = STORE_CALL_TIMEOUT.checked_div(2).expect("not zero");
 /// How long a call that enqueues waits for the first confirmation of the subscription.
 const SUBSCRIBE_WAIT: Duration = Duration::from_millis(250);
 
@@ -187,6 +216,8 @@ impl SimProcess {
             server_clock: ServerClock::default(),
             settings,
             calls: BTreeMap::new(),
+            waiting: Default::default(),
+            shared: BTreeMap::new(),
             next: 0,
             watched: Vec::new(),
             next_sweep: None,
@@ -293,15 +324,24 @@ impl SimProcess {
             return self.on_gap(now);
         }
         self.subscribed = true;
-        let waits = |(number, call): (&u64, &InFlightCall)| (call.sent == 0).then_some(*number);
+        let waits =
+            |(number, call): (&u64, &InFlightCall)| (call.sent == 0 && !self.is_shared(call)).then_some(*number);
         let waiting: Vec<_> = self.calls.iter().filter_map(waits).collect();
         for number in waiting {
             self.run(number);
+        }
+        let shared: Vec<_> =
+            self.shared.iter().filter_map(|(number, call)| (call.sent == 0).then_some(*number)).collect();
+        for number in shared {
+            self.run_shared(now, number);
         }
     }
 
     /// Handles a reply.
     pub fn on_reply(&mut self, now: BootInstant, message: u64, reply: &Value) {
+        if let Some(number) = self.shared_call_of(message) {
+            return self.on_shared_reply(now, number, reply);
+        }
         let Some(number) = self.call_of(message) else { return self.on_late_reply(now, message, reply) };
         self.reset_timeouts(number);
         let Some(outcome) = self.decode(now, number, reply) else { return };
@@ -310,6 +350,15 @@ impl SimProcess {
 
     /// Handles a broken connection.
     pub fn on_disconnect(&mut self, now: BootInstant, message: u64) {
+        if let Some(number) = self.shared_call_of(message) {
+            let call = &self.shared[&number];
+            let is_repeated = call.requests.connection_kind() == ConnectionKind::Releases && call.sent == 1;
+            return if is_repeated && !self.is(Mutation::NoReleaseRetry) {
+                self.run_shared(now, number);
+            } else {
+                self.fail_shared(now, number, StoreErrorKind::Unavailable);
+            };
+        }
         let Some(number) = self.call_of(message) else { return };
         let call = &self.calls[&number];
         if call.connection_kind() == ConnectionKind::Releases && call.sent == 1 && !self.is(Mutation::NoReleaseRetry) {
@@ -324,25 +373,37 @@ impl SimProcess {
     pub fn on_timer(&mut self, now: BootInstant, timer: &Timer) {
         match timer {
             Timer::Call(number) => {
+                if let Some(call) = self.shared.get(number) {
+                    self.count_timeout(call.requests.connection_kind());
+                    return self.fail_shared(now, *number, StoreErrorKind::Timeout);
+                }
                 let Some(call) = self.calls.get(number) else { return };
                 let (kind, was_sent) = (call.connection_kind(), call.sent > 0);
                 if was_sent {
-                    let timeouts = &mut self.timeouts[kind as usize];
-                    *timeouts += 1;
-                    if *timeouts >= 3 {
-                        *timeouts = 0;
-                        self.effects.push_back(Effect::Replace(kind));
-                    }
+                    self.count_timeout(kind);
                 }
                 self.fail(now, *number, StoreErrorKind::Timeout);
             }
             Timer::SubscribeWait(number) => {
+                if self.shared.get(number).is_some_and(|call| call.sent == 0) {
+                    return self.run_shared(now, *number);
+                }
                 if self.calls.get(number).is_some_and(|call| call.sent == 0) {
                     self.run(*number);
                 }
             }
             Timer::Wakeup(key, at) => self.on(now, key, Event::Timer(*at)),
             Timer::Watchdog => self.sweep(now),
+        }
+    }
+
+    /// A connection without replies is replaced.
+    fn count_timeout(&mut self, kind: ConnectionKind) {
+        let timeouts = &mut self.timeouts[kind as usize];
+        *timeouts += 1;
+        if *timeouts >= 3 {
+            *timeouts = 0;
+            self.effects.push_back(Effect::Replace(kind));
         }
     }
 
@@ -491,7 +552,13 @@ impl SimProcess {
             Operation::Release(..) | Operation::Renew(..) => false,
         };
         let number = self.number();
-        self.calls.insert(number, InFlightCall { key, operation, called: now, sent: 0, message: 0 });
+        let call = InFlightCall { key, operation, called: now, sent: 0, message: 0 };
+        let shares = self.is_shared(&call).then(|| call.connection_kind());
+        self.calls.insert(number, call);
+        if let Some(kind) = shares {
+            self.waiting[kind as usize].push_back(number);
+            return self.share_calls(now, kind);
+        }
         self.effects.push_back(Effect::Wake(now.saturating_add(STORE_CALL_TIMEOUT), Timer::Call(number)));
         if wants_queue && !self.subscribed {
             self.effects.push_back(Effect::Wake(now.saturating_add(SUBSCRIBE_WAIT), Timer::SubscribeWait(number)));
@@ -500,17 +567,23 @@ impl SimProcess {
         }
     }
 
+    /// The time after which a call expires, by the server's clock.
+    fn expiry(&self, called: BootInstant) -> i64 {
+        if self.is(Mutation::NoCallExpiry) {
+            1 << 52
+        } else {
+            self.server_clock.expires_at(called, STORE_CALL_TIMEOUT).unwrap_or(0)
+        }
+    }
+
     /// Sends the script of a call, with the time after which it expires.
     fn run(&mut self, number: u64) {
         let message = self.number();
-        let Some(call) = self.calls.get_mut(&number) else { return };
+        let Some(called) = self.calls.get(&number).map(|call| call.called) else { return };
+        let until = self.expiry(called);
+        let call = self.calls.get_mut(&number).expect("found above");
         call.sent += 1;
         call.message = message;
-        let until = if self.settings.mutation == Some(Mutation::NoCallExpiry) {
-            1 << 52
-        } else {
-            self.server_clock.expires_at(call.called, STORE_CALL_TIMEOUT).unwrap_or(0)
-        };
         let script = match &mut call.operation {
             Operation::Acquire(_, request) => {
                 self.names.acquire(slice::from_ref(request), until).expect("a valid name")
@@ -550,7 +623,9 @@ impl SimProcess {
             }
             Operation::Release(..) => {
                 let read = parse_release(reply, 1).map_err(|_| unexpected_reply(reply));
-                Some(Outcome::Released(read.map(|mut replies| replies.remove(0))))
+                Some(Outcome::Released(
+                    read.map(|mut replies| replies.remove(0).expect("only one of several fails alone")),
+                ))
             }
             Operation::Renew(_, is_included) => {
                 Some(Outcome::Renewed(parse_renew(reply, is_included).unwrap_or_default()))
@@ -657,6 +732,150 @@ impl SimProcess {
             }
             _ => unreachable!("the reply matches its call"),
         }
+    }
+
+    // --- shared calls ---
+
+    fn is_shared(&self, call: &InFlightCall) -> bool {
+        self.settings.batches && matches!(call.operation, Operation::Acquire(..) | Operation::Release(..))
+    }
+
+    /// Sends the waiting calls, up to the number of shared calls under way.
+    fn share_calls(&mut self, now: BootInstant, kind: ConnectionKind) {
+        let is_of_kind = |call: &&SharedCall| call.requests.connection_kind() == kind;
+        while self.shared.values().filter(is_of_kind).count() < MAX_SHARED_CALLS && self.share_next(now, kind) {}
+    }
+
+    /// Sends the next shared call. Returns whether a call waited.
+    fn share_next(&mut self, now: BootInstant, kind: ConnectionKind) -> bool {
+        // A mutant has ended some of them.
+        let mut waiting = std::mem::take(&mut self.waiting[kind as usize]);
+        waiting.retain(|number| self.calls.contains_key(number));
+        let is_late = |number: &&u64| now.saturating_duration_since(self.calls[number].called) > SHARED_CALL_WAIT;
+        let late = if kind == ConnectionKind::Acquires { waiting.iter().take_while(is_late).count() } else { 0 };
+        let late: Vec<_> = waiting.drain(..late).collect();
+        let (mut acquires, mut releases) = (Vec::new(), Vec::new());
+        for number in &waiting {
+            match &self.calls[number].operation {
+                Operation::Acquire(_, request) => acquires.push(request.clone()),
+                Operation::Release(_, request) => releases.push(request.clone()),
+                Operation::Yield(..) | Operation::Renew(..) => unreachable!("they have calls of their own"),
+            }
+        }
+        let requests = match kind {
+            ConnectionKind::Acquires => {
+                acquires.truncate(next_call(&acquires));
+                Requests::Acquires(acquires)
+            }
+            ConnectionKind::Releases => {
+                releases.truncate(next_call(&releases));
+                Requests::Releases(releases)
+            }
+        };
+        let calls: Vec<_> = waiting.drain(..requests.len()).collect();
+        self.waiting[kind as usize] = waiting;
+        let first = calls.first().map(|first| self.calls[first].called);
+        if let Some(called) = first {
+            let wants_queue = matches!(&requests, Requests::Acquires(requests) if requests.iter().any(|request| request.if_busy == IfBusy::Enqueue));
+            let number = self.number();
+            self.shared.insert(number, SharedCall { calls, requests, called, sent: 0, message: 0 });
+            if wants_queue && !self.subscribed {
+                self.effects.push_back(Effect::Wake(now.saturating_add(SUBSCRIBE_WAIT), Timer::SubscribeWait(number)));
+            } else {
+                self.run_shared(now, number);
+            }
+        }
+        let is_any = first.is_some() || !late.is_empty();
+        for number in late {
+            self.fail(now, number, StoreErrorKind::Overloaded);
+        }
+        is_any
+    }
+
+    fn run_shared(&mut self, now: BootInstant, number: u64) {
+        let message = self.number();
+        let Some(call) = self.shared.get(&number) else { return };
+        let is_first = call.sent == 0;
+        let script = match &call.requests {
+            Requests::Acquires(requests) => self.names.acquire(requests, self.expiry(call.called)),
+            Requests::Releases(requests) => self.names.release(requests),
+        };
+        let kind = call.requests.connection_kind();
+        let call = self.shared.get_mut(&number).expect("found above");
+        call.sent += 1;
+        call.message = message;
+        if is_first {
+            self.effects.push_back(Effect::Wake(now.saturating_add(STORE_CALL_TIMEOUT), Timer::Call(number)));
+        }
+        self.effects.push_back(Effect::Run(kind, message, script.expect("a valid name")));
+    }
+
+    fn on_shared_reply(&mut self, now: BootInstant, number: u64, reply: &Value) {
+        let call = &self.shared[&number];
+        let (called, sent, count) = (call.called, call.sent, call.calls.len());
+        self.timeouts[call.requests.connection_kind() as usize] = 0;
+        match &call.requests {
+            Requests::Acquires(_) => {
+                let replies = match parse_acquire(reply, count) {
+                    Err(_) => vec![Err(unexpected_reply(reply)); count],
+                    Ok((server, timed)) => {
+                        let from_request = self.is(Mutation::ClockFromRequest);
+                        self.server_clock.observe(server, if from_request { called } else { now });
+                        match timed {
+                            Timed::Done(replies) => replies
+                                .into_iter()
+                                .map(|reply| reply.map_err(|_| error(StoreErrorKind::Refused)))
+                                .collect(),
+                            Timed::Expired
+                                if now.saturating_duration_since(called) < STORE_CALL_TIMEOUT && sent < MAX_SENDS =>
+                            {
+                                return self.run_shared(now, number);
+                            }
+                            Timed::Expired => vec![Err(error(StoreErrorKind::Timeout)); count],
+                        }
+                    }
+                };
+                self.finish_shared(now, number, replies.into_iter().map(Outcome::Acquired).collect());
+            }
+            Requests::Releases(_) => {
+                let replies = match parse_release(reply, count) {
+                    Err(_) => vec![Err(unexpected_reply(reply)); count],
+                    Ok(replies) => {
+                        replies.into_iter().map(|reply| reply.map_err(|_| error(StoreErrorKind::Refused))).collect()
+                    }
+                };
+                self.finish_shared(now, number, replies.into_iter().map(Outcome::Released).collect());
+            }
+        }
+    }
+
+    fn fail_shared(&mut self, now: BootInstant, number: u64, kind: StoreErrorKind) {
+        let Some(call) = self.shared.get(&number) else { return };
+        let connection = call.requests.connection_kind();
+        for (nth, call) in call.calls.clone().into_iter().enumerate() {
+            let is_known = nth > 0 && self.is(Mutation::LostReplyOfFirstOnly);
+            self.fail(now, call, if is_known { StoreErrorKind::Overloaded } else { kind });
+        }
+        self.shared.remove(&number);
+        self.share_calls(now, connection);
+    }
+
+    /// The replies are handled while the call still counts as under way, as in a store.
+    fn finish_shared(&mut self, now: BootInstant, number: u64, mut outcomes: Vec<Outcome>) {
+        if self.is(Mutation::RepliesOutOfOrder) {
+            outcomes.reverse();
+        }
+        let call = &self.shared[&number];
+        let connection = call.requests.connection_kind();
+        for (call, outcome) in call.calls.clone().into_iter().zip(outcomes) {
+            self.finish(now, call, outcome);
+        }
+        self.shared.remove(&number);
+        self.share_calls(now, connection);
+    }
+
+    fn shared_call_of(&self, message: u64) -> Option<u64> {
+        self.shared.iter().find(|(_, call)| call.sent > 0 && call.message == message).map(|(number, _)| *number)
     }
 
     fn note_grant(&mut self, key: &LockKey, unless_recorded: bool) {
@@ -787,6 +1006,22 @@ impl ConnectionKind {
     }
 }
 
+impl Requests {
+    fn len(&self) -> usize {
+        match self {
+            Self::Acquires(requests) => requests.len(),
+            Self::Releases(requests) => requests.len(),
+        }
+    }
+
+    fn connection_kind(&self) -> ConnectionKind {
+        match self {
+            Self::Acquires(_) => ConnectionKind::Acquires,
+            Self::Releases(_) => ConnectionKind::Releases,
+        }
+    }
+}
+
 impl InFlightCall {
     fn connection_kind(&self) -> ConnectionKind {
         match self.operation {
@@ -812,8 +1047,8 @@ fn unexpected_reply(reply: &Value) -> StoreError {
 }
 
 /// The reply of a call of one request.
-fn one_of((now, replies): (i64, Timed<Vec<KeyReply>>)) -> (i64, Timed<AcquireReply>) {
-    let one = |mut replies: Vec<KeyReply>| replies.remove(0).expect("only one of several fails alone");
+fn one_of((now, replies): (i64, Timed<KeyReplies<AcquireReply>>)) -> (i64, Timed<AcquireReply>) {
+    let one = |mut replies: KeyReplies<AcquireReply>| replies.remove(0).expect("only one of several fails alone");
     match replies {
         Timed::Done(replies) => (now, Timed::Done(one(replies))),
         Timed::Expired => (now, Timed::Expired),

@@ -27,7 +27,7 @@ struct Both {
     real: Connection,
     listener: Connection,
     names: Keyspace,
-    keys: [LockKey; 2],
+    keys: Vec<LockKey>,
     rng: fastrand::Rng,
     /// All calls, for a failure message.
     calls: Vec<String>,
@@ -48,7 +48,10 @@ impl Both {
             real: server.connect().await,
             listener,
             names: Keyspace::new("lock").expect("a prefix"),
-            keys: [LockKey::from(("n", 1)), LockKey::raw("shop{7} x").expect("a name")],
+            keys: [LockKey::from(("n", 1)), LockKey::raw("shop{7} x").expect("a name")]
+                .into_iter()
+                .chain((2..6).map(|n| LockKey::from(("n", n))))
+                .collect(),
             rng: fastrand::Rng::new(),
             calls: Vec::new(),
         }
@@ -80,7 +83,7 @@ impl Both {
         let until = now_us + if self.rng.u8(0..10) == 0 { -1 } else { 1_000_000_000 };
         let valid_for = Duration::from_millis(500);
         let block_for = if self.rng.bool() { Duration::ZERO } else { self.seconds() };
-        let call = match self.rng.u8(0..14) {
+        let call = match self.rng.u8(0..20) {
             0..6 => {
                 let if_busy = if self.rng.u8(0..4) == 0 { IfBusy::Fail } else { IfBusy::Enqueue };
                 let request = AcquireRequest::new(key, id, lease, if_busy, queue, valid_for);
@@ -106,25 +109,59 @@ impl Both {
                 let other = RenewRequest::new(self.keys[1].clone(), self.id(), self.seconds());
                 return self.names.renew(&[RenewRequest::new(key, id, lease), other]).0;
             }
-            12 => self.names.force(&ForceReleaseRequest::new(key, block_for, queue)),
+            12..15 => {
+                let keys = self.some_keys();
+                let acquires = keys.into_iter().map(|key| {
+                    let if_busy = if self.rng.u8(0..4) == 0 { IfBusy::Fail } else { IfBusy::Enqueue };
+                    AcquireRequest::new(key, self.id(), self.seconds(), if_busy, queue, valid_for)
+                });
+                let acquires: Vec<_> = acquires.collect();
+                self.names.acquire(&acquires, until)
+            }
+            15..18 => {
+                let keys = self.some_keys();
+                let releases = keys.into_iter().map(|key| {
+                    let block_for = if self.rng.u8(0..3) > 0 { Duration::ZERO } else { self.seconds() };
+                    let id = self.holder(&key).filter(|_| self.rng.u8(0..4) > 0).unwrap_or_else(|| self.id());
+                    ReleaseRequest::new(key, id, block_for, queue)
+                });
+                let releases: Vec<_> = releases.collect();
+                self.names.release(&releases)
+            }
+            18 => self.names.force(&ForceReleaseRequest::new(key, block_for, queue)),
             _ => self.names.inspect(&key),
         };
         call.expect("a valid name")
     }
 
+    /// Two to six keys, in any order.
+    fn some_keys(&mut self) -> Vec<LockKey> {
+        let mut keys = self.keys.clone();
+        self.rng.shuffle(&mut keys);
+        keys.truncate(self.rng.usize(2..=6));
+        keys
+    }
+
+    fn holder(&self, key: &LockKey) -> Option<AcquisitionId> {
+        let lock = self.names.lock(key).expect("a valid name").to_string();
+        self.fake.data().hash(&lock).first().map(|(id, _)| AcquisitionId::from_text(id))
+    }
+
     /// A change that no script of the crate makes.
     async fn disturb(&mut self) {
-        let lock = self.names.lock(&self.keys[0]).expect("a valid name").to_string();
+        let key = &self.keys[[0, 2][usize::from(self.rng.bool())]];
+        let lock = self.names.lock(key).expect("a valid name").to_string();
         let queue = format!("tower-lock:lock:q:{{{lock}}}");
         let later = (self.now().await + 80_000_000_000).to_string();
         let record = self.names.record(lock.as_str().into()).to_string();
-        let command: &[&str] = match self.rng.u8(0..11) {
+        let command: &[&str] = match self.rng.u8(0..12) {
             // An expired lease.
             0..3 => &["DEL", &lock],
             3 => &["DEL", &queue],
             4 => &["SET", "tower-lock:lock:f", &later],
             5 => &["DEL", "tower-lock:lock:f"],
             6 => &["SET", &lock, "text"],
+            11 => &["SET", &queue, "text"],
             8 | 9 => &["DEL", &record],
             7 => &["SET", "tower-lock:lock:f", NO_FENCES[self.rng.usize(0..NO_FENCES.len())]],
             _ => &["HSET", &lock, "foreign:1", "1"],

@@ -229,11 +229,13 @@ impl Request {
                 });
                 means.collect::<Vec<_>>().join(", ")
             }),
-            Self::Release { .. } => parse_release(reply, 1).map(|released| match released[0] {
-                ReleaseReply::Freed => "freed".to_owned(),
-                ReleaseReply::HandedOff => "offered".to_owned(),
-                ReleaseReply::NotHolder => "not owner".to_owned(),
-                other => panic!("{other:?}"),
+            Self::Release { .. } => parse_release(reply, 1).map(|released| {
+                match released[0].as_ref().expect("only one of several fails alone") {
+                    ReleaseReply::Freed => "freed".to_owned(),
+                    ReleaseReply::HandedOff => "offered".to_owned(),
+                    ReleaseReply::NotHolder => "not owner".to_owned(),
+                    other => panic!("{other:?}"),
+                }
             }),
             Self::ForceRelease { .. } => parse_force(reply).map(|forced| match forced {
                 ForceReleaseReply::Free => "free".to_owned(),

@@ -1,5 +1,5 @@
 //! Two thousand simulations, half of them with a rare fault: a force release, a foreign client, a
-//! clock that is set, or lost data. A third of them have records.
+//! clock that is set, or lost data. A third of them have records, and a fifth shared calls.
 
 use std::{
     sync::{
@@ -16,13 +16,14 @@ const SEEDS: u64 = 2_000;
 fn options(seed: u64) -> impl Iterator<Item = &'static str> {
     let faults = ["force", "java", "ctr", "back", "flush", "step", "copies"];
     let fault = faults.get(usize::try_from(seed % 14).expect("small")).copied();
-    fault.into_iter().chain(seed.is_multiple_of(3).then_some("records"))
+    let more = [(3, "records"), (5, "batches")].into_iter().filter(move |(nth, _)| seed.is_multiple_of(*nth));
+    fault.into_iter().chain(more.map(|(_, name)| name))
 }
 
 /// Guarantee: G1.
 #[test]
 fn two_thousand_simulations_keep_exclusion_and_clean_up() {
-    let (next, sections) = (AtomicU64::new(0), AtomicU64::new(0));
+    let (next, sections, shared) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     let failed = Mutex::new(Vec::new());
     let run = || {
         loop {
@@ -34,6 +35,7 @@ fn two_thousand_simulations_keep_exclusion_and_clean_up() {
             options(seed).for_each(|name| enabled.set(name).expect("a known option"));
             let report = simulation::run(seed, None, enabled, false);
             sections.fetch_add(report.sections, Relaxed);
+            shared.fetch_add(report.shared, Relaxed);
             if let Some(violation) = report.violation {
                 let options: String = options(seed).map(|name| format!(" --option {name}")).collect();
                 let again = format!("cargo run -p tower-lock-simulator -- {seed}{options} --trace");
@@ -49,12 +51,13 @@ fn two_thousand_simulations_keep_exclusion_and_clean_up() {
     let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
     assert!(failed.is_empty(), "{}", failed.join("\n"));
     assert!(sections.load(Relaxed) > 20 * SEEDS, "too few sections: {sections:?}");
+    assert!(shared.load(Relaxed) > 10 * SEEDS, "too few shared calls: {shared:?}");
 }
 
 #[test]
 fn seed_is_deterministic() {
     for seed in [1, 2, 3] {
-        let options = Options { records: seed == 3, ..Options::default() };
+        let options = Options { records: seed == 3, batches: seed > 1, ..Options::default() };
         let (one, other) = (simulation::run(seed, None, options, true), simulation::run(seed, None, options, true));
         assert!(!one.trace.is_empty() && one.trace == other.trace, "{seed}");
     }

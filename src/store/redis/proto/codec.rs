@@ -37,8 +37,8 @@ pub enum Timed<T> {
     Expired,
 }
 
-/// The reply to one of several acquires.
-pub type KeyReply = Result<AcquireReply, KeyError>;
+/// The replies to several requests.
+pub type KeyReplies<T> = Vec<Result<T, KeyError>>;
 
 /// The error of the server for one of several keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -197,21 +197,26 @@ impl fmt::Display for Ms {
 // === replies ===
 
 /// The server's time and the results of this number of acquires.
-pub fn parse_acquire(reply: &Value, count: usize) -> Result<(i64, Timed<Vec<KeyReply>>), UnexpectedReply> {
+pub fn parse_acquire(reply: &Value, count: usize) -> Result<(i64, Timed<KeyReplies<AcquireReply>>), UnexpectedReply> {
     let (now, elements) = timed(reply)?;
     let replies = match elements {
         [expired] if is(expired, "late") => return Ok((now, Timed::Expired)),
-        [each, replies @ ..] if is(each, "each") => replies.iter().map(parse_key_reply).collect::<Result<_, _>>()?,
+        [each, replies @ ..] if is(each, "each") => {
+            replies.iter().map(|reply| parse_key_reply(reply, parse_acquire_reply)).collect::<Result<_, _>>()?
+        }
         // One reply to all.
         elements => vec![Ok(parse_acquire_reply(elements)?); count],
     };
     if replies.len() == count { Ok((now, Timed::Done(replies))) } else { Err(UnexpectedReply) }
 }
 
-fn parse_key_reply(reply: &Value) -> Result<KeyReply, UnexpectedReply> {
+fn parse_key_reply<T>(
+    reply: &Value,
+    parse: fn(&[Value]) -> Result<T, UnexpectedReply>,
+) -> Result<Result<T, KeyError>, UnexpectedReply> {
     match elements(reply)? {
         [error, message] if is(error, "error") => Ok(Err(KeyError(text(message)?.to_owned()))),
-        elements => Ok(Ok(parse_acquire_reply(elements)?)),
+        elements => Ok(Ok(parse(elements)?)),
     }
 }
 
@@ -247,20 +252,20 @@ pub fn parse_renew(reply: &Value, is_sent: &[bool]) -> Result<Vec<RenewReply>, U
 }
 
 /// The results of this number of releases.
-pub fn parse_release(reply: &Value, count: usize) -> Result<Vec<ReleaseReply>, UnexpectedReply> {
+pub fn parse_release(reply: &Value, count: usize) -> Result<KeyReplies<ReleaseReply>, UnexpectedReply> {
     let replies = match elements(reply)? {
-        [each, replies @ ..] if is(each, "each") => replies
-            .iter()
-            .map(|reply| match elements(reply)? {
-                [outcome] => parse_outcome(outcome),
-                _ => Err(UnexpectedReply),
-            })
-            .collect::<Result<_, _>>()?,
+        [each, replies @ ..] if is(each, "each") => {
+            replies.iter().map(|reply| parse_key_reply(reply, parse_release_reply)).collect::<Result<_, _>>()?
+        }
         // One reply to all.
-        [outcome] => vec![parse_outcome(outcome)?; count],
-        _ => return Err(UnexpectedReply),
+        elements => vec![Ok(parse_release_reply(elements)?); count],
     };
     if replies.len() == count { Ok(replies) } else { Err(UnexpectedReply) }
+}
+
+fn parse_release_reply(elements: &[Value]) -> Result<ReleaseReply, UnexpectedReply> {
+    let [outcome] = elements else { return Err(UnexpectedReply) };
+    parse_outcome(outcome)
 }
 
 fn parse_outcome(outcome: &Value) -> Result<ReleaseReply, UnexpectedReply> {

@@ -83,6 +83,7 @@ impl Simulation {
         };
         let index = self.clients.len();
         self.clients.push(client);
+        let at = self.batches.as_ref().map_or(at, |batches| batches.arrival(at));
         self.at(at, move |w| w.client_arrives(index));
     }
 
@@ -275,6 +276,7 @@ impl Simulation {
         self.clients[index].state = State::Done;
         if let LockError::Store(error) = error
             && matches!(error.kind(), StoreErrorKind::Protocol | StoreErrorKind::Refused)
+            && !self.had_other_type(self.clients[index].key)
         {
             self.report_violation(format!("an error that cannot be: {error}"));
         }

@@ -21,7 +21,7 @@ use tower_lock::{
     store::{ForceReleaseRequest, Record, StoreErrorKind},
 };
 
-use self::records::Duplicates;
+use self::{batches::Batches, records::Duplicates};
 use crate::{
     checker::{Checker, LocalClock},
     fake::FakeRedis,
@@ -54,6 +54,8 @@ pub struct Options {
     pub one_rate: bool,
     /// Some clients take the record of their key in place of a section.
     pub records: bool,
+    /// Requests share calls: many keys at once, and one of another type.
+    pub batches: bool,
 }
 
 impl Options {
@@ -69,6 +71,7 @@ impl Options {
             "copies" => &mut self.copies,
             "one-rate" => &mut self.one_rate,
             "records" => &mut self.records,
+            "batches" => &mut self.batches,
             _ => return None,
         };
         *option = true;
@@ -85,6 +88,8 @@ pub struct Report {
     pub sections: u64,
     /// The number of scripts that ran.
     pub scripts: u64,
+    /// The number of acquires and releases that ran in a script with others.
+    pub shared: u64,
     /// The longest idle time of a key with waiters, as a part of the guaranteed maximum.
     pub idle: f64,
     /// All events, if requested.
@@ -99,6 +104,7 @@ pub fn run(seed: u64, mutant: Option<&Mutant>, options: Options, trace: bool) ->
         violation: simulation.violation,
         sections: simulation.checker.sections,
         scripts: simulation.scripts,
+        shared: simulation.shared,
         idle: simulation.idle,
         trace: simulation.trace.unwrap_or_default(),
     }
@@ -107,6 +113,7 @@ pub fn run(seed: u64, mutant: Option<&Mutant>, options: Options, trace: bool) ->
 // In the order of a simulation.
 mod clients;
 mod network;
+mod batches;
 pub(crate) mod records;
 mod server;
 mod faults;
@@ -226,6 +233,7 @@ struct Simulation {
     checker: Checker,
     records: RecordChecker,
     duplicates: Option<Duplicates>,
+    batches: Option<Batches>,
     /// The record that stood when the store sent the reply that is handled now.
     replied_record: Option<Record>,
     settings: Settings,
@@ -249,6 +257,7 @@ struct Simulation {
     foreign_until: Vec<u64>,
     violation: Option<String>,
     scripts: u64,
+    shared: u64,
     steps: u64,
     /// The total time of the long sections.
     long_work: u64,
@@ -304,9 +313,12 @@ impl Simulation {
             longest_delay: LOCK_DELAY,
         };
         let (keys, processes) = (pick(&[1, 1, 2]), pick(&[2, 2, 3, 4]));
-        let settings = Settings { bare: pick(&[0, 1, 1]) == 1, mutation: mutant.and_then(Mutant::mutation) };
+        let (bare, mutation) = (pick(&[0, 1, 1]) == 1, mutant.and_then(Mutant::mutation));
+        let settings = Settings { bare, mutation, batches: options.batches };
         let mut duplicates = options.records.then(|| Duplicates::new(seed));
         let keys = duplicates.as_mut().map_or(keys, Duplicates::keys);
+        let batches = options.batches.then(|| Batches::new(seed));
+        let keys = batches.as_ref().map_or(keys, Batches::keys);
         let keys: Vec<_> = (0..keys).map(|n| LockKey::from(("key", n))).collect();
         let names = Keyspace::new("lock").expect("a prefix");
         let mut simulation = Self {
@@ -324,6 +336,7 @@ impl Simulation {
             foreign_until: vec![0; keys.len()],
             records: RecordChecker::new(keys.len()),
             duplicates,
+            batches,
             replied_record: None,
             keys,
             names,
@@ -344,6 +357,7 @@ impl Simulation {
             foreign: HashSet::new(),
             violation: None,
             scripts: 0,
+            shared: 0,
             steps: 0,
             long_work: 0,
             idle: 0.0,
@@ -362,6 +376,7 @@ impl Simulation {
             simulation.processes.push(process);
             simulation.subscribe(simulation.processes.len() - 1);
         }
+        simulation.put_other_type();
         simulation.load();
         simulation.faults();
         simulation

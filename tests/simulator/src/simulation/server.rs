@@ -5,7 +5,7 @@ use tower_lock::{
     store::{AcquireReply, ReleaseReply, YieldReply},
 };
 
-use super::*;
+use super::{batches::ScriptRequest, *};
 
 impl Simulation {
     pub(super) fn server_us(&self) -> i64 {
@@ -27,34 +27,39 @@ impl Simulation {
             let from = process.map_or("foreign", |process| w.processes[process].label.as_str());
             format!("    {from} {} {:?} -> {}", script.name(), script.args(), show(&reply))
         });
+        let requests = match script.name() {
+            "acquire" | "release" => self.requests(script),
+            _ => Vec::new(),
+        };
+        if requests.len() > 1 {
+            self.shared += u64::try_from(requests.len()).expect("few");
+        }
         for (key, before) in before.iter().enumerate() {
-            self.check_key_data(key, before, script);
+            let caller = match requests.as_slice() {
+                [] | [_] => script.args().into_iter().next(),
+                several => several.iter().find(|request| request.key == key).map(|request| request.id.clone()),
+            };
+            self.check_key_data(key, before, script.name(), caller.as_ref());
         }
         if self.options.records {
             self.check_records(script, &before);
         }
         self.check_reply(script, &reply, &before);
+        self.check_replies(script.name(), &requests, &reply);
         self.deliver();
         reply
     }
 
     pub(super) fn check_reply(&mut self, script: &ScriptCall, reply: &Value, before: &[KeyData]) {
         match (script.name(), reply) {
+            // Only one request: among others it fails alone.
+            ("acquire", Value::SimpleString(error))
+                if error.starts_with("-WRONGTYPE")
+                    && matches!(self.requests(script)[..], [ref one] if self.has_other_type(one.key)) => {}
             (_, Value::SimpleString(error)) if error.starts_with('-') => {
                 self.report_violation(format!("{} is an error: {error}", script.name()));
             }
             ("acquire" | "yield", reply) if is_recorded(script.name(), reply) => self.check_recorded_reply(script),
-            ("release", reply)
-                if parse_release(reply, 1)
-                    .is_ok_and(|reply| matches!(reply[..], [ReleaseReply::Freed | ReleaseReply::HandedOff])) =>
-            {
-                self.released.insert(script.args()[0].clone());
-                let key = self.locks.iter().position(|lock| *lock == script.keys()[1]).expect("ours");
-                let data = self.key_data(key);
-                if data.holders.is_empty() && data.queue.iter().any(|id| self.is_subscribed(id)) {
-                    self.report_violation(format!("a release frees the key though a waiter exists: {data:?}"));
-                }
-            }
             ("renew", Value::Array(replies)) => {
                 for (id, reply) in script.args().chunks(2).map(|pair| &pair[0]).zip(replies) {
                     let of_crashed = self.crashed.iter().any(|crashed| id.starts_with(&format!("{crashed}:")));
@@ -81,13 +86,48 @@ impl Simulation {
         }
     }
 
-    pub(super) fn check_key_data(&mut self, key: usize, before: &KeyData, script: &ScriptCall) {
-        let (caller, script) = (script.args().into_iter().next(), script.name());
-        let caller = caller.as_ref();
+    /// Each request has what its reply says.
+    fn check_replies(&mut self, script: &str, requests: &[ScriptRequest], reply: &Value) {
+        let count = requests.len();
+        if let ("acquire", Ok((_, Timed::Done(replies)))) = (script, parse_acquire(reply, count)) {
+            for (ScriptRequest { id, key }, reply) in requests.iter().zip(replies) {
+                let data = self.key_data(*key);
+                let holder = data.holders.iter().find(|(holder, _)| holder == id);
+                let is_so = match &reply {
+                    Ok(AcquireReply::Granted { fence }) => {
+                        holder.is_some_and(|(_, stored)| *stored == fence.to_string())
+                    }
+                    Ok(AcquireReply::Queued { .. }) => data.queue.contains(id),
+                    Ok(_) => true,
+                    Err(_) => self.has_other_type(*key),
+                };
+                if !is_so {
+                    return self.report_violation(format!("{id} gets {reply:?}: {data:?}"));
+                }
+            }
+        }
+        if let ("release", Ok(replies)) = (script, parse_release(reply, count)) {
+            for (ScriptRequest { id, key }, reply) in requests.iter().zip(replies) {
+                let data = self.key_data(*key);
+                if data.holders.iter().any(|(holder, _)| holder == id) || data.queue.contains(id) {
+                    return self.report_violation(format!("{id} is released, and is still there: {data:?}"));
+                }
+                if !matches!(reply, Ok(ReleaseReply::Freed | ReleaseReply::HandedOff)) {
+                    continue;
+                }
+                self.released.insert(id.clone());
+                if data.holders.is_empty() && data.queue.iter().any(|id| self.is_subscribed(id)) {
+                    self.report_violation(format!("a release frees the key though a waiter exists: {data:?}"));
+                }
+            }
+        }
+    }
+
+    fn check_key_data(&mut self, key: usize, before: &KeyData, script: &str, caller: Option<&String>) {
         let after = self.key_data(key);
         let lock = &self.locks[key];
         let left = self.fake.data().ms_left(lock);
-        if left == -1 {
+        if left == -1 && !self.has_other_type(key) {
             return self.report_violation(format!("{script} leaves {lock} without an end: {after:?}"));
         }
         if after.holders.len() > 1 {

@@ -48,7 +48,7 @@ else
     local ok, one = pcall(acquire, KEYS[1], lock, queue, id, lease_ms, if_busy, ARGV[5], ARGV[6], ARGV[7])
     if ok then return one end
     local text = type(one) == 'table' and one.err or tostring(one)
-    if not string.find(text, 'WRONGTYPE', 1, true) then error(one, 0) end
+    if not string.find(text, 'WRONGTYPE', 1, true) then error({err = text}) end
     return {'error', text}
   end
   reply = {'each', acquire_one(KEYS[2], KEYS[3], ARGV[1], ARGV[3], ARGV[4])}

@@ -11,7 +11,7 @@
 --        for each further request, from 4 on: acquisition id; block, ms
 -- reply  {'freed'}: all keys
 --        {'handed on'}, {'not owner'} or {'recorded before'}
---        {'each', reply ..} of several requests: as above
+--        {'each', reply ..} of several requests: as above, or {'error', text}
 --        Each may end in {'healed'}: see fence.lua
 
 -- A key of another type holds nothing of this acquisition, and its error would be permanent. Any
@@ -62,10 +62,21 @@ local function finish(i, id, block_ms)
   return {offer_next(KEYS[1], lock, queue, false, ARGV[3]) and 'handed on' or 'freed'}
 end
 
-local reply = finish(1, ARGV[1], ARGV[2])
-if #queues > 1 then
-  reply = {'each', reply}
-  for i = 2, #queues do reply[i + 1] = finish(i, ARGV[2 * i], ARGV[2 * i + 1]) end
+local reply
+if #queues == 1 then
+  reply = finish(1, ARGV[1], ARGV[2])
+else
+  -- A queue of another type fails alone: the others would be left without their blocks and offers,
+  -- and a repeated call could not make up for it.
+  local function finish_one(i, id, block_ms)
+    local ok, one = pcall(finish, i, id, block_ms)
+    if ok then return one end
+    local text = type(one) == 'table' and one.err or tostring(one)
+    if not string.find(text, 'WRONGTYPE', 1, true) then error({err = text}) end
+    return {'error', text}
+  end
+  reply = {'each', finish_one(1, ARGV[1], ARGV[2])}
+  for i = 2, #queues do reply[i + 1] = finish_one(i, ARGV[2 * i], ARGV[2 * i + 1]) end
 end
 if replaced then reply[#reply + 1] = {'healed'} end
 return reply

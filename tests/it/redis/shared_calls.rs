@@ -1,0 +1,284 @@
+//! Acquires and releases that share a call: its cost, its failures, and the runtimes that send it.
+
+use std::{error::Error, sync::Arc, time::Duration};
+
+use futures_util::future::join_all;
+use tokio::{
+    runtime::{Builder, Runtime},
+    time::{Instant, sleep},
+};
+use tower_lock::{
+    AcquisitionId, LockError, LockKey, LockManager, RedisStore,
+    store::{
+        AcquireReply, AcquireRequest, AcquisitionIds, IfBusy, LockStore, QueueConfig, ReleaseReply, ReleaseRequest,
+        StoreErrorKind,
+    },
+};
+use tower_lock_testkit::{
+    NetworkFault, Request,
+    locks::key,
+    wait::{ms, soon, until},
+};
+
+use crate::support::{Environment, environment};
+
+const TERMS: QueueConfig = QueueConfig::new(ms(4_000), ms(10_000), 8);
+
+fn acquire(key: LockKey, id: AcquisitionId) -> AcquireRequest {
+    AcquireRequest::new(key, id, ms(30_000), IfBusy::Fail, TERMS, ms(500))
+}
+
+fn release(key: LockKey, id: AcquisitionId, block_for: Duration) -> ReleaseRequest {
+    ReleaseRequest::new(key, id, block_for, TERMS)
+}
+
+fn numbered(number: usize) -> LockKey {
+    LockKey::from(("n", number))
+}
+
+/// A call of several requests: more than the fence, the lock and the queue of one key.
+fn is_shared(request: &Request) -> bool {
+    let keys = request.parts.get(2).and_then(|count| std::str::from_utf8(count).ok()?.parse::<usize>().ok());
+    request.name() == "EVALSHA" && keys.is_some_and(|keys| keys > 4)
+}
+
+async fn warm(environment: &Environment, locks: &LockManager) {
+    locks.lock(key()).await.expect("free").release().await.expect("held");
+    environment.wait_until_clean().await;
+}
+
+#[tokio::test]
+async fn concurrent_acquires_and_releases_share_scripts() {
+    let Some(environment) = environment().await else { return };
+    let locks = environment.instance("a").await;
+    warm(&environment, &locks).await;
+    let before = environment.scripts().await;
+    let guards = join_all((0..64).map(|number| locks.try_lock(numbered(number)).into_future())).await;
+    let acquired = environment.scripts().await;
+    let guards: Vec<_> = guards.into_iter().map(|guard| guard.expect("free")).collect();
+    let fences: Vec<_> = guards.iter().map(|guard| guard.fencing_token().as_u64()).collect();
+    join_all(guards.into_iter().map(|guard| async { guard.release().await.expect("held") })).await;
+    let released = environment.scripts().await;
+    // Two may go alone, and the last ones may miss the call of the others.
+    assert!(acquired - before <= 4, "{} scripts for 64 acquires", acquired - before);
+    assert!(released - acquired <= 4, "{} scripts for 64 releases", released - acquired);
+    let later = locks.try_lock(numbered(7)).await.expect("free");
+    assert!(fences.iter().all(|fence| *fence < later.fencing_token().as_u64()));
+    later.release().await.expect("held");
+    environment.wait_until_clean().await;
+}
+
+/// Guarantee: G9.
+#[tokio::test]
+async fn key_of_another_type_fails_alone_in_a_shared_call() {
+    let Some(environment) = environment().await else { return };
+    let store = environment.store().await;
+    environment.command(&["SET", "lock:n:3", "text"]).await;
+    let ids = AcquisitionIds::new("a", 1);
+    let all: Vec<_> = (0..20).map(|number| (numbered(number), ids.next())).collect();
+    let before = environment.scripts().await;
+    let replies = join_all(all.iter().map(|(key, id)| store.acquire(acquire(key.clone(), id.clone())))).await;
+    assert!(environment.scripts().await - before < 8, "they share calls");
+    for (number, reply) in replies.into_iter().enumerate() {
+        match reply {
+            Ok(reply) => assert!(matches!(reply, AcquireReply::Granted { .. }) && number != 3, "{number}: {reply:?}"),
+            Err(error) => {
+                let text = error.source().expect("kept").to_string();
+                assert!(number == 3 && error.kind() == StoreErrorKind::Refused, "{number}: {text}");
+                assert!(text.contains("WRONGTYPE") && text.contains("check its `TYPE`"), "{text}");
+            }
+        }
+    }
+    // A queue of another type: the other keys keep their lock-delay.
+    environment.command(&["SET", "tower-lock:lock:q:{lock:n:5}", "text"]).await;
+    let releases = all.iter().map(|(key, id)| store.release(release(key.clone(), id.clone(), ms(20_000))));
+    let free = all.iter().map(|(key, id)| store.release(release(key.clone(), id.clone(), Duration::ZERO)));
+    let replies = join_all(free.skip(5).take(1).chain(releases.skip(6))).await;
+    assert!(replies[0].as_ref().is_err_and(|error| error.kind() == StoreErrorKind::Refused), "{:?}", replies[0]);
+    for (number, reply) in (6..20).zip(&replies[1..]) {
+        assert!(matches!(reply, Ok(ReleaseReply::Freed)), "{number}: {reply:?}");
+        let fields = environment.command(&["HKEYS", &format!("lock:n:{number}")]).await;
+        assert!(fields.texts().iter().all(|field| field.ends_with(":end")), "{number}: {fields:?}");
+        assert_eq!(fields.texts().len(), 1, "{number} keeps its lock-delay");
+    }
+}
+
+/// Redis refuses a whole call for one of its keys.
+/// Guarantee: G9.
+#[tokio::test]
+async fn key_without_permission_fails_alone_in_a_shared_call() {
+    let Some(environment) = environment().await else { return };
+    let rules = ["ACL", "SETUSER", "app", "on", ">secret", "~lock:*", "~tower-lock:lock:*", "&*", "+@all"];
+    environment.command(&rules).await;
+    let url = format!("redis://app:secret@{}", environment.redis.address());
+    let store = RedisStore::connect(&url).await.expect("it is up");
+    let ids = AcquisitionIds::new("a", 1);
+    let keys = (0..9).map(numbered).chain([LockKey::raw("other").expect("a name")]).chain((10..20).map(numbered));
+    let all: Vec<_> = keys.map(|key| (key, ids.next())).collect();
+    let replies = join_all(all.iter().map(|(key, id)| store.acquire(acquire(key.clone(), id.clone())))).await;
+    let refused =
+        replies.iter().position(|reply| reply.as_ref().is_err_and(|error| error.kind() == StoreErrorKind::Refused));
+    let granted = replies.iter().filter(|reply| matches!(reply, Ok(AcquireReply::Granted { .. }))).count();
+    assert_eq!((refused, granted), (Some(9), 19), "{replies:?}");
+    let replies =
+        join_all(all.iter().map(|(key, id)| store.release(release(key.clone(), id.clone(), Duration::ZERO)))).await;
+    let freed = replies.iter().filter(|reply| matches!(reply, Ok(ReleaseReply::Freed))).count();
+    assert_eq!((replies[9].is_err(), freed), (true, 19), "{replies:?}");
+    environment.wait_until_clean().await;
+}
+
+/// Guarantee: G7.
+#[tokio::test]
+async fn lost_reply_of_a_shared_call_leaves_each_attempt_in_doubt() {
+    let Some(environment) = environment().await else { return };
+    let store = environment.store().await;
+    let ids = AcquisitionIds::new("a", 1);
+    let all: Vec<_> = (0..20).map(|number| (numbered(number), ids.next())).collect();
+    // Redis knows the scripts.
+    let (first, id) = (numbered(0), ids.next());
+    store.acquire(acquire(first.clone(), id.clone())).await.expect("a reply");
+    store.release(release(first, id, Duration::ZERO)).await.expect("a reply");
+    environment.proxy.all().next_where(is_shared, NetworkFault::CutBeforeReply);
+    let replies = join_all(all.iter().map(|(key, id)| store.acquire(acquire(key.clone(), id.clone())))).await;
+    let lost =
+        replies.iter().filter(|reply| reply.as_ref().is_err_and(|error| error.kind() == StoreErrorKind::Unavailable));
+    assert!(lost.count() >= 18, "{replies:?}");
+    assert_eq!(environment.keys().await.len(), 20, "all of them were executed");
+    // A release is repeated: its first call was executed.
+    environment.proxy.all().next_where(is_shared, NetworkFault::CutBeforeReply);
+    let replies =
+        join_all(all.iter().map(|(key, id)| store.release(release(key.clone(), id.clone(), Duration::ZERO)))).await;
+    assert!(replies.iter().all(Result::is_ok), "{replies:?}");
+    assert_eq!(environment.keys().await, [""; 0]);
+    // A manager releases the attempts of callers that have left.
+    let locks = LockManager::new(store);
+    let faults = environment.proxy.fault_count();
+    environment.proxy.all().next_where(is_shared, NetworkFault::CutBeforeReply);
+    let calls: Vec<_> = (0..20).map(|number| tokio::spawn(locks.lock(numbered(number)).into_future())).collect();
+    until("the reply is lost", async || environment.proxy.fault_count() > faults).await;
+    calls.iter().for_each(tokio::task::JoinHandle::abort);
+    environment.wait_until_clean().await;
+    until("the outcomes are known", async || locks.size() == (0, 0)).await;
+}
+
+/// Two managers of one store are two clients.
+/// Guarantee: G1.
+#[tokio::test]
+async fn managers_of_one_store_exclude_each_other_in_shared_calls() {
+    let Some(environment) = environment().await else { return };
+    let store = environment.store().await;
+    let (one, two) = (LockManager::new(Arc::clone(&store)), LockManager::new(store));
+    for _ in 0..10 {
+        // Both wait behind the calls under way.
+        let others = (0..4).map(|number| one.try_lock(numbered(number)).into_future());
+        let same = [one.try_lock(key()).into_future(), two.try_lock(key()).into_future()];
+        let replies = join_all(others.chain(same)).await;
+        let [.., first, second] = &replies[..] else { unreachable!("six replies") };
+        assert_eq!(usize::from(first.is_ok()) + usize::from(second.is_ok()), 1, "{first:?} {second:?}");
+        let refused = first.as_ref().err().or(second.as_ref().err()).expect("one is refused");
+        assert!(matches!(refused, LockError::Busy { .. }), "{refused:?}");
+        join_all(replies.into_iter().flatten().map(|guard| async { guard.release().await.expect("held") })).await;
+    }
+    environment.wait_until_clean().await;
+}
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+/// Two calls of another runtime are under way and never end, and this is the only request.
+/// Guarantee: G5.
+#[test]
+fn request_is_served_while_the_calls_of_a_stopped_runtime_are_under_way() {
+    for is_dropped in [false, true] {
+        let (servers, other) = (runtime(), runtime());
+        let Some(environment) = servers.block_on(environment()) else { return };
+        let store =
+            other.block_on(async { Arc::new(RedisStore::connect(&environment.redis.url()).await.expect("it is up")) });
+        let ids = AcquisitionIds::new("a", 1);
+        environment.redis.freeze();
+        other.block_on(async {
+            for number in 0..2 {
+                drop(store.acquire(acquire(numbered(number), ids.next())));
+                drop(store.release(release(numbered(number), ids.next(), Duration::ZERO)));
+                sleep(ms(20)).await;
+            }
+        });
+        // Both calls are under way: the others wait, and no further call wakes them.
+        let waiting = servers.block_on(async {
+            let acquire = tokio::spawn(store.acquire(acquire(key(), ids.next())));
+            let release = tokio::spawn(store.release(release(key(), ids.next(), Duration::ZERO)));
+            (acquire, release)
+        });
+        environment.redis.thaw();
+        let other = (!is_dropped).then_some(other);
+        servers.block_on(async {
+            let (acquire, release) = waiting;
+            // With an error, too, the caller goes on.
+            let _ = soon("a reply to the acquire", acquire).await.expect("no panic");
+            let _ = soon("a reply to the release", release).await.expect("no panic");
+            let again = async || store.acquire(self::acquire(numbered(9), ids.next())).await.is_ok();
+            until("it works from here", again).await;
+        });
+        drop(other);
+    }
+}
+
+/// Guarantee: G15.
+#[tokio::test]
+async fn acquires_beyond_the_bound_are_refused_while_redis_is_stopped() {
+    let Some(environment) = environment().await else { return };
+    let store = RedisStore::connect(&environment.redis.url()).await.expect("it is up");
+    let ids = AcquisitionIds::new("a", 1);
+    let works = async || {
+        let id = ids.next();
+        let reply = store.acquire(acquire(key(), id.clone())).await;
+        let _ = store.release(release(key(), id, Duration::ZERO)).await;
+        matches!(reply, Ok(AcquireReply::Granted { .. }))
+    };
+    until("it works", works).await;
+    environment.redis.freeze();
+    let began = Instant::now();
+    let calls = (0..12_000).map(|number| store.acquire(acquire(numbered(number), ids.next())));
+    let replies = soon("replies", join_all(calls.collect::<Vec<_>>())).await;
+    let took = began.elapsed();
+    let overloaded = |reply: &Result<AcquireReply, _>| matches!(reply, Err(error) if tower_lock::store::StoreError::kind(error) == StoreErrorKind::Overloaded);
+    assert!(replies.iter().all(Result::is_err));
+    assert!(replies[10_500..].iter().all(overloaded), "those beyond the bound");
+    let count = replies.iter().filter(|reply| overloaded(reply)).count();
+    assert!(count >= 11_000, "{count}: two calls were sent, and perhaps two more");
+    assert!(took < Duration::from_secs(20), "{took:?}");
+    environment.redis.thaw();
+    until("it works again", works).await;
+    environment.wait_until_clean().await;
+}
+
+/// Guarantee: G15.
+#[tokio::test]
+async fn releases_of_many_guards_share_scripts_and_none_is_lost() {
+    const GUARDS: usize = 20_000;
+    let Some(environment) = environment().await else { return };
+    let locks = environment.direct_instance("a").await;
+    let mut guards = Vec::new();
+    for part in 0..GUARDS / 100 {
+        let part = (part * 100..).take(100).map(async |number| {
+            loop {
+                // On a busy machine a request may wait for too long.
+                match locks.lock(numbered(number)).await {
+                    Ok(guard) => return guard,
+                    Err(LockError::Store(error)) if error.kind() == StoreErrorKind::Overloaded => {}
+                    Err(error) => panic!("{error:?}"),
+                }
+            }
+        });
+        guards.extend(join_all(part).await);
+    }
+    assert_eq!(locks.held_count(), GUARDS);
+    let before = environment.scripts().await;
+    let released = join_all(guards.into_iter().map(|guard| guard.release().into_future())).await;
+    let scripts = environment.scripts().await - before;
+    assert!(released.iter().all(Result::is_ok), "{:?}", released.iter().find(|reply| reply.is_err()));
+    assert!(scripts < 600, "{scripts} scripts for {GUARDS} releases");
+    assert_eq!(locks.shutdown(Duration::from_secs(30)).await, 0);
+    assert_eq!(environment.keys().await, [""; 0]);
+}
