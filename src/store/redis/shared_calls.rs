@@ -251,8 +251,8 @@ impl<R: Shareable + Send + 'static, S: SendRequests<R>> Task<R, S> {
         }
     }
 
-    /// The requests of the next call, and the instant of the first one. `None`: no request waits, or
-    /// the call of another task takes those that wait.
+    /// The requests of the next call, and the instant of the first one. `None`: no request waits,
+    /// or the call of another task takes those that wait.
     fn next_call(&self) -> Option<(Vec<R>, BootInstant)> {
         let now = self.sender.now();
         let mut state = self.sender.calls().state.lock();

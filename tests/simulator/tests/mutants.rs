@@ -59,7 +59,7 @@ const CHECKED: &[(&str, u64, &str)] = &[
     ("join_plain_grant", 1, "begins a duplicate of the record"),
     ("record_before_reply", 1, "and the store has replied with None"),
     ("record_despite_loss", 3, "and the store has replied with"),
-    ("no_record_on_retry", 44, "and the store has replied with None"),
+    ("no_record_on_retry", 485, "and the store has replied with None"),
     ("free_key_ignores_record", 1, "begins a duplicate of the record"),
     ("busy_key_ignores_record", 1, "begins a duplicate of the record"),
     ("record_of_any", 3, "leaves the record"),
