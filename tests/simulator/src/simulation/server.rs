@@ -56,6 +56,8 @@ impl Simulation {
             ("acquire", Value::SimpleString(error))
                 if error.starts_with("-WRONGTYPE")
                     && matches!(self.requests(script)[..], [ref one] if self.has_other_type(one.key)) => {}
+            // An operator learns that the key has another type.
+            ("force", Value::SimpleString(error)) if error.starts_with("-WRONGTYPE") && self.options.batches => {}
             (_, Value::SimpleString(error)) if error.starts_with('-') => {
                 self.report_violation(format!("{} is an error: {error}", script.name()));
             }
