@@ -209,6 +209,12 @@ impl Driver {
             drop(request.waiter.send(Err(LockError::from(error).into())));
             return 0;
         }
+        if self.renewals.are_late(&self.clock) && !self.shards.of(key).lock().table.contains(key) {
+            // The keys that are held come first.
+            let error = StoreError::new("lock", "acquire", StoreErrorKind::Overloaded);
+            drop(request.waiter.send(Err(LockError::from(error).into())));
+            return 0;
+        }
         self.rearm_lost_timers();
         let mut actions = Actions::new();
         let number = self.with_table(key, |table, now, ids| table.request(key, now, ids, request, &mut actions));
@@ -482,12 +488,7 @@ impl Driver {
         let StoreCall { number, id, op } = call;
         let store = &self.store;
         match op {
-            StoreOp::Acquire { is_first: true, .. } if self.renewals.are_late(self.clock.now()) => {
-                // The keys that are held come first.
-                let error = StoreError::new("lock", "acquire", StoreErrorKind::Overloaded);
-                Some(Event::Acquired(number, Err(error)))
-            }
-            StoreOp::Acquire { if_busy, lease, unless_recorded, is_first: _ } => {
+            StoreOp::Acquire { if_busy, lease, unless_recorded } => {
                 let request = AcquireRequest::new(key.clone(), id, lease, if_busy, QUEUE, self.call_timeout)
                     .unless_recorded(unless_recorded);
                 self.await_reply(key, "acquire", store.acquire(request), move |reply| Event::Acquired(number, reply))

@@ -13,7 +13,7 @@ use tokio::{sync::Notify, task::AbortHandle};
 
 use super::driver_data::{Grant, Listed};
 use crate::{
-    clock::BootInstant,
+    clock::{BootInstant, Clock},
     error::LockLost,
     limits::{
         LATE_RENEWALS_PAUSE, LATE_RENEWALS_PER_LEASE, RENEWAL_BATCH_WINDOW, RENEWAL_BATCH_WINDOWS_PER_LEASE,
@@ -151,8 +151,9 @@ impl RenewalQueue {
     }
 
     /// Whether renewals wait too long for their turn: the store has no capacity for more keys.
-    pub(super) fn are_late(&self, now: BootInstant) -> bool {
-        now < BootInstant::from_nanos(self.late_until.load(SeqCst))
+    pub(super) fn are_late(&self, clock: &Clock) -> bool {
+        let until = self.late_until.load(SeqCst);
+        until != 0 && clock.now() < BootInstant::from_nanos(until)
     }
 
     /// Whether grants are tracked and no task sweeps over them.

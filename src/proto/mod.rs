@@ -174,9 +174,6 @@ pub enum StoreOp {
         lease: Duration,
         /// Whether a record of the key stands in place of a grant.
         unless_recorded: bool,
-        /// Whether it is the first call of this acquisition. The driver may refuse it with
-        /// [`StoreErrorKind::Overloaded`](crate::store::StoreErrorKind::Overloaded).
-        is_first: bool,
     },
     /// `LockStore::yield_to_queue`.
     Yield {

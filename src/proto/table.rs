@@ -168,6 +168,11 @@ impl<D: DriverTypes> LockTable<D> {
         self.entries.get(&section.grant.key).map_or(0, |entry| entry.hold_count_of(section, now))
     }
 
+    /// Whether this process waits for the key, holds it, or has not released it yet.
+    pub(crate) fn contains(&self, key: &LockKey) -> bool {
+        self.entries.contains_key(key)
+    }
+
     /// The number of waiters of this key.
     pub fn waiting_for(&self, key: &LockKey) -> usize {
         self.entries.get(key).map_or(0, LockEntry::waiting)

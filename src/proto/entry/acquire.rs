@@ -47,8 +47,7 @@ impl<D: DriverTypes> LockEntry<D> {
         let unless_recorded = attempt.unless_recorded;
         let if_busy = if attempt.wants_queue { IfBusy::Enqueue } else { IfBusy::Fail };
         let lease = lease.saturating_add(lock_delay);
-        let call = env
-            .store_call(&attempt.id, StoreOp::Acquire { if_busy, lease, unless_recorded, is_first: !attempt.was_sent });
+        let call = env.store_call(&attempt.id, StoreOp::Acquire { if_busy, lease, unless_recorded });
         attempt.in_flight.start(call.number, env.now());
         attempt.recheck_after_reply = false;
         attempt.revoked_meanwhile = false;
@@ -155,14 +154,8 @@ impl<D: DriverTypes> LockEntry<D> {
                 self.finish_attempt(sent_at, env);
             }
             Err(error) if error.is_transient() => {
-                let is_unsent = error.is_unsent();
                 let retry_at = attempt.in_flight.failed(&error, sent_at, env.call_timeout, env.now(), env.jitter());
                 attempt.retry_at = Some(retry_at);
-                if is_unsent {
-                    // The others wait for a retry.
-                    self.reject_non_waiting(env, |_, _| error.clone().into());
-                    self.abandon_if_unwanted(env);
-                }
             }
             Err(error) => self.fail_attempt(&error, sent_at, env),
         }

@@ -16,6 +16,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tower_lock::test_util::TestStore;
 use tower_lock::{
     HeldLock, LockError, LockGuard, LockLayer, LockManager, MemoryStore, Rejection,
+    store::StoreErrorKind,
     test_util::{Fault, StoreOp},
 };
 use tower_lock_testkit::{
@@ -59,6 +60,29 @@ async fn section_that_outlives_ten_leases_keeps_its_key() {
     guard.release().await.expect("the store is up");
     let next = waiter.await.expect("no panic").expect("a grant");
     assert!(next.fencing_token() > token);
+}
+
+/// Renewals have 128 keys in a call, and two calls are under way. The rest waits for its turn, and
+/// is not sent twice.
+///
+/// Guarantee: G15.
+#[tokio::test(start_paused = true)]
+async fn no_key_is_acquired_while_renewals_wait_too_long_for_their_turn() {
+    let (store, locks) = store_and_locks();
+    let mut guards = Vec::new();
+    for n in 0..2_000 {
+        guards.push(locks.try_lock(("n", n)).await.expect("free"));
+    }
+    store.on(StoreOp::Renew).latency(Duration::from_millis(450));
+    sleep(Duration::from_secs(13)).await;
+    let refused = locks.try_lock(key()).await.expect_err("the last renewals waited for three seconds");
+    assert!(matches!(&refused, LockError::Store(e) if e.kind() == StoreErrorKind::Overloaded), "{refused:?}");
+    let held = locks.try_lock(("n", 0)).await.expect_err("held");
+    assert!(matches!(held, LockError::Busy { .. }), "{held:?}");
+    sleep(Duration::from_secs(3)).await;
+    let _ = locks.try_lock(key()).await.expect("no renewal waits any more");
+    assert_eq!(store.on(StoreOp::Renew).calls(), 2_000_usize.div_ceil(128));
+    assert!(guards.iter().all(|guard| guard.held_lock().remaining() > Duration::from_secs(19)));
 }
 
 #[tokio::test(start_paused = true)]

@@ -485,7 +485,7 @@ impl SimProcess {
         let StoreCall { number, id, op } = call;
         self.track_id(key, &id);
         let operation = match op {
-            StoreOp::Acquire { if_busy, lease, unless_recorded, is_first: _ } => {
+            StoreOp::Acquire { if_busy, lease, unless_recorded } => {
                 let is_waiting = self.mutant_memory.waiting.values().any(|(wanted, waits, _)| wanted == key && *waits);
                 let if_busy = if self.is(Mutation::EnqueuePerCall) && !is_waiting { IfBusy::Fail } else { if_busy };
                 let request =
