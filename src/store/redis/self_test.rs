@@ -75,7 +75,7 @@ pub(super) async fn self_test(server: &Server) -> Result<(PubSub, i64), SelfTest
     // By its text and by its hash: after a restart of the server the text is needed, too.
     let parse = |reply| proto::parse_self_test(&reply).map_err(|error| failed(error.into()));
     // Only the first run reports an invalid fence, because it replaces it.
-    let invalid_fence = parse(run(Query::Eval(&call)).await?)?.invalid_fence;
+    let first = parse(run(Query::Eval(&call)).await?)?;
     let SelfTestReport { now, receivers, refused: refusals, .. } = parse(run(Query::EvalSha(&call)).await?)?;
     if let Some(first) = refusals.first() {
         // A known error, such as that of a replica or of full memory, has a hint of its own.
@@ -88,10 +88,14 @@ pub(super) async fn self_test(server: &Server) -> Result<(PubSub, i64), SelfTest
             all_refused(refusals)
         });
     }
-    if let Some(found) = invalid_fence {
+    if let Some(found) = first.invalid_fence {
         server.warn_fence_replaced(&found);
     }
     let received = matches!(timeout(timeouts.call, pubsub.on_message().next()).await, Ok(Some(_)));
+    if receivers == 0 && first.receivers > 0 {
+        // The subscription broke between the runs, and a retry has another one.
+        return Err(failed(CallError::NotSubscribed));
+    }
     if !received || receivers == 0 {
         return Err(RedisConnectError::PubSubUnavailable { address: address(), receivers, received }.into());
     }

@@ -221,8 +221,8 @@ impl ReplayStorm {
     fn crashes(&self) -> Vec<Crash> {
         let mut rng = Rng::with_seed(self.seed);
         let points = [CrashPoint::Commit, CrashPoint::Work, CrashPoint::Release];
-        // Half of the runs at the most, so that each process reaches its crash.
-        let runs = (self.keys / u64::try_from(2 * self.crashes + 1).expect("few")).max(1);
+        // Early, so that each process reaches its crash, also one that has few runs on busy cores.
+        let runs = (self.keys / u64::try_from(4 * self.crashes + 1).expect("few")).max(1);
         let crash = |number: usize| Crash { point: points[number % points.len()], run: rng.u64(1..=runs) };
         (0..self.crashes).map(crash).collect()
     }
