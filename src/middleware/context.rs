@@ -223,6 +223,7 @@ impl RequestContext {
     }
 
     /// The route, as far as it is known now.
+    #[cfg(feature = "axum")]
     pub(crate) fn route(&self, extensions: &Extensions) -> Route {
         Route::from_extensions(extensions, self.0.params.name)
     }

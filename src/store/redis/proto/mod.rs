@@ -8,16 +8,15 @@ mod batch;
 mod codec;
 mod script;
 
-#[cfg(feature = "__internals")]
-pub use self::keyspace::LockName;
 pub use self::{
     batch::{MAX_REQUESTS_PER_CALL, Shareable, next_call},
     codec::{
-        KeyError, KeyReplies, SelfTestReport, Timed, UnexpectedReply, escape_control, fence_was_replaced,
-        parse_acquire, parse_force, parse_inspect, parse_release, parse_renew, parse_scan, parse_self_test,
-        parse_yield,
+        KeyError, SelfTestReport, Timed, UnexpectedReply, escape_control, fence_was_replaced, parse_acquire,
+        parse_force, parse_inspect, parse_release, parse_renew, parse_scan, parse_self_test, parse_yield,
     },
     keyspace::{InvalidName, Keyspace},
     script::ScriptCall,
     server_clock::ServerClock,
 };
+#[cfg(feature = "__internals")]
+pub use self::{codec::KeyReplies, keyspace::LockName};
