@@ -72,10 +72,10 @@ fn every_block_has_a_language_that_is_checked() {
 
 /// The packages of the workspace and their dependencies, as Cargo resolves them.
 fn packages() -> Vec<Value> {
-    // Those of other systems may not be downloaded.
+    // The packages of other systems need not be downloaded.
     let version = stdout("rustc", &["-vV"]);
     let host = version.lines().find_map(|line| line.strip_prefix("host: ")).expect("a host");
-    let options = ["metadata", "--offline", "--format-version=1", "--filter-platform", host];
+    let options = ["metadata", "--locked", "--format-version=1", "--filter-platform", host];
     let metadata: Value = serde_json::from_str(&stdout(env!("CARGO"), &options)).expect("JSON");
     metadata["packages"].as_array().expect("packages").clone()
 }

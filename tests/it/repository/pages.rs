@@ -26,8 +26,9 @@ fn manifest_names_direct_dependencies() {
 /// With `test-util` the clock of Tokio is slower, and the crate reads it more often.
 #[test]
 fn benchmarks_have_no_features_of_tests() {
-    let options = ["tree", "--package=tower-lock-benches", "--all-features", "--edges=features", "--prefix=none"];
-    let tree = stdout(env!("CARGO"), &[&options[..], &["--offline", "--locked"]].concat());
+    let options =
+        ["tree", "--package=tower-lock-benches", "--all-features", "--edges=features", "--prefix=none", "--locked"];
+    let tree = stdout(env!("CARGO"), &options);
     assert!(tree.contains("tower-lock feature \"default\""), "{tree}");
     // Its dependencies are not those of the workspace, and may not be downloaded.
     let comparison = read("benches/comparison/Cargo.toml");
