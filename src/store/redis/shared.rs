@@ -16,7 +16,7 @@ use super::{
     error::CallError,
     proto::{self, InvalidName, KeyError, ScriptCall, ServerClock, Timed, UnexpectedReply},
     server::Server,
-    shared_calls::{SendRequests, SharedCalls, send_alone},
+    shared_calls::{SendRequests, Sender, SharedCalls, send_alone},
     subscriber::Subscriber,
 };
 #[cfg(feature = "tracing")]
@@ -44,7 +44,7 @@ impl Shared {
     /// Tries of a call that expired only because the estimate of the server's clock was too low. An
     /// expired call does nothing, and its reply has the server's time.
     const MAX_TRIES: usize = 3;
-    /// See [`SendRequests::stale_after`].
+    /// See [`Sender::stale_after`].
     const STALE_AFTER_CALLS: u32 = 4;
 
     /// Executes a call that does nothing later than `valid_for` after it was made, by either clock.
@@ -124,6 +124,16 @@ impl Drop for Shared {
     }
 }
 
+impl Sender for Shared {
+    fn now(&self) -> BootInstant {
+        self.clock.now()
+    }
+
+    fn stale_after(&self) -> Duration {
+        Self::STALE_AFTER_CALLS * self.server().timeouts.call
+    }
+}
+
 impl SendRequests<AcquireRequest> for Shared {
     type Reply = AcquireReply;
 
@@ -131,14 +141,6 @@ impl SendRequests<AcquireRequest> for Shared {
 
     fn calls(&self) -> &SharedCalls<AcquireRequest, AcquireReply> {
         &self.acquires
-    }
-
-    fn now(&self) -> BootInstant {
-        self.clock.now()
-    }
-
-    fn stale_after(&self) -> Duration {
-        Self::STALE_AFTER_CALLS * self.server().timeouts.call
     }
 
     /// The rest of its validity is left for the call.
@@ -209,14 +211,6 @@ impl SendRequests<ReleaseRequest> for Shared {
 
     fn calls(&self) -> &SharedCalls<ReleaseRequest, ReleaseReply> {
         &self.releases
-    }
-
-    fn now(&self) -> BootInstant {
-        self.clock.now()
-    }
-
-    fn stale_after(&self) -> Duration {
-        Self::STALE_AFTER_CALLS * self.server().timeouts.call
     }
 
     fn may_wait(_: &ReleaseRequest) -> Option<Duration> {

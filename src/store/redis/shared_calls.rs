@@ -26,6 +26,12 @@ use crate::{
     sync::Mutex,
 };
 
+/// The most calls under way. More than one is under way if a full call waits, or if the server is
+/// far away.
+const MAX_CALLS: usize = 8;
+/// A call that takes longer does not delay the requests behind it.
+const LONG_CALL: Duration = Duration::from_millis(2);
+
 /// The requests of one kind, and the calls under way.
 pub(super) struct SharedCalls<R, T> {
     state: Mutex<State<R, T>>,
@@ -57,19 +63,22 @@ struct InFlight<T> {
     replies: Vec<ReplySender<T>>,
 }
 
-/// Sends the requests of one kind: the state of a store.
-pub(super) trait SendRequests<R: Shareable>: Send + Sync + 'static {
+/// The state of a store.
+pub(super) trait Sender: Send + Sync + 'static {
+    fn now(&self) -> BootInstant;
+
+    /// The time of a call after which its task counts as stopped: nothing drives its runtime.
+    fn stale_after(&self) -> Duration;
+}
+
+/// Sends the requests of one kind.
+pub(super) trait SendRequests<R: Shareable>: Sender {
     type Reply: Send + Unpin + 'static;
 
     /// The most requests that wait. Further ones fail.
     const MAX_WAITING: usize;
 
     fn calls(&self) -> &SharedCalls<R, Self::Reply>;
-
-    fn now(&self) -> BootInstant;
-
-    /// The time of a call after which its task counts as stopped: nothing drives its runtime.
-    fn stale_after(&self) -> Duration;
 
     /// How long a request may wait before it is sent. Otherwise it fails.
     fn may_wait(request: &R) -> Option<Duration>;
@@ -130,12 +139,6 @@ struct Watch<R: Shareable, S: SendRequests<R>> {
     runtime: runtime::Id,
     request: PhantomData<fn(R)>,
 }
-
-/// The most calls under way. More than one is under way if a full call waits, or if the server is
-/// far away.
-const MAX_CALLS: usize = 8;
-/// A call that takes longer does not delay the requests behind it.
-const LONG_CALL: Duration = Duration::from_millis(2);
 
 impl<R, T> SharedCalls<R, T>
 where

@@ -514,12 +514,19 @@ impl Data {
                 let range = list.iter().skip(from).take((to + 1).saturating_sub(from));
                 Ok(CommandReply::Many(range.cloned().map(CommandReply::Text).collect()))
             }
-            ("LPOS", [value]) => {
-                let at = list.iter().position(|element| element == value);
+            ("LPOS", [value, options @ ..]) => {
+                let most = match options {
+                    [] => list.len(),
+                    ["MAXLEN", most] => most.parse().map_err(|_| "ERR value is not an integer or out of range")?,
+                    _ => return Err("ERR syntax error".to_owned()),
+                };
+                let at = list.iter().take(most).position(|element| element == value);
                 Ok(at.map_or(CommandReply::Nothing, |at| CommandReply::Number(i64::try_from(at).expect("short"))))
             }
-            ("LREM", ["1", value]) => {
-                let Some(at) = list.iter().position(|element| element == value) else {
+            ("LREM", [count @ ("1" | "-1"), value]) => {
+                let found = |element: &String| element == value;
+                let at = if *count == "1" { list.iter().position(found) } else { list.iter().rposition(found) };
+                let Some(at) = at else {
                     return Ok(CommandReply::Number(0));
                 };
                 list.remove(at);

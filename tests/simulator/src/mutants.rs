@@ -370,7 +370,14 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "release_without_offer",
         "a release makes no offer to the next waiter",
-        &[patch("release", "if all_freed and redis.call('EXISTS', unpack(queues)) == 0 then", "if all_freed then")],
+        &[
+            patch("release", "if not first then return {'freed'} end", "return {'freed'}"),
+            patch(
+                "release",
+                "elseif all_freed and redis.call('EXISTS', unpack(queues)) == 0 then",
+                "elseif all_freed then",
+            ),
+        ],
     ),
     script(
         "release_keeps_entry",
@@ -400,7 +407,7 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "duplicate_entries",
         "a queued id enqueues again",
-        &[everywhere("local ahead = redis.call('LPOS', queue, id)", "local ahead = nil")],
+        &[everywhere("local ahead = redis.call('LPOS', queue, id, 'MAXLEN', max_queue)", "local ahead = nil")],
     ),
     script(
         "offer_without_ttl",

@@ -345,6 +345,56 @@ async fn fake_behaves_like_redis() {
     }
 }
 
+const LEASE: Duration = Duration::from_secs(32);
+const QUEUE: QueueConfig = QueueConfig::new(Duration::from_secs(3), Duration::from_secs(60), 9);
+
+fn acquire(names: &Keyspace, keys: &[(LockKey, AcquisitionId)]) -> ScriptCall {
+    let request = |(key, id): &(LockKey, AcquisitionId)| {
+        AcquireRequest::new(key.clone(), id.clone(), LEASE, IfBusy::Enqueue, QUEUE, Duration::from_millis(500))
+    };
+    names.acquire(&keys.iter().map(request).collect::<Vec<_>>(), i64::MAX >> 10).expect("valid names")
+}
+
+fn release(names: &Keyspace, keys: &[(LockKey, AcquisitionId)]) -> ScriptCall {
+    let request =
+        |(key, id): &(LockKey, AcquisitionId)| ReleaseRequest::new(key.clone(), id.clone(), Duration::ZERO, QUEUE);
+    names.release(&keys.iter().map(request).collect::<Vec<_>>()).expect("valid names")
+}
+
+/// The number of commands that a call runs.
+fn commands_of(redis: &mut FakeRedis, call: &ScriptCall) -> u64 {
+    // A fence of the same microsecond takes one more.
+    redis.data().now_us += 1;
+    let before = redis.data().commands;
+    redis.run(call);
+    redis.data().commands - before
+}
+
+#[test]
+fn commands_of_a_call_grow_with_its_keys() {
+    let names = Keyspace::new("lock").expect("a prefix");
+    for count in [1, 2, 64] {
+        let mut redis = FakeRedis::new(&[]);
+        let id = |n| AcquisitionId::from_text(&format!("a:01:{n}"));
+        let keys: Vec<_> = (0..count).map(|n| (LockKey::from(("n", n)), id(n))).collect();
+        assert_eq!(commands_of(&mut redis, &acquire(&names, &keys)), 3 + 2 * count);
+        assert_eq!(commands_of(&mut redis, &release(&names, &keys)), 1 + count);
+    }
+}
+
+#[test]
+fn handoff_costs_18_commands() {
+    let names = Keyspace::new("lock").expect("a prefix");
+    let mut redis = FakeRedis::new(&[]);
+    redis.data().listeners.insert("tower-lock:lock:in:b:02".to_owned(), 1);
+    let [holder, waiter] = ["a:01:1", "b:02:1"].map(|id| [(LockKey::from(("n", 1)), AcquisitionId::from_text(id))]);
+    redis.run(&acquire(&names, &holder));
+    let enqueued = commands_of(&mut redis, &acquire(&names, &waiter));
+    let offered = commands_of(&mut redis, &release(&names, &holder));
+    let accepted = commands_of(&mut redis, &acquire(&names, &waiter));
+    assert_eq!((enqueued, offered, accepted), (7, 7, 4));
+}
+
 /// In real time and therefore few: the expiry of a lease, an offer and an entry.
 #[tokio::test]
 async fn expiry_is_equal_in_both() {

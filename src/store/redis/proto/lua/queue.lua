@@ -10,21 +10,23 @@ local function inbox(id)
   return string.sub(KEYS[1], 1, -2) .. 'in:' .. (string.match(id, '^(.*):%d+$') or id)
 end
 
--- Deletes a queue that is longer than this crate ever makes it: another program wrote it, and a
--- search would take too long. Live waiters enqueue again.
+-- The longest queue that is searched. A longer one was written by another program: this crate never
+-- makes one.
+local max_queue = 65536
+
+-- Deletes a queue of another program. Live waiters enqueue again.
 local function drop_foreign(queue)
-  if redis.call('LLEN', queue) > 65536 then redis.call('DEL', queue) end
+  if redis.call('LLEN', queue) > max_queue then redis.call('DEL', queue) end
 end
 
--- Offers a free key to the first live waiter. A waiter without a subscriber belongs to a dead
--- process. Returns the waiter that it was offered to, or `requester` if that is the first one and
--- the caller grants it the key, or false. I7: the receiver of the message finds this state, because
--- a script is atomic. At most 64 dead waiters are dropped in one call, which bounds its time. The
--- key is then free, as with an empty queue.
-local function offer_next(fence_key, lock, queue, requester, offer_ms)
-  drop_foreign(queue)
+-- Offers a free key to the first live waiter, `head` if the caller has taken it from the queue. A
+-- waiter without a subscriber belongs to a dead process. Returns the waiter that it was offered to,
+-- or `requester` if that is the first one and the caller grants it the key, or false. I7: the
+-- receiver of the message finds this state, because a script is atomic. At most 64 dead waiters are
+-- dropped in one call, which bounds its time. The key is then free, as with an empty queue.
+local function offer_next(fence_key, lock, queue, requester, offer_ms, head)
   for _ = 1, 64 do
-    local head = redis.call('LPOP', queue)
+    head = head or redis.call('LPOP', queue)
     if not head or head == requester then return head end
     local fence = next_fence(fence_key)
     if redis.call('PUBLISH', inbox(head), '1 offered ' .. text(fence) .. ' ' .. head .. ' ' .. lock) > 0 then
@@ -32,7 +34,9 @@ local function offer_next(fence_key, lock, queue, requester, offer_ms)
       redis.call('PEXPIRE', lock, offer_ms)
       return head
     end
+    head = nil
   end
+  drop_foreign(queue)
   return false
 end
 
@@ -51,13 +55,18 @@ local function drop_dead(queue, waiting)
 end
 
 local function enqueue(queue, id, left, entry_ms, capacity)
-  drop_foreign(queue)
-  local ahead = redis.call('LPOS', queue, id)
+  local ahead = redis.call('LPOS', queue, id, 'MAXLEN', max_queue)
   if not ahead then
-    local waiting = redis.call('LLEN', queue)
-    if waiting >= capacity then waiting = drop_dead(queue, waiting) end
-    if waiting >= capacity then return {'full', left, waiting} end
-    ahead = redis.call('RPUSH', queue, id) - 1
+    local waiting = redis.call('RPUSH', queue, id) - 1
+    if waiting >= capacity then
+      redis.call('LREM', queue, -1, id)
+      drop_foreign(queue)
+      waiting = redis.call('LLEN', queue)
+      if waiting >= capacity then waiting = drop_dead(queue, waiting) end
+      if waiting >= capacity then return {'full', left, waiting} end
+      redis.call('RPUSH', queue, id)
+    end
+    ahead = waiting
   end
   redis.call('PEXPIRE', queue, entry_ms)
   return {'line', left, ahead}

@@ -43,7 +43,14 @@ for i = 2, (#KEYS - 1) / 2 do
   queues[i] = KEYS[2 * i + 1]
   all_freed = all_freed and held[i] == 1 and ARGV[2 * i + 1] == '0'
 end
-if all_freed and redis.call('EXISTS', unpack(queues)) == 0 then return {'freed'} end
+-- The first waiter of a single queue: to take it is one command less than to look first.
+local first
+if all_freed and #queues == 1 then
+  first = redis.call('LPOP', queues[1])
+  if not first then return {'freed'} end
+elseif all_freed and redis.call('EXISTS', unpack(queues)) == 0 then
+  return {'freed'}
+end
 
 --@include fence.lua
 --@include queue.lua
@@ -59,7 +66,7 @@ local function finish(i, id, block_ms)
     redis.call('PEXPIRE', lock, block_ms)
     return {'freed'}
   end
-  return {offer_next(KEYS[1], lock, queue, false, ARGV[3]) and 'handed on' or 'freed'}
+  return {offer_next(KEYS[1], lock, queue, false, ARGV[3], first) and 'handed on' or 'freed'}
 end
 
 local reply
