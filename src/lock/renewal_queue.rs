@@ -84,9 +84,7 @@ pub(super) struct Sweep {
     pub(super) lost: Vec<Arc<Grant>>,
     /// Whose section has to be checked.
     pub(super) checks: Vec<Arc<Grant>>,
-    /// When to sweep again.
-    pub(super) next: BootInstant,
-    /// No grant is tracked.
+    /// No grant is tracked or has ended.
     pub(super) is_idle: bool,
 }
 
@@ -139,7 +137,7 @@ impl RenewalQueue {
         self.tracked.iter().all(|tracked| tracked.lock().grants().next().is_none())
     }
 
-    fn next_sweep(&self) -> BootInstant {
+    pub(super) fn next_sweep(&self) -> BootInstant {
         BootInstant::from_nanos(self.next_sweep.load(SeqCst))
     }
 
@@ -230,13 +228,8 @@ impl RenewalQueue {
     /// Takes the grants that need something now, and plans the others.
     pub(super) fn sweep(&self, now: BootInstant, lease: Duration) -> Sweep {
         let soon = now.saturating_add(RENEWAL_BATCH_WINDOW.min(lease / RENEWAL_BATCH_WINDOWS_PER_LEASE));
-        let mut sweep = Sweep {
-            due: Vec::new(),
-            lost: Vec::new(),
-            checks: Vec::new(),
-            next: now.saturating_add(lease / RENEWALS_PER_LEASE),
-            is_idle: true,
-        };
+        let mut sweep = Sweep { due: Vec::new(), lost: Vec::new(), checks: Vec::new(), is_idle: true };
+        let mut next = now.saturating_add(lease / RENEWALS_PER_LEASE);
         self.next_sweep.store(u64::MAX, SeqCst);
         for tracked in self.tracked.iter() {
             let due = tracked.lock().take_until(soon);
@@ -251,11 +244,12 @@ impl RenewalQueue {
             }
             if let Some(first) = tracked.first_at() {
                 sweep.is_idle = false;
-                sweep.next = sweep.next.min(first);
+                next = next.min(first);
             }
         }
-        let inserted = self.next_sweep.fetch_min(sweep.next.as_nanos(), SeqCst);
-        sweep.next = sweep.next.min(BootInstant::from_nanos(inserted));
+        // The checks may track their grants again.
+        sweep.is_idle &= sweep.lost.is_empty() && sweep.checks.is_empty();
+        self.next_sweep.fetch_min(next.as_nanos(), SeqCst);
         sweep
     }
 }

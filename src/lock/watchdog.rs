@@ -48,14 +48,23 @@ impl Watchdog {
     async fn run(self) {
         let Some(wakeup) = self.driver.upgrade().map(|driver| Arc::clone(&driver.renewals.wakeup)) else { return };
         let mut was_idle = false;
-        loop {
-            let Some(pause) = self.sweep(&mut was_idle) else { return };
-            let _ = timeout(pause, wakeup.notified()).await;
+        while self.sweep(&mut was_idle).is_some() {
+            // A wake-up moves the next sweep forward: mostly to a later instant than now.
+            while let Some(left) = self.until_next_sweep() {
+                let _ = timeout(left, wakeup.notified()).await;
+            }
         }
     }
 
-    /// Returns how long to sleep. `None`: the task ends.
-    fn sweep(&self, was_idle: &mut bool) -> Option<Duration> {
+    /// `None`: the next sweep is due, or the manager no longer exists.
+    fn until_next_sweep(&self) -> Option<Duration> {
+        let driver = self.driver.upgrade()?;
+        let left = driver.renewals.next_sweep().saturating_duration_since(driver.clock.now());
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// Returns `None` if the task ends.
+    fn sweep(&self, was_idle: &mut bool) -> Option<()> {
         let driver = self.driver.upgrade()?;
         let sweep = driver.renewals.sweep(driver.clock.now(), driver.lease);
         if sweep.is_idle && *was_idle && driver.renewals.try_stop(self.number) {
@@ -72,7 +81,7 @@ impl Watchdog {
             // In a task of its own: a slow store does not delay the next sweep.
             driver.spawn(renew(Arc::clone(&driver), due.to_vec(), Arc::clone(&self.turns)));
         }
-        Some(sweep.next.saturating_duration_since(driver.clock.now()))
+        Some(())
     }
 }
 

@@ -27,7 +27,7 @@ use super::{
     socket::{Connected, Connector},
 };
 use crate::{
-    process::Process,
+    process::{Process, ProcessMark},
     sync::{Mutex, MutexGuard},
 };
 
@@ -67,7 +67,7 @@ pub(super) struct SharedConnection {
 #[derive(Debug)]
 struct ConnectionState {
     /// A child of `fork()` shares the socket with its parent and must not write to it.
-    process_id: u32,
+    created_in: ProcessMark,
     result: watch::Receiver<Option<ConnectResult>>,
     /// No reply has arrived on it yet.
     is_new: AtomicBool,
@@ -190,9 +190,9 @@ impl SharedConnection {
             let failed = |error| Arc::new(ConnectFailure { error: Arc::new(error), at: Instant::now() });
             sender.send_replace(Some(connected.map_err(failed)));
         });
-        let process_id = Process::default().id();
+        let created_in = Process::default().mark();
         let (is_new, timeouts) = (AtomicBool::new(true), AtomicU32::new(0));
-        Arc::clone(current.insert(Arc::new(ConnectionState { process_id, result, is_new, timeouts })))
+        Arc::clone(current.insert(Arc::new(ConnectionState { created_in, result, is_new, timeouts })))
     }
 
     /// Discards a broken connection, unless another caller already did.
@@ -228,7 +228,7 @@ impl Timeouts {
 impl ConnectionState {
     /// Whether it was abandoned, has failed some time ago, or belongs to another process.
     fn is_unusable(&self) -> bool {
-        if self.process_id != Process::default().id() {
+        if !self.created_in.is_current() {
             return true;
         }
         match &*self.result.borrow() {

@@ -21,7 +21,7 @@ use tokio::{
 use super::proto::{MAX_REQUESTS_PER_CALL, Shareable, next_call};
 use crate::{
     clock::BootInstant,
-    process::Process,
+    process::{Process, ProcessMark},
     store::{StoreError, StoreFuture, future::ReplySender},
     sync::Mutex,
 };
@@ -39,7 +39,7 @@ pub(super) struct SharedCalls<R, T> {
 
 struct State<R, T> {
     /// The tasks of the parent process do not run in a child of `fork()`.
-    process_id: u32,
+    created_in: ProcessMark,
     waiting: VecDeque<Waiting<R, T>>,
     /// The calls under way, one for each task.
     calls: Vec<InFlight<T>>,
@@ -120,10 +120,9 @@ pub(super) fn send_alone<R: Shareable + Send + 'static, S: SendRequests<R>>(
 
 impl<R, T> Default for SharedCalls<R, T> {
     fn default() -> Self {
-        let process_id = Process::default().id();
         Self {
             state: Mutex::new(State {
-                process_id,
+                created_in: Process::default().mark(),
                 waiting: VecDeque::new(),
                 calls: Vec::new(),
                 next_task: 0,
@@ -190,9 +189,8 @@ where
     /// Forgets the requests of the parent process, in a child of `fork()`.
     pub(super) fn after_fork(&self) {
         let mut state = self.state.lock();
-        let process_id = Process::default().id();
-        if state.process_id != process_id {
-            state.process_id = process_id;
+        if !state.created_in.is_current() {
+            state.created_in = Process::default().mark();
             // Not dropped: they would reply to the requests of the parent.
             std::mem::forget((std::mem::take(&mut state.waiting), std::mem::take(&mut state.calls)));
             state.watches.clear();
