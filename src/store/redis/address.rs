@@ -9,14 +9,29 @@ pub(super) struct Address {
     pub(super) info: ConnectionInfo,
     pub(super) display: String,
     pub(super) user: String,
+    /// The sentinels that name the host and the port.
+    pub(super) sentinels: Option<SentinelAddresses>,
+}
+
+/// The addresses of the sentinels of one master.
+#[derive(Clone, Debug)]
+pub(super) struct SentinelAddresses {
+    pub(super) master: String,
+    pub(super) nodes: Vec<ConnectionInfo>,
 }
 
 const EXAMPLE: &str = "example: `redis://user:password@host:6379/0`";
 const HOST_EXAMPLE: &str = "example: `redis://host:6379`";
+const SENTINEL_EXAMPLE: &str = "example: `redis+sentinel://user:password@host1:26379,host2:26379,host3:26379/mymaster`";
+/// The port of a sentinel.
+const SENTINEL_PORT: u16 = 26_379;
 
 impl Address {
     /// `origin`: prefix of error messages.
     pub(super) fn parse(url: &str, origin: &str) -> Result<Self, RedisConnectError> {
+        if let Some((scheme, rest)) = url.trim().split_once("+sentinel://") {
+            return Self::parse_sentinel(scheme, rest, origin);
+        }
         let wants_tls = url.starts_with("rediss:") || url.starts_with("valkeys:");
         if wants_tls && !cfg!(feature = "redis-tls") {
             return Err(RedisConnectError::TlsNotEnabled);
@@ -42,7 +57,82 @@ impl Address {
         }
         let display = format!("{origin}{}", escape_control(&info.addr().to_string()));
         let user = user_text(info.redis_settings().username());
-        Ok(Self { info: with_nodelay(info), display, user })
+        Ok(Self { info: with_nodelay(info), display, user, sentinels: None })
+    }
+
+    /// `rest`: `user:password@host:port,host:port/master/database?sentinel_password=..`. User,
+    /// password, database and TLS are those of the servers.
+    fn parse_sentinel(scheme: &str, rest: &str, origin: &str) -> Result<Self, RedisConnectError> {
+        let invalid =
+            |defect: &str| RedisConnectError::InvalidUrl(format!("{origin}{defect} ({SENTINEL_EXAMPLE})").into());
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, path) = place.split_once('/').ok_or_else(|| invalid("it has no name of a master"))?;
+        let (login, hosts) = match authority.rsplit_once('@') {
+            Some((login, hosts)) => (format!("{login}@"), hosts),
+            None => (String::new(), authority),
+        };
+        let (master, database) = path.split_once('/').unwrap_or((path, ""));
+        let (mut username, mut password, mut tls) = (None, None, ["rediss", "valkeys"].contains(&scheme));
+        for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+            match (&*name, &*value) {
+                ("sentinel_username", _) => username = Some(value),
+                ("sentinel_password", _) => password = Some(value),
+                ("sentinel_tls", "true") => tls = true,
+                ("sentinel_tls", "false") => tls = false,
+                _ => {
+                    return Err(invalid(
+                        "a parameter is not `sentinel_username`, `sentinel_password` or `sentinel_tls`",
+                    ));
+                }
+            }
+        }
+        let node = |host: &str| {
+            let scheme = if tls { "rediss" } else { "redis" };
+            let info = Self::parse_sentinel_node(&format!("{scheme}://{host}"), origin)?;
+            let mut settings = info.redis_settings().clone();
+            if let Some(username) = &username {
+                settings = settings.set_username(username);
+            }
+            if let Some(password) = &password {
+                settings = settings.set_password(password);
+            }
+            Ok(info.set_redis_settings(settings))
+        };
+        let nodes = hosts.split(',').map(node).collect::<Result<_, RedisConnectError>>()?;
+        Self::parse(&format!("{scheme}://{login}{master}/{database}"), origin)?.behind(master, nodes, origin)
+    }
+
+    /// `url`: `redis://host:port` or `rediss://..` of a sentinel, or `host:port`.
+    pub(super) fn parse_sentinel_node(url: &str, origin: &str) -> Result<ConnectionInfo, RedisConnectError> {
+        let url = if url.contains("://") { url.to_owned() } else { format!("redis://{url}") };
+        let has_port = url.rsplit(['@', '/', ']']).next().is_some_and(|end| end.contains(':'));
+        let url = if has_port { url } else { format!("{url}:{SENTINEL_PORT}") };
+        Ok(Self::parse(&url, origin)?.info)
+    }
+
+    /// The address of this master, whose host and port these sentinels name.
+    pub(super) fn behind(
+        self,
+        master: &str,
+        nodes: Vec<ConnectionInfo>,
+        origin: &str,
+    ) -> Result<Self, RedisConnectError> {
+        let invalid = |defect: &str| RedisConnectError::InvalidUrl(format!("{origin}{defect}").into());
+        if self.sentinels.is_some() {
+            return Err(invalid("the sentinels are named twice"));
+        }
+        let (ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. }) = self.info.addr() else {
+            return Err(invalid("a socket has no sentinels"));
+        };
+        // The rule of Sentinel for its names.
+        let is_name = !master.is_empty() && master.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c));
+        if !is_name || !host.eq_ignore_ascii_case(master) {
+            return Err(invalid("its host is not the name of the master, of [A-Za-z0-9._-]"));
+        }
+        if nodes.is_empty() {
+            return Err(invalid("it has no sentinel"));
+        }
+        Ok(Self { sentinels: Some(SentinelAddresses { master: master.to_owned(), nodes }), ..self })
     }
 }
 
@@ -69,7 +159,7 @@ fn url_defect(url: &str) -> Option<String> {
     match &*scheme.to_ascii_lowercase() {
         "redis" | "rediss" | "valkey" | "valkeys" => {}
         "unix" | "redis+unix" | "valkey+unix" => return None,
-        _ => return Some(format!("its scheme is not `redis`, `rediss` or `unix` ({HOST_EXAMPLE})")),
+        _ => return Some(format!("its scheme is not `redis`, `rediss`, `redis+sentinel` or `unix` ({HOST_EXAMPLE})")),
     }
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
     // The parsed host would be a part of the password.

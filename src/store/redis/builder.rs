@@ -4,19 +4,17 @@ use std::{env, pin::Pin, sync::Arc, time::Duration};
 
 use deadpool_redis::{
     Config, Pool,
-    redis::{Client, ConnectionInfo, IntoConnectionInfo},
+    redis::{Client, ConnectionInfo, IntoConnectionInfo, RedisError},
 };
-use tokio::{
-    sync::Notify,
-    time::{Instant, sleep},
-};
+use tokio::time::{Instant, sleep};
 
 use super::{
-    address::Address,
-    connection::{SharedConnection, Source, Timeouts},
+    address::{Address, SentinelAddresses},
+    connection::{SharedConnection, Signs, Source, Timeouts},
     error::RedisConnectError,
     proto::Keyspace,
     self_test::self_test,
+    sentinel::Sentinels,
     server::Server,
     shared::Shared,
     socket::Connector,
@@ -46,6 +44,8 @@ use crate::{
 #[must_use = "a builder does nothing until it connects"]
 pub struct RedisStoreBuilder {
     prefix: Option<String>,
+    /// The addresses, and the name of the master.
+    sentinel: Option<(Vec<String>, String)>,
     connect_timeout: Option<Duration>,
     call_timeout: Option<Duration>,
 }
@@ -58,6 +58,40 @@ impl RedisStoreBuilder {
     /// [`RedisConnectError::InvalidPrefix`].
     pub fn prefix(self, prefix: impl Into<String>) -> Self {
         Self { prefix: Some(prefix.into()), ..self }
+    }
+
+    /// Connects to the master that these sentinels name, and follows it when it moves.
+    ///
+    /// Each address is `host:port`, or a URL with the user, the password and the TLS of this
+    /// sentinel: `rediss://user:password@host:26379`. Name at least three. The port is 26379 by
+    /// default.
+    ///
+    /// The URL of [`connect`](Self::connect) then has the user, the password, the database and the
+    /// TLS of the servers, and the name of the master in place of a host.
+    ///
+    /// ```no_run
+    /// # use tower_lock::{RedisStore, store::RedisConnectError};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), RedisConnectError> {
+    /// let store = RedisStore::builder()
+    ///     .sentinel(["s1:26379", "s2:26379", "s3:26379"], "mymaster")
+    ///     .connect("redis://user:password@mymaster")
+    ///     .await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// The same in one URL, for example in `REDIS_URL`:
+    /// `redis+sentinel://user:password@s1:26379,s2:26379,s3:26379/mymaster`. Its parameters
+    /// `sentinel_username`, `sentinel_password` and `sentinel_tls` are those of all sentinels;
+    /// `rediss+sentinel` means TLS for servers and sentinels.
+    ///
+    /// The sentinels are asked together, and the newest configuration among their replies counts. A
+    /// failover is noticed by a message of a sentinel, by a reply of a replica, and by two questions
+    /// each second: for the role of the server, and for the master that the sentinels name. Replication
+    /// is asynchronous: a failover may lose the newest grants.
+    pub fn sentinel(self, addresses: impl IntoIterator<Item = impl Into<String>>, master: impl Into<String>) -> Self {
+        Self { sentinel: Some((addresses.into_iter().map(Into::into).collect(), master.into())), ..self }
     }
 
     /// Sets the timeout of connecting, which includes DNS, TCP, TLS and AUTH. Default: 2 seconds.
@@ -166,7 +200,14 @@ impl RedisStoreBuilder {
         Self::test_connection(shared).await
     }
 
-    fn build_shared(self, pool: Option<Pool>, address: Address) -> Result<Arc<Shared>, RedisConnectError> {
+    fn build_shared(self, pool: Option<Pool>, mut address: Address) -> Result<Arc<Shared>, RedisConnectError> {
+        if let Some((nodes, master)) = &self.sentinel {
+            if pool.is_some() {
+                return Err(RedisConnectError::InvalidUrl("connections of a pool do not follow sentinels".into()));
+            }
+            let nodes = nodes.iter().map(|node| Address::parse_sentinel_node(node, "")).collect::<Result<_, _>>()?;
+            address = address.behind(master, nodes, "")?;
+        }
         let prefix = self.prefix.as_deref().unwrap_or(REDIS_PREFIX);
         let keyspace = Keyspace::new(prefix).map_err(|_| RedisConnectError::InvalidPrefix(prefix.to_owned()))?;
         let checked = |setting, value: Option<Duration>, default, max| match value.unwrap_or(default) {
@@ -177,19 +218,28 @@ impl RedisStoreBuilder {
             call: checked("call_timeout", self.call_timeout, STORE_CALL_TIMEOUT, STORE_CALL_TIMEOUT_MAX)?,
             connect: checked("connect_timeout", self.connect_timeout, CONNECT_TIMEOUT, CONNECT_TIMEOUT_MAX)?,
         };
-        let client = Client::open(address.info).map_err(|error| RedisConnectError::InvalidUrl(error.into()))?;
-        let connector = Connector::new(client, timeouts.connect, timeouts.call);
+        let invalid = |error: RedisError| RedisConnectError::InvalidUrl(error.into());
+        let (connector, display) = match address.sentinels {
+            None => {
+                let client = Client::open(address.info).map_err(invalid)?;
+                (Connector::new(client, timeouts.connect, timeouts.call), address.display)
+            }
+            Some(SentinelAddresses { master, nodes }) => {
+                let sentinels = Sentinels::new(master, nodes, address.info, timeouts.call).map_err(invalid)?;
+                let display = sentinels.to_string();
+                (Connector::of_master(Arc::new(sentinels), timeouts.connect, timeouts.call), display)
+            }
+        };
         let user = if pool.is_some() { "the user of the pool".to_owned() } else { address.user };
         let source = pool.map_or_else(|| Source::Own(connector.clone()), Source::Pool);
-        let recovered = Arc::new(Notify::new());
+        let signs = Arc::<Signs>::default();
         let [acquire_conn, release_conn] = [source.clone(), source]
-            .map(|source| Arc::new(SharedConnection::new(source, timeouts, Arc::clone(&recovered))));
-        let server =
-            Server { connector, address: address.display, user, keyspace, timeouts, acquire_conn, release_conn };
+            .map(|source| Arc::new(SharedConnection::new(source, timeouts, Arc::clone(&signs))));
+        let server = Server { connector, address: display, user, keyspace, timeouts, acquire_conn, release_conn };
         Ok(Arc::new(Shared {
             acquires: Default::default(),
             releases: Default::default(),
-            subscriber: Subscriber::new(server, recovered),
+            subscriber: Subscriber::new(server, signs),
             clock: Clock::default(),
             server_clock: Default::default(),
             warned_of_missing_ttl: Default::default(),

@@ -5,7 +5,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
@@ -24,7 +24,7 @@ use tokio::{
 use super::{
     error::CallError,
     proto::ScriptCall,
-    socket::{Connected, Connector},
+    socket::{Connected, Connector, is_replica},
 };
 use crate::{
     process::{Process, ProcessMark},
@@ -57,9 +57,17 @@ pub(super) struct SharedConnection {
     source: Source,
     pub(super) timeouts: Timeouts,
     state: Mutex<Option<Arc<ConnectionState>>>,
+    signs: Arc<Signs>,
+}
+
+/// Signs of the end of an outage, and of a failover.
+#[derive(Debug, Default)]
+pub(super) struct Signs {
     /// Notified by the first reply after a timeout or on a new connection: the outage may have
     /// ended.
-    recovered: Arc<Notify>,
+    pub(super) recovered: Notify,
+    /// Notified by a reply of a replica, and by the sentinels: the master may be another server.
+    pub(super) moved: Notify,
 }
 
 /// One connection, from the start of its connect. A task of its own connects, so that a caller that
@@ -68,6 +76,8 @@ pub(super) struct SharedConnection {
 struct ConnectionState {
     /// A child of `fork()` shares the socket with its parent and must not write to it.
     created_in: ProcessMark,
+    /// The address of the server, as soon as sentinels have named it.
+    master: Arc<OnceLock<Arc<str>>>,
     result: watch::Receiver<Option<ConnectResult>>,
     /// No reply has arrived on it yet.
     is_new: AtomicBool,
@@ -111,8 +121,8 @@ impl SharedConnection {
     /// Between two connects, so that a server that was down does not find thousands of them queued.
     pub(super) const RECONNECT_DELAY: Duration = Duration::from_millis(100);
 
-    pub(super) fn new(source: Source, timeouts: Timeouts, recovered: Arc<Notify>) -> Self {
-        Self { source, timeouts, state: Mutex::default(), recovered }
+    pub(super) fn new(source: Source, timeouts: Timeouts, signs: Arc<Signs>) -> Self {
+        Self { source, timeouts, state: Mutex::default(), signs }
     }
 
     /// Sends once and waits for the reply until the deadline. If the connection breaks, the outcome
@@ -124,10 +134,14 @@ impl SharedConnection {
         let Ok(reply) = timeout_at(deadline, query.send(&mut connection)).await else { return Err(CallError::NoReply) };
         in_flight.replied = true;
         if state.timeouts.swap(0, Ordering::Relaxed) > 0 || state.is_new.swap(false, Ordering::Relaxed) {
-            self.recovered.notify_one();
+            self.signs.recovered.notify_one();
         }
         if reply.as_ref().is_err_and(CallError::breaks_connection) {
             self.discard(&state);
+        }
+        if reply.as_ref().is_err_and(CallError::is_of_replica) {
+            // The other connections may lead to the same server.
+            self.signs.moved.notify_one();
         }
         Ok(reply?)
     }
@@ -145,6 +159,33 @@ impl SharedConnection {
     /// Sends a `PING`. It detects a connection that broke while idle, before a request does.
     pub(super) async fn ping(&self, deadline: Instant) -> Result<(), CallError> {
         self.query_retry(Query::Command(&cmd("PING")), deadline).await.map(drop)
+    }
+
+    /// Asks the server for its role, and abandons the connection if it is a replica. It also tests
+    /// the connection, as [`ping`](Self::ping).
+    pub(super) async fn check_role(&self, deadline: Instant) -> Result<(), CallError> {
+        match self.query_retry(Query::Command(&cmd("ROLE")), deadline).await {
+            Ok(role) if is_replica(&role) => {
+                self.abandon();
+                self.signs.moved.notify_one();
+                Ok(())
+            }
+            // The reply shows that the server is there.
+            Err(CallError::Redis(error)) if error.code() == Some("NOPERM") => Ok(()),
+            reply => reply.map(drop),
+        }
+    }
+
+    /// Abandons a connection to any other server than this one, complete or not. Returns whether
+    /// there was one.
+    pub(super) fn leave_others(&self, master: &str) -> bool {
+        let is_other = |state: &mut Arc<ConnectionState>| state.master.get().is_some_and(|other| **other != *master);
+        self.lock_state().take_if(is_other).is_some()
+    }
+
+    /// Abandons the connection. Calls on it may still get their replies.
+    pub(super) fn abandon(&self) {
+        self.lock_state().take();
     }
 
     /// Waits for a connection, within the connect timeout.
@@ -184,15 +225,17 @@ impl SharedConnection {
         }
         let (sender, result) = watch::channel(None);
         let (source, timeouts) = (self.source.clone(), self.timeouts);
+        let master = Arc::<OnceLock<_>>::default();
+        let named = Arc::clone(&master);
         Handle::current().spawn(async move {
-            let connected = timeout(timeouts.connect, connect(&source, timeouts)).await;
+            let connected = timeout(timeouts.connect, connect(&source, timeouts, &named)).await;
             let connected = connected.unwrap_or(Err(CallError::ConnectTimeout));
             let failed = |error| Arc::new(ConnectFailure { error: Arc::new(error), at: Instant::now() });
             sender.send_replace(Some(connected.map_err(failed)));
         });
         let created_in = Process::default().mark();
         let (is_new, timeouts) = (AtomicBool::new(true), AtomicU32::new(0));
-        Arc::clone(current.insert(Arc::new(ConnectionState { created_in, result, is_new, timeouts })))
+        Arc::clone(current.insert(Arc::new(ConnectionState { created_in, master, result, is_new, timeouts })))
     }
 
     /// Discards a broken connection, unless another caller already did.
@@ -205,9 +248,9 @@ impl SharedConnection {
     }
 }
 
-async fn connect(source: &Source, timeouts: Timeouts) -> Result<Connected, CallError> {
+async fn connect(source: &Source, timeouts: Timeouts, named: &OnceLock<Arc<str>>) -> Result<Connected, CallError> {
     match source {
-        Source::Own(connector) => Ok(connector.connect().await?),
+        Source::Own(connector) => Ok(connector.connect_to_named(named).await?),
         Source::Pool(pool) => {
             // For good: a returned connection would be shared with other users of the pool.
             let mut connection = Connection::take(pool.get().await?);

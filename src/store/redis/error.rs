@@ -161,9 +161,12 @@ impl CallError {
 
     /// Whether the connection is unusable, or leads to a server that accepts no writes.
     pub(super) fn breaks_connection(error: &RedisError) -> bool {
-        let is_replica =
-            matches!(error.kind(), ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown));
-        is_replica || error.is_connection_dropped() || error.is_unrecoverable_error()
+        Self::is_of_replica(error) || error.is_connection_dropped() || error.is_unrecoverable_error()
+    }
+
+    /// Whether the server accepts no writes, because another one is the master.
+    pub(super) fn is_of_replica(error: &RedisError) -> bool {
+        matches!(error.kind(), ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown))
     }
 
     /// Whether the server has executed nothing, because of one of the keys: this user has no
@@ -217,6 +220,7 @@ const MEMORY_HINT: &str = "raise `maxmemory`, or remove other data; held locks c
 const TYPE_HINT: &str = "the name of a lock is used by other data: check its `TYPE`, or choose another prefix";
 const DISK_HINT: &str = "it cannot save and accepts no writes: is its disk full? its log has the reason";
 const REPLICA_HINT: &str = "this is a replica: a failover is in progress, or the address is wrong";
+const SENTINEL_HINT: &str = "are the addresses and the password of the sentinels, and the name of the master correct?";
 const CLUSTER_HINT: &str = "this is a Redis Cluster, which `RedisStore` does not support";
 
 /// Classifies by the error code, the first word of a Redis error.
@@ -231,6 +235,7 @@ fn classify_code(code: &str) -> Option<(StoreErrorKind, &'static str)> {
         "MISCONF" => (Refused, DISK_HINT),
         "MOVED" | "ASK" | "TRYAGAIN" | "CROSSSLOT" | "CLUSTERDOWN" => (Refused, CLUSTER_HINT),
         "READONLY" | "MASTERDOWN" => (Failover, REPLICA_HINT),
+        "NOMASTER" => (Failover, SENTINEL_HINT),
         "DENIED" => (Refused, "its protected mode accepts only local clients: set a password, or `protected-mode no`"),
         "LOADING" => (Unavailable, "it is loading its data after a restart"),
         "BUSY" => (Unavailable, "a script of another client does not finish: `SCRIPT KILL`"),

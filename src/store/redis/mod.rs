@@ -14,6 +14,7 @@ mod shared_calls;
     reason = "public for the simulator alone: feature `__internals`"
 )]
 pub mod proto;
+mod sentinel;
 mod socket;
 mod connection;
 mod server;

@@ -2,17 +2,17 @@
 //! closes.
 
 use std::{
-    io,
+    fmt, io,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     task::{Context, Poll, ready},
     time::Duration,
 };
 
 use deadpool_redis::redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, RedisError, RedisResult,
+    AsyncConnectionConfig, Client, ConnectionAddr, RedisError, RedisResult, Value,
     aio::{MultiplexedConnection, PubSub},
-    make_extension_error,
+    cmd, make_extension_error,
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
@@ -21,7 +21,7 @@ use tokio::{
     task::AbortHandle,
 };
 
-use super::proto::escape_control;
+use super::{proto::escape_control, sentinel::Sentinels};
 use crate::{
     limits::{MAX_RECORD_BODY_BYTES, MAX_RECORD_HEAD_BYTES},
     sync::Mutex,
@@ -35,12 +35,21 @@ const _: () = assert!(MAX_RECORD_HEAD_BYTES + MAX_RECORD_BODY_BYTES < MAX_REPLY_
 /// The most calls that wait for the socket; further calls wait for capacity.
 const PIPELINE_CAPACITY: usize = 1024;
 
-/// Connects to one address.
+/// Connects to a server.
 #[derive(Clone, Debug)]
 pub(super) struct Connector {
-    client: Arc<Client>,
+    target: Target,
     connect_timeout: Duration,
     call_timeout: Duration,
+}
+
+/// The server to connect to.
+#[derive(Clone, Debug)]
+enum Target {
+    /// The one at this address, which may be a name.
+    Server(Arc<Client>),
+    /// The one that the sentinels name.
+    Master(Arc<Sentinels>),
 }
 
 /// A connection and the task that drives it. The last handle aborts the task, which would otherwise
@@ -71,55 +80,117 @@ struct ClosingError(Arc<Mutex<Vec<u8>>>);
 
 impl Connector {
     pub(super) fn new(client: Client, connect_timeout: Duration, call_timeout: Duration) -> Self {
-        Self { client: Arc::new(client), connect_timeout, call_timeout }
+        Self { target: Target::Server(Arc::new(client)), connect_timeout, call_timeout }
+    }
+
+    /// Connects to the master of these sentinels.
+    pub(super) fn of_master(sentinels: Arc<Sentinels>, connect_timeout: Duration, call_timeout: Duration) -> Self {
+        Self { target: Target::Master(sentinels), connect_timeout, call_timeout }
+    }
+
+    pub(super) fn sentinels(&self) -> Option<&Arc<Sentinels>> {
+        match &self.target {
+            Target::Server(_) => None,
+            Target::Master(sentinels) => Some(sentinels),
+        }
     }
 
     /// Connects for calls.
     pub(super) async fn connect(&self) -> RedisResult<Connected> {
+        self.connect_to_named(&OnceLock::new()).await
+    }
+
+    /// Connects for calls. `named` gets the address of the master before the connect, which may
+    /// take long if that server has stopped.
+    pub(super) async fn connect_to_named(&self, named: &OnceLock<Arc<str>>) -> RedisResult<Connected> {
+        let client = self.client(named).await?;
         // The callers have timeouts of their own, for each call and for each connect.
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.connect_timeout))
             .set_response_timeout(Some(2 * self.call_timeout))
             .set_pipeline_buffer_size(PIPELINE_CAPACITY);
-        let Some((socket, closing_error)) = self.socket().await? else {
+        let connected = match socket(&client).await? {
+            Some((socket, closing_error)) => {
+                let settings = client.get_connection_info().redis_settings();
+                let made = MultiplexedConnection::new_with_config(settings, socket, config).await;
+                let (connection, driver) = made.map_err(|error| closing_error.in_place_of(error))?;
+                let driver = Handle::current().spawn(driver).abort_handle();
+                Connected { connection, _driver: Some(Arc::new(DriverTask(driver))) }
+            }
             // The library does not expose its TLS stream: replies over TLS have no bound but
             // timeouts.
-            let connection = self.client.get_multiplexed_async_connection_with_config(&config).await?;
-            return Ok(Connected::from(connection));
+            None => {
+                let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+                Connected::from(connection)
+            }
         };
-        let settings = self.client.get_connection_info().redis_settings();
-        let made = MultiplexedConnection::new_with_config(settings, socket, config).await;
-        let (connection, driver) = made.map_err(|error| closing_error.in_place_of(error))?;
-        let driver = Handle::current().spawn(driver).abort_handle();
-        Ok(Connected { connection, _driver: Some(Arc::new(DriverTask(driver))) })
+        if self.sentinels().is_some() {
+            match cmd("ROLE").query_async(&mut connected.connection.clone()).await {
+                // In the middle of a failover.
+                Ok(role) if is_replica(&role) => {
+                    let detail = "the server that the sentinels name is a replica".to_owned();
+                    return Err(make_extension_error("READONLY".to_owned(), Some(detail)));
+                }
+                Err(error) if error.code() != Some("NOPERM") => return Err(error),
+                Ok(_) | Err(_) => {}
+            }
+        }
+        Ok(connected)
     }
 
     /// Connects for messages.
     pub(super) async fn connect_pubsub(&self) -> RedisResult<PubSub> {
-        let Some((socket, closing_error)) = self.socket().await? else { return self.client.get_async_pubsub().await };
-        let settings = self.client.get_connection_info().redis_settings();
+        let client = self.client(&OnceLock::new()).await?;
+        let Some((socket, closing_error)) = socket(&client).await? else { return client.get_async_pubsub().await };
+        let settings = client.get_connection_info().redis_settings();
         PubSub::new(settings, socket).await.map_err(|error| closing_error.in_place_of(error))
     }
 
-    /// `None`: the address requires TLS.
-    async fn socket(&self) -> RedisResult<Option<(BoundedSocket, ClosingError)>> {
-        let inner: Box<dyn Socket> = match self.client.get_connection_info().addr() {
-            ConnectionAddr::Tcp(host, port) => {
-                let stream = TcpStream::connect((host.as_str(), *port)).await?;
-                // Without Nagle's algorithm, a call does not wait for the reply to the previous
-                // one.
-                stream.set_nodelay(true)?;
-                Box::new(stream)
+    async fn client(&self, named: &OnceLock<Arc<str>>) -> RedisResult<Arc<Client>> {
+        match &self.target {
+            Target::Server(client) => Ok(Arc::clone(client)),
+            Target::Master(sentinels) => {
+                let client = sentinels.master().await?;
+                let _ = named.set(client.get_connection_info().addr().to_string().into());
+                Ok(Arc::new(client))
             }
-            #[cfg(unix)]
-            ConnectionAddr::Unix(path) => Box::new(tokio::net::UnixStream::connect(path).await?),
-            _ => return Ok(None),
-        };
-        let closing_error = ClosingError::default();
-        Ok(Some((
-            BoundedSocket { inner, reply: ReplyLength::default(), closing_error: closing_error.clone() },
-            closing_error,
-        )))
+        }
+    }
+}
+
+/// Whether this reply to `ROLE` is that of a replica, which accepts no writes.
+pub(super) fn is_replica(role: &Value) -> bool {
+    let Value::Array(role) = role else { return false };
+    matches!(role.first(), Some(Value::BulkString(name)) if name != b"master")
+}
+
+/// `None`: the address requires TLS.
+async fn socket(client: &Client) -> RedisResult<Option<(BoundedSocket, ClosingError)>> {
+    let inner: Box<dyn Socket> = match client.get_connection_info().addr() {
+        ConnectionAddr::Tcp(host, port) => {
+            let stream = TcpStream::connect((host.as_str(), *port)).await?;
+            // Without Nagle's algorithm, a call does not wait for the reply to the previous one.
+            stream.set_nodelay(true)?;
+            Box::new(stream)
+        }
+        #[cfg(unix)]
+        ConnectionAddr::Unix(path) => Box::new(tokio::net::UnixStream::connect(path).await?),
+        _ => return Ok(None),
+    };
+    let closing_error = ClosingError::default();
+    Ok(Some((
+        BoundedSocket { inner, reply: ReplyLength::default(), closing_error: closing_error.clone() },
+        closing_error,
+    )))
+}
+
+impl fmt::Display for Connector {
+    /// Without user and password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.target {
+            Target::Server(client) => f.write_str(&escape_control(&client.get_connection_info().addr().to_string())),
+            Target::Master(sentinels) => sentinels.fmt(f),
+        }
     }
 }
 

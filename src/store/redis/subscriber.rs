@@ -22,9 +22,15 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval, sleep, timeout, timeout_at},
 };
 
-use super::{connection::SharedConnection, error::RedisConnectError, self_test::self_test, server::Server};
+use super::{
+    connection::{SharedConnection, Signs},
+    error::RedisConnectError,
+    self_test::self_test,
+    server::Server,
+    socket::Connector,
+};
 use crate::{
-    limits::{QUEUE_POLL_INTERVAL, RETRY_MAX, RETRY_MIN, STORE_TIMEOUT},
+    limits::{QUEUE_POLL_INTERVAL, RECHECK_INTERVAL, RETRY_MAX, RETRY_MIN, STORE_TIMEOUT},
     store::{EventSink, StoreEvent},
     sync::{Mutex, MutexGuard},
 };
@@ -39,8 +45,8 @@ pub(super) struct Subscriber {
     added: Notify,
     /// The server reports no subscriber for a channel.
     subscription_lost: Notify,
-    /// A call got a reply after an outage: reconnect without delay.
-    recovered: Arc<Notify>,
+    /// After an outage: reconnect without delay.
+    signs: Arc<Signs>,
     /// The result of the self-test.
     check_result: watch::Sender<Check>,
     /// The server could not be reached for its first check, and that was logged.
@@ -86,13 +92,13 @@ impl Subscriber {
     /// Time without a health check after which the task counts as stopped.
     const STALE_AFTER: Duration = STORE_TIMEOUT.saturating_mul(4);
 
-    pub(super) fn new(server: Server, recovered: Arc<Notify>) -> Arc<Self> {
+    pub(super) fn new(server: Server, signs: Arc<Signs>) -> Arc<Self> {
         Arc::new(Self {
             server,
             subscriptions: Mutex::default(),
             added: Notify::new(),
             subscription_lost: Notify::new(),
-            recovered,
+            signs,
             check_result: watch::Sender::new(Check::Pending),
             warned_unreachable: AtomicBool::new(false),
             disconnected_since: Mutex::default(),
@@ -237,16 +243,42 @@ impl Subscriber {
     async fn run(self: Arc<Self>, connection: Option<PubSub>, last_active: Arc<Mutex<Instant>>) {
         let health_checks = async {
             loop {
-                sleep(Self::HEALTH_INTERVAL).await;
+                tokio::select! {
+                    () = sleep(Self::HEALTH_INTERVAL) => {}
+                    () = self.signs.moved.notified() => {}
+                }
                 *last_active.lock() = Instant::now();
-                let Server { acquire_conn, release_conn, .. } = &self.server;
-                let (_, _) = tokio::join!(
+                let Server { acquire_conn, release_conn, connector, timeouts, .. } = &self.server;
+                let deadline = timeouts.call_deadline();
+                tokio::join!(
                     self.check_subscribed(acquire_conn),
-                    release_conn.ping(self.server.timeouts.call_deadline())
+                    async { drop(acquire_conn.check_role(deadline).await) },
+                    async { drop(release_conn.check_role(deadline).await) },
+                    self.check_master(connector),
                 );
+                // Many signs at the same time, or forged ones, are one.
+                sleep(RECHECK_INTERVAL).await;
             }
         };
-        tokio::join!(self.receive(connection), health_checks);
+        let sentinels = async {
+            if let Some(sentinels) = self.server.connector.sentinels() {
+                sentinels.listen(&self.signs.moved).await;
+            }
+        };
+        tokio::join!(self.receive(connection), health_checks, sentinels);
+    }
+
+    /// Leaves a server that the sentinels do not name any more. It may believe that it is still the
+    /// master: a process that was stopped does, until it hears of the failover.
+    async fn check_master(&self, connector: &Connector) {
+        let Some(sentinels) = connector.sentinels() else { return };
+        let Ok(master) = sentinels.master().await else { return };
+        let master = master.get_connection_info().addr().to_string();
+        let Server { acquire_conn, release_conn, .. } = &self.server;
+        let left = [acquire_conn, release_conn].map(|connection| connection.leave_others(&master));
+        if left.contains(&true) {
+            self.subscription_lost.notify_one();
+        }
     }
 
     /// Compares the server of the calls with the server of the subscription. After a failover
@@ -255,10 +287,10 @@ impl Subscriber {
         let subscribed_channel = |(channel, subscription): (&String, &Subscription)| {
             subscription.is_subscribed.borrow().then(|| channel.clone())
         };
-        let Some(channel) = self.subscriptions().iter().find_map(subscribed_channel) else {
-            return drop(connection.ping(self.server.timeouts.call_deadline()).await);
-        };
-        if connection.subscriber_count(&channel).await == Some(0) {
+        let channel = self.subscriptions().iter().find_map(subscribed_channel);
+        if let Some(channel) = channel
+            && connection.subscriber_count(&channel).await == Some(0)
+        {
             self.subscription_lost.notify_one();
         }
     }
@@ -283,7 +315,7 @@ impl Subscriber {
             backoff = (2 * backoff).min(RETRY_MAX);
             tokio::select! {
                 () = delay => {}
-                () = self.recovered.notified() => backoff = RETRY_MIN,
+                () = self.signs.recovered.notified() => backoff = RETRY_MIN,
             }
         }
     }

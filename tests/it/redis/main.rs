@@ -27,3 +27,4 @@ mod records;
 mod runbook;
 mod shared_calls;
 mod error_mapping;
+mod failover;

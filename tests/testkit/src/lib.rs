@@ -33,6 +33,7 @@
 mod process;
 mod resp;
 mod redis;
+mod sentinel;
 mod mariadb;
 mod proxy;
 
@@ -60,4 +61,5 @@ pub use self::{
     proxy::{Chaos, Direction, FaultControl, NetworkFault, Proxy, Push, Request},
     redis::{RedisOptions, RedisServer},
     resp::{Connection, Reply},
+    sentinel::{SentinelGroup, SentinelOptions},
 };

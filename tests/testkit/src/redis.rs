@@ -251,7 +251,7 @@ impl RedisServer {
         self.connect().await.command(parts).await.unwrap_or_else(|error| panic!("{parts:?}: {error}"))
     }
 
-    fn program() -> Option<PathBuf> {
+    pub(crate) fn program() -> Option<PathBuf> {
         find(Some("REDIS_SERVER"), "redis-server")
     }
 }

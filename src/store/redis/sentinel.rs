@@ -1,0 +1,200 @@
+//! The sentinels of a master: which server it is now, and the message that it has moved.
+//!
+//! By hand, because `redis::sentinel` asks one sentinel after the other, without a timeout, and
+//! believes the first one. A sentinel that was stopped or partitioned names a former master.
+
+use std::{collections::HashMap, fmt, time::Duration};
+
+use deadpool_redis::redis::{
+    Client, ConnectionAddr, ConnectionInfo, RedisError, RedisResult, cmd, from_redis_value, make_extension_error,
+};
+use futures_util::{
+    StreamExt,
+    future::{BoxFuture, join_all},
+    stream::FuturesUnordered,
+};
+use tokio::{
+    sync::Notify,
+    time::{sleep, timeout},
+};
+
+use super::{
+    error::error_chain,
+    proto::escape_control,
+    socket::{Connected, Connector},
+};
+use crate::sync::Mutex;
+
+/// The sentinels of one master.
+pub(super) struct Sentinels {
+    /// The name of the master.
+    name: String,
+    nodes: Vec<Node>,
+    /// The address of the servers is that which the sentinels name; the rest is here.
+    server: ConnectionInfo,
+    timeout: Duration,
+}
+
+/// One sentinel.
+struct Node {
+    connector: Connector,
+    /// `None`: not connected, or the connection broke.
+    connection: Mutex<Option<Connected>>,
+}
+
+/// The master, as one sentinel knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Word {
+    /// The number of the configuration. A failover makes a larger one.
+    epoch: u64,
+    host: String,
+    port: u16,
+}
+
+impl Sentinels {
+    /// How long to wait for the sentinels beyond a majority. In a failover one of them knows the new
+    /// master first.
+    const GRACE: Duration = Duration::from_millis(50);
+    /// Between two connects to a sentinel that is down.
+    const RECONNECT_DELAY: Duration = Duration::from_secs(1);
+
+    pub(super) fn new(
+        name: String,
+        nodes: Vec<ConnectionInfo>,
+        server: ConnectionInfo,
+        timeout: Duration,
+    ) -> RedisResult<Self> {
+        let node = |info| {
+            let connector = Connector::new(Client::open(info)?, timeout, timeout);
+            Ok(Node { connector, connection: Mutex::default() })
+        };
+        Ok(Self { name, nodes: nodes.into_iter().map(node).collect::<RedisResult<_>>()?, server, timeout })
+    }
+
+    /// A client of the master. Boxed: the sentinels are connected to in the same way.
+    pub(super) fn master(&self) -> BoxFuture<'_, RedisResult<Client>> {
+        Box::pin(async {
+            let Word { host, port, .. } = self.newest_word().await?;
+            let address = match self.server.addr().clone() {
+                ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
+                    ConnectionAddr::TcpTls { host, port, insecure, tls_params }
+                }
+                _ => ConnectionAddr::Tcp(host, port),
+            };
+            Client::open(self.server.clone().set_addr(address))
+        })
+    }
+
+    /// Asks all sentinels at the same time. The word of the newest configuration counts: a sentinel
+    /// that was partitioned has an older one.
+    async fn newest_word(&self) -> RedisResult<Word> {
+        let mut words: FuturesUnordered<_> = self.nodes.iter().map(|node| self.word_of(node)).collect();
+        let (mut newest, mut failures) = (None::<Word>, Vec::new());
+        loop {
+            let has_majority = words.len() < self.nodes.len().div_ceil(2);
+            let limit = if has_majority && newest.is_some() { Self::GRACE } else { self.timeout };
+            match timeout(limit, words.next()).await {
+                Ok(Some(Ok(word))) if newest.as_ref().is_none_or(|newest| word.epoch > newest.epoch) => {
+                    newest = Some(word);
+                }
+                Ok(Some(Ok(_))) => {}
+                Ok(Some(Err(failure))) => failures.push(failure),
+                Ok(None) | Err(_) => break,
+            }
+        }
+        newest.ok_or_else(|| {
+            let detail =
+                format!("no sentinel names the master `{}`: {}", escape_control(&self.name), failures.join("; "));
+            make_extension_error("NOMASTER".to_owned(), Some(detail))
+        })
+    }
+
+    /// The word of one sentinel, or its address and the error.
+    async fn word_of(&self, node: &Node) -> Result<Word, String> {
+        let asked = timeout(self.timeout, node.ask(&self.name)).await;
+        let failure = match asked {
+            Ok(Ok(fields)) => match Word::from_fields(fields) {
+                Some(word) => return Ok(word),
+                None => "an unexpected reply".to_owned(),
+            },
+            Ok(Err(error)) => error_chain(&error),
+            Err(_) => "no reply".to_owned(),
+        };
+        // The next question has a connection of its own.
+        node.connection.lock().take();
+        Err(format!("{node}: {failure}"))
+    }
+
+    /// Notifies of each failover, until the future is dropped. A hint: messages may be lost.
+    pub(super) async fn listen(&self, moved: &Notify) {
+        join_all(self.nodes.iter().map(|node| async move {
+            loop {
+                // An error, or the end of the connection: it is opened again.
+                let _ = node.listen(&self.name, self.timeout, moved).await;
+                sleep(Self::RECONNECT_DELAY).await;
+            }
+        }))
+        .await;
+    }
+}
+
+impl Node {
+    async fn ask(&self, name: &str) -> RedisResult<HashMap<String, String>> {
+        let known = self.connection.lock().clone();
+        let mut connection = match known {
+            Some(connection) => connection,
+            None => {
+                let connection = self.connector.connect().await?;
+                self.connection.lock().insert(connection).clone()
+            }
+        };
+        let reply = cmd("SENTINEL").arg("MASTER").arg(name).query_async(&mut connection.connection).await?;
+        Ok(from_redis_value(reply)?)
+    }
+
+    async fn listen(&self, name: &str, limit: Duration, moved: &Notify) -> RedisResult<()> {
+        let expired = |_| RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
+        let mut messages = timeout(limit, self.connector.connect_pubsub()).await.map_err(expired)??;
+        timeout(limit, messages.subscribe("+switch-master")).await.map_err(expired)??;
+        let mut messages = messages.into_on_message();
+        while let Some(message) = messages.next().await {
+            let is_ours = |text: &[u8]| text.strip_prefix(name.as_bytes()).is_some_and(|rest| rest.starts_with(b" "));
+            if is_ours(message.get_payload_bytes()) {
+                moved.notify_one();
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Word {
+    fn from_fields(mut fields: HashMap<String, String>) -> Option<Self> {
+        let epoch = fields.get("config-epoch")?.parse().ok()?;
+        let port = fields.get("port")?.parse().ok()?;
+        Some(Self { epoch, host: fields.remove("ip")?, port })
+    }
+}
+
+impl fmt::Display for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.connector.fmt(f)
+    }
+}
+
+impl fmt::Display for Sentinels {
+    /// Without users and passwords.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the master `{}` of the sentinels ", escape_control(&self.name))?;
+        for (at, node) in self.nodes.iter().enumerate() {
+            write!(f, "{}{node}", if at == 0 { "" } else { ", " })?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Sentinels {
+    /// Without the clients, which have passwords.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sentinels").field("name", &self.name).finish_non_exhaustive()
+    }
+}

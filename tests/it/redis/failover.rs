@@ -1,0 +1,134 @@
+//! A failover by Sentinel, on real servers.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+use tower_lock::{LockManager, RedisStore};
+use tower_lock_testkit::{
+    RedisServer, SentinelGroup,
+    locks::key,
+    wait::{ms, soon, until},
+};
+
+async fn group(replicas: usize) -> Option<SentinelGroup> {
+    if !RedisServer::is_available() {
+        tower_lock_testkit::skipped(std::thread::current().name().unwrap_or("a test"), "redis-server");
+        return None;
+    }
+    Some(SentinelGroup::start(replicas).await)
+}
+
+async fn instance(group: &SentinelGroup, name: &str) -> LockManager {
+    LockManager::builder(RedisStore::connect(&group.url()).await.expect("it is up")).instance(name).build()
+}
+
+/// The number of scripts that a server has executed.
+async fn scripts(server: &RedisServer) -> u64 {
+    let stats = server.command(&["INFO", "commandstats"]).await;
+    let calls = stats.text().into_iter().flat_map(str::lines).filter_map(|line| {
+        let rest = line.strip_prefix("cmdstat_eval")?;
+        rest.trim_start_matches("sha").strip_prefix(":calls=")?.split(',').next()?.parse::<u64>().ok()
+    });
+    calls.sum()
+}
+
+#[tokio::test]
+async fn waiters_go_on_at_the_promoted_server() {
+    let Some(group) = group(2).await else { return };
+    let [a, b] = [instance(&group, "a").await, instance(&group, "b").await];
+    let held = a.lock(key()).await.expect("free");
+    let token = held.fencing_token();
+    let waiter = tokio::spawn(b.lock(key()).wait(Duration::from_secs(60)).into_future());
+    let master = &group.servers()[0];
+    until("the waiter is queued", async || a.inspect(key()).await.is_ok_and(|status| status.waiting == 1)).await;
+    // The replicas have both.
+    assert_eq!(master.command(&["WAIT", "2", "5000"]).await.integer(), Some(2));
+    master.kill();
+    let promoted = group.promoted(master).await;
+    // A caller repeats what was refused as not started.
+    until("the holder is known", async || a.inspect(key()).await.is_ok_and(|status| status.holder.is_some())).await;
+    assert!(!waiter.is_finished() && !held.held_lock().remaining().is_zero());
+    held.release().await.expect("it is up");
+    let next = soon("a grant", waiter).await.expect("no panic").expect("a grant");
+    assert!(next.fencing_token() > token);
+    next.release().await.expect("it is up");
+    assert!(scripts(promoted).await > 0);
+}
+
+/// It was stopped during the failover. It believes that it is the master until it hears of the
+/// other one, and would grant keys that are held there.
+#[tokio::test]
+async fn resumed_old_master_is_left_within_two_seconds() {
+    let Some(group) = group(1).await else { return };
+    let locks = instance(&group, "a").await;
+    locks.lock(key()).await.expect("free").release().await.expect("it is up");
+    let old = &group.servers()[0];
+    old.freeze();
+    let promoted = group.promoted(old).await;
+    old.thaw();
+    sleep(Duration::from_secs(2)).await;
+    let before = (scripts(old).await, scripts(promoted).await);
+    for _ in 0..20 {
+        locks.lock(key()).wait(Duration::from_secs(10)).await.expect("a grant").release().await.expect("it is up");
+    }
+    assert_eq!(scripts(old).await, before.0, "no call at the old master");
+    assert!(scripts(promoted).await >= before.1 + 40);
+}
+
+#[tokio::test]
+async fn planned_failover_rejects_no_request_that_waits() {
+    let Some(group) = group(2).await else { return };
+    let locks = instance(&group, "a").await;
+    let began = Instant::now();
+    let requests = tokio::spawn(async move {
+        let (mut granted, mut refused) = (0, 0);
+        while began.elapsed() < Duration::from_secs(4) {
+            match locks.lock(key()).wait(Duration::from_secs(30)).await {
+                Ok(guard) => {
+                    granted += 1;
+                    let _ = guard.release().await;
+                }
+                Err(error) => {
+                    refused += 1;
+                    eprintln!("{error:?}");
+                }
+            }
+            sleep(ms(5)).await;
+        }
+        (granted, refused)
+    });
+    sleep(ms(500)).await;
+    group.fail_over().await;
+    group.promoted(&group.servers()[0]).await;
+    let (granted, refused) = soon("the requests", requests).await.expect("no panic");
+    assert!(granted > 50 && refused == 0, "{granted} granted, {refused} refused");
+}
+
+#[tokio::test]
+async fn one_stopped_sentinel_delays_no_connect() {
+    let Some(group) = group(1).await else { return };
+    group.freeze_sentinel(0);
+    let began = Instant::now();
+    let locks = instance(&group, "a").await;
+    locks.lock(key()).await.expect("free").release().await.expect("it is up");
+    eprintln!("{:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn passwords_of_sentinels_and_servers_are_apart() {
+    if !RedisServer::is_available() {
+        return tower_lock_testkit::skipped("the passwords of sentinels", "redis-server");
+    }
+    let group = SentinelGroup::options().server_password("of-servers").sentinel_password("of-sentinels").start(1).await;
+    let url = group.url().replace("://", "://:of-servers@");
+    let locks =
+        LockManager::new(RedisStore::connect(&format!("{url}?sentinel_password=of-sentinels")).await.expect("both"));
+    locks.lock(key()).await.expect("free").release().await.expect("it is up");
+    let nodes = group.sentinel_addresses().into_iter().map(|address| format!("redis://:of-sentinels@{address}"));
+    let builder = RedisStore::builder().sentinel(nodes, "mymaster");
+    let locks = LockManager::new(builder.connect("redis://:of-servers@mymaster").await.expect("both"));
+    locks.lock(key()).await.expect("free").release().await.expect("it is up");
+    let error = RedisStore::connect(&url).await.expect_err("the sentinels want a password");
+    let text = format!("{error:?}");
+    assert!(text.contains("NOMASTER") && text.contains("NOAUTH") && !text.contains("of-servers"), "{text}");
+}

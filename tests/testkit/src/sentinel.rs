@@ -1,0 +1,219 @@
+use std::{fs, fs::File, io, net::SocketAddr, process::Stdio};
+
+use crate::{
+    process::{Process, ReservedPort, TempFolder, local},
+    redis::{RedisOptions, RedisServer},
+    resp::{Connection, Reply},
+    wait::until,
+};
+
+/// A master, its replicas, and three sentinels, each a process.
+#[derive(Debug)]
+pub struct SentinelGroup {
+    servers: Vec<RedisServer>,
+    sentinels: Vec<Sentinel>,
+}
+
+#[derive(Debug)]
+struct Sentinel {
+    process: Process,
+    port: ReservedPort,
+    password: Option<String>,
+    _folder: TempFolder,
+}
+
+/// Builder for a [`SentinelGroup`] with non-default settings.
+#[derive(Clone, Debug, Default)]
+#[must_use = "options start nothing"]
+pub struct SentinelOptions {
+    server_password: Option<String>,
+    sentinel_password: Option<String>,
+}
+
+/// The name of the master.
+const NAME: &str = "mymaster";
+const SENTINELS: usize = 3;
+
+impl SentinelOptions {
+    /// Sets the password of the servers.
+    pub fn server_password(self, password: &str) -> Self {
+        Self { server_password: Some(password.to_owned()), ..self }
+    }
+
+    /// Sets the password of the sentinels.
+    pub fn sentinel_password(self, password: &str) -> Self {
+        Self { sentinel_password: Some(password.to_owned()), ..self }
+    }
+
+    /// Starts the processes, and waits until a failover is possible.
+    pub async fn start(self, replicas: usize) -> SentinelGroup {
+        let master = self.server().start().await;
+        let mut servers = vec![master];
+        for _ in 0..replicas {
+            let master = servers[0].port().to_string();
+            let replica = self.server().args(["--replicaof", "127.0.0.1", &master]).start().await;
+            servers.push(replica);
+        }
+        for replica in &servers[1..] {
+            until("the replica follows", async || {
+                let info = replica.command(&["INFO", "replication"]).await;
+                info.text().is_some_and(|info| info.contains("master_link_status:up"))
+            })
+            .await;
+        }
+        let mut sentinels = Vec::new();
+        for _ in 0..SENTINELS {
+            sentinels.push(Sentinel::start(&self, servers[0].port()).await);
+        }
+        let group = SentinelGroup { servers, sentinels };
+        for sentinel in &group.sentinels {
+            let tuned = ["SENTINEL", "DEBUG", "info-period", "100", "publish-period", "100", "ask-period", "100"];
+            sentinel.command(&tuned).await.expect("it listens");
+            let ready = [("num-slaves", replicas), ("num-other-sentinels", SENTINELS - 1)];
+            until("the sentinels know each other", async || {
+                let reply = sentinel.command(&["SENTINEL", "MASTER", NAME]).await.expect("it listens");
+                ready.iter().all(|(name, count)| field(&reply, name) == Some(&*count.to_string()))
+            })
+            .await;
+        }
+        group
+    }
+
+    fn server(&self) -> RedisOptions {
+        let options = RedisServer::options().set("repl-diskless-sync-delay", "0").set("repl-ping-replica-period", "1");
+        match &self.server_password {
+            Some(password) => options.set("requirepass", password).set("masterauth", password),
+            None => options,
+        }
+    }
+}
+
+impl SentinelGroup {
+    /// A builder for non-default settings.
+    pub fn options() -> SentinelOptions {
+        SentinelOptions::default()
+    }
+
+    /// Starts a master with this number of replicas.
+    pub async fn start(replicas: usize) -> Self {
+        Self::options().start(replicas).await
+    }
+
+    /// The URL for clients, without passwords.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("redis+sentinel://{}/{NAME}", self.sentinel_addresses().join(","))
+    }
+
+    /// The addresses of the sentinels.
+    #[must_use]
+    pub fn sentinel_addresses(&self) -> Vec<String> {
+        self.sentinels.iter().map(|sentinel| sentinel.address().to_string()).collect()
+    }
+
+    /// The servers. The first one was the master at the start.
+    #[must_use]
+    pub fn servers(&self) -> &[RedisServer] {
+        &self.servers
+    }
+
+    /// The server that a majority of the sentinels names. `None`: they do not agree.
+    pub async fn master(&self) -> Option<&RedisServer> {
+        let mut named = Vec::new();
+        for sentinel in &self.sentinels {
+            let reply = sentinel.command(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME]).await.expect("it listens");
+            named.push(reply.items().get(1)?.text()?.parse::<u16>().ok()?);
+        }
+        named.sort_unstable();
+        let middle = named[SENTINELS / 2];
+        let agree = named.iter().filter(|port| **port == middle).count();
+        self.servers.iter().find(|server| agree > SENTINELS / 2 && server.port() == middle)
+    }
+
+    /// Waits until another server than this one is the master for all sentinels, and accepts
+    /// writes.
+    pub async fn promoted(&self, former: &RedisServer) -> &RedisServer {
+        until("a failover", async || match self.master().await {
+            Some(master) if master.port() != former.port() => {
+                master.command(&["ROLE"]).await.items().first().and_then(Reply::text) == Some("master")
+            }
+            _ => false,
+        })
+        .await;
+        self.master().await.expect("they agree")
+    }
+
+    /// Lets no replica follow the master any more. They keep what they have, and can be promoted.
+    pub async fn cut_replication(master: &RedisServer) {
+        master.command(&["ACL", "SETUSER", "default", "-psync", "-sync"]).await;
+        master.command(&["CLIENT", "KILL", "TYPE", "replica"]).await;
+    }
+
+    /// Starts a failover by hand.
+    pub async fn fail_over(&self) {
+        // With short periods the other sentinels would undo it before they hear of it.
+        for sentinel in &self.sentinels {
+            let defaults = ["SENTINEL", "DEBUG", "info-period", "10000", "publish-period", "2000", "ask-period", "1000"];
+            sentinel.command(&defaults).await.expect("it listens");
+        }
+        let reply = self.sentinels[0].command(&["SENTINEL", "FAILOVER", NAME]).await.expect("it listens");
+        assert_eq!(reply.text(), Some("OK"), "{reply:?}");
+    }
+
+    /// Stops a sentinel with SIGSTOP.
+    pub fn freeze_sentinel(&self, number: usize) {
+        self.sentinels[number].process.freeze();
+    }
+}
+
+impl Sentinel {
+    async fn start(options: &SentinelOptions, master: u16) -> Self {
+        let (folder, port) = (TempFolder::new(), ReservedPort::new());
+        let mut lines = vec![
+            format!("port {}", port.number()),
+            "bind 127.0.0.1".to_owned(),
+            "protected-mode no".to_owned(),
+            format!("dir {}", folder.path().display()),
+            format!("sentinel monitor {NAME} 127.0.0.1 {master} 2"),
+            format!("sentinel down-after-milliseconds {NAME} 500"),
+            format!("sentinel failover-timeout {NAME} 2000"),
+        ];
+        if let Some(password) = &options.server_password {
+            lines.push(format!("sentinel auth-pass {NAME} {password}"));
+        }
+        if let Some(password) = &options.sentinel_password {
+            lines.push(format!("requirepass {password}"));
+            lines.push(format!("sentinel sentinel-pass {password}"));
+        }
+        let file = folder.path().join("sentinel.conf");
+        fs::write(&file, lines.join("\n") + "\n").expect("a file");
+        let mut command = Process::command(RedisServer::program().expect("check `RedisServer::is_available` first"));
+        let log = File::create(folder.path().join("log")).expect("a log");
+        command.arg(&file).arg("--sentinel").stdin(Stdio::null()).stdout(log).stderr(Stdio::null());
+        let process = Process::start(command).expect("it starts");
+        let sentinel = Self { process, port, password: options.sentinel_password.clone(), _folder: folder };
+        until("a sentinel responds", async || {
+            assert!(sentinel.process.ended().is_none(), "the sentinel does not start");
+            sentinel.command(&["PING"]).await.is_ok_and(|reply| reply.text() == Some("PONG"))
+        })
+        .await;
+        sentinel
+    }
+
+    fn address(&self) -> SocketAddr {
+        local(self.port.number())
+    }
+
+    async fn command(&self, parts: &[&str]) -> io::Result<Reply> {
+        let mut connection = Connection::open(self.address()).await?;
+        if let Some(password) = &self.password {
+            connection.command(&["AUTH", password]).await?;
+        }
+        connection.command(parts).await
+    }
+}
+
+/// A value of a list of names and values.
+fn field<'a>(fields: &'a Reply, name: &str) -> Option<&'a str> {
+    fields.items().chunks_exact(2).find(|pair| pair[0].text() == Some(name))?[1].text()
+}
