@@ -147,8 +147,13 @@ impl fmt::Display for Hint<'_> {
 
 impl CallError {
     /// `address` and `user`: those of the call.
-    pub(super) fn into_store_error(self, operation: &'static str, address: &str, user: &str) -> StoreError {
-        let kind = self.kind();
+    pub(super) fn into_store_error(
+        self,
+        operation: &'static str,
+        kind: StoreErrorKind,
+        address: &str,
+        user: &str,
+    ) -> StoreError {
         // The text of the self-test names the address.
         let address = (!matches!(self, Self::SelfTestFailed(_))).then(|| address.to_owned());
         StoreError::new("redis", operation, kind).with_source(self.with_hint(address, user))
@@ -235,8 +240,8 @@ fn classify_code(code: &str) -> Option<(StoreErrorKind, &'static str)> {
         "MISCONF" => (Refused, DISK_HINT),
         "MOVED" | "ASK" | "TRYAGAIN" | "CROSSSLOT" | "CLUSTERDOWN" => (Refused, CLUSTER_HINT),
         "READONLY" | "MASTERDOWN" => (Failover, REPLICA_HINT),
-        "NOMASTER" => (Failover, SENTINEL_HINT),
         "DENIED" => (Refused, "its protected mode accepts only local clients: set a password, or `protected-mode no`"),
+        "NOMASTER" => (Unavailable, SENTINEL_HINT),
         "LOADING" => (Unavailable, "it is loading its data after a restart"),
         "BUSY" => (Unavailable, "a script of another client does not finish: `SCRIPT KILL`"),
         "NOREPLICAS" => (Unavailable, "too few replicas are up for `min-replicas-to-write`"),

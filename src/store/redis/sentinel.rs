@@ -3,7 +3,12 @@
 //! By hand, because `redis::sentinel` asks one sentinel after the other, without a timeout, and
 //! believes the first one. A sentinel that was stopped or partitioned names a former master.
 
-use std::{collections::HashMap, fmt, time::Duration};
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use deadpool_redis::redis::{
     Client, ConnectionAddr, ConnectionInfo, RedisError, RedisResult, cmd, from_redis_value, make_extension_error,
@@ -33,6 +38,8 @@ pub(super) struct Sentinels {
     /// The address of the servers is that which the sentinels name; the rest is here.
     server: ConnectionInfo,
     timeout: Duration,
+    /// One of them has replied to the last question.
+    are_reachable: AtomicBool,
 }
 
 /// One sentinel.
@@ -68,7 +75,13 @@ impl Sentinels {
             let connector = Connector::new(Client::open(info)?, timeout, timeout);
             Ok(Node { connector, connection: Mutex::default() })
         };
-        Ok(Self { name, nodes: nodes.into_iter().map(node).collect::<RedisResult<_>>()?, server, timeout })
+        Ok(Self {
+            name,
+            nodes: nodes.into_iter().map(node).collect::<RedisResult<_>>()?,
+            server,
+            timeout,
+            are_reachable: AtomicBool::new(true),
+        })
     }
 
     /// A client of the master. Boxed: the sentinels are connected to in the same way.
@@ -102,6 +115,7 @@ impl Sentinels {
                 Ok(None) | Err(_) => break,
             }
         }
+        self.are_reachable.store(newest.is_some(), Ordering::Relaxed);
         newest.ok_or_else(|| {
             let detail =
                 format!("no sentinel names the master `{}`: {}", escape_control(&self.name), failures.join("; "));
@@ -123,6 +137,11 @@ impl Sentinels {
         // The next question has a connection of its own.
         node.connection.lock().take();
         Err(format!("{node}: {failure}"))
+    }
+
+    /// Whether one of them has replied to the last question, which is at most a second old.
+    pub(super) fn are_reachable(&self) -> bool {
+        self.are_reachable.load(Ordering::Relaxed)
     }
 
     /// Notifies of each failover, until the future is dropped. A hint: messages may be lost.

@@ -11,6 +11,7 @@ use super::{
     proto::Keyspace,
     socket::Connector,
 };
+use crate::store::{StoreError, StoreErrorKind};
 
 /// The server of a store.
 #[derive(Debug)]
@@ -33,6 +34,20 @@ impl Server {
     pub(super) async fn connect_pubsub(&self) -> Result<PubSub, CallError> {
         let connection = timeout(self.timeouts.connect, self.connector.connect_pubsub()).await;
         Ok(connection.map_err(|_| CallError::ConnectTimeout)??)
+    }
+
+    /// The error of a call.
+    pub(super) fn store_error(&self, operation: &'static str, error: CallError) -> StoreError {
+        let kind = match error.kind() {
+            // The sentinels will promote another server: requests that wait may wait for it.
+            StoreErrorKind::Unavailable | StoreErrorKind::Timeout if self.has_sentinels() => StoreErrorKind::Failover,
+            kind => kind,
+        };
+        error.into_store_error(operation, kind, &self.address, &self.user)
+    }
+
+    fn has_sentinels(&self) -> bool {
+        self.connector.sentinels().is_some_and(|sentinels| sentinels.are_reachable())
     }
 
     /// Warns that the stored value was not a fence, and that a script replaced it by the server's

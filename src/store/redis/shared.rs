@@ -169,10 +169,7 @@ impl SendRequests<AcquireRequest> for Shared {
                 self.subscriber.wait_subscribed(request.id.manager()).await;
             }
         }
-        let store_error = |error: CallError| {
-            let Server { address, user, .. } = self.server();
-            error.into_store_error("acquire", address, user)
-        };
+        let store_error = |error: CallError| self.server().store_error("acquire", error);
         let waiting: Vec<_> = requests.iter().map(|request| request.if_busy == IfBusy::Enqueue).collect();
         let is_disconnected = !managers.is_empty() && self.subscriber.is_disconnected();
         if is_disconnected {
@@ -240,13 +237,12 @@ impl SendRequests<ReleaseRequest> for Shared {
         };
         match send.await {
             Ok(replies) => {
-                let store_error =
-                    |error| CallError::from(error).into_store_error("release", &server.address, &server.user);
+                let store_error = |error: KeyError| server.store_error("release", error.into());
                 replies.into_iter().map(|reply| reply.map_err(store_error)).collect()
             }
             Err(error) if requests.len() > 1 && error.may_be_of_one_key() => send_alone(self, requests, called).await,
             Err(error) => {
-                let error = CallError::into_store_error(error, "release", &server.address, &server.user);
+                let error = server.store_error("release", error);
                 vec![Err(error); requests.len()]
             }
         }

@@ -5,8 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    connection::Query, error::CallError, list, proto, server::Server, shared::Shared, shared_calls::SharedCalls,
-    subscriber::Check,
+    connection::Query, error::CallError, list, proto, shared::Shared, shared_calls::SharedCalls, subscriber::Check,
 };
 use crate::{
     lock_key::LockKey,
@@ -66,8 +65,7 @@ impl RedisStore {
         StoreFuture::new(async move {
             let deadline = shared.server().timeouts.call_deadline();
             let reply = run(Arc::clone(&shared), deadline).await;
-            let Server { address, user, .. } = shared.server();
-            reply.map_err(|error| error.into_store_error(operation, address, user))
+            reply.map_err(|error| shared.server().store_error(operation, error))
         })
     }
 }
@@ -85,8 +83,7 @@ impl LockStore for RedisStore {
             return StoreFuture::ready(Err(error));
         }
         if let Err(error) = self.shared.server().keyspace.lock(&request.key) {
-            let Server { address, user, .. } = self.shared.server();
-            return StoreFuture::ready(Err(CallError::from(error).into_store_error("acquire", address, user)));
+            return StoreFuture::ready(Err(self.shared.server().store_error("acquire", error.into())));
         }
         SharedCalls::push(&self.shared, request)
     }

@@ -26,32 +26,29 @@ struct Sentinel {
 #[derive(Clone, Debug, Default)]
 #[must_use = "options start nothing"]
 pub struct SentinelOptions {
-    server_password: Option<String>,
     sentinel_password: Option<String>,
 }
 
 /// The name of the master.
 const NAME: &str = "mymaster";
+/// The user and the password of the sentinels at the servers.
+const USER: &str = "watcher";
+const USER_PASSWORD: &str = "of-watchers";
 const SENTINELS: usize = 3;
 
 impl SentinelOptions {
-    /// Sets the password of the servers.
-    pub fn server_password(self, password: &str) -> Self {
-        Self { server_password: Some(password.to_owned()), ..self }
-    }
-
     /// Sets the password of the sentinels.
     pub fn sentinel_password(self, password: &str) -> Self {
-        Self { sentinel_password: Some(password.to_owned()), ..self }
+        Self { sentinel_password: Some(password.to_owned()) }
     }
 
     /// Starts the processes, and waits until a failover is possible.
     pub async fn start(self, replicas: usize) -> SentinelGroup {
-        let master = self.server().start().await;
+        let master = server().start().await;
         let mut servers = vec![master];
         for _ in 0..replicas {
             let master = servers[0].port().to_string();
-            let replica = self.server().args(["--replicaof", "127.0.0.1", &master]).start().await;
+            let replica = server().args(["--replicaof", "127.0.0.1", &master]).start().await;
             servers.push(replica);
         }
         for replica in &servers[1..] {
@@ -78,17 +75,22 @@ impl SentinelOptions {
         }
         group
     }
+}
 
-    fn server(&self) -> RedisOptions {
-        let options = RedisServer::options().set("repl-diskless-sync-delay", "0").set("repl-ping-replica-period", "1");
-        match &self.server_password {
-            Some(password) => options.set("requirepass", password).set("masterauth", password),
-            None => options,
-        }
-    }
+fn server() -> RedisOptions {
+    let user = ["--user", USER, "on", &format!(">{USER_PASSWORD}"), "allkeys", "allchannels", "+@all"];
+    RedisServer::options()
+        .set("repl-diskless-sync-delay", "0")
+        .set("repl-ping-replica-period", "1")
+        .set("requirepass", SentinelGroup::PASSWORD)
+        .set("masterauth", SentinelGroup::PASSWORD)
+        .args(user)
 }
 
 impl SentinelGroup {
+    /// The password of the servers.
+    pub const PASSWORD: &str = "of-servers";
+
     /// A builder for non-default settings.
     pub fn options() -> SentinelOptions {
         SentinelOptions::default()
@@ -99,10 +101,10 @@ impl SentinelGroup {
         Self::options().start(replicas).await
     }
 
-    /// The URL for clients, without passwords.
+    /// The URL for clients, with the password of the servers.
     #[must_use]
     pub fn url(&self) -> String {
-        format!("redis+sentinel://{}/{NAME}", self.sentinel_addresses().join(","))
+        format!("redis+sentinel://:{}@{}/{NAME}", Self::PASSWORD, self.sentinel_addresses().join(","))
     }
 
     /// The addresses of the sentinels.
@@ -149,11 +151,18 @@ impl SentinelGroup {
         master.command(&["CLIENT", "KILL", "TYPE", "replica"]).await;
     }
 
+    /// Separates a master from the sentinels: for them it is down, and for its clients it is up.
+    pub async fn isolate(master: &RedisServer) {
+        master.command(&["ACL", "SETUSER", USER, "off"]).await;
+        master.command(&["CLIENT", "KILL", "USER", USER]).await;
+    }
+
     /// Starts a failover by hand.
     pub async fn fail_over(&self) {
         // With short periods the other sentinels would undo it before they hear of it.
         for sentinel in &self.sentinels {
-            let defaults = ["SENTINEL", "DEBUG", "info-period", "10000", "publish-period", "2000", "ask-period", "1000"];
+            let defaults =
+                ["SENTINEL", "DEBUG", "info-period", "10000", "publish-period", "2000", "ask-period", "1000"];
             sentinel.command(&defaults).await.expect("it listens");
         }
         let reply = self.sentinels[0].command(&["SENTINEL", "FAILOVER", NAME]).await.expect("it listens");
@@ -177,10 +186,9 @@ impl Sentinel {
             format!("sentinel monitor {NAME} 127.0.0.1 {master} 2"),
             format!("sentinel down-after-milliseconds {NAME} 500"),
             format!("sentinel failover-timeout {NAME} 2000"),
+            format!("sentinel auth-user {NAME} {USER}"),
+            format!("sentinel auth-pass {NAME} {USER_PASSWORD}"),
         ];
-        if let Some(password) = &options.server_password {
-            lines.push(format!("sentinel auth-pass {NAME} {password}"));
-        }
         if let Some(password) = &options.sentinel_password {
             lines.push(format!("requirepass {password}"));
             lines.push(format!("sentinel sentinel-pass {password}"));
