@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     address::{Address, SentinelAddresses},
-    connection::{SharedConnection, Signs, Source, Timeouts},
+    connection::{MinReplicas, SharedConnection, Signs, Source, Timeouts},
     error::RedisConnectError,
     proto::Keyspace,
     self_test::self_test,
@@ -48,6 +48,7 @@ pub struct RedisStoreBuilder {
     sentinel: Option<(Vec<String>, String)>,
     connect_timeout: Option<Duration>,
     call_timeout: Option<Duration>,
+    min_replicas: Option<MinReplicas>,
 }
 
 impl RedisStoreBuilder {
@@ -116,8 +117,27 @@ impl RedisStoreBuilder {
         Self { call_timeout: Some(timeout), ..self }
     }
 
+    /// Counts a grant or a renewal only when this number of replicas has it. Default: 0.
+    ///
+    /// Replication is asynchronous: without this setting, a failover to a replica that does not have
+    /// the newest grants lets a second holder in. With it, a grant that too few replicas acknowledge
+    /// within `timeout` is released, and its request is repeated or rejected (503, not started). A
+    /// master that is separated from its replicas can therefore grant nothing.
+    ///
+    /// With as many as all replicas, no failover loses a grant. With fewer, a replica without the
+    /// newest grants may still be promoted. Each acquire waits for one more round trip, from the
+    /// master to the replicas; requests at the same time share it. While too few replicas are up, no
+    /// lock is acquired.
+    ///
+    /// `timeout` is from 1 ms to half of the [`call_timeout`](Self::call_timeout). With any other,
+    /// connecting fails with [`RedisConnectError::InvalidTimeout`]. Use a multiple of the usual time
+    /// of replication, for example 100 ms.
+    pub fn min_replicas(self, count: u32, timeout: Duration) -> Self {
+        Self { min_replicas: (count > 0).then_some(MinReplicas { count, timeout }), ..self }
+    }
+
     /// Connects to a URL: `redis://user:password@host:port/database`, `rediss://` for TLS (feature
-    /// `redis-tls`), or `unix:///path`.
+    /// `redis-tls`), `redis+sentinel://` (see [`sentinel`](Self::sentinel)), or `unix:///path`.
     ///
     /// # Errors
     ///
@@ -218,6 +238,11 @@ impl RedisStoreBuilder {
             call: checked("call_timeout", self.call_timeout, STORE_CALL_TIMEOUT, STORE_CALL_TIMEOUT_MAX)?,
             connect: checked("connect_timeout", self.connect_timeout, CONNECT_TIMEOUT, CONNECT_TIMEOUT_MAX)?,
         };
+        if let Some(MinReplicas { timeout, .. }) = self.min_replicas
+            && !(Duration::from_millis(1)..=timeouts.call / 2).contains(&timeout)
+        {
+            return Err(RedisConnectError::InvalidTimeout { setting: "min_replicas", value: timeout });
+        }
         let invalid = |error: RedisError| RedisConnectError::InvalidUrl(error.into());
         let (connector, display) = match address.sentinels {
             None => {
@@ -233,9 +258,21 @@ impl RedisStoreBuilder {
         let user = if pool.is_some() { "the user of the pool".to_owned() } else { address.user };
         let source = pool.map_or_else(|| Source::Own(connector.clone()), Source::Pool);
         let signs = Arc::<Signs>::default();
-        let [acquire_conn, release_conn] = [source.clone(), source]
-            .map(|source| Arc::new(SharedConnection::new(source, timeouts, Arc::clone(&signs))));
-        let server = Server { connector, address: display, user, keyspace, timeouts, acquire_conn, release_conn };
+        let connection = || Arc::new(SharedConnection::new(source.clone(), timeouts, Arc::clone(&signs)));
+        let (acquire_conn, release_conn) = (connection(), connection());
+        let min_replicas = self.min_replicas;
+        let renew_conn = if min_replicas.is_some() { connection() } else { Arc::clone(&release_conn) };
+        let server = Server {
+            connector,
+            address: display,
+            user,
+            keyspace,
+            timeouts,
+            min_replicas,
+            acquire_conn,
+            release_conn,
+            renew_conn,
+        };
         Ok(Arc::new(Shared {
             acquires: Default::default(),
             releases: Default::default(),

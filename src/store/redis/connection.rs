@@ -13,7 +13,9 @@ use std::{
 
 use deadpool_redis::{
     Connection, Pool,
-    redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value, aio::MultiplexedConnection, cmd, from_redis_value},
+    redis::{
+        Cmd, ErrorKind, RedisResult, ServerErrorKind, Value, aio::MultiplexedConnection, cmd, from_redis_value, pipe,
+    },
 };
 use tokio::{
     runtime::Handle,
@@ -23,7 +25,7 @@ use tokio::{
 
 use super::{
     error::CallError,
-    proto::ScriptCall,
+    proto::{ScriptCall, UnexpectedReply},
     socket::{Connected, Connector, is_replica},
 };
 use crate::{
@@ -38,6 +40,22 @@ pub(super) struct Timeouts {
     pub(super) call: Duration,
     /// Of connecting: DNS, TCP, TLS, AUTH.
     pub(super) connect: Duration,
+}
+
+/// The replicas that must have a write before it counts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MinReplicas {
+    pub(super) count: u32,
+    /// How long a call waits for them.
+    pub(super) timeout: Duration,
+}
+
+/// Too few replicas have a write. It may survive a failover nevertheless.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("{acknowledged} of {required} replicas have acknowledged the write in time")]
+pub(super) struct NotReplicated {
+    acknowledged: i64,
+    required: u32,
 }
 
 /// The source of new connections.
@@ -98,6 +116,8 @@ struct ConnectFailure {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Query<'a> {
     EvalSha(&'a ScriptCall),
+    /// The script, and a wait for the replicas. The reply has both.
+    EvalShaAndWait(&'a ScriptCall, MinReplicas),
     /// The same script by its text, for a server that does not know its hash.
     Eval(&'a ScriptCall),
     Command(&'a Cmd),
@@ -156,9 +176,48 @@ impl SharedConnection {
         }
     }
 
+    /// As [`call_replicated`](Self::call_replicated), and sends again as
+    /// [`query_retry`](Self::query_retry).
+    pub(super) async fn call_replicated_retry(
+        &self,
+        call: &ScriptCall,
+        min_replicas: Option<MinReplicas>,
+        deadline: Instant,
+    ) -> Result<(Value, Result<(), NotReplicated>), CallError> {
+        match self.call_replicated(call, min_replicas, deadline).await {
+            Err(CallError::Redis(error)) if error.is_connection_dropped() => {
+                self.call_replicated(call, min_replicas, deadline).await
+            }
+            reply => reply,
+        }
+    }
+
     /// Sends a `PING`. It detects a connection that broke while idle, before a request does.
     pub(super) async fn ping(&self, deadline: Instant) -> Result<(), CallError> {
         self.query_retry(Query::Command(&cmd("PING")), deadline).await.map(drop)
+    }
+
+    /// Executes a script. Also returns whether enough replicas have its writes, and all writes before
+    /// them.
+    pub(super) async fn call_replicated(
+        &self,
+        call: &ScriptCall,
+        min_replicas: Option<MinReplicas>,
+        deadline: Instant,
+    ) -> Result<(Value, Result<(), NotReplicated>), CallError> {
+        let Some(required) = min_replicas else {
+            return Ok((self.query(Query::EvalSha(call), deadline).await?, Ok(())));
+        };
+        let Value::Array(replies) = self.query(Query::EvalShaAndWait(call, required), deadline).await? else {
+            return Err(UnexpectedReply.into());
+        };
+        let [reply, Value::Int(acknowledged)] = <[Value; 2]>::try_from(replies).map_err(|_| UnexpectedReply)? else {
+            return Err(UnexpectedReply.into());
+        };
+        let MinReplicas { count, .. } = required;
+        let is_replicated = acknowledged >= i64::from(count);
+        let replicated = if is_replicated { Ok(()) } else { Err(NotReplicated { acknowledged, required: count }) };
+        Ok((reply, replicated))
     }
 
     /// Asks the server for its role, and abandons the connection if it is a replica. It also tests
@@ -293,10 +352,31 @@ impl Query<'_> {
                 }
                 reply => reply,
             },
+            Self::EvalShaAndWait(call, required) => match call_and_wait(call.eval_sha(), required, connection).await {
+                Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
+                    call_and_wait(call.eval(), required, connection).await
+                }
+                replies => replies,
+            },
             Self::Eval(call) => call.eval().query_async(connection).await,
             Self::Command(command) => command.query_async(connection).await,
         }
     }
+}
+
+/// The connection is blocked until the replicas have acknowledged: requests that arrive meanwhile
+/// share the next call, and the next wait.
+async fn call_and_wait(
+    script: Cmd,
+    required: MinReplicas,
+    connection: &mut MultiplexedConnection,
+) -> RedisResult<Value> {
+    let mut pipeline = pipe();
+    // Zero would wait without a limit.
+    let ms = u64::try_from(required.timeout.as_millis()).unwrap_or(u64::MAX).max(1);
+    pipeline.add_command(script).cmd("WAIT").arg(required.count).arg(ms).ignore_errors();
+    let replies: Vec<RedisResult<Value>> = pipeline.query_async(connection).await?;
+    Ok(Value::Array(replies.into_iter().collect::<RedisResult<_>>()?))
 }
 
 impl Drop for InFlightQuery<'_> {

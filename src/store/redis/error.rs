@@ -7,7 +7,10 @@ use deadpool_redis::{
     redis::{ErrorKind, RedisError, ServerErrorKind},
 };
 
-use super::proto::{InvalidName, UnexpectedReply, escape_control};
+use super::{
+    connection::NotReplicated,
+    proto::{InvalidName, UnexpectedReply, escape_control},
+};
 use crate::{
     limits::{CONNECT_TIMEOUT_MAX, REDIS_TIMEOUT_MIN, STORE_CALL_TIMEOUT_MAX},
     store::{StoreError, StoreErrorKind},
@@ -32,9 +35,9 @@ pub enum RedisConnectError {
     #[error("invalid prefix `{0}`: a prefix is 1 to 64 of [A-Za-z0-9._-], and not `tower-lock`")]
     InvalidPrefix(String),
     /// A timeout of the builder is out of range.
-    #[error("`{setting}` is {value:?}, but must be from {REDIS_TIMEOUT_MIN:?} to {:?}", max_timeout(.setting))]
+    #[error("the timeout of `{setting}` is {value:?}, but must be {}", timeout_range(.setting))]
     InvalidTimeout {
-        /// `connect_timeout` or `call_timeout`.
+        /// `connect_timeout`, `call_timeout` or `min_replicas`.
         setting: &'static str,
         /// Its value.
         value: Duration,
@@ -110,6 +113,8 @@ pub(super) enum CallError {
     /// The cursor of a listing is not one of this store.
     #[error("the cursor is not one of this store")]
     InvalidCursor,
+    #[error(transparent)]
+    NotReplicated(#[from] NotReplicated),
     #[error(transparent)]
     UnexpectedReply(#[from] UnexpectedReply),
     #[error(transparent)]
@@ -201,6 +206,9 @@ impl CallError {
                 Unavailable,
                 "may this user subscribe to its channel (`&tower-lock:<prefix>:in:*`), and do messages arrive?",
             ),
+            Self::NotReplicated(_) => {
+                (Unavailable, "are enough replicas up, and do they follow this server (`INFO replication`)?")
+            }
             Self::Expired => (Timeout, "is the network or the server overloaded?"),
             Self::UnexpectedReply(_) => (
                 Protocol,
@@ -317,8 +325,13 @@ fn pubsub_message(address: &str, receivers: u64, received: bool) -> String {
     }
 }
 
-fn max_timeout(setting: &str) -> Duration {
-    if setting == "call_timeout" { STORE_CALL_TIMEOUT_MAX } else { CONNECT_TIMEOUT_MAX }
+fn timeout_range(setting: &str) -> String {
+    let max = match setting {
+        "call_timeout" => STORE_CALL_TIMEOUT_MAX,
+        "connect_timeout" => CONNECT_TIMEOUT_MAX,
+        _ => return "from 1ms to half of `call_timeout`".to_owned(),
+    };
+    format!("from {REDIS_TIMEOUT_MIN:?} to {max:?}")
 }
 
 /// An error and its causes on one line, without control characters: a server may have chosen the

@@ -46,10 +46,11 @@ pub(super) async fn self_test(server: &Server) -> Result<(PubSub, i64), SelfTest
         })
     };
     let refused = |error: &dyn fmt::Display| all_refused(vec![escape_control(&error.to_string())]);
-    let Server { acquire_conn, release_conn, .. } = server;
+    let Server { acquire_conn, release_conn, renew_conn, min_replicas, .. } = server;
     // Connecting may take longer than a call.
-    acquire_conn.ready().await.map_err(failed)?;
-    release_conn.ready().await.map_err(failed)?;
+    for connection in server.connections() {
+        connection.ready().await.map_err(failed)?;
+    }
     check_server(acquire_conn, &server.address, &failed).await?;
     let test_id = format!("self-test:{:016x}", Process::default().random_bits());
     let channel = server.keyspace.inbox(&test_id);
@@ -64,13 +65,14 @@ pub(super) async fn self_test(server: &Server) -> Result<(PubSub, i64), SelfTest
     }
     let key = LockKey::from(("self-test", test_id.as_str()));
     let call = server.keyspace.self_test(&key, &channel, "1 hello").map_err(|name| failed(name.into()))?;
+    let refused_or_failed = |error| match error {
+        // The user lacks the permission to run scripts, or to wait for replicas.
+        CallError::Redis(error) if error.code() == Some("NOPERM") => refused(&error),
+        error => failed(error),
+    };
     let run = async |query| {
         // On the connection that is not yet in use.
-        release_conn.query(query, timeouts.call_deadline()).await.map_err(|error| match error {
-            // The user lacks the permission to run scripts.
-            CallError::Redis(error) if error.code() == Some("NOPERM") => refused(&error),
-            error => failed(error),
-        })
+        release_conn.query(query, timeouts.call_deadline()).await.map_err(refused_or_failed)
     };
     // By its text and by its hash: after a restart of the server the text is needed, too.
     let parse = |reply| proto::parse_self_test(&reply).map_err(|error| failed(error.into()));
@@ -87,6 +89,10 @@ pub(super) async fn self_test(server: &Server) -> Result<(PubSub, i64), SelfTest
         } else {
             all_refused(refusals)
         });
+    }
+    if min_replicas.is_some() {
+        let reply = renew_conn.call_replicated(&call, *min_replicas, timeouts.call_deadline()).await;
+        reply.map_err(refused_or_failed)?.1.map_err(|missing| failed(missing.into()))?;
     }
     if let Some(found) = first.invalid_fence {
         server.warn_fence_replaced(&found);

@@ -6,7 +6,7 @@ use deadpool_redis::redis::aio::PubSub;
 use tokio::time::timeout;
 
 use super::{
-    connection::{SharedConnection, Timeouts},
+    connection::{MinReplicas, SharedConnection, Timeouts},
     error::CallError,
     proto::Keyspace,
     socket::Connector,
@@ -23,10 +23,14 @@ pub(super) struct Server {
     pub(super) user: String,
     pub(super) keyspace: Keyspace,
     pub(super) timeouts: Timeouts,
+    /// The replicas that must have a grant or a renewal. `None`: it counts at once.
+    pub(super) min_replicas: Option<MinReplicas>,
     /// For acquisitions.
     pub(super) acquire_conn: Arc<SharedConnection>,
-    /// For renewals and releases, which never queue behind acquisitions.
+    /// For releases, which never queue behind acquisitions.
     pub(super) release_conn: Arc<SharedConnection>,
+    /// For renewals: the connection of releases, or one of its own if renewals wait for replicas.
+    pub(super) renew_conn: Arc<SharedConnection>,
 }
 
 impl Server {
@@ -34,6 +38,12 @@ impl Server {
     pub(super) async fn connect_pubsub(&self) -> Result<PubSub, CallError> {
         let connection = timeout(self.timeouts.connect, self.connector.connect_pubsub()).await;
         Ok(connection.map_err(|_| CallError::ConnectTimeout)??)
+    }
+
+    /// The connections for calls.
+    pub(super) fn connections(&self) -> impl Iterator<Item = &Arc<SharedConnection>> {
+        let own = (!Arc::ptr_eq(&self.renew_conn, &self.release_conn)).then_some(&self.renew_conn);
+        [&self.acquire_conn, &self.release_conn].into_iter().chain(own)
     }
 
     /// The error of a call.

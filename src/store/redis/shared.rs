@@ -12,7 +12,7 @@ use deadpool_redis::redis::{Value, make_extension_error};
 use tokio::time::Instant;
 
 use super::{
-    connection::Query,
+    connection::{NotReplicated, Query},
     error::CallError,
     proto::{self, InvalidName, KeyError, ScriptCall, ServerClock, Timed, UnexpectedReply},
     server::Server,
@@ -48,6 +48,7 @@ impl Shared {
     const STALE_AFTER_CALLS: u32 = 4;
 
     /// Executes a call that does nothing later than `valid_for` after it was made, by either clock.
+    /// Also returns whether enough replicas have its writes.
     pub(super) async fn call_before_expiry<T>(
         &self,
         called: BootInstant,
@@ -55,18 +56,19 @@ impl Shared {
         deadline: Instant,
         call: impl Fn(i64) -> Result<ScriptCall, InvalidName>,
         parse: impl Fn(&Value) -> Result<(i64, Timed<T>), UnexpectedReply>,
-    ) -> Result<T, CallError> {
+    ) -> Result<(T, Result<(), NotReplicated>), CallError> {
+        let Server { acquire_conn, min_replicas, .. } = self.server();
         for _ in 0..Self::MAX_TRIES {
             // Without an estimate, a call that has expired already fetches the server's time.
             let expires_at = self.server_clock().expires_at(called, valid_for).unwrap_or(0);
             // Not repeated: the caller releases what a call without a reply may have acquired (I8).
-            let reply = self.server().acquire_conn.query(Query::EvalSha(&call(expires_at)?), deadline).await?;
+            let (reply, replicated) = acquire_conn.call_replicated(&call(expires_at)?, *min_replicas, deadline).await?;
             let now = self.clock.now();
             self.check_fence(&reply);
             let (server_us, outcome) = parse(&reply)?;
             self.server_clock().observe(server_us, now);
             match outcome {
-                Timed::Done(reply) => return Ok(reply),
+                Timed::Done(reply) => return Ok((reply, replicated)),
                 Timed::Expired if now.saturating_duration_since(called) >= valid_for => break,
                 Timed::Expired => {}
             }
@@ -132,6 +134,11 @@ impl Sender for Shared {
     fn stale_after(&self) -> Duration {
         Self::STALE_AFTER_CALLS * self.server().timeouts.call
     }
+
+    /// The wait for replicas blocks the connection: a call beside another one would wait, too.
+    fn shares_waits(&self) -> bool {
+        self.server().min_replicas.is_some()
+    }
 }
 
 impl SendRequests<AcquireRequest> for Shared {
@@ -181,16 +188,18 @@ impl SendRequests<AcquireRequest> for Shared {
         let call = |expires_at| self.server().keyspace.acquire(&requests, expires_at);
         let parse = |reply: &_| proto::parse_acquire(reply, count);
         match self.call_before_expiry(called, valid_for, deadline, call, parse).await {
-            Ok(replies) => {
-                let reply = |(reply, waits): (_, bool)| match reply {
-                    Ok(AcquireReply::Busy { .. }) if is_disconnected && waits => {
+            Ok((replies, replicated)) => {
+                let reply = |(reply, waits): (_, bool)| match (reply, replicated) {
+                    // In doubt: it is released, unless a repeated call finds it replicated.
+                    (Ok(AcquireReply::Granted { .. }), Err(error)) => Err(store_error(error.into())),
+                    (Ok(AcquireReply::Busy { .. }), _) if is_disconnected && waits => {
                         Err(store_error(CallError::NotSubscribed))
                     }
-                    Ok(reply) => {
+                    (Ok(reply), _) => {
                         self.warn_if_no_ttl(&reply);
                         Ok(reply)
                     }
-                    Err(error) => Err(store_error(CallError::from(error))),
+                    (Err(error), _) => Err(store_error(CallError::from(error))),
                 };
                 replies.into_iter().zip(waiting).map(reply).collect()
             }

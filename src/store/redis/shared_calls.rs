@@ -69,6 +69,9 @@ pub(super) trait Sender: Send + Sync + 'static {
 
     /// The time of a call after which its task counts as stopped: nothing drives its runtime.
     fn stale_after(&self) -> Duration;
+
+    /// Whether requests wait for the end of a long call, to share the next one.
+    fn shares_waits(&self) -> bool;
 }
 
 /// Sends the requests of one kind.
@@ -167,7 +170,7 @@ where
         }
         state.waiting.push_back(Waiting { request, called, reply });
         let id = runtime.id();
-        let (stale, task) = state.restart(sender.now(), sender.stale_after(), id);
+        let (stale, task) = state.restart(&**sender, id);
         // The task of another runtime may take this request, and then stop.
         let is_watched = state.calls.iter().all(|call| call.runtime == id) || state.watches.contains(&id);
         if !is_watched {
@@ -200,24 +203,20 @@ where
 
 impl<R, T> State<R, T> {
     /// Whether the next call may be sent beside those of the tasks other than this one.
-    fn may_call(&self, task: Option<u64>, now: BootInstant) -> bool {
+    fn may_call(&self, task: Option<u64>, now: BootInstant, shares_waits: bool) -> bool {
         let others = || self.calls.iter().filter(|call| Some(call.task) != task);
         let is_long = |call: &InFlight<T>| now.saturating_duration_since(call.since) > LONG_CALL;
         let is_full = self.waiting.len() >= MAX_REQUESTS_PER_CALL;
-        others().count() < MAX_CALLS && (is_full || others().all(is_long))
+        others().count() < MAX_CALLS && (is_full || others().all(|call| is_long(call) && !shares_waits))
     }
 
     /// Takes the calls whose tasks have stopped, and the number of a task to start in this runtime
     /// if requests wait for one.
-    fn restart(
-        &mut self,
-        now: BootInstant,
-        stale_after: Duration,
-        runtime: runtime::Id,
-    ) -> (Vec<InFlight<T>>, Option<u64>) {
+    fn restart(&mut self, sender: &impl Sender, runtime: runtime::Id) -> (Vec<InFlight<T>>, Option<u64>) {
+        let (now, stale_after) = (sender.now(), sender.stale_after());
         let is_stale = |call: &InFlight<T>| now.saturating_duration_since(call.since) > stale_after;
         let stale = self.calls.extract_if(.., |call| is_stale(call)).collect();
-        let starts = !self.waiting.is_empty() && self.may_call(None, now);
+        let starts = !self.waiting.is_empty() && self.may_call(None, now, sender.shares_waits());
         if starts {
             self.next_task += 1;
             self.calls.push(InFlight { task: self.next_task, runtime, since: now, replies: Vec::new() });
@@ -258,7 +257,7 @@ impl<R: Shareable + Send + 'static, S: SendRequests<R>> Task<R, S> {
         let now = self.sender.now();
         let mut state = self.sender.calls().state.lock();
         let late = state.take_late(now, S::may_wait);
-        let may_call = state.may_call(Some(self.number), now);
+        let may_call = state.may_call(Some(self.number), now, self.sender.shares_waits());
         let count = next_call(state.waiting.iter().map(|waiting| &waiting.request));
         let State { waiting, calls, .. } = &mut *state;
         let at = calls.iter().position(|call| call.task == self.number);
@@ -316,7 +315,7 @@ impl<R: Shareable + Send + 'static, S: SendRequests<R>> Watch<R, S> {
             let Some(sender) = self.sender.upgrade() else { return };
             wait = sender.stale_after();
             let mut state = sender.calls().state.lock();
-            let (stale, task) = state.restart(sender.now(), wait, self.runtime);
+            let (stale, task) = state.restart(&*sender, self.runtime);
             let is_needed = state.calls.iter().any(|call| call.runtime != self.runtime);
             if !is_needed {
                 state.watches.retain(|runtime| *runtime != self.runtime);

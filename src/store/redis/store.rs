@@ -2,10 +2,12 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use futures_util::future::try_join_all;
 use tokio::time::Instant;
 
 use super::{
-    connection::Query, error::CallError, list, proto, shared::Shared, shared_calls::SharedCalls, subscriber::Check,
+    connection::Query, error::CallError, list, proto, server::Server, shared::Shared, shared_calls::SharedCalls,
+    subscriber::Check,
 };
 use crate::{
     lock_key::LockKey,
@@ -90,11 +92,17 @@ impl LockStore for RedisStore {
 
     fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
         self.call("renew", move |shared, deadline| async move {
-            let (call, is_sent) = shared.server().keyspace.renew(&requests);
-            Ok(proto::parse_renew(
-                &shared.server().release_conn.query_retry(Query::EvalSha(&call), deadline).await?,
-                &is_sent,
-            )?)
+            let Server { keyspace, renew_conn, min_replicas, .. } = shared.server();
+            let (call, is_sent) = keyspace.renew(&requests);
+            let (reply, replicated) = renew_conn.call_replicated_retry(&call, *min_replicas, deadline).await?;
+            let mut replies = proto::parse_renew(&reply, &is_sent)?;
+            if replicated.is_err() {
+                // The deadline stays: a server that is promoted now may not know the new lease.
+                for reply in replies.iter_mut().filter(|reply| **reply == RenewReply::Extended) {
+                    *reply = RenewReply::Unknown;
+                }
+            }
+            Ok(replies)
         })
     }
 
@@ -111,7 +119,14 @@ impl LockStore for RedisStore {
         self.call("yield", move |shared, deadline| async move {
             shared.subscriber.wait_subscribed(request.next_id.manager()).await;
             let call = |expires_at| shared.server().keyspace.yield_to_queue(&request, expires_at);
-            shared.call_before_expiry(called, request.valid_for, deadline, call, proto::parse_yield).await
+            let parse = proto::parse_yield;
+            let (reply, replicated) =
+                shared.call_before_expiry(called, request.valid_for, deadline, call, parse).await?;
+            match reply {
+                YieldReply::Extended { .. } | YieldReply::NotHolder(AcquireReply::Granted { .. }) => replicated?,
+                YieldReply::NotHolder(_) => {}
+            }
+            Ok(reply)
         })
     }
 
@@ -148,9 +163,7 @@ impl LockStore for RedisStore {
 
     fn health(&self) -> StoreFuture<()> {
         self.call("health", move |shared, deadline| async move {
-            let (acquire, release) =
-                tokio::join!(shared.server().acquire_conn.ping(deadline), shared.server().release_conn.ping(deadline));
-            acquire.and(release)?;
+            try_join_all(shared.server().connections().map(|connection| connection.ping(deadline))).await?;
             match shared.subscriber.check(deadline).await {
                 Check::Passed => {}
                 Check::Failed(error) => return Err(CallError::SelfTestFailed(error)),

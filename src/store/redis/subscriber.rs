@@ -14,7 +14,7 @@ use deadpool_redis::redis::{
     RedisResult,
     aio::{PubSub, PubSubSink, PubSubStream},
 };
-use futures_util::StreamExt;
+use futures_util::{StreamExt, future::join_all};
 use tokio::{
     runtime::Handle,
     sync::{Notify, watch},
@@ -22,13 +22,7 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval, sleep, timeout, timeout_at},
 };
 
-use super::{
-    connection::{SharedConnection, Signs},
-    error::RedisConnectError,
-    self_test::self_test,
-    server::Server,
-    socket::Connector,
-};
+use super::{connection::Signs, error::RedisConnectError, self_test::self_test, server::Server};
 use crate::{
     limits::{QUEUE_POLL_INTERVAL, RECHECK_INTERVAL, RETRY_MAX, RETRY_MIN, STORE_TIMEOUT},
     store::{EventSink, StoreEvent},
@@ -248,14 +242,9 @@ impl Subscriber {
                     () = self.signs.moved.notified() => {}
                 }
                 *last_active.lock() = Instant::now();
-                let Server { acquire_conn, release_conn, connector, timeouts, .. } = &self.server;
-                let deadline = timeouts.call_deadline();
-                tokio::join!(
-                    self.check_subscribed(acquire_conn),
-                    async { drop(acquire_conn.check_role(deadline).await) },
-                    async { drop(release_conn.check_role(deadline).await) },
-                    self.check_master(connector),
-                );
+                let deadline = self.server.timeouts.call_deadline();
+                let roles = self.server.connections().map(|connection| connection.check_role(deadline));
+                tokio::join!(self.check_subscribed(), join_all(roles), self.check_master());
                 // Many signs at the same time, or forged ones, are one.
                 sleep(RECHECK_INTERVAL).await;
             }
@@ -270,12 +259,11 @@ impl Subscriber {
 
     /// Leaves a server that the sentinels do not name any more. It may believe that it is still the
     /// master: a process that was stopped does, until it hears of the failover.
-    async fn check_master(&self, connector: &Connector) {
-        let Some(sentinels) = connector.sentinels() else { return };
+    async fn check_master(&self) {
+        let Some(sentinels) = self.server.connector.sentinels() else { return };
         let Ok(master) = sentinels.master().await else { return };
         let master = master.get_connection_info().addr().to_string();
-        let Server { acquire_conn, release_conn, .. } = &self.server;
-        let left = [acquire_conn, release_conn].map(|connection| connection.leave_others(&master));
+        let left: Vec<_> = self.server.connections().map(|connection| connection.leave_others(&master)).collect();
         if left.contains(&true) {
             self.subscription_lost.notify_one();
         }
@@ -283,13 +271,13 @@ impl Subscriber {
 
     /// Compares the server of the calls with the server of the subscription. After a failover
     /// behind one address the subscription may still be to the former primary, which sends nothing.
-    async fn check_subscribed(&self, connection: &SharedConnection) {
+    async fn check_subscribed(&self) {
         let subscribed_channel = |(channel, subscription): (&String, &Subscription)| {
             subscription.is_subscribed.borrow().then(|| channel.clone())
         };
         let channel = self.subscriptions().iter().find_map(subscribed_channel);
         if let Some(channel) = channel
-            && connection.subscriber_count(&channel).await == Some(0)
+            && self.server.acquire_conn.subscriber_count(&channel).await == Some(0)
         {
             self.subscription_lost.notify_one();
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
-use tower_lock::{LockManager, RedisStore};
+use tower_lock::{LockError, LockLost, LockManager, RedisStore};
 use tower_lock_testkit::{
     RedisServer, SentinelGroup,
     locks::key,
@@ -138,4 +138,59 @@ async fn passwords_of_sentinels_and_servers_are_apart() {
     let error = RedisStore::connect(&url).await.expect_err("the sentinels want a password");
     let text = format!("{error:?}");
     assert!(text.contains("NOMASTER") && text.contains("NOAUTH") && !text.contains("of-servers"), "{text}");
+}
+
+/// Each failover of a master whose newest writes no replica has.
+/// Guarantee: G1.
+#[tokio::test]
+async fn unreplicated_grant_counts_only_without_min_replicas() {
+    for (min_replicas, holders) in [(0, 2), (1, 0)] {
+        let Some(group) = group(2).await else { return };
+        let builder = || RedisStore::builder().min_replicas(min_replicas, ms(100));
+        let connect = async |name| {
+            let store = builder().connect(&group.url()).await.expect("it is up");
+            LockManager::builder(store).instance(name).build()
+        };
+        let (a, b) = (connect("a").await, connect("b").await);
+        a.lock(key()).await.expect("free").release().await.expect("it is up");
+        let old = &group.servers()[0];
+        SentinelGroup::cut_replication(old).await;
+        let first = a.try_lock(key()).await;
+        if let Err(error) = &first {
+            assert!(matches!(error, LockError::Store(_)), "{error:?}");
+        }
+        old.kill();
+        group.promoted(old).await;
+        // The promoted server has one replica.
+        let second = b.lock(key()).wait(Duration::from_secs(if min_replicas == 0 { 30 } else { 0 })).await;
+        let both = [first.is_ok(), second.is_ok()].into_iter().filter(|is_ok| *is_ok).count();
+        if min_replicas == 0 {
+            assert_eq!(both, holders, "asynchronous replication loses a grant");
+            let (first, second) = (first.expect("a grant"), second.expect("a grant"));
+            assert!(second.fencing_token() > first.fencing_token());
+            drop((first, second));
+        } else {
+            assert!(first.is_err(), "no replica has it");
+            drop(second);
+            let again = b.lock(key()).wait(Duration::from_secs(30)).await.expect("the other replica acknowledges");
+            again.release().await.expect("it is up");
+        }
+    }
+}
+
+/// A renewal without an acknowledgement extends nothing: the promoted server may have an older
+/// lease.
+/// Guarantee: G3.
+#[tokio::test]
+async fn unreplicated_renewal_does_not_extend_the_lock() {
+    let Some(group) = group(1).await else { return };
+    let store = RedisStore::builder().min_replicas(1, ms(100)).connect(&group.url()).await.expect("it is up");
+    let locks = LockManager::builder(store).lease(Duration::from_secs(3)).build();
+    let held = locks.lock(key()).await.expect("free");
+    sleep(Duration::from_secs(4)).await;
+    assert!(!held.held_lock().remaining().is_zero(), "renewals are acknowledged");
+    SentinelGroup::cut_replication(&group.servers()[0]).await;
+    let lost = soon("its end", held.while_held(std::future::pending::<()>())).await.expect_err("it has ended");
+    assert_eq!(lost, LockLost::Expired);
+    assert_eq!(group.servers()[0].command(&["EXISTS", "lock:k"]).await.integer(), Some(1), "the master keeps it");
 }
