@@ -283,6 +283,9 @@ pub mod guide {
     #[doc = include_str!("../docs/guide/redis-in-production.md")]
     pub mod redis_in_production {}
     #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
+    #[doc = include_str!("../docs/guide/topologies.md")]
+    pub mod topologies {}
+    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
     #[cfg_attr(not(doctest), doc = include_str!("../docs/guide/recipes.md"))]
     pub mod recipes {}
 }

@@ -10,14 +10,16 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     address::{Address, SentinelAddresses},
-    connection::{MinReplicas, SharedConnection, Signs, Source, Timeouts},
+    connection::{SharedConnection, Signs, Source, Timeouts},
+    connector::Connector,
     error::RedisConnectError,
     proto::Keyspace,
+    replicas::MinReplicas,
     self_test::self_test,
     sentinel::Sentinels,
     server::Server,
     shared::Shared,
-    socket::Connector,
+    socket::Endpoint,
     store::RedisStore,
     subscriber::Subscriber,
 };
@@ -88,9 +90,9 @@ impl RedisStoreBuilder {
     /// `rediss+sentinel` means TLS for servers and sentinels.
     ///
     /// The sentinels are asked together, and the newest configuration among their replies counts. A
-    /// failover is noticed by a message of a sentinel, by a reply of a replica, and by two questions
-    /// each second: for the role of the server, and for the master that the sentinels name. Replication
-    /// is asynchronous: a failover may lose the newest grants.
+    /// failover is noticed by a message of a sentinel, by a reply of a replica, and by two
+    /// questions each second: for the role of the server, and for the master that the sentinels
+    /// name. Replication is asynchronous: a failover may lose the newest grants.
     pub fn sentinel(self, addresses: impl IntoIterator<Item = impl Into<String>>, master: impl Into<String>) -> Self {
         Self { sentinel: Some((addresses.into_iter().map(Into::into).collect(), master.into())), ..self }
     }
@@ -119,19 +121,19 @@ impl RedisStoreBuilder {
 
     /// Counts a grant or a renewal only when this number of replicas has it. Default: 0.
     ///
-    /// Replication is asynchronous: without this setting, a failover to a replica that does not have
-    /// the newest grants lets a second holder in. With it, a grant that too few replicas acknowledge
-    /// within `timeout` is released, and its request is repeated or rejected (503, not started). A
-    /// master that is separated from its replicas can therefore grant nothing.
+    /// Replication is asynchronous: without this setting, a failover to a replica that does not
+    /// have the newest grants lets a second holder in. With it, a grant that too few replicas
+    /// acknowledge within `timeout` is released, and its request is repeated or rejected (503, not
+    /// started). A master that is separated from its replicas can therefore grant nothing.
     ///
     /// With as many as all replicas, no failover loses a grant. With fewer, a replica without the
     /// newest grants may still be promoted. Each acquire waits for one more round trip, from the
-    /// master to the replicas; requests at the same time share it. While too few replicas are up, no
-    /// lock is acquired.
+    /// master to the replicas; requests at the same time share it. While too few replicas are up,
+    /// no lock is acquired.
     ///
     /// `timeout` is from 1 ms to half of the [`call_timeout`](Self::call_timeout). With any other,
-    /// connecting fails with [`RedisConnectError::InvalidTimeout`]. Use a multiple of the usual time
-    /// of replication, for example 100 ms.
+    /// connecting fails with [`RedisConnectError::InvalidTimeout`]. Use a multiple of the usual
+    /// time of replication, for example 100 ms.
     pub fn min_replicas(self, count: u32, timeout: Duration) -> Self {
         Self { min_replicas: (count > 0).then_some(MinReplicas { count, timeout }), ..self }
     }
@@ -244,15 +246,16 @@ impl RedisStoreBuilder {
             return Err(RedisConnectError::InvalidTimeout { setting: "min_replicas", value: timeout });
         }
         let invalid = |error: RedisError| RedisConnectError::InvalidUrl(error.into());
+        let Timeouts { call, connect } = timeouts;
         let (connector, display) = match address.sentinels {
             None => {
                 let client = Client::open(address.info).map_err(invalid)?;
-                (Connector::new(client, timeouts.connect, timeouts.call), address.display)
+                (Connector::Server(Endpoint::new(client, connect, call)), address.display)
             }
             Some(SentinelAddresses { master, nodes }) => {
-                let sentinels = Sentinels::new(master, nodes, address.info, timeouts.call).map_err(invalid)?;
+                let sentinels = Sentinels::new(master, nodes, address.info, connect, call).map_err(invalid)?;
                 let display = sentinels.to_string();
-                (Connector::of_master(Arc::new(sentinels), timeouts.connect, timeouts.call), display)
+                (Connector::Master(Arc::new(sentinels)), display)
             }
         };
         let user = if pool.is_some() { "the user of the pool".to_owned() } else { address.user };

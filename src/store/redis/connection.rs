@@ -24,9 +24,11 @@ use tokio::{
 };
 
 use super::{
+    connector::{Connector, is_replica},
     error::CallError,
     proto::{ScriptCall, UnexpectedReply},
-    socket::{Connected, Connector, is_replica},
+    replicas::{MinReplicas, NotReplicated},
+    socket::Connected,
 };
 use crate::{
     process::{Process, ProcessMark},
@@ -40,22 +42,6 @@ pub(super) struct Timeouts {
     pub(super) call: Duration,
     /// Of connecting: DNS, TCP, TLS, AUTH.
     pub(super) connect: Duration,
-}
-
-/// The replicas that must have a write before it counts.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct MinReplicas {
-    pub(super) count: u32,
-    /// How long a call waits for them.
-    pub(super) timeout: Duration,
-}
-
-/// Too few replicas have a write. It may survive a failover nevertheless.
-#[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("{acknowledged} of {required} replicas have acknowledged the write in time")]
-pub(super) struct NotReplicated {
-    acknowledged: i64,
-    required: u32,
 }
 
 /// The source of new connections.
@@ -197,8 +183,8 @@ impl SharedConnection {
         self.query_retry(Query::Command(&cmd("PING")), deadline).await.map(drop)
     }
 
-    /// Executes a script. Also returns whether enough replicas have its writes, and all writes before
-    /// them.
+    /// Executes a script. Also returns whether enough replicas have its writes, and all writes
+    /// before them.
     pub(super) async fn call_replicated(
         &self,
         call: &ScriptCall,
@@ -214,10 +200,7 @@ impl SharedConnection {
         let [reply, Value::Int(acknowledged)] = <[Value; 2]>::try_from(replies).map_err(|_| UnexpectedReply)? else {
             return Err(UnexpectedReply.into());
         };
-        let MinReplicas { count, .. } = required;
-        let is_replicated = acknowledged >= i64::from(count);
-        let replicated = if is_replicated { Ok(()) } else { Err(NotReplicated { acknowledged, required: count }) };
-        Ok((reply, replicated))
+        Ok((reply, required.check(acknowledged)))
     }
 
     /// Asks the server for its role, and abandons the connection if it is a replica. It also tests
@@ -309,7 +292,7 @@ impl SharedConnection {
 
 async fn connect(source: &Source, timeouts: Timeouts, named: &OnceLock<Arc<str>>) -> Result<Connected, CallError> {
     match source {
-        Source::Own(connector) => Ok(connector.connect_to_named(named).await?),
+        Source::Own(connector) => Ok(connector.connect(named).await?),
         Source::Pool(pool) => {
             // For good: a returned connection would be shared with other users of the pool.
             let mut connection = Connection::take(pool.get().await?);

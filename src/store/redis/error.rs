@@ -8,8 +8,8 @@ use deadpool_redis::{
 };
 
 use super::{
-    connection::NotReplicated,
     proto::{InvalidName, UnexpectedReply, escape_control},
+    replicas::NotReplicated,
 };
 use crate::{
     limits::{CONNECT_TIMEOUT_MAX, REDIS_TIMEOUT_MIN, STORE_CALL_TIMEOUT_MAX},
@@ -35,7 +35,7 @@ pub enum RedisConnectError {
     #[error("invalid prefix `{0}`: a prefix is 1 to 64 of [A-Za-z0-9._-], and not `tower-lock`")]
     InvalidPrefix(String),
     /// A timeout of the builder is out of range.
-    #[error("the timeout of `{setting}` is {value:?}, but must be {}", timeout_range(.setting))]
+    #[error("`{setting}` is {value:?}, but must be {}", timeout_range(.setting))]
     InvalidTimeout {
         /// `connect_timeout`, `call_timeout` or `min_replicas`.
         setting: &'static str,

@@ -14,8 +14,10 @@ mod shared_calls;
     reason = "public for the simulator alone: feature `__internals`"
 )]
 pub mod proto;
-mod sentinel;
 mod socket;
+mod sentinel;
+mod connector;
+mod replicas;
 mod connection;
 mod server;
 mod subscriber;

@@ -13,11 +13,7 @@ use std::{
 use deadpool_redis::redis::{
     Client, ConnectionAddr, ConnectionInfo, RedisError, RedisResult, cmd, from_redis_value, make_extension_error,
 };
-use futures_util::{
-    StreamExt,
-    future::{BoxFuture, join_all},
-    stream::FuturesUnordered,
-};
+use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
 use tokio::{
     sync::Notify,
     time::{sleep, timeout},
@@ -26,7 +22,7 @@ use tokio::{
 use super::{
     error::error_chain,
     proto::escape_control,
-    socket::{Connected, Connector},
+    socket::{Connected, Endpoint},
 };
 use crate::sync::Mutex;
 
@@ -37,14 +33,16 @@ pub(super) struct Sentinels {
     nodes: Vec<Node>,
     /// The address of the servers is that which the sentinels name; the rest is here.
     server: ConnectionInfo,
-    timeout: Duration,
+    connect_timeout: Duration,
+    /// Of a call, of the servers and of the sentinels.
+    call_timeout: Duration,
     /// One of them has replied to the last question.
     are_reachable: AtomicBool,
 }
 
 /// One sentinel.
 struct Node {
-    connector: Connector,
+    endpoint: Endpoint,
     /// `None`: not connected, or the connection broke.
     connection: Mutex<Option<Connected>>,
 }
@@ -59,8 +57,8 @@ struct Word {
 }
 
 impl Sentinels {
-    /// How long to wait for the sentinels beyond a majority. In a failover one of them knows the new
-    /// master first.
+    /// How long to wait for the sentinels beyond a majority. In a failover one of them knows the
+    /// new master first.
     const GRACE: Duration = Duration::from_millis(50);
     /// Between two connects to a sentinel that is down.
     const RECONNECT_DELAY: Duration = Duration::from_secs(1);
@@ -69,33 +67,28 @@ impl Sentinels {
         name: String,
         nodes: Vec<ConnectionInfo>,
         server: ConnectionInfo,
-        timeout: Duration,
+        connect_timeout: Duration,
+        call_timeout: Duration,
     ) -> RedisResult<Self> {
         let node = |info| {
-            let connector = Connector::new(Client::open(info)?, timeout, timeout);
-            Ok(Node { connector, connection: Mutex::default() })
+            let endpoint = Endpoint::new(Client::open(info)?, call_timeout, call_timeout);
+            Ok(Node { endpoint, connection: Mutex::default() })
         };
-        Ok(Self {
-            name,
-            nodes: nodes.into_iter().map(node).collect::<RedisResult<_>>()?,
-            server,
-            timeout,
-            are_reachable: AtomicBool::new(true),
-        })
+        let nodes = nodes.into_iter().map(node).collect::<RedisResult<_>>()?;
+        Ok(Self { name, nodes, server, connect_timeout, call_timeout, are_reachable: AtomicBool::new(true) })
     }
 
-    /// A client of the master. Boxed: the sentinels are connected to in the same way.
-    pub(super) fn master(&self) -> BoxFuture<'_, RedisResult<Client>> {
-        Box::pin(async {
-            let Word { host, port, .. } = self.newest_word().await?;
-            let address = match self.server.addr().clone() {
-                ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
-                    ConnectionAddr::TcpTls { host, port, insecure, tls_params }
-                }
-                _ => ConnectionAddr::Tcp(host, port),
-            };
-            Client::open(self.server.clone().set_addr(address))
-        })
+    /// The master.
+    pub(super) async fn master(&self) -> RedisResult<Endpoint> {
+        let Word { host, port, .. } = self.newest_word().await?;
+        let address = match self.server.addr().clone() {
+            ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
+                ConnectionAddr::TcpTls { host, port, insecure, tls_params }
+            }
+            _ => ConnectionAddr::Tcp(host, port),
+        };
+        let client = Client::open(self.server.clone().set_addr(address))?;
+        Ok(Endpoint::new(client, self.connect_timeout, self.call_timeout))
     }
 
     /// Asks all sentinels at the same time. The word of the newest configuration counts: a sentinel
@@ -105,7 +98,7 @@ impl Sentinels {
         let (mut newest, mut failures) = (None::<Word>, Vec::new());
         loop {
             let has_majority = words.len() < self.nodes.len().div_ceil(2);
-            let limit = if has_majority && newest.is_some() { Self::GRACE } else { self.timeout };
+            let limit = if has_majority && newest.is_some() { Self::GRACE } else { self.call_timeout };
             match timeout(limit, words.next()).await {
                 Ok(Some(Ok(word))) if newest.as_ref().is_none_or(|newest| word.epoch > newest.epoch) => {
                     newest = Some(word);
@@ -125,7 +118,7 @@ impl Sentinels {
 
     /// The word of one sentinel, or its address and the error.
     async fn word_of(&self, node: &Node) -> Result<Word, String> {
-        let asked = timeout(self.timeout, node.ask(&self.name)).await;
+        let asked = timeout(self.call_timeout, node.ask(&self.name)).await;
         let failure = match asked {
             Ok(Ok(fields)) => match Word::from_fields(fields) {
                 Some(word) => return Ok(word),
@@ -149,7 +142,7 @@ impl Sentinels {
         join_all(self.nodes.iter().map(|node| async move {
             loop {
                 // An error, or the end of the connection: it is opened again.
-                let _ = node.listen(&self.name, self.timeout, moved).await;
+                let _ = node.listen(&self.name, self.call_timeout, moved).await;
                 sleep(Self::RECONNECT_DELAY).await;
             }
         }))
@@ -163,7 +156,7 @@ impl Node {
         let mut connection = match known {
             Some(connection) => connection,
             None => {
-                let connection = self.connector.connect().await?;
+                let connection = self.endpoint.connect().await?;
                 self.connection.lock().insert(connection).clone()
             }
         };
@@ -173,7 +166,7 @@ impl Node {
 
     async fn listen(&self, name: &str, limit: Duration, moved: &Notify) -> RedisResult<()> {
         let expired = |_| RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
-        let mut messages = timeout(limit, self.connector.connect_pubsub()).await.map_err(expired)??;
+        let mut messages = timeout(limit, self.endpoint.connect_pubsub()).await.map_err(expired)??;
         timeout(limit, messages.subscribe("+switch-master")).await.map_err(expired)??;
         let mut messages = messages.into_on_message();
         while let Some(message) = messages.next().await {
@@ -196,7 +189,7 @@ impl Word {
 
 impl fmt::Display for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.connector.fmt(f)
+        self.endpoint.fmt(f)
     }
 }
 

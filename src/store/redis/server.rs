@@ -6,10 +6,11 @@ use deadpool_redis::redis::aio::PubSub;
 use tokio::time::timeout;
 
 use super::{
-    connection::{MinReplicas, SharedConnection, Timeouts},
+    connection::{SharedConnection, Timeouts},
+    connector::Connector,
     error::CallError,
     proto::Keyspace,
-    socket::Connector,
+    replicas::MinReplicas,
 };
 use crate::store::{StoreError, StoreErrorKind};
 

@@ -12,9 +12,10 @@ use deadpool_redis::redis::{Value, make_extension_error};
 use tokio::time::Instant;
 
 use super::{
-    connection::{NotReplicated, Query},
+    connection::Query,
     error::CallError,
     proto::{self, InvalidName, KeyError, ScriptCall, ServerClock, Timed, UnexpectedReply},
+    replicas::NotReplicated,
     server::Server,
     shared_calls::{SendRequests, Sender, SharedCalls, send_alone},
     subscriber::Subscriber,

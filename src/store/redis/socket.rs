@@ -4,15 +4,15 @@
 use std::{
     fmt, io,
     pin::Pin,
-    sync::{Arc, OnceLock},
+    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
 
 use deadpool_redis::redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, RedisError, RedisResult, Value,
+    AsyncConnectionConfig, Client, ConnectionAddr, RedisError, RedisResult,
     aio::{MultiplexedConnection, PubSub},
-    cmd, make_extension_error,
+    make_extension_error,
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
@@ -21,7 +21,7 @@ use tokio::{
     task::AbortHandle,
 };
 
-use super::{proto::escape_control, sentinel::Sentinels};
+use super::proto::escape_control;
 use crate::{
     limits::{MAX_RECORD_BODY_BYTES, MAX_RECORD_HEAD_BYTES},
     sync::Mutex,
@@ -35,21 +35,12 @@ const _: () = assert!(MAX_RECORD_HEAD_BYTES + MAX_RECORD_BODY_BYTES < MAX_REPLY_
 /// The most calls that wait for the socket; further calls wait for capacity.
 const PIPELINE_CAPACITY: usize = 1024;
 
-/// Connects to a server.
+/// The address of a server, and how to connect to it.
 #[derive(Clone, Debug)]
-pub(super) struct Connector {
-    target: Target,
+pub(super) struct Endpoint {
+    client: Arc<Client>,
     connect_timeout: Duration,
     call_timeout: Duration,
-}
-
-/// The server to connect to.
-#[derive(Clone, Debug)]
-enum Target {
-    /// The one at this address, which may be a name.
-    Server(Arc<Client>),
-    /// The one that the sentinels name.
-    Master(Arc<Sentinels>),
 }
 
 /// A connection and the task that drives it. The last handle aborts the task, which would otherwise
@@ -78,90 +69,46 @@ struct BoundedSocket {
 #[derive(Clone, Default)]
 struct ClosingError(Arc<Mutex<Vec<u8>>>);
 
-impl Connector {
+impl Endpoint {
     pub(super) fn new(client: Client, connect_timeout: Duration, call_timeout: Duration) -> Self {
-        Self { target: Target::Server(Arc::new(client)), connect_timeout, call_timeout }
-    }
-
-    /// Connects to the master of these sentinels.
-    pub(super) fn of_master(sentinels: Arc<Sentinels>, connect_timeout: Duration, call_timeout: Duration) -> Self {
-        Self { target: Target::Master(sentinels), connect_timeout, call_timeout }
-    }
-
-    pub(super) fn sentinels(&self) -> Option<&Arc<Sentinels>> {
-        match &self.target {
-            Target::Server(_) => None,
-            Target::Master(sentinels) => Some(sentinels),
-        }
+        Self { client: Arc::new(client), connect_timeout, call_timeout }
     }
 
     /// Connects for calls.
     pub(super) async fn connect(&self) -> RedisResult<Connected> {
-        self.connect_to_named(&OnceLock::new()).await
-    }
-
-    /// Connects for calls. `named` gets the address of the master before the connect, which may
-    /// take long if that server has stopped.
-    pub(super) async fn connect_to_named(&self, named: &OnceLock<Arc<str>>) -> RedisResult<Connected> {
-        let client = self.client(named).await?;
         // The callers have timeouts of their own, for each call and for each connect.
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.connect_timeout))
             .set_response_timeout(Some(2 * self.call_timeout))
             .set_pipeline_buffer_size(PIPELINE_CAPACITY);
-        let connected = match socket(&client).await? {
-            Some((socket, closing_error)) => {
-                let settings = client.get_connection_info().redis_settings();
-                let made = MultiplexedConnection::new_with_config(settings, socket, config).await;
-                let (connection, driver) = made.map_err(|error| closing_error.in_place_of(error))?;
-                let driver = Handle::current().spawn(driver).abort_handle();
-                Connected { connection, _driver: Some(Arc::new(DriverTask(driver))) }
-            }
+        let Some((socket, closing_error)) = socket(&self.client).await? else {
             // The library does not expose its TLS stream: replies over TLS have no bound but
             // timeouts.
-            None => {
-                let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-                Connected::from(connection)
-            }
+            let connection = self.client.get_multiplexed_async_connection_with_config(&config).await?;
+            return Ok(Connected::from(connection));
         };
-        if self.sentinels().is_some() {
-            match cmd("ROLE").query_async(&mut connected.connection.clone()).await {
-                // In the middle of a failover.
-                Ok(role) if is_replica(&role) => {
-                    let detail = "the server that the sentinels name is a replica".to_owned();
-                    return Err(make_extension_error("READONLY".to_owned(), Some(detail)));
-                }
-                Err(error) if error.code() != Some("NOPERM") => return Err(error),
-                Ok(_) | Err(_) => {}
-            }
-        }
-        Ok(connected)
+        let settings = self.client.get_connection_info().redis_settings();
+        let made = MultiplexedConnection::new_with_config(settings, socket, config).await;
+        let (connection, driver) = made.map_err(|error| closing_error.in_place_of(error))?;
+        let driver = Handle::current().spawn(driver).abort_handle();
+        Ok(Connected { connection, _driver: Some(Arc::new(DriverTask(driver))) })
     }
 
     /// Connects for messages.
     pub(super) async fn connect_pubsub(&self) -> RedisResult<PubSub> {
-        let client = self.client(&OnceLock::new()).await?;
-        let Some((socket, closing_error)) = socket(&client).await? else { return client.get_async_pubsub().await };
-        let settings = client.get_connection_info().redis_settings();
+        let Some((socket, closing_error)) = socket(&self.client).await? else {
+            return self.client.get_async_pubsub().await;
+        };
+        let settings = self.client.get_connection_info().redis_settings();
         PubSub::new(settings, socket).await.map_err(|error| closing_error.in_place_of(error))
-    }
-
-    async fn client(&self, named: &OnceLock<Arc<str>>) -> RedisResult<Arc<Client>> {
-        match &self.target {
-            Target::Server(client) => Ok(Arc::clone(client)),
-            Target::Master(sentinels) => {
-                let client = sentinels.master().await?;
-                let _ = named.set(client.get_connection_info().addr().to_string().into());
-                Ok(Arc::new(client))
-            }
-        }
     }
 }
 
-/// Whether this reply to `ROLE` is that of a replica, which accepts no writes.
-pub(super) fn is_replica(role: &Value) -> bool {
-    let Value::Array(role) = role else { return false };
-    matches!(role.first(), Some(Value::BulkString(name)) if name != b"master")
+impl fmt::Display for Endpoint {
+    /// The address, without user and password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&escape_control(&self.client.get_connection_info().addr().to_string()))
+    }
 }
 
 /// `None`: the address requires TLS.
@@ -182,16 +129,6 @@ async fn socket(client: &Client) -> RedisResult<Option<(BoundedSocket, ClosingEr
         BoundedSocket { inner, reply: ReplyLength::default(), closing_error: closing_error.clone() },
         closing_error,
     )))
-}
-
-impl fmt::Display for Connector {
-    /// Without user and password.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.target {
-            Target::Server(client) => f.write_str(&escape_control(&client.get_connection_info().addr().to_string())),
-            Target::Master(sentinels) => sentinels.fmt(f),
-        }
-    }
 }
 
 impl From<MultiplexedConnection> for Connected {

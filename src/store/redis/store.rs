@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-/// Store of locks in one Redis (7.0 or later), which any number of instances share. Needs the
+/// Store of locks in Redis or Valkey (7.0 or later), which any number of instances share. Needs the
 /// feature `redis`.
 ///
 /// ```no_run
@@ -46,9 +46,10 @@ use crate::{
 /// [`list`](LockStore::list) uses `SCAN`, in steps that do not block the server. A key made by
 /// [`LockKey::raw`] is listed only while it has waiters, because its lock has no prefix.
 ///
-/// One Redis is a single point of failure. While it cannot be reached, no lock is acquired (503,
-/// not started), and a held lock is lost when its lease expires. If Redis loses data, two holders
-/// of one key can overlap. Use the [fencing token](crate::FencingToken) to reject stale writes.
+/// While Redis cannot be reached, no lock is acquired (503, not started), and a held lock is lost
+/// when its lease expires. If Redis loses data, two holders of one key can overlap. Use the
+/// [fencing token](crate::FencingToken) to reject stale writes. One Redis is a single point of
+/// failure: [topologies](crate::guide::topologies) describes sentinels and acknowledged grants.
 pub struct RedisStore {
     pub(super) shared: Arc<Shared>,
 }

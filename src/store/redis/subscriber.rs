@@ -262,7 +262,7 @@ impl Subscriber {
     async fn check_master(&self) {
         let Some(sentinels) = self.server.connector.sentinels() else { return };
         let Ok(master) = sentinels.master().await else { return };
-        let master = master.get_connection_info().addr().to_string();
+        let master = master.to_string();
         let left: Vec<_> = self.server.connections().map(|connection| connection.leave_others(&master)).collect();
         if left.contains(&true) {
             self.subscription_lost.notify_one();

@@ -10,6 +10,8 @@ use tower_lock_testkit::{
     wait::{ms, soon, until},
 };
 
+use crate::support::environment;
+
 async fn group(replicas: usize) -> Option<SentinelGroup> {
     if !RedisServer::is_available() {
         tower_lock_testkit::skipped(std::thread::current().name().unwrap_or("a test"), "redis-server");
@@ -56,6 +58,7 @@ async fn waiters_go_on_at_the_promoted_server() {
 }
 
 /// It believes that it is the master, and would grant keys that are held at the other one.
+/// Guarantee: G1.
 #[tokio::test]
 async fn old_master_is_left_within_two_seconds() {
     for resumed in [false, true] {
@@ -180,7 +183,7 @@ async fn unreplicated_grant_counts_only_without_min_replicas() {
 
 /// A renewal without an acknowledgement extends nothing: the promoted server may have an older
 /// lease.
-/// Guarantee: G3.
+/// Guarantee: G1.
 #[tokio::test]
 async fn unreplicated_renewal_does_not_extend_the_lock() {
     let Some(group) = group(1).await else { return };
@@ -193,4 +196,20 @@ async fn unreplicated_renewal_does_not_extend_the_lock() {
     let lost = soon("its end", held.while_held(std::future::pending::<()>())).await.expect_err("it has ended");
     assert_eq!(lost, LockLost::Expired);
     assert_eq!(group.servers()[0].command(&["EXISTS", "lock:k"]).await.integer(), Some(1), "the master keeps it");
+}
+
+/// A managed Redis has one address, which leads to another server after a failover. The open
+/// connections stay with the former master.
+#[tokio::test]
+async fn former_master_behind_one_address_is_left_before_a_call() {
+    let Some(environment) = environment().await else { return };
+    let locks = environment.instance("a").await;
+    locks.lock(key()).await.expect("free").release().await.expect("it is up");
+    let promoted = RedisServer::start().await;
+    environment.proxy.redirect(promoted.address());
+    let before = scripts(&environment.redis).await;
+    environment.command(&["REPLICAOF", "127.0.0.1", &promoted.port().to_string()]).await;
+    sleep(Duration::from_secs(2)).await;
+    locks.try_lock(key()).await.expect("free").release().await.expect("it is up");
+    assert_eq!(scripts(&environment.redis).await, before, "no call at the former master");
 }
