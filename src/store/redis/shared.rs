@@ -135,11 +135,6 @@ impl Sender for Shared {
     fn stale_after(&self) -> Duration {
         Self::STALE_AFTER_CALLS * self.server().timeouts.call
     }
-
-    /// The wait for replicas blocks the connection: a call beside another one would wait, too.
-    fn shares_waits(&self) -> bool {
-        self.server().min_replicas.is_some()
-    }
 }
 
 impl SendRequests<AcquireRequest> for Shared {
@@ -149,6 +144,11 @@ impl SendRequests<AcquireRequest> for Shared {
 
     fn calls(&self) -> &SharedCalls<AcquireRequest, AcquireReply> {
         &self.acquires
+    }
+
+    /// The wait for replicas blocks the connection: a call beside another one would wait, too.
+    fn shares_waits(&self) -> bool {
+        self.server().min_replicas.is_some()
     }
 
     /// The rest of its validity is left for the call.
@@ -218,6 +218,10 @@ impl SendRequests<ReleaseRequest> for Shared {
 
     fn calls(&self) -> &SharedCalls<ReleaseRequest, ReleaseReply> {
         &self.releases
+    }
+
+    fn shares_waits(&self) -> bool {
+        false
     }
 
     fn may_wait(_: &ReleaseRequest) -> Option<Duration> {

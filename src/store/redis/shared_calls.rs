@@ -69,9 +69,6 @@ pub(super) trait Sender: Send + Sync + 'static {
 
     /// The time of a call after which its task counts as stopped: nothing drives its runtime.
     fn stale_after(&self) -> Duration;
-
-    /// Whether requests wait for the end of a long call, to share the next one.
-    fn shares_waits(&self) -> bool;
 }
 
 /// Sends the requests of one kind.
@@ -82,6 +79,9 @@ pub(super) trait SendRequests<R: Shareable>: Sender {
     const MAX_WAITING: usize;
 
     fn calls(&self) -> &SharedCalls<R, Self::Reply>;
+
+    /// Whether requests wait for the end of a long call, to share the next one.
+    fn shares_waits(&self) -> bool;
 
     /// How long a request may wait before it is sent. Otherwise it fails.
     fn may_wait(request: &R) -> Option<Duration>;
@@ -201,7 +201,7 @@ where
     }
 }
 
-impl<R, T> State<R, T> {
+impl<R: Shareable, T> State<R, T> {
     /// Whether the next call may be sent beside those of the tasks other than this one.
     fn may_call(&self, task: Option<u64>, now: BootInstant, shares_waits: bool) -> bool {
         let others = || self.calls.iter().filter(|call| Some(call.task) != task);
@@ -212,7 +212,7 @@ impl<R, T> State<R, T> {
 
     /// Takes the calls whose tasks have stopped, and the number of a task to start in this runtime
     /// if requests wait for one.
-    fn restart(&mut self, sender: &impl Sender, runtime: runtime::Id) -> (Vec<InFlight<T>>, Option<u64>) {
+    fn restart<S: SendRequests<R>>(&mut self, sender: &S, runtime: runtime::Id) -> (Vec<InFlight<T>>, Option<u64>) {
         let (now, stale_after) = (sender.now(), sender.stale_after());
         let is_stale = |call: &InFlight<T>| now.saturating_duration_since(call.since) > stale_after;
         let stale = self.calls.extract_if(.., |call| is_stale(call)).collect();

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};
 use tower_lock::{LockError, LockLost, LockManager, RedisStore};
 use tower_lock_testkit::{
@@ -115,13 +116,11 @@ async fn planned_failover_rejects_no_request_that_waits() {
 }
 
 #[tokio::test]
-async fn one_stopped_sentinel_delays_no_connect() {
+async fn one_stopped_sentinel_prevents_no_connect() {
     let Some(group) = group(1).await else { return };
     group.freeze_sentinel(0);
-    let began = Instant::now();
     let locks = instance(&group, "a").await;
     locks.lock(key()).await.expect("free").release().await.expect("it is up");
-    eprintln!("{:?}", began.elapsed());
 }
 
 #[tokio::test]
@@ -212,4 +211,35 @@ async fn former_master_behind_one_address_is_left_before_a_call() {
     sleep(Duration::from_secs(2)).await;
     locks.try_lock(key()).await.expect("free").release().await.expect("it is up");
     assert_eq!(scripts(&environment.redis).await, before, "no call at the former master");
+}
+
+/// The numbers of `docs/guide/topologies.md`.
+#[tokio::test]
+async fn acquires_at_the_same_time_share_one_wait_for_replicas() {
+    let Some(group) = group(1).await else { return };
+    let store = RedisStore::builder().min_replicas(1, ms(200)).connect(&group.url()).await.expect("it is up");
+    let locks = LockManager::new(store);
+    locks.lock(key()).await.expect("free").release().await.expect("it is up");
+    let calls = async |command: &str| {
+        let stats = group.servers()[0].command(&["INFO", "commandstats"]).await;
+        let line = stats
+            .text()
+            .and_then(|text| text.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls="))));
+        line.and_then(|line| line.split(',').next()?.parse::<u64>().ok()).unwrap_or(0)
+    };
+    let (waits, scripts) = (calls("wait").await, calls("evalsha").await);
+    for _ in 0..20 {
+        locks.lock(key()).await.expect("free").release().await.expect("it is up");
+    }
+    assert_eq!(
+        (calls("wait").await - waits, calls("evalsha").await - scripts),
+        (20, 40),
+        "one each, none for a release"
+    );
+    let waits = calls("wait").await;
+    let held = join_all((0..65).map(|number| locks.lock(("n", number)).into_future())).await;
+    // The first one is sent alone, and the others share the next call.
+    assert_eq!(calls("wait").await - waits, 2);
+    assert!(held.iter().all(Result::is_ok));
+    drop(held);
 }
