@@ -266,6 +266,8 @@ tests_of_tests() {
 storms() {
     for _ in $(seq 100); do cargo test --quiet -p tower-lock-storm --test storm storm_in_one_process; done
     for _ in $(seq 10); do cargo test --quiet -p tower-lock-storm --test storm; done
+    # More than a hundred failovers.
+    for _ in $(seq 40); do cargo test --quiet -p tower-lock-storm --test storm storm_with_failovers; done
     KEYS=1000 cargo test --quiet -p tower-lock-storm --test replay
 }
 simulations() {

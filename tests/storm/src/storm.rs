@@ -20,7 +20,7 @@ use crate::{
 /// The environment of a storm.
 #[derive(Debug)]
 pub struct Environment {
-    /// `None`: one process with a store in memory.
+    /// `None`: a store in memory, or elsewhere.
     pub redis: Option<RedisServer>,
     /// Between the services and their Redis.
     pub proxy: Option<Proxy>,
@@ -98,11 +98,21 @@ impl Environment {
         assert!(proxy.is_some() || processes == 1, "processes do not share memory");
         let cluster = Cluster::start(checker, service, &[]).await;
         let url = proxy.as_ref().map(Proxy::url);
-        let names = ["a", "b", "c", "d"][..processes].iter();
-        let start = async |name: &&str| cluster.service(&[name, "1", LOCK_DELAY, flag], url.as_deref()).await;
-        let services = join_all(names.map(start)).await;
+        let services = start(&cluster, url.as_deref(), processes, &[flag]).await;
         let leaving = services.iter().map(|_| AtomicBool::new(false)).collect();
         Self { redis, proxy, services, leaving, seed, cluster }
+    }
+
+    /// Starts four processes with these flags, whose store has this URL.
+    ///
+    /// # Panics
+    ///
+    /// Panics if a process does not start.
+    pub async fn at((checker, service): (&str, &'static str), url: &str, flags: &[&str], seed: u64) -> Self {
+        let cluster = Cluster::start(checker, service, &[]).await;
+        let services = start(&cluster, Some(url), 4, flags).await;
+        let leaving = services.iter().map(|_| AtomicBool::new(false)).collect();
+        Self { redis: None, proxy: None, services, leaving, seed, cluster }
     }
 
     /// Its Redis.
@@ -197,6 +207,15 @@ impl Environment {
             summary: cluster.finish().await,
         }
     }
+}
+
+async fn start(cluster: &Cluster, url: Option<&str>, processes: usize, flags: &[&str]) -> Vec<Service> {
+    let names = ["a", "b", "c", "d"][..processes].iter();
+    join_all(names.map(async |name| {
+        let arguments: Vec<_> = [name, "1", LOCK_DELAY].into_iter().chain(flags.iter().copied()).collect();
+        cluster.service(&arguments, url).await
+    }))
+    .await
 }
 
 // === impl Outcome ===

@@ -205,6 +205,12 @@ impl RedisServer {
         self.process.kill();
     }
 
+    /// Whether the process was killed.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.process.ended().is_some()
+    }
+
     /// Replaces the server by an empty one on the same port.
     ///
     /// # Panics
@@ -248,7 +254,12 @@ impl RedisServer {
     ///
     /// Panics if the server does not respond.
     pub async fn command(&self, parts: &[&str]) -> Reply {
-        self.connect().await.command(parts).await.unwrap_or_else(|error| panic!("{parts:?}: {error}"))
+        self.try_command(parts).await.unwrap_or_else(|error| panic!("{parts:?}: {error}"))
+    }
+
+    /// As [`command`](Self::command), for a server that may close the connection.
+    pub async fn try_command(&self, parts: &[&str]) -> io::Result<Reply> {
+        self.options.connect(self.address()).await?.command(parts).await
     }
 
     pub(crate) fn program() -> Option<PathBuf> {

@@ -52,11 +52,7 @@ impl SentinelOptions {
             servers.push(replica);
         }
         for replica in &servers[1..] {
-            until("the replica follows", async || {
-                let info = replica.command(&["INFO", "replication"]).await;
-                info.text().is_some_and(|info| info.contains("master_link_status:up"))
-            })
-            .await;
+            follows(replica).await;
         }
         let mut sentinels = Vec::new();
         for _ in 0..SENTINELS {
@@ -137,12 +133,50 @@ impl SentinelGroup {
     pub async fn promoted(&self, former: &RedisServer) -> &RedisServer {
         until("a failover", async || match self.master().await {
             Some(master) if master.port() != former.port() => {
-                master.command(&["ROLE"]).await.items().first().and_then(Reply::text) == Some("master")
+                let role = master.try_command(&["ROLE"]).await;
+                role.is_ok_and(|role| role.items().first().and_then(Reply::text) == Some("master"))
             }
             _ => false,
         })
         .await;
         self.master().await.expect("they agree")
+    }
+
+    /// The number of the master.
+    pub async fn master_number(&self) -> usize {
+        until("the sentinels agree", async || self.master().await.is_some()).await;
+        let port = self.master().await.expect("they agree").port();
+        self.servers.iter().position(|server| server.port() == port).expect("one of the group")
+    }
+
+    /// Restarts a killed server without data, and waits until it follows the master.
+    pub async fn restart_as_replica(&mut self, number: usize) {
+        self.servers[number].restart_empty().await;
+        follows(&self.servers[number]).await;
+        // A sentinel promotes only what it has seen to follow.
+        until("the sentinels know it", async || {
+            for sentinel in &self.sentinels {
+                let reply = sentinel.command(&["SENTINEL", "REPLICAS", NAME]).await.expect("it listens");
+                let is_up = |replica: &Reply| {
+                    field(replica, "flags") == Some("slave") && field(replica, "master-link-status") == Some("ok")
+                };
+                if !reply.items().iter().any(is_up) {
+                    return false;
+                }
+            }
+            true
+        })
+        .await;
+    }
+
+    /// Restarts each server that was killed.
+    pub async fn restart_all(&mut self) {
+        for number in 0..self.servers.len() {
+            if self.servers[number].has_ended() {
+                self.promoted(&self.servers[number]).await;
+                self.restart_as_replica(number).await;
+            }
+        }
     }
 
     /// Lets no replica follow the master any more. They keep what they have, and can be promoted.
@@ -219,6 +253,16 @@ impl Sentinel {
         }
         connection.command(parts).await
     }
+}
+
+/// Waits until a replica has the data of its master. A sentinel that changes its master closes its
+/// connections.
+async fn follows(replica: &RedisServer) {
+    until("the replica follows", async || {
+        let info = replica.try_command(&["INFO", "replication"]).await;
+        info.is_ok_and(|info| info.text().is_some_and(|info| info.contains("master_link_status:up")))
+    })
+    .await;
 }
 
 /// A value of a list of names and values.

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! CHECKER=address [REDIS_URL=url] service NAME [INSTANCES] [--lock-delay-ms=NUMBER]
+//!     [--lease-ms=NUMBER] [--min-replicas=NUMBER]
 //!     [--correct | --releases-any-holder | --shortens-leases | --skips-some
 //!     | --releases-at-head | --skips-lock-delay]
 //! ```
@@ -88,16 +89,21 @@ struct Subject(u64);
 /// Unplanned panics; planned ones do not reach the hook.
 static PANICS: AtomicUsize = AtomicUsize::new(0);
 
+/// The default lease.
+const LEASE: Duration = Duration::from_secs(30);
 /// The default lock-delay.
 const LOCK_DELAY: Duration = Duration::from_secs(1);
 
 #[tokio::main(worker_threads = 2)]
 async fn main() -> Result<(), Failure> {
-    let (mut words, mut wrong, mut lock_delay) = (Vec::new(), Wrong::Nothing, LOCK_DELAY);
+    let (mut words, mut wrong) = (Vec::new(), Wrong::Nothing);
+    let (mut lock_delay, mut lease, mut min_replicas) = (LOCK_DELAY, LEASE, 0);
     for argument in std::env::args().skip(1) {
         match argument.strip_prefix("--").map(|flag| flag.split_once('=').unwrap_or((flag, ""))) {
             None => words.push(argument),
             Some(("lock-delay-ms", ms)) => lock_delay = Duration::from_millis(ms.parse()?),
+            Some(("lease-ms", ms)) => lease = Duration::from_millis(ms.parse()?),
+            Some(("min-replicas", number)) => min_replicas = number.parse()?,
             Some((flag, _)) => wrong = Wrong::named(flag)?,
         }
     }
@@ -109,7 +115,8 @@ async fn main() -> Result<(), Failure> {
         usual(panic);
     }));
     let memory = Arc::new(MemoryStore::new());
-    let store: Arc<dyn LockStore> = match RedisStore::from_env().await {
+    let builder = RedisStore::builder().min_replicas(min_replicas, Duration::from_millis(100));
+    let store: Arc<dyn LockStore> = match builder.from_env().await {
         Err(RedisConnectError::MissingUrl) => Arc::<MemoryStore>::clone(&memory),
         store => Arc::new(store?),
     };
@@ -124,7 +131,7 @@ async fn main() -> Result<(), Failure> {
     for number in 0..instances {
         let process = format!("{name}.{number}");
         let delay = if wrong == Wrong::SkipsLockDelay { Duration::ZERO } else { lock_delay };
-        let locks = LockManager::builder(Arc::clone(&store)).instance(&process).build();
+        let locks = LockManager::builder(Arc::clone(&store)).instance(&process).lease(lease).build();
         let locks = locks.with_policy(LockPolicy::new().lock_delay(delay));
         let (sections, inside) = (AtomicU64::new(0), AtomicUsize::new(0));
         let cluster = Arc::new(App { process, reporter: reporter.clone(), lock_delay, sections, inside });
