@@ -55,6 +55,7 @@ impl<S> LockedRequest<S> {
     {
         let Self { inner, head, body, reservation, locks } = self;
         let (context, span) = (locks.context(), locks.span().filter(|span| span.is_enabled()));
+        context.insert_into(&mut head.as_mut().expect("before the call").extensions, lock);
         let done = {
             let inner = inner.as_mut().expect("before the call");
             let handler = async {
@@ -63,10 +64,10 @@ impl<S> LockedRequest<S> {
                 // The body no longer waits.
                 *reservation = None;
                 context.set_running(true);
-                let mut head = head.take().expect("before the call");
-                context.insert_into(&mut head.extensions, lock);
-                let body = mem::take(body).observed_by(|| context.body_observer(), context.policy());
-                let call = || ready.call(Request::from_parts(head, body));
+                let mut call = || {
+                    let body = mem::take(body).observed_by(|| context.body_observer(), context.policy());
+                    ready.call(Request::from_parts(head.take().expect("before the call"), body))
+                };
                 match span {
                     Some(span) => span.instrument_handler(call).await,
                     None => call().await,

@@ -13,8 +13,9 @@ use super::{
     config::{InheritedConfig, LayerParams},
     context::RequestContext,
     future::ResponseFuture,
+    pipeline::Pipeline,
     request_locks::RequestLocks,
-    response::finish_response,
+    response::{HandlerEnd, finish_response},
     response_body::ResponseBody,
 };
 use crate::{
@@ -144,13 +145,11 @@ where
         let scope = context.request_scope();
         let handler = scope.clone().scope_sync(|| self.inner.call(request));
         let request_locks = RequestLocks::new(context.clone(), keeps_owner_open);
-        ResponseFuture::locking(
-            context,
-            Box::pin(async move {
-                let done = request_locks.run(pin!(scope.scope(handler))).await;
-                finish_response(request_locks, method, done).await
-            }),
-        )
+        let handler = async move {
+            let done = request_locks.run(pin!(scope.scope(handler))).await;
+            Ok(HandlerEnd { locks: request_locks, method, done })
+        };
+        ResponseFuture::locking(context, Box::pin(Pipeline::new(handler, finish_response)))
     }
 }
 

@@ -14,6 +14,7 @@ mod disconnect;
 mod prefer;
 mod abort;
 mod handler;
+mod pipeline;
 mod request_lock;
 mod request_locks;
 mod response;

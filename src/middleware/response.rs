@@ -17,17 +17,20 @@ use super::{
 };
 use crate::{error::LockLost, rejection::Rejection, replay::keep::Ending};
 
+/// The result of a handler, and the locks that it ran under.
+pub(super) struct HandlerEnd<B, E> {
+    pub(super) locks: RequestLocks,
+    pub(super) method: Method,
+    pub(super) done: Result<Result<Response<B>, E>, LockLost>,
+}
+
 /// Turns the result of the handler into the response, and releases the locks or moves them to its
 /// body.
-#[expect(clippy::manual_async_fn, reason = "the future of an `async fn` contains its arguments twice")]
-pub(super) fn finish_response<B, E>(
-    mut locks: RequestLocks,
-    method: Method,
-    done: Result<Result<Response<B>, E>, LockLost>,
-) -> impl Future<Output = Result<Response<ResponseBody<B>>, E>>
+pub(super) fn finish_response<B, E>(end: HandlerEnd<B, E>) -> impl Future<Output = Result<Response<ResponseBody<B>>, E>>
 where
     B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
+    let HandlerEnd { mut locks, method, done } = end;
     async move {
         if locks.recorder().is_some() {
             // A disconnect before the record is left must not prevent it.

@@ -11,8 +11,15 @@ use http_body::Body;
 use tower::{BoxError, Service, ServiceExt, util::Oneshot};
 
 use super::{
-    config::LayerConfig, context::RequestContext, future::ResponseFuture, handler::LockedRequest,
-    manager_state::ManagerState, request_locks::RequestLocks, response::finish_response, response_body::ResponseBody,
+    config::LayerConfig,
+    context::RequestContext,
+    future::ResponseFuture,
+    handler::LockedRequest,
+    manager_state::ManagerState,
+    pipeline::Pipeline,
+    request_locks::RequestLocks,
+    response::{HandlerEnd, finish_response},
+    response_body::ResponseBody,
     unlocked::Unlocked,
 };
 use crate::{
@@ -67,16 +74,18 @@ where
         let (context, keeps_owner_open) = RequestContext::new(driver, params, &head.headers, &head.extensions);
         let locks = RequestLocks::new(context.clone(), keeps_owner_open);
         let request = LockedRequest::new(inner, head, body, locks);
-        ResponseFuture::locking(context, Box::pin(locked(Arc::clone(&self.config), request)))
+        let handler = run_locked(Arc::clone(&self.config), request);
+        ResponseFuture::locking(context, Box::pin(Pipeline::new(handler, finish_response)))
     }
 }
 
-/// The steps of a request: key, body, lock, inner service, response.
+/// The steps of a request before its response: key, body, lock, inner service. Fails with the
+/// response to a request that did not run under a lock.
 #[expect(clippy::manual_async_fn, reason = "the future of an `async fn` contains its arguments twice")]
-fn locked<S, K, ResB>(
+fn run_locked<S, K, ResB>(
     config: Arc<LayerConfig<K>>,
     mut request: LockedRequest<S>,
-) -> impl Future<Output = Result<Response<ResponseBody<ResB>>, S::Error>>
+) -> impl Future<Output = Result<HandlerEnd<ResB, S::Error>, Result<Response<ResponseBody<ResB>>, S::Error>>>
 where
     K: KeySource,
     S: Service<Request<RequestBody>, Response = Response<ResB>>,
@@ -85,11 +94,13 @@ where
     async move {
         let (method, lock) = match lock_request(&config, &mut request).await {
             Ok(Some(granted)) => granted,
-            Ok(None) => return Ok(request.pass_through().await?.map(ResponseBody::pass_through)),
-            Err(response) => return Ok(response.map(ResponseBody::rejected)),
+            Ok(None) => {
+                return Err(request.pass_through().await.map(|response| response.map(ResponseBody::pass_through)));
+            }
+            Err(response) => return Err(Ok(response.map(ResponseBody::rejected))),
         };
         let done = request.run(Some(lock)).await;
-        finish_response(request.locks, method, done).await
+        Ok(HandlerEnd { locks: request.locks, method, done })
     }
 }
 

@@ -27,7 +27,7 @@ use crate::{
         handler::LockedRequest,
         manager_state::ManagerState,
         request_locks::RequestLocks,
-        response,
+        response::{self, HandlerEnd},
         response_body::ResponseBody,
     },
     rejection::Rejection,
@@ -166,7 +166,7 @@ where
     request.head().extensions.insert(Once::new(held_lock, fingerprint, Arc::clone(&config.answers)));
     let method = request.head().method.clone();
     let done = request.run(None).await;
-    response::finish_response(request.locks, method, done).await
+    response::finish_response(HandlerEnd { locks: request.locks, method, done }).await
 }
 
 /// The key and the fingerprint of a request. `None` if it has no key and needs none, has no scope,
