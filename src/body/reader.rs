@@ -3,7 +3,7 @@
 
 use std::{
     error::Error,
-    future::poll_fn,
+    future::{Future, poll_fn},
     mem,
     pin::Pin,
     sync::Arc,
@@ -85,62 +85,65 @@ impl<'a> BodyReader<'a> {
 }
 
 /// Reads the body to its end, within the limit and the budget, while its client keeps the pace.
-async fn read_to_end(
+#[expect(clippy::manual_async_fn, reason = "the future of an `async fn` contains its arguments twice")]
+fn read_to_end(
     mut streaming: IncomingBody,
     limit: u64,
     reservation: &mut Reservation,
     mut pace: Pace,
-) -> Result<ReplayBody, Rejection> {
-    let announced = streaming.inner.size_hint();
-    // Before the first poll, because that makes hyper ask for the body with `100 Continue`.
-    if announced.lower() > limit {
-        return Err(Rejection::BodyTooLarge);
-    }
-    if announced.lower() > reservation.budget().available() {
-        return Err(Rejection::body_buffer_full());
-    }
-    // Shared only once the body waits for its client, and can be evicted.
-    let (mut own, mut shared) = (BodyBuffer::default(), None::<Arc<SharedBuffer>>);
-    let (mut trailers, mut left) = (None, limit);
-    let mut timer = LazyTimer::default();
-    loop {
-        let next = poll_fn(|cx| {
-            let next = Pin::new(&mut streaming.inner).poll_frame(cx);
-            if next.is_ready() {
-                return next.map(Ok);
-            }
-            // Only now: a body that is ready is not idle.
-            let shared = &*shared.get_or_insert_with(|| Arc::new(SharedBuffer::new(mem::take(&mut own))));
-            reservation.set_reader(|| Arc::clone(shared) as _);
-            if !shared.register(cx.waker()) {
-                return Poll::Ready(Err(Rejection::BodyTimeout));
-            }
-            poll_too_slow(&mut pace, &mut timer, cx).map(|_| Err(Rejection::BodyTimeout))
-        });
-        let Some(frame) = next.await? else { break };
-        match frame.map_err(|error| read_error(&*error))?.into_data() {
-            Ok(bytes) => {
-                pace.record(Instant::now(), bytes.len() as u64);
-                left = left.checked_sub(bytes.len() as u64).ok_or(Rejection::BodyTooLarge)?;
-                // Counts the bytes that were received, because an announced length costs its sender
-                // nothing.
-                reservation.grow(bytes.len())?;
-                match &shared {
-                    Some(shared) => shared.push(bytes),
-                    None => own.push(bytes),
-                }
-            }
-            Err(frame) => trailers = frame.into_trailers().ok(),
+) -> impl Future<Output = Result<ReplayBody, Rejection>> {
+    async move {
+        let announced = streaming.inner.size_hint();
+        // Before the first poll, because that makes hyper ask for the body with `100 Continue`.
+        if announced.lower() > limit {
+            return Err(Rejection::BodyTooLarge);
         }
+        if announced.lower() > reservation.budget().available() {
+            return Err(Rejection::body_buffer_full());
+        }
+        // Shared only once the body waits for its client, and can be evicted.
+        let (mut own, mut shared) = (BodyBuffer::default(), None::<Arc<SharedBuffer>>);
+        let (mut trailers, mut left) = (None, limit);
+        let mut timer = LazyTimer::default();
+        loop {
+            let next = poll_fn(|cx| {
+                let next = Pin::new(&mut streaming.inner).poll_frame(cx);
+                if next.is_ready() {
+                    return next.map(Ok);
+                }
+                // Only now: a body that is ready is not idle.
+                let shared = &*shared.get_or_insert_with(|| Arc::new(SharedBuffer::new(mem::take(&mut own))));
+                reservation.set_reader(|| Arc::clone(shared) as _);
+                if !shared.register(cx.waker()) {
+                    return Poll::Ready(Err(Rejection::BodyTimeout));
+                }
+                poll_too_slow(&mut pace, &mut timer, cx).map(|_| Err(Rejection::BodyTimeout))
+            });
+            let Some(frame) = next.await? else { break };
+            match frame.map_err(|error| read_error(&*error))?.into_data() {
+                Ok(bytes) => {
+                    pace.record(Instant::now(), bytes.len() as u64);
+                    left = left.checked_sub(bytes.len() as u64).ok_or(Rejection::BodyTooLarge)?;
+                    // Counts the bytes that were received, because an announced length costs its sender
+                    // nothing.
+                    reservation.grow(bytes.len())?;
+                    match &shared {
+                        Some(shared) => shared.push(bytes),
+                        None => own.push(bytes),
+                    }
+                }
+                Err(frame) => trailers = frame.into_trailers().ok().map(Box::new),
+            }
+        }
+        reservation.complete()?;
+        streaming.finish();
+        let data = match shared {
+            Some(shared) => shared.0.lock().0.take().ok_or(Rejection::BodyTimeout)?,
+            None => own,
+        };
+        let data = data.into_bytes();
+        Ok(ReplayBody { data, trailers, has_unknown_length: announced.exact().is_none() })
     }
-    reservation.complete()?;
-    streaming.finish();
-    let data = match shared {
-        Some(shared) => shared.0.lock().0.take().ok_or(Rejection::BodyTimeout)?,
-        None => own,
-    };
-    let data = data.into_bytes();
-    Ok(ReplayBody { data, trailers: trailers.map(Box::new), has_unknown_length: announced.exact().is_none() })
 }
 
 /// Ready when the client was too slow.

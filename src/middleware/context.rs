@@ -270,24 +270,27 @@ impl RequestContext {
 
     /// Acquires a lock of the handler for this request if its client is still connected. `body` is
     /// the reservation of its complete body while it waits.
-    pub(crate) async fn acquire(
+    #[expect(clippy::manual_async_fn, reason = "the future of an `async fn` contains its arguments twice")]
+    pub(crate) fn acquire(
         &self,
         route: &Route,
         key: LockKey,
         client: Option<&ClientConnection>,
         body: Option<&mut Reservation>,
-    ) -> Result<RequestLock, Rejection> {
-        let policy = &self.0.params.handler_policy;
-        self.reserve_for_waiting(route, &key, body, policy)?;
-        let ClaimedLock::Granted(lock) = self.request_lock(route, key, policy, false).await? else {
-            unreachable!("a request that ignores records")
-        };
-        // The server may not have noticed the disconnect.
-        if client.is_some_and(ClientConnection::is_closed) {
-            lock.cancel();
-            return Err(Rejection::Disconnected);
+    ) -> impl Future<Output = Result<RequestLock, Rejection>> {
+        async move {
+            let policy = &self.0.params.handler_policy;
+            self.reserve_for_waiting(route, &key, body, policy)?;
+            let ClaimedLock::Granted(lock) = self.request_lock(route, key, policy, false).await? else {
+                unreachable!("a request that ignores records")
+            };
+            // The server may not have noticed the disconnect.
+            if client.is_some_and(ClientConnection::is_closed) {
+                lock.cancel();
+                return Err(Rejection::Disconnected);
+            }
+            Ok(lock)
         }
-        Ok(lock)
     }
 
     /// Acquires the lock of a layer whose record answers the request. Another request with the key
@@ -332,38 +335,41 @@ impl RequestContext {
         }))
     }
 
-    async fn request_lock(
+    #[expect(clippy::manual_async_fn, reason = "the future of an `async fn` contains its arguments twice")]
+    fn request_lock(
         &self,
         route: &Route,
         key: LockKey,
         policy: &LockPolicy,
         unless_recorded: bool,
-    ) -> Result<ClaimedLock, Rejection> {
-        let hold_estimate = &self.0.params.hold_estimate;
-        let mut span = LockSpan::start(route, &key, policy.shows_key());
-        if self.0.client_wait.is_some() {
-            self.0.is_wait_applied.store(true, Release);
-        }
-        let params = LockParams {
-            key,
-            wait: self.0.client_wait.unwrap_or_else(|| policy.request_wait()),
-            limits: policy.request_hold_limits(),
-            owner: Some(self.owner()),
-            route: route.label(),
-            unless_recorded,
-        };
-        match ClaimFuture::new(Arc::clone(&self.0.driver), params).await {
-            Ok(Claim::Granted(guard)) => {
-                span.granted(|| guard.hold_count(), guard.fencing_token());
-                Ok(ClaimedLock::Granted(RequestLock::new(guard, span, Arc::clone(hold_estimate), policy)))
+    ) -> impl Future<Output = Result<ClaimedLock, Rejection>> {
+        async move {
+            let hold_estimate = &self.0.params.hold_estimate;
+            let mut span = LockSpan::start(route, &key, policy.shows_key());
+            if self.0.client_wait.is_some() {
+                self.0.is_wait_applied.store(true, Release);
             }
-            Ok(Claim::Recorded(record)) => {
-                span.recorded();
-                Ok(ClaimedLock::Recorded(record, span))
-            }
-            Err(error) => {
-                span.rejected(&error);
-                Err(Rejection::from_lock_error(error, hold_estimate, policy.timeout_status()))
+            let params = LockParams {
+                key,
+                wait: self.0.client_wait.unwrap_or_else(|| policy.request_wait()),
+                limits: policy.request_hold_limits(),
+                owner: Some(self.owner()),
+                route: route.label(),
+                unless_recorded,
+            };
+            match ClaimFuture::new(Arc::clone(&self.0.driver), params).await {
+                Ok(Claim::Granted(guard)) => {
+                    span.granted(|| guard.hold_count(), guard.fencing_token());
+                    Ok(ClaimedLock::Granted(RequestLock::new(guard, span, Arc::clone(hold_estimate), policy)))
+                }
+                Ok(Claim::Recorded(record)) => {
+                    span.recorded();
+                    Ok(ClaimedLock::Recorded(record, span))
+                }
+                Err(error) => {
+                    span.rejected(&error);
+                    Err(Rejection::from_lock_error(error, hold_estimate, policy.timeout_status()))
+                }
             }
         }
     }
