@@ -128,14 +128,14 @@ async fn lock_request<S, K: KeySource>(
     // Before the lock: a client that does not send its body blocks no other request.
     if context.buffers_body(&head.method) {
         if let Some(rejection) = context.immediate_rejection(route, &key) {
-            return Err(context.on_reject().respond(rejection));
+            return Err(context.on_reject().respond_to(head, rejection));
         }
         if let Err(rejection) = reader.read(head).await {
             return Err(KeyRejection::from(rejection).into_response(route, context.on_reject()));
         }
     }
     let lock = context.acquire(route, key, head.extensions.get(), reservation.as_mut()).await;
-    let lock = lock.map_err(|rejection| context.on_reject().respond(rejection))?;
+    let lock = lock.map_err(|rejection| context.on_reject().respond_to(head, rejection))?;
     drop(waits);
     let held_lock = lock.held_lock();
     locks.add(lock);

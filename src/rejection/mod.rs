@@ -5,10 +5,10 @@ mod body;
 pub(crate) mod field_error;
 pub(crate) mod retry_after;
 
-use std::{borrow::Cow, error::Error, fmt, sync::Arc, time::Duration};
+use std::{borrow::Cow, error::Error, fmt, mem, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderValue, Response, StatusCode, header};
+use http::{Extensions, HeaderMap, HeaderValue, Response, StatusCode, header, request::Parts};
 use http_body::Body;
 use tower::BoxError;
 
@@ -331,6 +331,11 @@ impl Rejection {
     /// `original_status`.
     #[must_use]
     pub fn to_response(&self) -> Response<RejectionBody> {
+        self.response_with(HeaderMap::new(), Extensions::new())
+    }
+
+    /// The same with these headers and extensions.
+    fn response_with(&self, headers: HeaderMap, extensions: Extensions) -> Response<RejectionBody> {
         let mut response = Problem {
             code: self.code(),
             title: self.title(),
@@ -343,7 +348,7 @@ impl Rejection {
                 _ => None,
             },
         }
-        .into_response();
+        .into_response(headers, extensions);
         if let Self::AnswerNotKept { location, etag, .. } = self {
             let headers = response.headers_mut();
             headers.extend(location.clone().map(|value| (header::LOCATION, value)));
@@ -502,9 +507,27 @@ impl OnReject {
 
     /// Creates the response, with the typed rejection in its extensions.
     pub(crate) fn respond(&self, rejection: Rejection) -> Response<RejectionBody> {
+        self.respond_with(rejection, HeaderMap::new(), Extensions::new())
+    }
+
+    /// The same in the memory of the head of the request: a client that is rejected often should
+    /// cost little.
+    pub(crate) fn respond_to(&self, head: &mut Parts, rejection: Rejection) -> Response<RejectionBody> {
+        let (mut headers, mut extensions) = (mem::take(&mut head.headers), mem::take(&mut head.extensions));
+        headers.clear();
+        extensions.clear();
+        self.respond_with(rejection, headers, extensions)
+    }
+
+    fn respond_with(
+        &self,
+        rejection: Rejection,
+        headers: HeaderMap,
+        extensions: Extensions,
+    ) -> Response<RejectionBody> {
         let mut response = match &self.0 {
             Some(respond) => respond(&rejection),
-            None => rejection.to_response(),
+            None => rejection.response_with(headers, extensions),
         };
         response.extensions_mut().insert(rejection);
         response

@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, time::Duration};
 
-use http::{HeaderValue, Response, StatusCode, header};
+use http::{Extensions, HeaderMap, HeaderValue, Response, StatusCode, header};
 
 use super::body::RejectionBody;
 
@@ -20,17 +20,18 @@ pub(super) struct Problem {
 }
 
 impl Problem {
-    pub(super) fn into_response(self) -> Response<RejectionBody> {
+    pub(super) fn into_response(self, mut headers: HeaderMap, extensions: Extensions) -> Response<RejectionBody> {
         let Self { status, retry_after, .. } = self;
-        let mut response = Response::new(RejectionBody::full(self.to_json()));
-        *response.status_mut() = status;
-        let headers = response.headers_mut();
         headers.reserve(3);
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
         if let Some(after) = retry_after {
             headers.insert(header::RETRY_AFTER, whole_seconds(after));
         }
+        let mut response = Response::new(RejectionBody::full(self.to_json()));
+        *response.status_mut() = status;
+        *response.headers_mut() = headers;
+        *response.extensions_mut() = extensions;
         response
     }
 

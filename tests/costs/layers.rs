@@ -84,6 +84,27 @@ fn rejected_request_stays_within_its_allocations() {
     (rejected - rejection(&locks)).is_at_most(7, 2_600);
 }
 
+/// It has headers and extensions, as the request of a server.
+#[test]
+fn rejection_is_made_in_the_memory_of_its_request() {
+    let (runtime, locks) = (runtime(), LockManager::in_memory());
+    let _runtime = runtime.enter();
+    let _held = now(locks.try_lock(("reward", 42_u64))).expect("free");
+    let service = LockLayer::new(&locks, key::from_parts(|_| ("reward", 42_u64))).layer(service_fn(hello));
+    let request = || {
+        let request = Request::post("/").header("host", "shop").header("accept", "*/*").header("te", "trailers");
+        request.extension(7_u64).body(RequestBody::default()).expect("valid")
+    };
+    let rejected = Cost::of(|| {
+        let Ok(response) = now(service.clone().oneshot(request()));
+        assert_eq!((response.status(), response.extensions().len()), (StatusCode::CONFLICT, 1));
+        assert_eq!(response.headers().len(), 3, "none of the request");
+        read(response.into_body());
+    });
+    let request = Cost::of(|| drop(request()));
+    (rejected - request - rejection(&locks)).is_at_most(3, 2_100);
+}
+
 #[test]
 fn skipped_request_stays_within_its_allocations() {
     let (runtime, locks) = (runtime(), LockManager::in_memory());
