@@ -1,6 +1,6 @@
 //! Runs the inner service under the locks of its request.
 
-use std::{mem, pin::pin};
+use std::{future::Future, mem, pin::pin};
 
 use http::{Request, Response, request::Parts};
 use tower::{Service, ServiceExt};
@@ -49,34 +49,39 @@ impl<S> LockedRequest<S> {
 
     /// Runs the inner service under the locks. The reservation of the body ends when the service is
     /// called. The handler finds `lock` in the extensions.
-    pub(super) async fn run<B>(&mut self, lock: Option<HeldLock>) -> Result<Result<Response<B>, S::Error>, LockLost>
+    pub(super) fn run<B>(
+        &mut self,
+        lock: Option<HeldLock>,
+    ) -> impl Future<Output = Result<Result<Response<B>, S::Error>, LockLost>>
     where
         S: Service<Request<RequestBody>, Response = Response<B>>,
     {
         let Self { inner, head, body, reservation, locks } = self;
-        let (context, span) = (locks.context(), locks.span().filter(|span| span.is_enabled()));
-        context.insert_into(&mut head.as_mut().expect("before the call").extensions, lock);
-        let done = {
-            let inner = inner.as_mut().expect("before the call");
-            let handler = async {
-                // Only now: a request that waits must not use capacity of the inner service.
-                let ready = inner.ready().await?;
-                // The body no longer waits.
-                *reservation = None;
-                context.set_running(true);
-                let mut call = || {
-                    let body = mem::take(body).observed_by(|| context.body_observer(), context.policy());
-                    ready.call(Request::from_parts(head.take().expect("before the call"), body))
+        locks.context().insert_into(&mut head.as_mut().expect("before the call").extensions, lock);
+        async move {
+            let (context, span) = (locks.context(), locks.span().filter(|span| span.is_enabled()));
+            let done = {
+                let inner = inner.as_mut().expect("before the call");
+                let handler = async {
+                    // Only now: a request that waits must not use capacity of the inner service.
+                    let ready = inner.ready().await?;
+                    // The body no longer waits.
+                    *reservation = None;
+                    context.set_running(true);
+                    let mut call = || {
+                        let body = mem::take(body).observed_by(|| context.body_observer(), context.policy());
+                        ready.call(Request::from_parts(head.take().expect("before the call"), body))
+                    };
+                    match span {
+                        Some(span) => span.instrument_handler(call).await,
+                        None => call().await,
+                    }
                 };
-                match span {
-                    Some(span) => span.instrument_handler(call).await,
-                    None => call().await,
-                }
+                locks.run(pin!(context.request_scope().scope(handler))).await
             };
-            locks.run(pin!(context.request_scope().scope(handler))).await
-        };
-        // Its resources are dropped before the locks are released.
-        *inner = None;
-        done
+            // Its resources are dropped before the locks are released.
+            *inner = None;
+            done
+        }
     }
 }

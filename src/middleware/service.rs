@@ -6,7 +6,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Method, Request, Response, request::Parts};
+use http::{Request, Response, request::Parts};
 use http_body::Body;
 use tower::{BoxError, Service, ServiceExt, util::Oneshot};
 
@@ -92,13 +92,14 @@ where
     ResB: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
     async move {
-        let (method, lock) = match lock_request(&config, &mut request).await {
-            Ok(Some(granted)) => granted,
-            Ok(None) => {
-                return Err(request.pass_through().await.map(|response| response.map(ResponseBody::pass_through)));
-            }
+        let lock = match lock_request(&config, &mut request).await {
+            Ok(lock) => lock,
             Err(response) => return Err(Ok(response.map(ResponseBody::rejected))),
         };
+        let Some(lock) = lock else {
+            return Err(request.pass_through().await.map(|response| response.map(ResponseBody::pass_through)));
+        };
+        let method = request.head().method.clone();
         let done = request.run(Some(lock)).await;
         Ok(HandlerEnd { locks: request.locks, method, done })
     }
@@ -109,7 +110,7 @@ where
 async fn lock_request<S, K: KeySource>(
     config: &LayerConfig<K>,
     request: &mut LockedRequest<S>,
-) -> Result<Option<(Method, HeldLock)>, Response<RejectionBody>> {
+) -> Result<Option<HeldLock>, Response<RejectionBody>> {
     let LockedRequest { head, body, reservation, locks, .. } = request;
     let head = head.as_mut().expect("before the call");
     let context = locks.context();
@@ -139,7 +140,7 @@ async fn lock_request<S, K: KeySource>(
     drop(waits);
     let held_lock = lock.held_lock();
     locks.add(lock);
-    Ok(Some((head.method.clone(), held_lock)))
+    Ok(Some(held_lock))
 }
 
 fn mark_unlocked(head: &mut Parts, why: Unlocked) {
