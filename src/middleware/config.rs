@@ -1,8 +1,11 @@
 //! The configuration of a layer, and the configuration that it inherits.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+};
 
-use http::request::Parts;
+use http::{Extensions, request::Parts};
 
 use crate::{
     lock::LockManager,
@@ -22,13 +25,12 @@ pub(super) struct LayerConfig<K> {
     pub(super) on_reject: OnReject,
     pub(super) name: Option<&'static str>,
     pub(super) hold_estimate: Arc<HoldEstimate>,
-    pub(super) own_params: OwnParams,
+    pub(super) params: PerOuter<Arc<LayerParams>>,
 }
 
-/// The parameters of requests that inherit nothing from an outer layer: all of them share one
-/// value, which the first one creates.
-#[derive(Default)]
-pub(super) struct OwnParams(OnceLock<Arc<LayerParams>>);
+/// A value that depends on the configuration of the outer layers. Requests with the same one as the
+/// first request share its value.
+pub(super) struct PerOuter<T>(OnceLock<(Option<Arc<InheritedConfig>>, T)>);
 
 /// The parameters with which a layer acquires locks.
 pub(super) struct LayerParams {
@@ -41,7 +43,7 @@ pub(super) struct LayerParams {
     pub(super) name: Option<&'static str>,
 }
 
-/// The configuration of the outer layers. It is in the extensions of the request.
+/// The configuration of the outer layers. It is in the extensions of the request, in an `Arc`.
 #[derive(Clone, Debug)]
 pub(super) struct InheritedConfig {
     pub(super) layer_policy: LockPolicy,
@@ -55,30 +57,48 @@ impl<K> LayerConfig<K> {
     }
 
     pub(super) fn params(&self, head: &Parts) -> Arc<LayerParams> {
-        self.own_params.or_inherited(head, |outside| {
+        self.params.get_or_create(&head.extensions, |outside| {
             let policy = InheritedConfig::policy(outside, self.policy, &self.locks);
-            LayerParams {
+            Arc::new(LayerParams {
                 policy,
                 handler_policy: policy,
                 on_reject: self.on_reject.or(outside.map(InheritedConfig::on_reject)).clone(),
                 hold_estimate: Arc::clone(&self.hold_estimate),
                 name: self.name,
-            }
+            })
         })
     }
 }
 
-impl OwnParams {
-    /// The parameters of this request.
-    pub(super) fn or_inherited(
+impl<T: Clone> PerOuter<T> {
+    /// The value of a request with these extensions.
+    pub(super) fn get_or_create(
         &self,
-        head: &Parts,
-        create: impl FnOnce(Option<&InheritedConfig>) -> LayerParams,
-    ) -> Arc<LayerParams> {
-        match head.extensions.get() {
-            None => Arc::clone(self.0.get_or_init(|| Arc::new(create(None)))),
-            outside => Arc::new(create(outside)),
+        extensions: &Extensions,
+        create: impl FnOnce(Option<&InheritedConfig>) -> T,
+    ) -> T {
+        let outer = extensions.get::<Arc<InheritedConfig>>();
+        match self.0.get() {
+            Some((first, value)) if first.as_ref().map(Arc::as_ptr) == outer.map(Arc::as_ptr) => value.clone(),
+            _ => {
+                let value = create(outer.map(Arc::as_ref));
+                // Only the first one is kept.
+                let _ = self.0.set((outer.cloned(), value.clone()));
+                value
+            }
         }
+    }
+}
+
+impl<T> Default for PerOuter<T> {
+    fn default() -> Self {
+        Self(OnceLock::new())
+    }
+}
+
+impl<T> fmt::Debug for PerOuter<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PerOuter").finish_non_exhaustive()
     }
 }
 
@@ -120,7 +140,7 @@ impl<K: Clone> Clone for LayerConfig<K> {
             on_reject: self.on_reject.clone(),
             name: self.name,
             hold_estimate: Arc::default(),
-            own_params: OwnParams::default(),
+            params: PerOuter::default(),
         }
     }
 }

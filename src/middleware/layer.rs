@@ -6,7 +6,7 @@ use http_body::Body;
 use tower::{BoxError, Layer};
 
 use super::{
-    config::{LayerConfig, OwnParams},
+    config::{LayerConfig, PerOuter},
     service::LockService,
 };
 use crate::{
@@ -142,7 +142,7 @@ impl<K: KeySource> LockLayer<K> {
             on_reject: OnReject::default(),
             name: None,
             hold_estimate: Arc::default(),
-            own_params: OwnParams::default(),
+            params: PerOuter::default(),
         };
         Self { config: Arc::new(config) }
     }
@@ -222,7 +222,7 @@ impl<K: KeySource> LockLayer<K> {
     fn with(mut self, change: impl FnOnce(&mut LayerConfig<K>)) -> Self {
         let config = Arc::make_mut(&mut self.config);
         change(config);
-        config.own_params = OwnParams::default();
+        config.params = PerOuter::default();
         self
     }
 }
@@ -243,7 +243,7 @@ impl<K> Clone for LockLayer<K> {
 
 impl<K> fmt::Debug for LockLayer<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let LayerConfig { locks, key: _, policy, skip, on_reject, name, hold_estimate, own_params: _ } = &*self.config;
+        let LayerConfig { locks, key: _, policy, skip, on_reject, name, hold_estimate, params: _ } = &*self.config;
         f.debug_struct("LockLayer")
             .field("locks", locks)
             .field("policy", policy)

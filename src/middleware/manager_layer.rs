@@ -5,12 +5,12 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{Extensions, Request, Response};
 use http_body::Body;
 use tower::{BoxError, Layer, Service};
 
 use super::{
-    config::{InheritedConfig, LayerParams},
+    config::{InheritedConfig, LayerParams, PerOuter},
     context::RequestContext,
     future::ResponseFuture,
     pipeline::Pipeline,
@@ -55,16 +55,30 @@ use crate::{
 #[derive(Clone, Debug)]
 #[must_use = "a layer does nothing before it is put on a router"]
 pub struct LockManagerLayer {
-    locks: LockManager,
-    inherited: InheritedConfig,
-    hold_estimate: Arc<HoldEstimate>,
+    config: Arc<ManagerConfig>,
 }
 
 /// Service of a [`LockManagerLayer`].
 #[derive(Clone, Debug)]
 pub struct LockManagerService<S> {
     inner: S,
-    layer: LockManagerLayer,
+    config: Arc<ManagerConfig>,
+}
+
+/// Shared by a layer and all its services.
+#[derive(Debug)]
+struct ManagerConfig {
+    locks: LockManager,
+    inherited: InheritedConfig,
+    hold_estimate: Arc<HoldEstimate>,
+    provided: PerOuter<Provided>,
+}
+
+/// The configuration of the inner layers, and the parameters of requests at this layer.
+#[derive(Clone)]
+struct Provided {
+    inherited: Arc<InheritedConfig>,
+    params: Arc<LayerParams>,
 }
 
 impl LockManagerLayer {
@@ -75,14 +89,21 @@ impl LockManagerLayer {
             manager_policy: locks.policy(),
             on_reject: OnReject::default(),
         };
-        Self { locks: locks.clone(), inherited, hold_estimate: Arc::default() }
+        let config = ManagerConfig {
+            locks: locks.clone(),
+            inherited,
+            hold_estimate: Arc::default(),
+            provided: PerOuter::default(),
+        };
+        Self { config: Arc::new(config) }
     }
 
     settings!(request_setters);
 
     /// Sets each setting that this policy sets.
     pub fn policy(mut self, policy: LockPolicy) -> Self {
-        self.inherited.layer_policy = policy.or(self.inherited.layer_policy);
+        let inherited = self.inherited_mut();
+        inherited.layer_policy = policy.or(inherited.layer_policy);
         self
     }
 
@@ -94,8 +115,15 @@ impl LockManagerLayer {
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        self.inherited.on_reject = OnReject::new(respond);
+        self.inherited_mut().on_reject = OnReject::new(respond);
         self
+    }
+
+    /// A layer that is changed provides another configuration.
+    fn inherited_mut(&mut self) -> &mut InheritedConfig {
+        let config = Arc::make_mut(&mut self.config);
+        config.provided = PerOuter::default();
+        &mut config.inherited
     }
 }
 
@@ -103,7 +131,7 @@ impl<S> Layer<S> for LockManagerLayer {
     type Service = LockManagerService<S>;
 
     fn layer(&self, inner: S) -> LockManagerService<S> {
-        LockManagerService { inner, layer: self.clone() }
+        LockManagerService { inner, config: Arc::clone(&self.config) }
     }
 }
 
@@ -123,9 +151,9 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let mut request = request.map(RequestBody::new);
-        let inherited = self.layer.inherited.merged_with(request.extensions().get());
-        let params = self.layer.params(&inherited);
-        let driver = self.layer.locks.driver();
+        let config = &*self.config;
+        let Provided { inherited, params } = config.provided(request.extensions());
+        let driver = config.locks.driver();
         let (context, keeps_owner_open) = RequestContext::new(driver, params, request.headers(), request.extensions());
         let extensions = request.extensions_mut();
         extensions.insert(inherited);
@@ -153,15 +181,30 @@ where
     }
 }
 
-impl LockManagerLayer {
-    fn params(&self, inherited: &InheritedConfig) -> Arc<LayerParams> {
-        let policy = InheritedConfig::policy(Some(inherited), LockPolicy::new(), &self.locks);
-        Arc::new(LayerParams {
-            policy,
-            handler_policy: policy,
-            on_reject: inherited.on_reject.clone(),
-            hold_estimate: Arc::clone(&self.hold_estimate),
-            name: None,
+impl ManagerConfig {
+    fn provided(&self, extensions: &Extensions) -> Provided {
+        self.provided.get_or_create(extensions, |outer| {
+            let inherited = self.inherited.merged_with(outer);
+            let policy = InheritedConfig::policy(Some(&inherited), LockPolicy::new(), &self.locks);
+            let params = LayerParams {
+                policy,
+                handler_policy: policy,
+                on_reject: inherited.on_reject.clone(),
+                hold_estimate: Arc::clone(&self.hold_estimate),
+                name: None,
+            };
+            Provided { inherited: Arc::new(inherited), params: Arc::new(params) }
         })
+    }
+}
+
+impl Clone for ManagerConfig {
+    fn clone(&self) -> Self {
+        Self {
+            locks: self.locks.clone(),
+            inherited: self.inherited.clone(),
+            hold_estimate: Arc::clone(&self.hold_estimate),
+            provided: PerOuter::default(),
+        }
     }
 }

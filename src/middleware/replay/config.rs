@@ -7,7 +7,7 @@ use tower::BoxError;
 use crate::{
     lock::LockManager,
     lock_key::LockKey,
-    middleware::config::{InheritedConfig, LayerParams, OwnParams},
+    middleware::config::{InheritedConfig, LayerParams, PerOuter},
     policy::LockPolicy,
     rejection::{OnReject, Rejection, RejectionBody, retry_after::HoldEstimate},
     replay::{docs_link::DocsLink, idempotency_key::IdempotencyKeyField, recorder::AnswerSettings},
@@ -26,7 +26,7 @@ pub(super) struct ReplayConfig<K> {
     pub(super) docs: Option<DocsLink>,
     pub(super) name: Option<&'static str>,
     pub(super) hold_estimate: Arc<HoldEstimate>,
-    pub(super) own_params: OwnParams,
+    pub(super) params: PerOuter<Arc<LayerParams>>,
     pub(super) answers: Arc<AnswerSettings>,
     pub(super) find_answer: Option<Arc<FindAnswer>>,
 }
@@ -50,13 +50,15 @@ impl<K> ReplayConfig<K> {
     }
 
     pub(super) fn params(&self, head: &Parts) -> Arc<LayerParams> {
-        self.own_params.or_inherited(head, |outside| LayerParams {
-            policy: InheritedConfig::policy(outside, self.policy, &self.locks),
-            // The wait of this layer is for an answer, and its other settings are for its record.
-            handler_policy: InheritedConfig::policy(outside, LockPolicy::new(), &self.locks),
-            on_reject: self.on_reject.or(outside.map(InheritedConfig::on_reject)).clone(),
-            hold_estimate: Arc::clone(&self.hold_estimate),
-            name: self.name,
+        self.params.get_or_create(&head.extensions, |outside| {
+            Arc::new(LayerParams {
+                policy: InheritedConfig::policy(outside, self.policy, &self.locks),
+                // The wait of this layer is for an answer, and its other settings are for its record.
+                handler_policy: InheritedConfig::policy(outside, LockPolicy::new(), &self.locks),
+                on_reject: self.on_reject.or(outside.map(InheritedConfig::on_reject)).clone(),
+                hold_estimate: Arc::clone(&self.hold_estimate),
+                name: self.name,
+            })
         })
     }
 
@@ -83,7 +85,7 @@ impl<K: Clone> Clone for ReplayConfig<K> {
             docs: self.docs.clone(),
             name: self.name,
             hold_estimate: Arc::default(),
-            own_params: OwnParams::default(),
+            params: PerOuter::default(),
             answers: Arc::clone(&self.answers),
             find_answer: self.find_answer.clone(),
         }

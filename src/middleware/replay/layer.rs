@@ -18,7 +18,7 @@ use crate::{
     limits::{KEEP_FOR, KEEP_FOR_MAX, KEEP_FOR_MIN, KEEP_UP_TO, KEEP_UP_TO_MAX},
     lock::LockManager,
     lock_key::LockKey,
-    middleware::config::OwnParams,
+    middleware::config::PerOuter,
     policy::{LockPolicy, OnDisconnect, OnLost, ReleaseAt},
     rejection::{OnReject, Rejection},
     replay::{
@@ -150,7 +150,7 @@ impl<K: KeySource> ReplayLayer<K> {
             docs: None,
             name: None,
             hold_estimate: Arc::default(),
-            own_params: OwnParams::default(),
+            params: PerOuter::default(),
             answers: Arc::new(answers),
             find_answer: None,
         };
@@ -347,7 +347,7 @@ impl<K: KeySource, F> ReplayLayer<K, F> {
     fn with(mut self, change: impl FnOnce(&mut ReplayConfig<K>)) -> Self {
         let config = Arc::make_mut(&mut self.config);
         change(config);
-        config.own_params = OwnParams::default();
+        config.params = PerOuter::default();
         self
     }
 

@@ -250,6 +250,29 @@ async fn nearest_rejection_handler_wins() {
     }
 }
 
+/// Layers that several routers share keep what they inherit, but only for requests of one of them.
+#[tokio::test(start_paused = true)]
+async fn shared_layers_inherit_for_each_request_anew() {
+    let locks = LockManager::in_memory();
+    let _held = locks.try_lock(("k",)).await.expect("free");
+    let say = |status: StatusCode| move |_: &tower_lock::Rejection| status.into_response();
+    let (layer, inner) = (LockLayer::new(&locks, one_key()), LockManagerLayer::new(&locks));
+    let outer = |status| inner.clone().on_reject(say(status));
+    let route = || Router::new().route("/", get(|| async { "ran" }).route_layer(layer.clone()));
+    let (gone, locked) = (outer(StatusCode::GONE), outer(StatusCode::LOCKED));
+    let apps = [
+        (route(), 409),
+        (route().layer(inner.clone()), 409),
+        (route().layer(gone.clone()), 410),
+        (route().layer(locked.clone()), 423),
+        (route().layer(inner.clone()).layer(gone), 410),
+        (route().layer(inner.clone()).layer(locked), 423),
+    ];
+    for (app, status) in apps.iter().chain(apps.iter().rev()) {
+        assert_eq!(fetch(app, "/").await.status().as_u16(), *status);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn only_skipped_requests_run_without_a_lock() {
     async fn is_locked(lock: Option<HeldLock>) -> String {
