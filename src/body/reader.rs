@@ -124,8 +124,8 @@ fn read_to_end(
                 Ok(bytes) => {
                     pace.record(Instant::now(), bytes.len() as u64);
                     left = left.checked_sub(bytes.len() as u64).ok_or(Rejection::BodyTooLarge)?;
-                    // Counts the bytes that were received, because an announced length costs its sender
-                    // nothing.
+                    // Counts the bytes that were received, because an announced length costs its
+                    // sender nothing.
                     reservation.grow(bytes.len())?;
                     match &shared {
                         Some(shared) => shared.push(bytes),

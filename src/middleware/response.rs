@@ -17,6 +17,9 @@ use super::{
 };
 use crate::{error::LockLost, rejection::Rejection, replay::keep::Ending};
 
+/// The response to a request, or the error of the inner service.
+pub(super) type ResponseResult<B, E> = Result<Response<ResponseBody<B>>, E>;
+
 /// The result of a handler, and the locks that it ran under.
 pub(super) struct HandlerEnd<B, E> {
     pub(super) locks: RequestLocks,
@@ -26,7 +29,7 @@ pub(super) struct HandlerEnd<B, E> {
 
 /// Turns the result of the handler into the response, and releases the locks or moves them to its
 /// body.
-pub(super) fn finish_response<B, E>(end: HandlerEnd<B, E>) -> impl Future<Output = Result<Response<ResponseBody<B>>, E>>
+pub(super) fn finish_response<B, E>(end: HandlerEnd<B, E>) -> impl Future<Output = ResponseResult<B, E>>
 where
     B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {

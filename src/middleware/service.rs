@@ -18,7 +18,7 @@ use super::{
     manager_state::ManagerState,
     pipeline::Pipeline,
     request_locks::RequestLocks,
-    response::{HandlerEnd, finish_response},
+    response::{HandlerEnd, ResponseResult, finish_response},
     response_body::ResponseBody,
     unlocked::Unlocked,
 };
@@ -85,7 +85,7 @@ where
 fn run_locked<S, K, ResB>(
     config: Arc<LayerConfig<K>>,
     mut request: LockedRequest<S>,
-) -> impl Future<Output = Result<HandlerEnd<ResB, S::Error>, Result<Response<ResponseBody<ResB>>, S::Error>>>
+) -> impl Future<Output = Result<HandlerEnd<ResB, S::Error>, ResponseResult<ResB, S::Error>>>
 where
     K: KeySource,
     S: Service<Request<RequestBody>, Response = Response<ResB>>,

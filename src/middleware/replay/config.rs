@@ -53,7 +53,8 @@ impl<K> ReplayConfig<K> {
         self.params.get_or_create(&head.extensions, |outside| {
             Arc::new(LayerParams {
                 policy: InheritedConfig::policy(outside, self.policy, &self.locks),
-                // The wait of this layer is for an answer, and its other settings are for its record.
+                // The wait of this layer is for an answer, and its other settings are for its
+                // record.
                 handler_policy: InheritedConfig::policy(outside, LockPolicy::new(), &self.locks),
                 on_reject: self.on_reject.or(outside.map(InheritedConfig::on_reject)).clone(),
                 hold_estimate: Arc::clone(&self.hold_estimate),
