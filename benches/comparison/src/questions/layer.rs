@@ -3,7 +3,7 @@
 use std::{convert::Infallible, fmt::Debug, sync::Arc};
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode};
+use http::{HeaderValue, Request, Response, StatusCode, header::HOST};
 use http_body::Body;
 use http_body_util::{BodyExt, Full};
 use tokio::{runtime::Runtime, task::unconstrained};
@@ -108,13 +108,21 @@ where
     let answer = move |count| {
         runtime.block_on(unconstrained(async {
             for _ in 0..count {
-                let Ok(response) = service.clone().oneshot(Request::default()).await;
+                let Ok(response) = service.clone().oneshot(request()).await;
                 assert_eq!(response.status(), status);
                 response.into_body().collect().await.expect("a body");
             }
         }));
     };
     Variant { name, answer: Box::new(answer) }
+}
+
+/// A request has headers, and a server adds extensions.
+fn request() -> Request<RequestBody> {
+    let mut request = Request::default();
+    request.headers_mut().insert(HOST, HeaderValue::from_static("localhost"));
+    request.extensions_mut().insert(());
+    request
 }
 
 async fn hello(_: Request<RequestBody>) -> Result<Response<Full<Bytes>>, Infallible> {
