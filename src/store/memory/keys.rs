@@ -68,17 +68,19 @@ impl Keys {
     /// acquisition can block.
     const PRUNED_PER_ACQUIRE: usize = 64;
 
-    pub(super) fn acquire(&mut self, cx: &mut OpContext<'_>, request: &AcquireRequest) -> AcquireReply {
+    pub(super) fn acquire(&mut self, cx: &mut OpContext<'_>, request: AcquireRequest) -> AcquireReply {
         self.sweep(cx.now);
         if request.unless_recorded
             && let Some(record) = cx.records.lock().get(&request.key, cx.now)
         {
-            self.leave(cx, request);
+            self.leave(cx, &request);
             return AcquireReply::Recorded(record);
         }
-        let state = match self.by_key.entry(request.key.clone()) {
-            hash_map::Entry::Occupied(occupied) => occupied.into_mut(),
-            hash_map::Entry::Vacant(vacant) => vacant.insert(KeyState::free(cx.now)),
+        let Some(state) = self.by_key.get_mut(&request.key) else {
+            let mut state = KeyState::free(cx.now);
+            let fence = state.grant(cx, &mut self.last_fence, request.id, request.lease);
+            self.by_key.insert(request.key, state);
+            return AcquireReply::Granted { fence };
         };
         // A grant, or an offer that is accepted: the same fence, and a full lease. A delayed copy
         // must not shorten it.
@@ -89,7 +91,7 @@ impl Keys {
         if state.is_free(cx.now) {
             let first = state.offer_next(cx, &request.key, request.queue, &mut self.last_fence, Some(&request.id));
             if !first {
-                let fence = state.grant(cx, &mut self.last_fence, request.id.clone(), request.lease);
+                let fence = state.grant(cx, &mut self.last_fence, request.id, request.lease);
                 return AcquireReply::Granted { fence };
             }
         }
@@ -113,14 +115,11 @@ impl Keys {
 
     /// Changes only what this acquisition owns (I1).
     pub(super) fn release(&mut self, cx: &mut OpContext<'_>, request: &ReleaseRequest) -> ReleaseReply {
-        let hash_map::Entry::Occupied(mut occupied) = self.by_key.entry(request.key.clone()) else {
-            return not_holder(cx, request);
-        };
-        let state = occupied.get_mut();
+        let Some(state) = self.by_key.get_mut(&request.key) else { return not_holder(cx, request) };
         if state.fence_of(&request.id, cx.now).is_none() {
             state.queue.retain(|waiting| *waiting != request.id);
             if state.is_garbage(cx.now) {
-                occupied.remove();
+                self.by_key.remove(&request.key);
             }
             return not_holder(cx, request);
         }
@@ -136,7 +135,7 @@ impl Keys {
         if state.offer_next(cx, &request.key, request.queue, &mut self.last_fence, None) {
             return ReleaseReply::HandedOff;
         }
-        occupied.remove();
+        self.by_key.remove(&request.key);
         ReleaseReply::Freed
     }
 
@@ -162,7 +161,7 @@ impl Keys {
                 return YieldReply::Extended { fence };
             }
         }
-        YieldReply::NotHolder(self.acquire(cx, &acquire))
+        YieldReply::NotHolder(self.acquire(cx, acquire))
     }
 
     pub(super) fn inspect(&self, now: BootInstant, key: &LockKey) -> KeyStatus {
@@ -449,7 +448,7 @@ mod tests {
 
         fn acquire(&mut self, key: &LockKey, id: &AcquisitionId, if_busy: IfBusy) -> AcquireReply {
             let request = AcquireRequest::new(key.clone(), id.clone(), LEASE, if_busy, queue_config(), LEASE);
-            self.run(|keys, cx| keys.acquire(cx, &request))
+            self.run(|keys, cx| keys.acquire(cx, request))
         }
 
         fn fence(&mut self, id: &AcquisitionId) -> u64 {

@@ -85,12 +85,16 @@ impl MemoryStore {
         self.keys.iter().map(|keys| keys.lock().size(now)).sum()
     }
 
-    fn execute<T>(&self, key: &LockKey, operation: impl FnOnce(&mut Keys, &mut OpContext<'_>) -> T) -> StoreFuture<T> {
+    fn execute<T>(
+        &self,
+        keys: &Mutex<Keys>,
+        operation: impl FnOnce(&mut Keys, &mut OpContext<'_>) -> T,
+    ) -> StoreFuture<T> {
         let mut events = Vec::new();
         // The only foreign code under these mutexes is `EventSink::is_open`: after a panic in it
         // the keys are still consistent.
         let is_alive = |id: &AcquisitionId| self.sinks.lock().get(id.manager()).is_some_and(EventSink::is_open);
-        let mut keys = self.keys.of(key).lock();
+        let mut keys = keys.lock();
         let mut cx = OpContext {
             now: self.clock.now(),
             wall_clock_us: &wall_clock_us,
@@ -139,7 +143,7 @@ impl LockStore for MemoryStore {
             let error = StoreError::new("memory", "acquire", StoreErrorKind::Unsupported);
             return StoreFuture::ready(Err(error));
         }
-        self.execute(&request.key, |keys, cx| keys.acquire(cx, &request))
+        self.execute(self.keys.of(&request.key), |keys, cx| keys.acquire(cx, request))
     }
 
     fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
@@ -150,11 +154,11 @@ impl LockStore for MemoryStore {
     }
 
     fn release(&self, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
-        self.execute(&request.key, |keys, cx| keys.release(cx, &request))
+        self.execute(self.keys.of(&request.key), |keys, cx| keys.release(cx, &request))
     }
 
     fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {
-        self.execute(&request.key, |keys, cx| keys.yield_to_queue(cx, &request))
+        self.execute(self.keys.of(&request.key), |keys, cx| keys.yield_to_queue(cx, &request))
     }
 
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
@@ -171,7 +175,7 @@ impl LockStore for MemoryStore {
     }
 
     fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
-        self.execute(&request.key, |keys, cx| keys.force_release(cx, &request))
+        self.execute(self.keys.of(&request.key), |keys, cx| keys.force_release(cx, &request))
     }
 
     fn traits(&self) -> StoreTraits {
