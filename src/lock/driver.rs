@@ -216,19 +216,13 @@ impl Driver {
             return 0;
         }
         self.rearm_lost_timers();
-        let mut actions = Actions::new();
-        let number = self.with_table(key, |table, now, ids| table.request(key, now, ids, request, &mut actions));
-        self.execute_all(key, actions);
-        number
+        self.drive(key, |table, now, ids, actions| table.request(key, now, ids, request, actions))
     }
 
     /// Cancels a request. Returns its position in the queue. `None`: its result was sent already,
     /// or is about to be.
     pub(super) fn cancel(self: &Arc<Self>, key: &LockKey, number: u64) -> Option<QueuePosition> {
-        let mut actions = Actions::new();
-        let position = self.with_table(key, |table, now, ids| table.cancel(key, now, ids, number, &mut actions));
-        self.execute_all(key, actions);
-        position
+        self.drive(key, |table, now, ids, actions| table.cancel(key, now, ids, number, actions))
     }
 
     /// Ends a guard. Returns the outcome. `None`: the store was called, and the outcome is sent to
@@ -240,10 +234,7 @@ impl Driver {
             section.grant.data.ended.notify_waiters();
             return Some(ReleaseOutcome::NotHeld);
         }
-        let (key, mut actions) = (&section.grant.key, Actions::new());
-        let outcome = self.with_table(key, |table, now, ids| table.end_guard(now, ids, section, end, &mut actions));
-        self.execute_all(key, actions);
-        outcome
+        self.drive(&section.grant.key, |table, now, ids, actions| table.end_guard(now, ids, section, end, actions))
     }
 
     pub(super) fn grant_lost(self: &Arc<Self>, grant: &Grant, why: LockLost) {
@@ -408,43 +399,49 @@ impl Driver {
         self.clock.now()
     }
 
-    /// Locks the table of this key.
-    fn with_table<T>(
-        &self,
-        key: &LockKey,
-        event: impl FnOnce(&mut LockTable<TokioDriver>, &LazyNow<'_>, &AcquisitionIds) -> T,
-    ) -> T {
-        let Shard { table, ids } = &mut *self.shards.of(key).lock();
-        event(table, &LazyNow::new(&self.clock), ids)
+    fn handle_event(self: &Arc<Self>, key: &LockKey, event: Event<TokioDriver>) {
+        if self.is_of_this_process() {
+            self.drive(key, |table, now, ids, actions| table.handle_event(key, now, ids, event, actions));
+        }
     }
 
-    fn handle_event(self: &Arc<Self>, key: &LockKey, event: Event<TokioDriver>) {
-        if !self.is_of_this_process() {
-            return;
+    /// Passes an event to the table of this key, and executes its actions and those that follow
+    /// from them. The mutex of the table is not locked meanwhile. A store that replies at once
+    /// needs no task.
+    fn drive<T>(
+        self: &Arc<Self>,
+        key: &LockKey,
+        event: impl FnOnce(&mut LockTable<TokioDriver>, &LazyNow<'_>, &AcquisitionIds, &mut Actions<TokioDriver>) -> T,
+    ) -> T {
+        let (mut actions, mut next) = (Actions::new(), Actions::new());
+        let mut now = LazyNow::new(&self.clock);
+        let result = {
+            let Shard { table, ids } = &mut *self.shards.of(key).lock();
+            event(table, &now, ids, &mut actions)
+        };
+        while !actions.is_empty() {
+            for action in actions.drain(..) {
+                if let Some(event) = self.execute(key, action, &now) {
+                    let Shard { table, ids } = &mut *self.shards.of(key).lock();
+                    now = LazyNow::new(&self.clock);
+                    table.handle_event(key, &now, ids, event, &mut next);
+                }
+            }
+            std::mem::swap(&mut actions, &mut next);
         }
-        let mut actions = Actions::new();
-        self.with_table(key, |table, now, ids| table.handle_event(key, now, ids, event, &mut actions));
-        self.execute_all(key, actions);
+        self.notify_if_idle();
+        result
     }
 
     // === actions ===
 
-    /// Executes actions, and those that follow from them. The mutex of the table is not locked. A
-    /// store that replies at once needs no task.
-    fn execute_all(self: &Arc<Self>, key: &LockKey, mut actions: Actions<TokioDriver>) {
-        while !actions.is_empty() {
-            let mut next = Actions::new();
-            for action in actions {
-                if let Some(event) = self.execute(key, action) {
-                    self.with_table(key, |table, now, ids| table.handle_event(key, now, ids, event, &mut next));
-                }
-            }
-            actions = next;
-        }
-        self.notify_if_idle();
-    }
-
-    fn execute(self: &Arc<Self>, key: &LockKey, action: Action<TokioDriver>) -> Option<Event<TokioDriver>> {
+    /// `now` is the time of the last event.
+    fn execute(
+        self: &Arc<Self>,
+        key: &LockKey,
+        action: Action<TokioDriver>,
+        now: &LazyNow<'_>,
+    ) -> Option<Event<TokioDriver>> {
         match action {
             Action::Send(call) => return self.send(key, call),
             Action::Grant(waiter, section) => {
@@ -461,10 +458,10 @@ impl Driver {
             }
             Action::Reject(waiter, error) => drop(waiter.send(Err(error.into()))),
             Action::Recorded(waiter, record) => drop(waiter.send(Err(NotGranted::Recorded(record)))),
-            Action::Track(grant) => self.track(&grant),
+            Action::Track(grant) => self.track(grant, now.get()),
             Action::Verify(grant) => {
                 if grant.verify(self.clock.now()) {
-                    self.track(&grant);
+                    self.track(grant, self.clock.now());
                 }
             }
             Action::Untrack(grant) => {
@@ -552,8 +549,8 @@ impl Driver {
     }
 
     /// Has the watchdog renew and check this grant.
-    pub(super) fn track(self: &Arc<Self>, grant: &Arc<Grant>) {
-        match self.renewals.insert(grant, self.clock.now(), self.store_timeout()) {
+    pub(super) fn track(self: &Arc<Self>, grant: Arc<Grant>, now: BootInstant) {
+        match self.renewals.insert(grant, now, self.store_timeout()) {
             Inserted::Planned => {}
             Inserted::Woken => self.share_wakeup(),
             Inserted::NeedsTask => (self.start_watchdog)(self),

@@ -99,7 +99,9 @@ impl AtomicListed {
 
     /// Takes the grant off the list.
     pub(super) fn take(&self) -> Listed {
-        match self.0.swap(0, Ordering::Relaxed) {
+        let raw = self.0.load(Ordering::Relaxed);
+        self.store(Listed::No);
+        match raw {
             0 => Listed::No,
             raw if raw & Self::RECENT != 0 => Listed::Recent(raw & !Self::RECENT),
             raw => Listed::Planned(BootInstant::from_nanos(raw)),

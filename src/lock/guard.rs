@@ -52,7 +52,8 @@ pub struct LockGuard {
 #[must_use = "the lock is released all the same; the result says whether it was held to the end"]
 pub struct ReleaseFuture {
     outcome: Option<ReleaseOutcome>,
-    section: Arc<Section>,
+    /// Has ended.
+    guard: LockGuard,
 }
 
 impl LockGuard {
@@ -151,7 +152,7 @@ impl LockGuard {
 
     fn end_with(mut self, end: GuardEnd) -> ReleaseFuture {
         let outcome = self.end(end);
-        ReleaseFuture { outcome, section: Arc::clone(&self.section) }
+        ReleaseFuture { outcome, guard: self }
     }
 
     fn end(&mut self, end: GuardEnd) -> Option<ReleaseOutcome> {
@@ -177,7 +178,7 @@ impl Future for ReleaseFuture {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.outcome {
             Some(outcome) => Poll::Ready(Ok(outcome)),
-            None => self.section.data.release_outcome.poll_recv(cx),
+            None => self.guard.section.data.release_outcome.poll_recv(cx),
         }
     }
 }
@@ -190,6 +191,6 @@ impl fmt::Debug for LockGuard {
 
 impl fmt::Debug for ReleaseFuture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Release").field("key", &self.section.grant.key).finish_non_exhaustive()
+        f.debug_struct("Release").field("key", self.guard.key()).finish_non_exhaustive()
     }
 }

@@ -90,7 +90,7 @@ pub(super) struct Sweep {
 
 impl RenewalQueue {
     /// Tracks a grant from now on, or plans its next sweep anew.
-    pub(super) fn insert(&self, grant: &Arc<Grant>, now: BootInstant, store_timeout: Duration) -> Inserted {
+    pub(super) fn insert(&self, grant: Arc<Grant>, now: BootInstant, store_timeout: Duration) -> Inserted {
         let at = grant.next_check_at();
         {
             let mut tracked = self.tracked.of(&grant.key).lock();
@@ -98,7 +98,7 @@ impl RenewalQueue {
                 // Released meanwhile on another thread.
                 return Inserted::Planned;
             }
-            tracked.remove(grant);
+            tracked.remove(&grant);
             tracked.insert(grant, at);
         }
         let next_sweep = self.next_sweep();
@@ -239,7 +239,7 @@ impl RenewalQueue {
                 // A grant that was released meanwhile is not tracked again, and one that was
                 // tracked meanwhile is planned already.
                 if grant.end_reason().is_none() && grant.data.listed.is_none() {
-                    tracked.plan(&grant, until);
+                    tracked.plan(grant, until);
                 }
             }
             if let Some(first) = tracked.first_at() {
@@ -283,17 +283,17 @@ impl Tracked {
         self.recent.iter().filter_map(|(_, grant)| grant.as_ref()).chain(self.planned.values()).cloned()
     }
 
-    fn insert(&mut self, grant: &Arc<Grant>, at: BootInstant) {
+    fn insert(&mut self, grant: Arc<Grant>, at: BootInstant) {
         if self.recent.back().is_some_and(|(last, _)| at < *last) {
             return self.plan(grant, at);
         }
         grant.data.listed.store(Listed::Recent(self.first_recent + self.recent.len() as u64));
-        self.recent.push_back((at, Some(Arc::clone(grant))));
+        self.recent.push_back((at, Some(grant)));
     }
 
-    fn plan(&mut self, grant: &Arc<Grant>, at: BootInstant) {
+    fn plan(&mut self, grant: Arc<Grant>, at: BootInstant) {
         grant.data.listed.store(Listed::Planned(at));
-        self.planned.insert((at, grant.id.sequence()), Arc::clone(grant));
+        self.planned.insert((at, grant.id.sequence()), grant);
     }
 
     fn remove(&mut self, grant: &Grant) {
@@ -360,7 +360,7 @@ mod tests {
     fn grants_are_taken_when_they_are_due_in_any_order_of_insertion() {
         let (mut tracked, [a, b, c, d]) = (Tracked::default(), grants());
         for (grant, ms) in [(&a, 20), (&b, 30), (&c, 10), (&d, 40)] {
-            tracked.insert(grant, at(ms));
+            tracked.insert(Arc::clone(grant), at(ms));
         }
         tracked.remove(&a);
         assert_eq!(tracked.first_at(), Some(at(10)), "inserted after a later one");
@@ -376,7 +376,7 @@ mod tests {
     fn gaps_behind_a_grant_go_with_it() {
         let (mut tracked, [first, later, last]) = (Tracked::default(), grants());
         for (ms, grant) in [(10, &first), (20, &later), (30, &last)] {
-            tracked.insert(grant, at(ms));
+            tracked.insert(Arc::clone(grant), at(ms));
         }
         tracked.remove(&later);
         assert_eq!(tracked.recent.len(), 3);

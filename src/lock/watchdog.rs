@@ -140,7 +140,7 @@ impl Drop for RenewalCall {
         let now = self.driver.clock.now();
         for grant in &self.grants {
             if grant.renewal_finished(now) {
-                self.driver.track(grant);
+                self.driver.track(Arc::clone(grant), now);
             }
         }
     }

@@ -39,14 +39,13 @@ impl<D: DriverTypes> LockEntry<D> {
             return self.fail_attempt(&error, sent_at, env);
         };
         let grant = Grant::new(env.key.clone(), attempt.id.clone(), token, attempt.lease, attempt.lock_delay, sent_at);
-        let grant = Arc::new(grant);
         if grant.remaining(env.now()) < attempt.lease / MIN_REMAINING_DIVISOR {
             // The reply took too long: too little of the lease is left for a section.
             return self.begin_release(Duration::ZERO, None, env);
         }
         attempt.retry_at = None;
         attempt.state = State::Holding(Holding {
-            grant: Arc::clone(&grant),
+            grant: Arc::new(grant),
             token,
             since: env.now(),
             sections: 0,
@@ -133,8 +132,9 @@ impl<D: DriverTypes> LockEntry<D> {
         if active.holds > 0 {
             return Some(ReleaseOutcome::StillHeld);
         }
-        let (any_dropped, any_released, record) = (active.any_dropped, active.any_released, active.record.take());
-        holding.active = None;
+        let Some(ActiveSection { section, any_dropped, any_released, record, .. }) = holding.active.take() else {
+            unreachable!("it has a guard")
+        };
         section.end(LockLost::Released);
         let block_for = match end {
             // I10: a statement of the section may still be in flight.
@@ -149,7 +149,7 @@ impl<D: DriverTypes> LockEntry<D> {
         // The handoff depends on the limits of the next waiter that has not timed out.
         self.time_out_waiters(env);
         if any_dropped || record.is_some() || !block_for.is_zero() || self.queue.is_empty() {
-            self.begin_release_with(block_for, record, Some(Arc::clone(section)), env);
+            self.begin_release_with(block_for, record, Some(section), env);
             return None;
         }
         env.actions.push(Action::SectionEnded(Arc::clone(&section.grant)));
