@@ -76,6 +76,7 @@ use smallvec::SmallVec;
 
 pub use self::queue::LockRequest;
 use self::{
+    entry::LockEntry,
     grant::Grant,
     section::{ReleaseOutcome, Section},
     usage::Usage,
@@ -269,12 +270,13 @@ pub struct Env<'a, D: DriverTypes> {
     pub ids: &'a AcquisitionIds,
     /// The leases that calls of the store request.
     pub lease: LeaseBounds,
-    /// The limit of one store call.
-    pub call_timeout: Duration,
     /// What this process uses of its bounds.
     pub usage: &'a Usage,
     /// The instant of the last [`LockTable::lagged`](table::LockTable::lagged).
     pub lagged_at: Option<BootInstant>,
+    /// An entry without content, whose memory the others use during an event: neither the queue nor
+    /// the release of an uncontended key is allocated.
+    pub(super) spare: &'a mut LockEntry<D>,
     /// The output of the event.
     pub actions: &'a mut Actions<D>,
 }
@@ -317,7 +319,7 @@ impl<D: DriverTypes> Env<'_, D> {
 
     /// The time without a reply after which waiters are rejected: one call and one retry.
     fn store_timeout(&self) -> Duration {
-        2 * self.call_timeout
+        2 * self.lease.call_timeout
     }
 
     fn jitter(&self) -> f64 {

@@ -69,7 +69,7 @@ impl<D: DriverTypes> PendingReleases<D> {
 
     /// Returns its memory if it is empty: a key that is held uses none.
     pub(super) fn return_spare(&mut self, spare: &mut Self) {
-        if self.releases.is_empty() {
+        if self.releases.is_empty() && self.releases.capacity() > 0 {
             spare.releases = std::mem::take(&mut self.releases);
         }
     }
@@ -96,12 +96,13 @@ impl<D: DriverTypes> PendingReleases<D> {
         self.releases.iter().any(|release| release.id == *id)
     }
 
-    pub(super) fn push(&mut self, release: PendingRelease<D>) {
+    pub(super) fn push(&mut self, release: PendingRelease<D>) -> &mut PendingRelease<D> {
         if self.releases.capacity() == 0 {
             // More than one release of a key is rare.
             self.releases.reserve_exact(1);
         }
         self.releases.push(release);
+        self.releases.last_mut().expect("pushed above")
     }
 
     /// The index of the release whose call has this number.
@@ -114,7 +115,7 @@ impl<D: DriverTypes> PendingReleases<D> {
     }
 
     pub(super) fn remove(&mut self, at: usize) {
-        self.releases.remove(at);
+        self.releases.drain(at..=at);
     }
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut PendingRelease<D>> {

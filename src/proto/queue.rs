@@ -64,7 +64,7 @@ impl<W> WaitQueue<W> {
 
     /// Returns its memory if it is empty: a key that is held without waiters uses none.
     pub(super) fn return_spare(&mut self, spare: &mut Self) {
-        if self.entries.is_empty() {
+        if self.entries.is_empty() && self.entries.capacity() > 0 {
             let entries = std::mem::take(&mut self.entries);
             if entries.capacity() <= MAX_SPARE {
                 spare.entries = entries;

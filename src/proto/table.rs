@@ -28,8 +28,7 @@ use crate::{
 #[derive(Debug)]
 pub struct LockTable<D: DriverTypes> {
     entries: KeyMap<LockEntry<D>>,
-    /// An entry without content, whose memory the others use during an event: neither the queue
-    /// nor the release of an uncontended key is allocated.
+    /// See [`Env::spare`].
     spare: LockEntry<D>,
     lease: LeaseBounds,
     /// What all tables of the process use.
@@ -219,9 +218,9 @@ impl<D: DriverTypes> LockTable<D> {
             now,
             ids,
             lease: self.lease,
-            call_timeout: self.lease.call_timeout,
             usage: &self.usage,
             lagged_at: self.lagged_at,
+            spare: &mut self.spare,
             actions,
         };
         let mut new = None;
@@ -229,11 +228,10 @@ impl<D: DriverTypes> LockTable<D> {
             Some(entry) => entry,
             None => new.insert(LockEntry::new(self.is_shutting_down)),
         };
-        entry.take_spare(&mut self.spare);
         let before = entry.counts();
         let result = event(entry, &mut env);
         entry.schedule_wakeup(&mut env);
-        entry.return_spare(&mut self.spare);
+        entry.return_spare(env.spare);
         let (after, is_idle) = (entry.counts(), entry.is_idle());
         let table = self.counts.replace(before, after);
         self.usage.change(self.allowance, self.counts, table);

@@ -154,7 +154,8 @@ impl<D: DriverTypes> LockEntry<D> {
                 self.finish_attempt(sent_at, env);
             }
             Err(error) if error.is_transient() => {
-                let retry_at = attempt.in_flight.failed(&error, sent_at, env.call_timeout, env.now(), env.jitter());
+                let retry_at =
+                    attempt.in_flight.failed(&error, sent_at, env.lease.call_timeout, env.now(), env.jitter());
                 attempt.retry_at = Some(retry_at);
             }
             Err(error) => self.fail_attempt(&error, sent_at, env),
@@ -163,7 +164,7 @@ impl<D: DriverTypes> LockEntry<D> {
 
     pub(super) fn fail_attempt(&mut self, error: &StoreError, sent_at: BootInstant, env: &mut Env<'_, D>) {
         if let Some(attempt) = &mut self.attempt {
-            attempt.in_flight.failed(error, sent_at, env.call_timeout, env.now(), 0.0);
+            attempt.in_flight.failed(error, sent_at, env.lease.call_timeout, env.now(), 0.0);
         }
         self.reject_all(env, |_| error.clone().into());
         self.begin_release(Duration::ZERO, None, env);

@@ -294,7 +294,7 @@ impl<D: DriverTypes> LockEntry<D> {
                 let protocol_error = || StoreError::new("lock", "yield", StoreErrorKind::Protocol);
                 let error = reply.err().unwrap_or_else(protocol_error);
                 let new = self.attempt.insert(Attempt { was_sent: true, ..new });
-                new.in_flight.failed(&error, sent_at, env.call_timeout, env.now(), 0.0);
+                new.in_flight.failed(&error, sent_at, env.lease.call_timeout, env.now(), 0.0);
                 self.queue_release(old, env);
                 if self.queue.is_empty() {
                     self.begin_release(Duration::ZERO, None, env);

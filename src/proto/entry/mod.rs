@@ -113,12 +113,6 @@ impl<D: DriverTypes> LockEntry<D> {
         }
     }
 
-    /// Takes the memory of a spare entry that it may need during an event.
-    pub(super) fn take_spare(&mut self, spare: &mut Self) {
-        self.queue.take_spare(&mut spare.queue);
-        self.pending_releases.take_spare(&mut spare.pending_releases);
-    }
-
     /// Returns the memory that it does not need after an event.
     pub(super) fn return_spare(&mut self, spare: &mut Self) {
         self.queue.return_spare(&mut spare.queue);
@@ -199,19 +193,20 @@ impl<D: DriverTypes> LockEntry<D> {
     /// Schedules a timer for the next retry or timeout, unless an earlier one is scheduled. Called
     /// after every event.
     pub(super) fn schedule_wakeup(&mut self, env: &mut Env<'_, D>) {
-        let timeout = env.store_timeout();
-        let has_non_waiting = self.queue.has_non_waiting();
-        let attempts =
-            self.attempt.iter().flat_map(|attempt| [attempt.retry_at, attempt.fails_at(has_non_waiting, timeout)]);
-        let attempts = attempts.flatten();
-        let releases = self.pending_releases.next_retry_at();
-        let Some(next) = attempts.chain(releases).chain(self.blocking_release_timeout_at(timeout)).min() else {
-            return;
-        };
+        let Some(next) = self.next_wakeup(env.store_timeout()) else { return };
         if self.wakeup_at.is_none_or(|scheduled| next < scheduled) {
             self.wakeup_at = Some(next);
             env.actions.push(Action::WakeAt(next));
         }
+    }
+
+    /// The instant of the next retry or timeout.
+    fn next_wakeup(&self, store_timeout: Duration) -> Option<BootInstant> {
+        let has_non_waiting = self.queue.has_non_waiting();
+        let attempt = self.attempt.as_ref();
+        let retry_at = earliest(attempt.and_then(|attempt| attempt.retry_at), self.pending_releases.next_retry_at());
+        let fails_at = attempt.and_then(|attempt| attempt.fails_at(has_non_waiting, store_timeout));
+        earliest(retry_at, earliest(fails_at, self.blocking_release_timeout_at(store_timeout)))
     }
 
     /// Forgets the timer for this instant. A timer for an earlier instant stays scheduled.
@@ -224,4 +219,8 @@ impl<D: DriverTypes> LockEntry<D> {
         self.reject_all(env, |_| LockError::ShuttingDown);
         self.abandon_if_unwanted(env);
     }
+}
+
+fn earliest(a: Option<BootInstant>, b: Option<BootInstant>) -> Option<BootInstant> {
+    a.into_iter().chain(b).min()
 }

@@ -17,8 +17,9 @@ use crate::{
 
 impl<D: DriverTypes> LockEntry<D> {
     pub(super) fn on_request(&mut self, number: u64, request: LockRequest<D::Waiter>, env: &mut Env<'_, D>) {
-        let request = if request.unless_recorded { Some(request) } else { self.try_reenter(request, env) };
-        let Some(request) = request else { return };
+        if !request.unless_recorded && self.may_reenter(&request, env) {
+            return self.reenter(request, env);
+        }
         if self.is_shutting_down {
             return env.reject(request, LockError::ShuttingDown);
         }
@@ -56,6 +57,7 @@ impl<D: DriverTypes> LockEntry<D> {
             return env.reject(request, error);
         }
         let deadline = if request.waits() { env.now().saturating_add(request.wait) } else { BootInstant::FAR_FUTURE };
+        self.queue.take_spare(&mut env.spare.queue);
         self.queue.push(number, deadline, request);
         self.start_attempt(env);
         // The store may have become silent since its last reply. An acquire before the next poll
@@ -63,7 +65,7 @@ impl<D: DriverTypes> LockEntry<D> {
         let is_idle_in_queue =
             |attempt: &Attempt<D>| matches!(attempt.state, State::Queued) && attempt.in_flight.number().is_none();
         if self.attempt.as_ref().is_some_and(|a| {
-            is_idle_in_queue(a) && env.now().saturating_duration_since(a.last_reply_at) >= env.call_timeout
+            is_idle_in_queue(a) && env.now().saturating_duration_since(a.last_reply_at) >= env.lease.call_timeout
         }) {
             self.send_acquire(env);
         }
@@ -95,31 +97,28 @@ impl<D: DriverTypes> LockEntry<D> {
         self.hold_count(parent, env.now()) > 0
     }
 
-    /// Grants the active section once more to a request of its owner. Returns any other request.
-    pub(super) fn try_reenter(
-        &mut self,
-        request: LockRequest<D::Waiter>,
-        env: &mut Env<'_, D>,
-    ) -> Option<LockRequest<D::Waiter>> {
-        let Some(owner) = request.owner.as_ref().filter(|owner| !owner.is_closed()) else { return Some(request) };
-        if self.active_section().is_some_and(|active| active.owner.as_ref() == Some(owner)) {
+    /// Whether the active section is one of the owner of this request.
+    fn may_reenter(&mut self, request: &LockRequest<D::Waiter>, env: &mut Env<'_, D>) -> bool {
+        let Some(owner) = request.owner.as_ref().filter(|owner| !owner.is_closed()) else { return false };
+        let is_own = |entry: &Self| entry.active_section().is_some_and(|active| active.owner.as_ref() == Some(owner));
+        if is_own(self) {
             self.check_expired(env);
         }
-        let Some(Attempt { state: State::Holding(holding), .. }) = &mut self.attempt else { return Some(request) };
-        match &mut holding.active {
-            Some(active) if active.owner.as_ref() == Some(owner) => {
-                active.holds += 1;
-                let waits = request.waits();
-                let scheduled_at = holding.grant.next_check_at();
-                holding.grant.lower_delivery_check(env.now().saturating_add(DELIVERY_CHECK));
-                if holding.grant.next_check_at() < scheduled_at {
-                    env.actions.push(Action::Track(Arc::clone(&holding.grant)));
-                }
-                deliver(&mut self.deliveries, (request.waiter, waits), &active.section, env);
-                None
-            }
-            _ => Some(request),
+        is_own(self)
+    }
+
+    /// Grants the active section once more.
+    fn reenter(&mut self, request: LockRequest<D::Waiter>, env: &mut Env<'_, D>) {
+        let Some(Attempt { state: State::Holding(holding), .. }) = &mut self.attempt else { return };
+        let Some(active) = &mut holding.active else { return };
+        active.holds += 1;
+        let waits = request.waits();
+        let scheduled_at = holding.grant.next_check_at();
+        holding.grant.lower_delivery_check(env.now().saturating_add(DELIVERY_CHECK));
+        if holding.grant.next_check_at() < scheduled_at {
+            env.actions.push(Action::Track(Arc::clone(&holding.grant)));
         }
+        deliver(&mut self.deliveries, (request.waiter, waits), &active.section, env);
     }
 
     /// Returns `true` if the key is held or queued for, here or in the store, as far as this

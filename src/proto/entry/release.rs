@@ -67,11 +67,12 @@ impl<D: DriverTypes> LockEntry<D> {
         self.queue_release(release, env);
     }
 
-    pub(super) fn queue_release(&mut self, mut release: PendingRelease<D>, env: &mut Env<'_, D>) {
+    pub(super) fn queue_release(&mut self, release: PendingRelease<D>, env: &mut Env<'_, D>) {
+        self.pending_releases.take_spare(&mut env.spare.pending_releases);
+        let release = self.pending_releases.push(release);
         if release.awaited_acquire.is_none() {
-            send_release(&mut release, env);
+            send_release(release, env);
         }
-        self.pending_releases.push(release);
     }
 
     /// Handles the reply to an acquire of an ended attempt. The release was waiting for it.
@@ -87,7 +88,7 @@ impl<D: DriverTypes> LockEntry<D> {
         };
         release.awaited_acquire = None;
         if reply.as_ref().is_err_and(|error| !error.is_unsent()) {
-            release.extend_doubt(env.now().saturating_add(env.call_timeout));
+            release.extend_doubt(env.now().saturating_add(env.lease.call_timeout));
         }
         send_release(release, env);
     }
