@@ -43,10 +43,17 @@ struct KeyState {
     holder: Option<Holder>,
     expires_at: BootInstant,
     /// The holder that the key was revoked from, and the end of the block that followed.
-    revoked: Option<(AcquisitionId, BootInstant)>,
-    queue: VecDeque<AcquisitionId>,
+    revoked: Option<Box<(AcquisitionId, BootInstant)>>,
+    /// Most keys never have one.
+    queue: Option<Box<Queue>>,
+}
+
+/// The waiters of one key.
+#[derive(Debug, Default)]
+struct Queue {
+    ids: VecDeque<AcquisitionId>,
     /// The end of all queue entries, if no waiter repeats its `acquire`.
-    queue_expires_at: BootInstant,
+    expires_at: BootInstant,
 }
 
 /// The environment of one operation.
@@ -117,7 +124,7 @@ impl Keys {
     pub(super) fn release(&mut self, cx: &mut OpContext<'_>, request: &ReleaseRequest) -> ReleaseReply {
         let Some(state) = self.by_key.get_mut(&request.key) else { return not_holder(cx, request) };
         if state.fence_of(&request.id, cx.now).is_none() {
-            state.queue.retain(|waiting| *waiting != request.id);
+            state.dequeue(&request.id);
             if state.is_garbage(cx.now) {
                 self.by_key.remove(&request.key);
             }
@@ -186,12 +193,12 @@ impl Keys {
         };
         let state = occupied.get_mut();
         let left = state.expires_at.saturating_duration_since(cx.now);
-        let revoked = state.revoked.as_ref().filter(|(_, until)| *until == state.expires_at);
+        let revoked = state.revoked.as_deref().filter(|(_, until)| *until == state.expires_at);
         let reply = match (state.holder.take(), revoked) {
             _ if left.is_zero() => ForceReleaseReply::Free,
             (Some(Holder { id, .. }), _) => {
                 state.expires_at = cx.now.saturating_add(request.block_for);
-                state.revoked = Some((id.clone(), state.expires_at));
+                state.revoked = Some(Box::new((id.clone(), state.expires_at)));
                 self.blocked.push(Reverse(Blocked { until: state.expires_at, key: request.key.clone() }));
                 cx.events.push(StoreEvent::Revoked { key: request.key.clone(), id: id.clone() });
                 ForceReleaseReply::Revoked { holder: id }
@@ -238,7 +245,7 @@ impl Keys {
     fn leave(&mut self, cx: &mut OpContext<'_>, request: &AcquireRequest) {
         let hash_map::Entry::Occupied(mut occupied) = self.by_key.entry(request.key.clone()) else { return };
         let state = occupied.get_mut();
-        state.queue.retain(|waiting| *waiting != request.id);
+        state.dequeue(&request.id);
         if state.fence_of(&request.id, cx.now).is_some() {
             state.holder = None;
             state.expires_at = cx.now;
@@ -298,7 +305,7 @@ impl Ord for Blocked {
 
 impl KeyState {
     fn free(now: BootInstant) -> Self {
-        Self { holder: None, expires_at: now, revoked: None, queue: VecDeque::new(), queue_expires_at: now }
+        Self { holder: None, expires_at: now, revoked: None, queue: None }
     }
 
     fn is_free(&self, now: BootInstant) -> bool {
@@ -312,7 +319,7 @@ impl KeyState {
 
     /// The number of waiters.
     fn waiting(&self, now: BootInstant) -> usize {
-        if self.queue_expires_at > now { self.queue.len() } else { 0 }
+        self.queue.as_ref().filter(|queue| queue.expires_at > now).map_or(0, |queue| queue.ids.len())
     }
 
     fn status(&self, now: BootInstant) -> KeyStatus {
@@ -326,9 +333,16 @@ impl KeyState {
         Some(holder.fence)
     }
 
+    /// Removes this acquisition from the queue.
+    fn dequeue(&mut self, id: &AcquisitionId) {
+        if let Some(queue) = &mut self.queue {
+            queue.ids.retain(|waiting| waiting != id);
+        }
+    }
+
     /// Grants the key, and returns the fence.
     fn grant(&mut self, cx: &OpContext<'_>, last_fence: &mut u64, id: AcquisitionId, lease: Duration) -> u64 {
-        self.queue.retain(|waiting| *waiting != id);
+        self.dequeue(&id);
         let wall_clock_us = (cx.wall_clock_us)();
         let fence = next_fence(last_fence, wall_clock_us);
         let holder = Holder::new(id, fence);
@@ -350,10 +364,10 @@ impl KeyState {
         last_fence: &mut u64,
         requester: Option<&AcquisitionId>,
     ) -> bool {
-        if self.queue_expires_at <= cx.now {
-            self.queue.clear();
+        if let Some(queue) = &mut self.queue {
+            queue.expire(cx.now);
         }
-        while let Some(first) = self.queue.pop_front() {
+        while let Some(first) = self.queue.as_mut().and_then(|queue| queue.ids.pop_front()) {
             if Some(&first) == requester {
                 return false;
             }
@@ -374,22 +388,30 @@ impl KeyState {
         config: QueueConfig,
         lease_left: Duration,
     ) -> AcquireReply {
-        if self.queue_expires_at <= cx.now {
-            self.queue.clear();
-        }
-        let position = self.queue.iter().position(|waiting| waiting == id);
-        if position.is_none() && self.queue.len() >= config.capacity {
-            self.queue.retain(|waiting| (cx.is_alive)(waiting));
-            if self.queue.len() >= config.capacity {
-                return AcquireReply::QueueFull { lease_left, waiting: self.queue.len() };
+        let queue = self.queue.get_or_insert_default();
+        queue.expire(cx.now);
+        let position = queue.ids.iter().position(|waiting| waiting == id);
+        if position.is_none() && queue.ids.len() >= config.capacity {
+            queue.ids.retain(|waiting| (cx.is_alive)(waiting));
+            if queue.ids.len() >= config.capacity {
+                return AcquireReply::QueueFull { lease_left, waiting: queue.ids.len() };
             }
         }
-        self.queue_expires_at = cx.now.saturating_add(config.entry_ttl);
+        queue.expires_at = cx.now.saturating_add(config.entry_ttl);
         let ahead = position.unwrap_or_else(|| {
-            self.queue.push_back(id.clone());
-            self.queue.len() - 1
+            queue.ids.push_back(id.clone());
+            queue.ids.len() - 1
         });
         AcquireReply::Queued { ahead, lease_left }
+    }
+}
+
+impl Queue {
+    /// Removes the waiters if none of them has repeated its `acquire` in time.
+    fn expire(&mut self, now: BootInstant) {
+        if self.expires_at <= now {
+            self.ids.clear();
+        }
     }
 }
 
@@ -549,7 +571,8 @@ mod tests {
         store.dead.push(dead);
         store.advance(LEASE);
         // The holder crashed: the last waiter polls, and the first live one is offered the key.
-        store.keys.by_key.get_mut(&key()).expect("held").queue_expires_at = BootInstant::FAR_FUTURE;
+        let queue = &mut store.keys.by_key.get_mut(&key()).expect("held").queue;
+        queue.as_mut().expect("waiters").expires_at = BootInstant::FAR_FUTURE;
         assert_eq!(
             store.acquire(&key(), &c, IfBusy::Enqueue),
             AcquireReply::Queued { ahead: 0, lease_left: OFFER_TTL }
