@@ -27,7 +27,9 @@ use crate::{
 /// releases.
 #[derive(Debug)]
 pub struct LockTable<D: DriverTypes> {
-    entries: KeyMap<LockEntry<D>>,
+    entries: KeyMap<Box<LockEntry<D>>>,
+    /// An entry without content, which the next new key uses.
+    unused: Option<Box<LockEntry<D>>>,
     /// See [`Env::spare`].
     spare: LockEntry<D>,
     lease: LeaseBounds,
@@ -58,7 +60,8 @@ impl<D: DriverTypes> LockTable<D> {
     pub fn new(lease: LeaseBounds, usage: Arc<Usage>, allowance: usize) -> Self {
         Self {
             entries: KeyMap::default(),
-            spare: LockEntry::new(false),
+            unused: None,
+            spare: LockEntry::new(),
             lease,
             usage,
             allowance,
@@ -174,7 +177,7 @@ impl<D: DriverTypes> LockTable<D> {
 
     /// The number of waiters of this key.
     pub fn waiting_for(&self, key: &LockKey) -> usize {
-        self.entries.get(key).map_or(0, LockEntry::waiting)
+        self.entries.get(key).map_or(0, |entry| entry.waiting())
     }
 
     /// Returns `true` if a record of this id may be left in the store.
@@ -220,19 +223,23 @@ impl<D: DriverTypes> LockTable<D> {
             lease: self.lease,
             usage: &self.usage,
             lagged_at: self.lagged_at,
+            is_shutting_down: self.is_shutting_down,
             spare: &mut self.spare,
             actions,
         };
         let mut new = None;
         let entry = match self.entries.get_mut(key) {
             Some(entry) => entry,
-            None => new.insert(LockEntry::new(self.is_shutting_down)),
+            None => new.insert(self.unused.take().unwrap_or_else(|| Box::new(LockEntry::new()))),
         };
         let before = entry.counts();
         let result = event(entry, &mut env);
         entry.schedule_wakeup(&mut env);
         entry.return_spare(env.spare);
         let (after, is_idle) = (entry.counts(), entry.is_idle());
+        if is_idle {
+            entry.reset();
+        }
         let table = self.counts.replace(before, after);
         self.usage.change(self.allowance, self.counts, table);
         self.counts = table;
@@ -246,8 +253,9 @@ impl<D: DriverTypes> LockTable<D> {
         }
         match new {
             Some(entry) if !is_idle => drop(self.entries.insert(key.clone(), entry)),
-            None if is_idle => drop(self.entries.remove(key)),
-            _ => {}
+            Some(entry) => self.unused = Some(entry),
+            None if is_idle => self.unused = self.entries.remove(key),
+            None => {}
         }
         result
     }

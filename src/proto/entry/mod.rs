@@ -47,7 +47,6 @@ pub struct LockEntry<D: DriverTypes> {
     attempt: Option<Attempt<D>>,
     deliveries: Deliveries<D>,
     pending_releases: PendingReleases<D>,
-    is_shutting_down: bool,
     /// The earliest scheduled timer.
     wakeup_at: Option<BootInstant>,
 }
@@ -82,15 +81,20 @@ impl EntryCounts {
 
 impl<D: DriverTypes> LockEntry<D> {
     /// Creates an entry without waiters.
-    pub fn new(is_shutting_down: bool) -> Self {
+    pub fn new() -> Self {
         Self {
             queue: WaitQueue::new(),
             attempt: None,
             deliveries: Deliveries::new(),
             pending_releases: PendingReleases::new(),
-            is_shutting_down,
             wakeup_at: None,
         }
+    }
+
+    /// Makes an idle entry one without content.
+    pub(super) fn reset(&mut self) {
+        self.deliveries.clear();
+        self.wakeup_at = None;
     }
 
     /// Changes the state by one event and appends the actions.
@@ -215,7 +219,6 @@ impl<D: DriverTypes> LockEntry<D> {
     }
 
     fn on_shutdown(&mut self, env: &mut Env<'_, D>) {
-        self.is_shutting_down = true;
         self.reject_all(env, |_| LockError::ShuttingDown);
         self.abandon_if_unwanted(env);
     }

@@ -20,7 +20,7 @@ impl<D: DriverTypes> LockEntry<D> {
         if !request.unless_recorded && self.may_reenter(&request, env) {
             return self.reenter(request, env);
         }
-        if self.is_shutting_down {
+        if env.is_shutting_down {
             return env.reject(request, LockError::ShuttingDown);
         }
         if request.waits() && self.would_deadlock(&request, env) {
