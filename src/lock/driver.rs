@@ -413,18 +413,19 @@ impl Driver {
         key: &LockKey,
         event: impl FnOnce(&mut LockTable<TokioDriver>, &LazyNow<'_>, &AcquisitionIds, &mut Actions<TokioDriver>) -> T,
     ) -> T {
-        let (mut actions, mut next) = (Actions::new(), Actions::new());
+        let (mut first, mut second) = (Actions::new(), Actions::new());
+        let (mut actions, mut next) = (&mut first, &mut second);
         let mut now = LazyNow::new(&self.clock);
         let result = {
             let Shard { table, ids } = &mut *self.shards.of(key).lock();
-            event(table, &now, ids, &mut actions)
+            event(table, &now, ids, actions)
         };
         while !actions.is_empty() {
             for action in actions.drain(..) {
                 if let Some(event) = self.execute(key, action, &now) {
                     let Shard { table, ids } = &mut *self.shards.of(key).lock();
                     now = LazyNow::new(&self.clock);
-                    table.handle_event(key, &now, ids, event, &mut next);
+                    table.handle_event(key, &now, ids, event, next);
                 }
             }
             std::mem::swap(&mut actions, &mut next);

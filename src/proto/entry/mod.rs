@@ -197,20 +197,26 @@ impl<D: DriverTypes> LockEntry<D> {
     /// Schedules a timer for the next retry or timeout, unless an earlier one is scheduled. Called
     /// after every event.
     pub(super) fn schedule_wakeup(&mut self, env: &mut Env<'_, D>) {
-        let Some(next) = self.next_wakeup(env.store_timeout()) else { return };
-        if self.wakeup_at.is_none_or(|scheduled| next < scheduled) {
+        let next = self.next_wakeup(env.store_timeout());
+        if next < self.wakeup_at.unwrap_or(BootInstant::FAR_FUTURE) {
             self.wakeup_at = Some(next);
             env.actions.push(Action::WakeAt(next));
         }
     }
 
     /// The instant of the next retry or timeout.
-    fn next_wakeup(&self, store_timeout: Duration) -> Option<BootInstant> {
-        let has_non_waiting = self.queue.has_non_waiting();
+    fn next_wakeup(&self, store_timeout: Duration) -> BootInstant {
         let attempt = self.attempt.as_ref();
-        let retry_at = earliest(attempt.and_then(|attempt| attempt.retry_at), self.pending_releases.next_retry_at());
-        let fails_at = attempt.and_then(|attempt| attempt.fails_at(has_non_waiting, store_timeout));
-        earliest(retry_at, earliest(fails_at, self.blocking_release_timeout_at(store_timeout)))
+        let instants = [
+            attempt.and_then(|attempt| attempt.retry_at),
+            attempt.and_then(|attempt| attempt.fails_at(self.queue.has_non_waiting(), store_timeout)),
+            self.pending_releases.next_retry_at(),
+            self.blocking_release_timeout_at(store_timeout),
+        ];
+        instants
+            .map(|at| at.unwrap_or(BootInstant::FAR_FUTURE))
+            .into_iter()
+            .fold(BootInstant::FAR_FUTURE, BootInstant::min)
     }
 
     /// Forgets the timer for this instant. A timer for an earlier instant stays scheduled.
@@ -222,8 +228,4 @@ impl<D: DriverTypes> LockEntry<D> {
         self.reject_all(env, |_| LockError::ShuttingDown);
         self.abandon_if_unwanted(env);
     }
-}
-
-fn earliest(a: Option<BootInstant>, b: Option<BootInstant>) -> Option<BootInstant> {
-    a.into_iter().chain(b).min()
 }

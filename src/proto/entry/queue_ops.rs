@@ -179,6 +179,9 @@ impl<D: DriverTypes> LockEntry<D> {
 
     /// Rejects the requests without a wait, because the key is busy.
     pub(super) fn reject_non_waiting(&mut self, env: &mut Env<'_, D>, error: impl Fn(Duration, usize) -> LockError) {
+        if !self.queue.has_non_waiting() {
+            return;
+        }
         let lease_left = self.position(0, env.now()).lease_left;
         while let Some((at, request)) = self.queue.remove_non_waiting() {
             env.reject(request, error(lease_left, at + 1));

@@ -104,7 +104,9 @@ impl MemoryStore {
         };
         let reply = operation(&mut keys, &mut cx);
         drop(keys);
-        self.send_events(events);
+        if !events.is_empty() {
+            self.send_events(events);
+        }
         StoreFuture::ready(Ok(reply))
     }
 
