@@ -36,7 +36,7 @@ use crate::limits::MAX_RAW_KEY_BYTES;
 ///   `?` and `\`. All other characters are escaped as `%XX`.
 /// - **Bounded**: the text has at most 256 bytes. A longer text ends in `~` and 128 bits of its
 ///   SHA-256.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Eq, PartialOrd, Ord)]
 pub struct LockKey {
     text: Arc<str>,
     kind: KeyKind,
@@ -200,6 +200,13 @@ impl LockKey {
         static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
         let hash = KEYS.hash_one((&*text, kind));
         Self { text, kind, hash }
+    }
+}
+
+/// Nearly all keys that are compared are clones of one key.
+impl PartialEq for LockKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.kind == other.kind && (Arc::ptr_eq(&self.text, &other.text) || self.text == other.text)
     }
 }
 
