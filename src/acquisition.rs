@@ -29,7 +29,6 @@ pub struct AcquisitionId {
 pub struct AcquisitionIds {
     /// Not shared with other generators: each id counts the references of its own.
     manager: Arc<str>,
-    next_call: AtomicU64,
     sequence: Arc<Sequence>,
 }
 
@@ -112,16 +111,15 @@ impl AcquisitionIds {
         let instance: String = instance.chars().skip(cut).map(plain).collect();
         Self {
             manager: format!("{instance}:{random:016x}").into(),
-            next_call: AtomicU64::new(0),
             sequence: Arc::new(Sequence { next: AtomicU64::new(0), jitter_seed: AtomicU64::new(random) }),
         }
     }
 
-    /// A generator for one shard of the keys of the same manager. Its calls have numbers of their
-    /// own. Its ids share no reference count with those of other shards, because threads that lock
-    /// different keys would slow each other down.
+    /// A generator for one shard of the keys of the same manager. Its ids share no reference count
+    /// with those of other shards, because threads that lock different keys would slow each other
+    /// down.
     pub(crate) fn for_shard(&self) -> Self {
-        Self { manager: Arc::from(&*self.manager), next_call: AtomicU64::new(0), sequence: Arc::clone(&self.sequence) }
+        Self { manager: Arc::from(&*self.manager), sequence: Arc::clone(&self.sequence) }
     }
 
     /// A generator for a child process of the same instance.
@@ -146,10 +144,6 @@ impl AcquisitionIds {
     /// Whether this generator has issued the id.
     pub(crate) fn has_issued(&self, id: &AcquisitionId) -> bool {
         id.manager == self.manager && id.sequence < self.sequence.next.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn next_call_id(&self) -> u64 {
-        self.next_call.fetch_add(1, Ordering::Relaxed)
     }
 
     /// A random number in 0..1, so that waiters do not poll at the same time.

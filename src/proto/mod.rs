@@ -266,8 +266,10 @@ pub struct Env<'a, D: DriverTypes> {
     pub key: &'a LockKey,
     /// The time of the event. It never goes back.
     pub now: &'a LazyNow<'a>,
-    /// The source of acquisition ids, call numbers and jitter.
+    /// The source of acquisition ids and jitter.
     pub ids: &'a AcquisitionIds,
+    /// The number of the last request or call.
+    pub last_number: &'a mut u64,
     /// The leases that calls of the store request.
     pub lease: LeaseBounds,
     /// What this process uses of its bounds.
@@ -296,8 +298,9 @@ impl QueuePosition {
 
 impl<D: DriverTypes> Env<'_, D> {
     /// Builds a call. Its number is never used again, not even by another entry of the same key.
-    fn store_call(&self, id: &AcquisitionId, op: StoreOp) -> StoreCall {
-        StoreCall { number: self.ids.next_call_id(), id: id.clone(), op }
+    fn store_call(&mut self, id: &AcquisitionId, op: StoreOp) -> StoreCall {
+        *self.last_number += 1;
+        StoreCall { number: *self.last_number, id: id.clone(), op }
     }
 
     fn now(&self) -> BootInstant {

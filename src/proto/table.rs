@@ -42,7 +42,8 @@ pub struct LockTable<D: DriverTypes> {
     /// The keys in the store queue. Lost messages concern only these, however many keys are held.
     queued: KeyMap<()>,
     lagged_at: Option<BootInstant>,
-    next_request: u64,
+    /// Of a request or a call.
+    last_number: u64,
     is_shutting_down: bool,
 }
 
@@ -68,7 +69,7 @@ impl<D: DriverTypes> LockTable<D> {
             counts: EntryCounts::default(),
             queued: KeyMap::default(),
             lagged_at: None,
-            next_request: 0,
+            last_number: 0,
             is_shutting_down: false,
         }
     }
@@ -82,8 +83,8 @@ impl<D: DriverTypes> LockTable<D> {
         request: LockRequest<D::Waiter>,
         actions: &mut Actions<D>,
     ) -> u64 {
-        let number = self.next_request;
-        self.next_request += 1;
+        self.last_number += 1;
+        let number = self.last_number;
         self.handle_event(key, now, ids, Event::Request(number, request), actions);
         number
     }
@@ -220,6 +221,7 @@ impl<D: DriverTypes> LockTable<D> {
             key,
             now,
             ids,
+            last_number: &mut self.last_number,
             lease: self.lease,
             usage: &self.usage,
             lagged_at: self.lagged_at,

@@ -808,13 +808,13 @@ fn a_request_sends_an_acquire_if_the_last_reply_is_old() {
 #[test]
 fn a_grant_that_yields_before_its_first_section_is_tracked() {
     let mut h = harness();
-    h.request(1, true);
+    let first = h.request(1, true);
     let limits = HoldLimits { lock_delay: ms(5_000), ..HoldLimits::default() };
     let request = LockRequest { waiter: 2, wait: WAIT, owner: None, parent: None, limits, unless_recorded: false };
     let mut actions = Actions::new();
-    let number = h.table.request(&h.key, &LazyNow::fixed(h.now), &h.ids, request, &mut actions);
+    h.table.request(&h.key, &LazyNow::fixed(h.now), &h.ids, request, &mut actions);
     h.execute(actions);
-    h.cancel(number - 1);
+    h.cancel(first);
     h.reply(GRANTED);
     assert!(h.results.is_empty() && h.tracked == 0, "the yield extends the lock-delay first");
     let call = h.take_call();
