@@ -199,9 +199,6 @@ pub enum StoreOp {
 /// An input of the state machine.
 #[derive(Debug)]
 pub enum Event<D: DriverTypes> {
-    /// A call wants the key. The number identifies the waiter until its result is sent. Fed in by
-    /// [`LockTable::request`](table::LockTable::request).
-    Request(u64, LockRequest<D::Waiter>),
     /// The result of an acquire, with the number of the call.
     Acquired(u64, Result<AcquireReply, StoreError>),
     /// The result of a yield, with the number of the call.

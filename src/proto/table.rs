@@ -85,7 +85,7 @@ impl<D: DriverTypes> LockTable<D> {
     ) -> u64 {
         self.last_number += 1;
         let number = self.last_number;
-        self.handle_event(key, now, ids, Event::Request(number, request), actions);
+        self.with(key, now, ids, actions, |entry, env| entry.on_request(number, request, env));
         number
     }
 

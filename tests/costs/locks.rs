@@ -76,7 +76,7 @@ fn held_key_stays_within_its_bytes() {
     let used = measure(|| held.extend((0..KEYS).map(|n| now(locks.try_lock(("reward", n))).expect("free"))));
     let bytes = used.bytes_current / KEYS as i64;
     println!("{bytes} bytes");
-    assert!(bytes <= if METRICS { 1_300 } else { 1_200 }, "{bytes} bytes");
+    assert!(bytes <= if METRICS { 1_100 } else { 1_000 }, "{bytes} bytes");
 }
 
 #[test]

@@ -100,7 +100,6 @@ impl<D: DriverTypes> LockEntry<D> {
     /// Changes the state by one event and appends the actions.
     pub fn handle_event(&mut self, event: Event<D>, env: &mut Env<'_, D>) {
         match event {
-            Event::Request(number, request) => self.on_request(number, request, env),
             Event::Acquired(number, reply) => self.on_acquired(number, reply, env),
             Event::Yielded(number, reply) => self.on_yield_reply(number, reply, env),
             Event::Released(number, reply) => self.on_release_reply(number, reply, env),

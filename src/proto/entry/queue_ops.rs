@@ -16,7 +16,8 @@ use crate::{
 };
 
 impl<D: DriverTypes> LockEntry<D> {
-    pub(super) fn on_request(&mut self, number: u64, request: LockRequest<D::Waiter>, env: &mut Env<'_, D>) {
+    /// Handles a request. The number identifies its waiter until its result is sent.
+    pub fn on_request(&mut self, number: u64, request: LockRequest<D::Waiter>, env: &mut Env<'_, D>) {
         if !request.unless_recorded && self.may_reenter(&request, env) {
             return self.reenter(request, env);
         }
