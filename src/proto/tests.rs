@@ -823,6 +823,23 @@ fn a_grant_that_yields_before_its_first_section_is_tracked() {
     assert_eq!(h.tracked, 1);
 }
 
+/// The box of an entry that has ended is that of the next new one.
+#[test]
+fn a_timer_of_an_ended_key_is_not_one_of_the_next_key() {
+    let mut h = harness();
+    for waiter in [1, 2] {
+        h.key = LockKey::from(("n", waiter));
+        h.wakeups.clear();
+        let number = h.request(waiter, true);
+        h.reply(QUEUED);
+        assert_eq!(h.wakeups.len(), 1, "the next poll");
+        h.cancel(number);
+        h.reply_freed();
+        assert!(h.table.is_empty());
+        h.now = h.now.saturating_add(ms(500));
+    }
+}
+
 /// The watchdog has nothing to check between two sections.
 #[test]
 fn a_section_limit_does_not_outlive_its_section() {

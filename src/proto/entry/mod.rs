@@ -81,7 +81,7 @@ impl EntryCounts {
 
 impl<D: DriverTypes> LockEntry<D> {
     /// Creates an entry without waiters.
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             queue: WaitQueue::new(),
             attempt: None,
