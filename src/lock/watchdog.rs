@@ -116,17 +116,22 @@ async fn renew(driver: Arc<Driver>, grants: Vec<Arc<Grant>>, turns: Arc<Semaphor
     drop(turn);
     driver.record_reply("renew", &replies);
     let now = driver.clock.now();
+    let mut margins = Vec::with_capacity(grants.len());
     // Without a reply the next sweep renews again, until the deadline.
     for ((grant, lease), reply) in grants.iter().zip(leases).zip(replies.unwrap_or_default()) {
         match reply {
             RenewReply::Extended => {
-                driver.report(Report::Renewed { margin: grant.remaining(now) });
+                margins.push(grant.remaining(now));
                 grant.extend(lease, sent_at, now);
             }
             // The driver decides whether it was lost: a yield may have passed it on.
             RenewReply::NotHolder => driver.grant_lost(grant, LockLost::Revoked),
             RenewReply::Unknown => {}
         }
+    }
+    // Only counted, and one report for all: a held key costs little.
+    if cfg!(feature = "metrics") {
+        driver.report(Report::Renewed { margins });
     }
     for grant in grants {
         if grant.take_late_warning(driver.clock.now()) {

@@ -176,7 +176,10 @@ mod enabled {
     /// Records a report of a background task.
     pub(crate) fn record(report: &Report) {
         match report {
-            Report::Renewed { margin } => histogram!("tower_lock_renew_margin_seconds").record(*margin),
+            Report::Renewed { margins } => {
+                let histogram = histogram!("tower_lock_renew_margin_seconds");
+                margins.iter().for_each(|margin| histogram.record(*margin));
+            }
             Report::StoreFailed { operation, kind } => {
                 let kind = match kind {
                     StoreErrorKind::Unavailable => "unavailable",

@@ -15,8 +15,8 @@ pub(crate) enum Report {
     Lost { fence: u64, why: LockLost },
     /// A grant has not been renewed for two thirds of its lease.
     RenewalLate { fence: u64 },
-    /// A grant was renewed with this much of its lease left.
-    Renewed { margin: Duration },
+    /// Grants were renewed with this much of their leases left.
+    Renewed { margins: Vec<Duration> },
     /// A call of the store failed or timed out.
     StoreFailed { operation: &'static str, kind: StoreErrorKind },
     /// The same with its reason, at most once in an interval.
