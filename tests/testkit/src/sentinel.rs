@@ -212,13 +212,14 @@ impl SentinelGroup {
 impl Sentinel {
     async fn start(options: &SentinelOptions, master: u16) -> Self {
         let (folder, port) = (TempFolder::new(), ReservedPort::new());
+        // A shorter time would count a server as down on a busy machine.
         let mut lines = vec![
             format!("port {}", port.number()),
             "bind 127.0.0.1".to_owned(),
             "protected-mode no".to_owned(),
             format!("dir {}", folder.path().display()),
             format!("sentinel monitor {NAME} 127.0.0.1 {master} 2"),
-            format!("sentinel down-after-milliseconds {NAME} 500"),
+            format!("sentinel down-after-milliseconds {NAME} 1500"),
             format!("sentinel failover-timeout {NAME} 2000"),
             format!("sentinel auth-user {NAME} {USER}"),
             format!("sentinel auth-pass {NAME} {USER_PASSWORD}"),
