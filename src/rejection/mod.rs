@@ -432,7 +432,7 @@ impl Rejection {
                 "The queue of instances for this resource is full. The request was not processed and can be retried."
             }
             Self::StoreUnavailable { .. } => {
-                "The lock store did not reply. The request was not processed and can be retried."
+                "The lock store is not available. The request was not processed and can be retried."
             }
             Self::ShuttingDown { .. } => {
                 "This instance accepts no more requests. The request was not processed and can be retried at another instance."

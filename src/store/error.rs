@@ -37,7 +37,8 @@ pub enum StoreErrorKind {
     Refused,
     /// The reply violates the contract of [`LockStore`](crate::store::LockStore).
     Protocol,
-    /// The server is a replica or is being promoted. The call is retried within the caller's wait.
+    /// The server is a replica or is being promoted, or it cannot be reached and sentinels will
+    /// promote another one. The call is retried within the caller's wait.
     Failover,
     /// The store can never lock a key with this name. The operation was not sent.
     InvalidKey,
@@ -121,7 +122,7 @@ impl fmt::Display for StoreError {
                 write!(f, "the {store} store sent an unexpected reply to a request to {operation} a lock")
             }
             StoreErrorKind::Failover => {
-                write!(f, "the {store} store is a replica or is being promoted and cannot {operation} a lock")
+                write!(f, "the {store} store cannot {operation} a lock until a failover has ended")
             }
             StoreErrorKind::InvalidKey => write!(f, "the {store} store does not accept this key"),
             StoreErrorKind::Unsupported => {

@@ -313,7 +313,7 @@ impl RedisStoreBuilder {
 
 impl RedisStore {
     /// Connects to a URL: `redis://user:password@host:port/database`, `rediss://` for TLS (feature
-    /// `redis-tls`), or `unix:///path`.
+    /// `redis-tls`), `redis+sentinel://` (see [`RedisStoreBuilder::sentinel`]), or `unix:///path`.
     ///
     /// # Errors
     ///

@@ -162,6 +162,13 @@ impl SharedConnection {
         }
     }
 
+    /// Fails if too few replicas are up.
+    pub(super) async fn check_replicas(&self, required: MinReplicas, deadline: Instant) -> Result<(), CallError> {
+        let reply = self.query(Query::Command(&required.wait()), deadline).await?;
+        let Value::Int(acknowledged) = reply else { return Err(UnexpectedReply.into()) };
+        Ok(required.check(acknowledged)?)
+    }
+
     /// As [`call_replicated`](Self::call_replicated), and sends again as
     /// [`query_retry`](Self::query_retry).
     pub(super) async fn call_replicated_retry(
@@ -355,9 +362,7 @@ async fn call_and_wait(
     connection: &mut MultiplexedConnection,
 ) -> RedisResult<Value> {
     let mut pipeline = pipe();
-    // Zero would wait without a limit.
-    let ms = u64::try_from(required.timeout.as_millis()).unwrap_or(u64::MAX).max(1);
-    pipeline.add_command(script).cmd("WAIT").arg(required.count).arg(ms).ignore_errors();
+    pipeline.add_command(script).add_command(required.wait()).ignore_errors();
     let replies: Vec<RedisResult<Value>> = pipeline.query_async(connection).await?;
     Ok(Value::Array(replies.into_iter().collect::<RedisResult<_>>()?))
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use deadpool_redis::redis::{Cmd, cmd};
+
 /// The replicas that must have a write before it counts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MinReplicas {
@@ -19,6 +21,15 @@ pub(super) struct NotReplicated {
 }
 
 impl MinReplicas {
+    /// Waits for all writes of this connection.
+    pub(super) fn wait(self) -> Cmd {
+        // Zero would wait without a limit.
+        let ms = u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX).max(1);
+        let mut wait = cmd("WAIT");
+        wait.arg(self.count).arg(ms);
+        wait
+    }
+
     /// `acknowledged`: the reply to `WAIT`.
     pub(super) fn check(self, acknowledged: i64) -> Result<(), NotReplicated> {
         let Self { count: required, .. } = self;

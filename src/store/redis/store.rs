@@ -165,6 +165,9 @@ impl LockStore for RedisStore {
     fn health(&self) -> StoreFuture<()> {
         self.call("health", move |shared, deadline| async move {
             try_join_all(shared.server().connections().map(|connection| connection.ping(deadline))).await?;
+            if let Some(min_replicas) = shared.server().min_replicas {
+                shared.server().renew_conn.check_replicas(min_replicas, deadline).await?;
+            }
             match shared.subscriber.check(deadline).await {
                 Check::Passed => {}
                 Check::Failed(error) => return Err(CallError::SelfTestFailed(error)),

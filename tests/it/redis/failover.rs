@@ -42,6 +42,7 @@ async fn scripts(server: &RedisServer) -> u64 {
     calls.sum()
 }
 
+/// Guarantee: G6.
 #[tokio::test]
 async fn waiters_go_on_at_the_promoted_server() {
     let Some(group) = group(2).await else { return };
@@ -93,6 +94,7 @@ async fn old_master_is_left_within_two_seconds() {
     }
 }
 
+/// Guarantee: G6.
 #[tokio::test]
 async fn planned_failover_rejects_no_request_that_waits() {
     let Some(group) = group(2).await else { return };
@@ -165,6 +167,7 @@ async fn unreplicated_grant_counts_only_without_min_replicas() {
         a.lock(key()).await.expect("free").release().await.expect("it is up");
         let old = &group.servers()[0];
         SentinelGroup::cut_replication(old).await;
+        assert_eq!(a.health().await.is_ok(), min_replicas == 0, "it is not ready without replicas");
         let first = a.try_lock(key()).await;
         if let Err(error) = &first {
             assert!(matches!(error, LockError::Store(_)), "{error:?}");
