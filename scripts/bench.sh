@@ -21,13 +21,15 @@ arguments=(--charts "$PWD/docs/benchmarks" "$@")
 
 target=${CARGO_TARGET_DIR:-$PWD/target}/comparison
 # From its own folder: another workspace and another lock file.
+echo 'building, which takes minutes the first time' >&2
 (cd benches/comparison && cargo build --quiet --release --target-dir "$target")
 
 # Redisson is a Java library. Without a JDK and Maven, `hot_key` says that it is skipped.
 redisson=$target/redisson
-if [ ! -e "$redisson/classpath" ] && command -v javac >/dev/null && command -v mvn >/dev/null; then
+named=$(printf '%s\n' "$@" | grep -E '^[a-z_]+$' || true)
+if [[ -z $named || $named == *hot_key* ]] && [ ! -e "$redisson/classpath" ] && command -v javac >/dev/null && command -v mvn >/dev/null; then
     mkdir -p "$redisson"
-    mvn --quiet --batch-mode -f benches/comparison/redisson/pom.xml -Dfolder="$redisson" \
+    mvn --quiet --batch-mode -Dstyle.color=never -f benches/comparison/redisson/pom.xml -Dfolder="$redisson" \
         compile dependency:build-classpath -Dmdep.outputFile="$redisson/classpath" || rm -f "$redisson/classpath"
 fi
 if [ -e "$redisson/classpath" ]; then

@@ -180,8 +180,8 @@ impl RedisStoreBuilder {
 
     /// Connects to the address of a `deadpool` configuration.
     ///
-    /// The pool settings of the configuration are not used, because a store has three connections
-    /// of its own.
+    /// The pool settings of the configuration are not used, because a store has connections of its
+    /// own.
     ///
     /// # Errors
     ///
@@ -197,10 +197,10 @@ impl RedisStoreBuilder {
         self.connect_to(address).await
     }
 
-    /// Takes two connections from a pool, and opens a third one to this address.
+    /// Takes the connections for calls from a pool, and opens one for messages to this address.
     ///
-    /// The third connection is for messages, because a pool has no connections for pub/sub. The two
-    /// connections are not returned to the pool. A broken one is replaced by another of the pool.
+    /// A pool has no connections for pub/sub. Two connections are for calls, and a third one with
+    /// [`min_replicas`](Self::min_replicas). They are not returned to the pool. A broken one is replaced by another of the pool.
     /// Enable `TCP_NODELAY` in the pool, because otherwise a call can take 40 ms. Replies on
     /// connections of a pool are not bounded in length.
     ///
