@@ -344,6 +344,12 @@ impl Driver {
         self.shards.iter().map(|shard| shard.lock().table.held_count()).sum()
     }
 
+    /// The number of keys that are held, requested or pending release. Without waiters, after
+    /// [`shut_down`](Self::shut_down).
+    pub(super) fn unfinished_count(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().table.len()).sum()
+    }
+
     pub(super) fn waiting_for(&self, key: &LockKey) -> usize {
         self.shards.of(key).lock().table.waiting_for(key)
     }

@@ -228,9 +228,9 @@ impl LockManager {
     /// Rejects waiters and new calls, and waits until all held locks are released, at most for the
     /// budget.
     ///
-    /// Returns the number of locks that are still held at the end of the budget. They are renewed
-    /// as before, and released when their work ends. If the process ends sooner, their leases
-    /// expire.
+    /// Returns the number of keys that are still held at the end of the budget, or whose release
+    /// the store has not confirmed. A lock that is held is renewed as before, and released when its
+    /// work ends. A release is repeated. If the process ends sooner, the leases expire.
     ///
     /// Call this method when the service receives its stop signal, in the future that is passed to
     /// `axum::serve(..).with_graceful_shutdown(..)`. The server then responds meanwhile, with 503
@@ -245,7 +245,7 @@ impl LockManager {
         self.driver().shut_down();
         match timeout(budget, self.driver().wait_idle()).await {
             Ok(()) => 0,
-            Err(_) => self.driver().held_count(),
+            Err(_) => self.driver().unfinished_count(),
         }
     }
 

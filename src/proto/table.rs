@@ -199,7 +199,6 @@ impl<D: DriverTypes> LockTable<D> {
     }
 
     /// The number of entries.
-    #[cfg(any(test, feature = "__internals"))]
     pub fn len(&self) -> usize {
         self.entries.len()
     }

@@ -200,9 +200,9 @@ impl RedisStoreBuilder {
     /// Takes the connections for calls from a pool, and opens one for messages to this address.
     ///
     /// A pool has no connections for pub/sub. Two connections are for calls, and a third one with
-    /// [`min_replicas`](Self::min_replicas). They are not returned to the pool. A broken one is replaced by another of the pool.
-    /// Enable `TCP_NODELAY` in the pool, because otherwise a call can take 40 ms. Replies on
-    /// connections of a pool are not bounded in length.
+    /// [`min_replicas`](Self::min_replicas). They are not returned to the pool. A broken one is
+    /// replaced by another of the pool. Enable `TCP_NODELAY` in the pool, because otherwise a call
+    /// can take 40 ms. Replies on connections of a pool are not bounded in length.
     ///
     /// # Errors
     ///

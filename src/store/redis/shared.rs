@@ -1,6 +1,7 @@
 //! The state of a store, and the calls that its requests share.
 
 use std::{
+    collections::HashSet,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -9,6 +10,7 @@ use std::{
 };
 
 use deadpool_redis::redis::{Value, make_extension_error};
+use futures_util::future::join_all;
 use tokio::time::Instant;
 
 use super::{
@@ -170,12 +172,11 @@ impl SendRequests<AcquireRequest> for Shared {
         called: BootInstant,
     ) -> Vec<Result<AcquireReply, StoreError>> {
         let count = requests.len();
-        let mut managers: Vec<&str> = Vec::new();
-        for request in requests.iter().filter(|request| request.if_busy == IfBusy::Enqueue) {
-            if !managers.contains(&request.id.manager()) {
-                managers.push(request.id.manager());
-                self.subscriber.wait_subscribed(request.id.manager()).await;
-            }
+        let waiting = requests.iter().filter(|request| request.if_busy == IfBusy::Enqueue);
+        let managers: HashSet<_> = waiting.map(|request| request.id.manager()).collect();
+        if !self.subscriber.is_disconnected() {
+            // Together: one that gets no reply delays the others once.
+            join_all(managers.iter().map(|manager| self.subscriber.wait_subscribed(manager))).await;
         }
         let store_error = |error: CallError| self.server().store_error("acquire", error);
         let waiting: Vec<_> = requests.iter().map(|request| request.if_busy == IfBusy::Enqueue).collect();

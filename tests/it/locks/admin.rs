@@ -226,6 +226,19 @@ async fn shutdown_counts_holders_that_outlive_its_budget() {
     assert_eq!((store.held_count(), locks.shutdown(Duration::ZERO).await), (0, 0), "a second shutdown is harmless");
 }
 
+/// The keys of such releases stay blocked until their leases end.
+#[tokio::test(start_paused = true)]
+async fn shutdown_counts_releases_without_a_reply() {
+    let (store, locks) = store_and_locks();
+    let guard = locks.lock(key()).await.expect("free");
+    let hand = store.on(StoreOp::Release);
+    hand.pause_before();
+    drop(guard.release());
+    assert_eq!((locks.held_count(), locks.shutdown(Duration::from_secs(2)).await), (0, 1));
+    hand.resume();
+    assert_eq!(locks.shutdown(Duration::from_secs(2)).await, 0);
+}
+
 #[tokio::test(start_paused = true)]
 async fn shutdown_waits_for_releases_and_responds_503() {
     let (store, locks) = store_and_locks();
