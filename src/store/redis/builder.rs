@@ -91,7 +91,7 @@ impl RedisStoreBuilder {
     ///
     /// The sentinels are asked together, and the newest configuration among their replies counts. A
     /// failover is noticed by a message of a sentinel, by a reply of a replica, and by two
-    /// questions each second: for the role of the server, and for the master that the sentinels
+    /// requests each second: for the role of the server, and for the master that the sentinels
     /// name. Replication is asynchronous: a failover may lose the newest grants.
     pub fn sentinel(self, addresses: impl IntoIterator<Item = impl Into<String>>, master: impl Into<String>) -> Self {
         Self { sentinel: Some((addresses.into_iter().map(Into::into).collect(), master.into())), ..self }

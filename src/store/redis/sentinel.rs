@@ -36,7 +36,7 @@ pub(super) struct Sentinels {
     connect_timeout: Duration,
     /// Of a call, of the servers and of the sentinels.
     call_timeout: Duration,
-    /// One of them has replied to the last question.
+    /// One of them has replied to the last request.
     are_reachable: AtomicBool,
 }
 
@@ -49,7 +49,7 @@ struct Node {
 
 /// The master, as one sentinel knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Word {
+struct MasterReply {
     /// The number of the configuration. A failover makes a larger one.
     epoch: u64,
     host: String,
@@ -80,7 +80,7 @@ impl Sentinels {
 
     /// The master.
     pub(super) async fn master(&self) -> RedisResult<Endpoint> {
-        let Word { host, port, .. } = self.newest_word().await?;
+        let MasterReply { host, port, .. } = self.newest_reply().await?;
         let address = match self.server.addr().clone() {
             ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
                 ConnectionAddr::TcpTls { host, port, insecure, tls_params }
@@ -91,17 +91,17 @@ impl Sentinels {
         Ok(Endpoint::new(client, self.connect_timeout, self.call_timeout))
     }
 
-    /// Asks all sentinels at the same time. The word of the newest configuration counts: a sentinel
+    /// Asks all sentinels at the same time. The newest configuration counts: a sentinel
     /// that was partitioned has an older one.
-    async fn newest_word(&self) -> RedisResult<Word> {
-        let mut words: FuturesUnordered<_> = self.nodes.iter().map(|node| self.word_of(node)).collect();
-        let (mut newest, mut failures) = (None::<Word>, Vec::new());
+    async fn newest_reply(&self) -> RedisResult<MasterReply> {
+        let mut replies: FuturesUnordered<_> = self.nodes.iter().map(|node| self.reply_of(node)).collect();
+        let (mut newest, mut failures) = (None::<MasterReply>, Vec::new());
         loop {
-            let has_majority = words.len() < self.nodes.len().div_ceil(2);
+            let has_majority = replies.len() < self.nodes.len().div_ceil(2);
             let limit = if has_majority && newest.is_some() { Self::GRACE } else { self.call_timeout };
-            match timeout(limit, words.next()).await {
-                Ok(Some(Ok(word))) if newest.as_ref().is_none_or(|newest| word.epoch > newest.epoch) => {
-                    newest = Some(word);
+            match timeout(limit, replies.next()).await {
+                Ok(Some(Ok(reply))) if newest.as_ref().is_none_or(|newest| reply.epoch > newest.epoch) => {
+                    newest = Some(reply);
                 }
                 Ok(Some(Ok(_))) => {}
                 Ok(Some(Err(failure))) => failures.push(failure),
@@ -116,23 +116,23 @@ impl Sentinels {
         })
     }
 
-    /// The word of one sentinel, or its address and the error.
-    async fn word_of(&self, node: &Node) -> Result<Word, String> {
+    /// The reply of one sentinel, or its address and the error.
+    async fn reply_of(&self, node: &Node) -> Result<MasterReply, String> {
         let asked = timeout(self.call_timeout, node.ask(&self.name)).await;
         let failure = match asked {
-            Ok(Ok(fields)) => match Word::from_fields(fields) {
-                Some(word) => return Ok(word),
+            Ok(Ok(fields)) => match MasterReply::from_fields(fields) {
+                Some(reply) => return Ok(reply),
                 None => "an unexpected reply".to_owned(),
             },
             Ok(Err(error)) => error_chain(&error),
             Err(_) => "no reply".to_owned(),
         };
-        // The next question has a connection of its own.
+        // The next request has a connection of its own.
         node.connection.lock().take();
         Err(format!("{node}: {failure}"))
     }
 
-    /// Whether one of them has replied to the last question, which is at most a second old.
+    /// Whether one of them has replied to the last request, which is at most a second old.
     pub(super) fn are_reachable(&self) -> bool {
         self.are_reachable.load(Ordering::Relaxed)
     }
@@ -179,7 +179,7 @@ impl Node {
     }
 }
 
-impl Word {
+impl MasterReply {
     fn from_fields(mut fields: HashMap<String, String>) -> Option<Self> {
         let epoch = fields.get("config-epoch")?.parse().ok()?;
         let port = fields.get("port")?.parse().ok()?;
