@@ -94,7 +94,8 @@ async fn expired_acquire_leaves_the_key_free() {
     environment.proxy.all().next_where(is_script(ACQUIRE), NetworkFault::Late(ms(2_500)));
     let error = slow.try_lock(key()).await.expect_err("no reply in time");
     assert!(matches!(error, LockError::Store(_)), "{error}");
-    sound.lock(key()).wait(ms(200)).await.expect("free").release().await.expect("held");
+    // Much shorter than the lease of a grant.
+    sound.lock(key()).wait(Duration::from_secs(10)).await.expect("free").release().await.expect("held");
     let refused = async || {
         let slow = environment.command(&["INFO", "commandstats"]).await;
         slow.text().is_some_and(|text| text.contains("cmdstat_evalsha"))
