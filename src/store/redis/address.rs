@@ -68,6 +68,10 @@ impl Address {
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = place.split_once('/').ok_or_else(|| invalid("it has no name of a master"))?;
         let (login, hosts) = match authority.rsplit_once('@') {
+            // Else the first host of `host1,user:password@host2` would be a part of the user.
+            Some((login, _)) if login.contains(',') => {
+                return Err(invalid("user and password are before the first host, and a `,` in them must be `%2C`"));
+            }
             Some((login, hosts)) => (format!("{login}@"), hosts),
             None => (String::new(), authority),
         };
@@ -104,6 +108,11 @@ impl Address {
 
     /// `url`: `redis://host:port` or `rediss://..` of a sentinel, or `host:port`.
     pub(super) fn parse_sentinel_node(url: &str, origin: &str) -> Result<ConnectionInfo, RedisConnectError> {
+        if url.contains("+sentinel://") {
+            return Err(RedisConnectError::InvalidUrl(
+                format!("{origin}the address of one sentinel has others").into(),
+            ));
+        }
         let url = if url.contains("://") { url.to_owned() } else { format!("redis://{url}") };
         let has_port = url.rsplit(['@', '/', ']']).next().is_some_and(|end| end.contains(':'));
         let url = if has_port { url } else { format!("{url}:{SENTINEL_PORT}") };
@@ -209,5 +218,48 @@ mod tests {
             let error = Address::parse(url, "").map(|address| address.display).expect_err("not built");
             assert!(error.to_string().ends_with("turn on its feature `redis-tls`"), "{error}");
         }
+    }
+}
+
+#[cfg(test)]
+mod sentinel_tests {
+    use super::*;
+
+    fn parse(url: &str) -> Result<Address, String> {
+        Address::parse(url, "").map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn sentinel_url_has_servers_and_sentinels_apart() {
+        let url = "redis+sentinel://user:p%40ss@s1,[::1]:5000/my-master/3?sentinel_username=u&sentinel_password=q";
+        let Address { info, sentinels, .. } = parse(url).unwrap_or_else(|error| panic!("{error}"));
+        let settings = info.redis_settings();
+        assert_eq!((settings.username(), settings.password(), settings.db()), (Some("user"), Some("p@ss"), 3));
+        let SentinelAddresses { master, nodes } = sentinels.expect("sentinels");
+        let addresses: Vec<_> = nodes.iter().map(|node| node.addr().to_string()).collect();
+        assert_eq!((&*master, addresses), ("my-master", vec!["s1:26379".to_owned(), "::1:5000".to_owned()]));
+        for node in nodes {
+            let settings = node.redis_settings();
+            assert_eq!((settings.username(), settings.password(), settings.db()), (Some("u"), Some("q"), 0));
+        }
+    }
+
+    #[test]
+    fn defects_of_sentinel_urls_are_named_without_passwords() {
+        for (url, defect) in [
+            ("redis+sentinel://:secret@s1", "no name of a master"),
+            ("redis+sentinel://:secret@s1/", "no host"),
+            ("redis+sentinel://:secret@s1/my%20master", "not the name of the master"),
+            ("redis+sentinel://s1,user:secret@s2/mymaster", "before the first host"),
+            ("redis+sentinel://:secret@s1,/mymaster", "no host"),
+            ("redis+sentinel://:secret@s1/mymaster?passwort=secret", "a parameter is not"),
+            ("redis+sentinel://:secret@s1/mymaster?sentinel_tls=yes", "a parameter is not"),
+            ("http+sentinel://:secret@s1/mymaster", "its scheme is not"),
+        ] {
+            let error = parse(url).map(|address| address.display).expect_err(url);
+            assert!(error.contains(defect) && !error.contains("secret"), "{url}: {error}");
+        }
+        let nested = Address::parse_sentinel_node("redis+sentinel://s1/mymaster", "").expect_err("not one sentinel");
+        assert!(nested.to_string().contains("has others"), "{nested}");
     }
 }

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};
-use tower_lock::{LockError, LockGuard, LockLost, LockManager, RedisStore, store::StoreErrorKind};
+use tower_lock::{
+    LockError, LockGuard, LockLost, LockManager, RedisStore,
+    store::{AcquireRequest, AcquisitionIds, IfBusy, LockStore, QueueConfig, StoreErrorKind},
+};
 use tower_lock_testkit::{
     RedisServer, SentinelGroup,
     locks::key,
@@ -253,4 +256,22 @@ async fn acquires_at_the_same_time_share_one_wait_for_replicas() {
     assert_eq!(calls("wait").await - waits, 2);
     assert!(held.iter().all(Result::is_ok));
     drop(held);
+}
+
+/// `WAIT` covers only what its connection has written. The offer was written by another client.
+#[tokio::test]
+async fn repeated_acquire_writes_even_if_it_extends_nothing() {
+    let Some(environment) = environment().await else { return };
+    let store = environment.store().await;
+    let ids = AcquisitionIds::new("a", 1);
+    let (id, queue) = (ids.next(), QueueConfig::new(ms(4_000), ms(60_000), 9));
+    let acquire = async |lease| {
+        let request = AcquireRequest::new(key(), id.clone(), lease, IfBusy::Fail, queue, ms(5_000));
+        store.acquire(request).await.expect("a reply")
+    };
+    let granted = acquire(ms(30_000)).await;
+    environment.command(&["CONFIG", "RESETSTAT"]).await;
+    assert_eq!(acquire(ms(3_000)).await, granted);
+    let stats = environment.command(&["INFO", "commandstats"]).await;
+    assert!(stats.text().is_some_and(|stats| stats.contains("cmdstat_hset:calls=1,")), "{stats:?}");
 }

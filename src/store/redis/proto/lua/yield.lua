@@ -21,6 +21,8 @@ if now > tonumber(ARGV[2]) then return {now, 'late'} end
 local stored = redis.call('HGET', KEYS[2], ARGV[4])
 if stored and stored ~= ARGV[8] then
   -- A copy of an executed yield: a section may run under the new fence, and must not lose the key.
+  -- The write changes nothing: WAIT covers only what this connection has written.
+  redis.call('HSET', KEYS[2], ARGV[4], stored)
   return {now, 'extended', tonumber(stored)}
 end
 if not stored then
