@@ -36,9 +36,9 @@ use crate::{
 /// describes the data model, and the behaviour when Redis is slow, down, restarted or flushed.
 ///
 /// A store has three connections: one for acquisitions, one for renewals and releases, and one for
-/// messages. Renewals and releases therefore never wait for acquisitions. With
-/// [`min_replicas`](crate::store::RedisStoreBuilder::min_replicas), renewals have a fourth one. A broken
-/// connection is replaced.
+/// messages. Renewals and releases therefore never wait for acquisitions. Renewals have a fourth
+/// one with [`min_replicas`](crate::store::RedisStoreBuilder::min_replicas). A broken connection is
+/// replaced.
 ///
 /// A fence is the clock of Redis in microseconds, or one more than the last fence of the prefix, if
 /// that is larger. Fences therefore rise although Redis has lost its data, unless its clock is set

@@ -80,8 +80,8 @@ local function acquire(fence_key, lock, queue, id, lease_ms, if_busy, offer_ms, 
   if fence then
     if redis.call('PEXPIRE', lock, lease_ms, 'GT') == 0 then
       if redis.call('PTTL', lock) == -1 then redis.call('PEXPIRE', lock, lease_ms) end
-      -- A write, although it changes nothing: WAIT covers only what this connection has written, and
-      -- another client may have made the offer.
+      -- A write, although it changes nothing: WAIT covers only what this connection has written,
+      -- and another client may have made the offer.
       redis.call('HSET', lock, id, fence)
     end
     return {'granted', tonumber(fence)}
