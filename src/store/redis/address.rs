@@ -57,7 +57,7 @@ impl Address {
         }
         let display = format!("{origin}{}", escape_control(&info.addr().to_string()));
         let user = user_text(info.redis_settings().username());
-        Ok(Self { info: with_nodelay(info), display, user, sentinels: None })
+        Ok(Self { info: with_settings(info), display, user, sentinels: None })
     }
 
     /// `rest`: `user:password@host:port,host:port/master/database?sentinel_password=..`. User,
@@ -202,10 +202,11 @@ fn is_host_and_port(text: &str) -> bool {
     !host.is_empty() && host.chars().all(is_host) && rest.chars().all(|c| c.is_ascii_digit() || c == '/')
 }
 
-/// Disables Nagle's algorithm: a call does not wait for the reply to the previous one.
-fn with_nodelay(address: ConnectionInfo) -> ConnectionInfo {
-    let settings = address.tcp_settings().clone().set_nodelay(true);
-    address.set_tcp_settings(settings)
+/// Disables Nagle's algorithm: a call does not wait for the reply to the previous one. Also disables
+/// `CLIENT SETINFO`, which needs a permission that cannot be given before Redis 7.2.
+fn with_settings(address: ConnectionInfo) -> ConnectionInfo {
+    let (tcp, redis) = (address.tcp_settings().clone(), address.redis_settings().clone());
+    address.set_tcp_settings(tcp.set_nodelay(true)).set_redis_settings(redis.set_skip_set_lib_name())
 }
 
 #[cfg(all(test, not(feature = "redis-tls")))]
