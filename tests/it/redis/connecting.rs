@@ -28,7 +28,7 @@ use tower_lock_testkit::{
     wait::{ms, soon, until},
 };
 
-use crate::support::{NAME, QUEUE, environment};
+use crate::support::{NAME, QUEUE, certificate, environment, listen_with_tls};
 
 async fn works(store: RedisStore) {
     let locks = LockManager::new(store);
@@ -305,14 +305,6 @@ async fn evicting_server_is_warned_of() {
     assert_eq!(warned().await, "");
 }
 
-/// A self-signed certificate for this machine.
-fn certificate(folder: &std::path::Path) -> bool {
-    let script = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key -out crt -days 2 \
-                  -subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1 -addext basicConstraints=critical,CA:false";
-    let made = std::process::Command::new("sh").args(["-c", script]).current_dir(folder).output();
-    made.is_ok_and(|made| made.status.success())
-}
-
 #[tokio::test]
 async fn tls_connects_and_rejects_untrusted_certificates() {
     use tower_lock::deadpool_redis::{
@@ -324,23 +316,14 @@ async fn tls_connects_and_rejects_untrusted_certificates() {
     if !certificate(folder) {
         return tower_lock_testkit::skipped("TLS", "openssl");
     }
-    let file = |name: &str| folder.join(name).to_str().expect("text").to_owned();
-    let port = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr().expect("bound").port();
-    for (name, value) in [
-        ("tls-cert-file", file("crt")),
-        ("tls-key-file", file("key")),
-        ("tls-ca-cert-file", file("crt")),
-        ("tls-auth-clients", "no".to_owned()),
-        ("tls-port", port.to_string()),
-    ] {
-        let reply = environment.command(&["CONFIG", "SET", name, &value]).await;
-        assert_eq!(reply, Reply::Status("OK".to_owned()), "{name}");
-    }
+    let Some(port) = listen_with_tls(&environment.redis, folder).await else {
+        return tower_lock_testkit::skipped("TLS", "a redis-server with TLS");
+    };
     let url = format!("rediss://localhost:{port}");
     let error = RedisStore::connect(&url).await.expect_err("untrusted");
     let text = whole(&error);
     assert!(text.contains("certificate") && text.contains("`SSL_CERT_FILE` names other roots"), "{text}");
-    let ours = std::fs::read(file("crt")).expect("made");
+    let ours = std::fs::read(folder.join("crt")).expect("made");
     let client = Client::build_with_tls(url, TlsCertificates { client_tls: None, root_cert: Some(ours) });
     let address = client.expect("a certificate").get_connection_info().clone();
     let pool = Pool::builder(Manager::new(address.clone()).expect("an address")).build().expect("a pool");

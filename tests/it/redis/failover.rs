@@ -14,19 +14,7 @@ use tower_lock_testkit::{
     wait::{ms, soon, until},
 };
 
-use crate::support::environment;
-
-async fn group(replicas: usize) -> Option<SentinelGroup> {
-    if !RedisServer::is_available() {
-        tower_lock_testkit::skipped(std::thread::current().name().unwrap_or("a test"), "redis-server");
-        return None;
-    }
-    Some(SentinelGroup::start(replicas).await)
-}
-
-async fn instance(group: &SentinelGroup, name: &str) -> LockManager {
-    LockManager::builder(RedisStore::connect(&group.url()).await.expect("it is up")).instance(name).build()
-}
+use crate::support::{environment, instance_of as instance, sentinel_group as group};
 
 /// In a failover the release may fail at first. It is repeated then.
 async fn release(guard: LockGuard) {
@@ -126,33 +114,6 @@ async fn planned_failover_rejects_no_request_that_waits() {
     group.promoted(&group.servers()[0]).await;
     let (granted, refused) = soon("the requests", requests).await.expect("no panic");
     assert!(granted > 10 && refused == 0, "{granted} granted, {refused} refused");
-}
-
-#[tokio::test]
-async fn one_stopped_sentinel_prevents_no_connect() {
-    let Some(group) = group(1).await else { return };
-    group.freeze_sentinel(0);
-    let locks = instance(&group, "a").await;
-    locks.lock(key()).await.expect("free").release().await.expect("it is up");
-}
-
-#[tokio::test]
-async fn passwords_of_sentinels_and_servers_are_apart() {
-    if !RedisServer::is_available() {
-        return tower_lock_testkit::skipped("the passwords of sentinels", "redis-server");
-    }
-    let group = SentinelGroup::options().sentinel_password("of-sentinels").start(1).await;
-    let url = group.url();
-    let locks =
-        LockManager::new(RedisStore::connect(&format!("{url}?sentinel_password=of-sentinels")).await.expect("both"));
-    locks.lock(key()).await.expect("free").release().await.expect("it is up");
-    let nodes = group.sentinel_addresses().into_iter().map(|address| format!("redis://:of-sentinels@{address}"));
-    let builder = RedisStore::builder().sentinel(nodes, "mymaster");
-    let locks = LockManager::new(builder.connect("redis://:of-servers@mymaster").await.expect("both"));
-    locks.lock(key()).await.expect("free").release().await.expect("it is up");
-    let error = RedisStore::connect(&url).await.expect_err("the sentinels want a password");
-    let text = format!("{error:?}");
-    assert!(text.contains("NOMASTER") && text.contains("NOAUTH") && !text.contains("of-servers"), "{text}");
 }
 
 /// Each failover of a master whose newest writes no replica has.

@@ -28,3 +28,4 @@ mod runbook;
 mod shared_calls;
 mod error_mapping;
 mod failover;
+mod sentinels;

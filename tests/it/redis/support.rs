@@ -1,9 +1,10 @@
 //! A Redis server, and several instances of a service in front of it.
 
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
+use tokio::net::TcpListener;
 use tower_lock::{LockManager, RedisStore};
-use tower_lock_testkit::{Proxy, RedisServer, Reply, wait::until};
+use tower_lock_testkit::{Proxy, RedisServer, Reply, SentinelGroup, wait::until};
 
 /// A Redis server with a proxy in front of it.
 pub(crate) struct Environment {
@@ -66,6 +67,46 @@ impl Environment {
         };
         calls("evalsha").unwrap_or(0) + calls("eval").unwrap_or(0)
     }
+}
+
+/// Returns `None`, with a note on stderr, if there is no `redis-server`.
+pub(crate) async fn sentinel_group(replicas: usize) -> Option<SentinelGroup> {
+    if !RedisServer::is_available() {
+        tower_lock_testkit::skipped(std::thread::current().name().unwrap_or("a test"), "redis-server");
+        return None;
+    }
+    Some(SentinelGroup::start(replicas).await)
+}
+
+/// A new instance of the service.
+pub(crate) async fn instance_of(group: &SentinelGroup, name: &str) -> LockManager {
+    LockManager::builder(RedisStore::connect(&group.url()).await.expect("it is up")).instance(name).build()
+}
+
+/// A self-signed certificate for this machine.
+pub(crate) fn certificate(folder: &std::path::Path) -> bool {
+    let script = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key -out crt -days 2 \
+                  -subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1 -addext basicConstraints=critical,CA:false";
+    let made = std::process::Command::new("sh").args(["-c", script]).current_dir(folder).output();
+    made.is_ok_and(|made| made.status.success())
+}
+
+/// Lets a server also listen with the certificate of this folder, and returns the port.
+pub(crate) async fn listen_with_tls(server: &RedisServer, folder: &Path) -> Option<u16> {
+    let file = |name: &str| folder.join(name).to_str().expect("text").to_owned();
+    let port = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr().expect("bound").port();
+    for (name, value) in [
+        ("tls-cert-file", file("crt")),
+        ("tls-key-file", file("key")),
+        ("tls-ca-cert-file", file("crt")),
+        ("tls-auth-clients", "no".to_owned()),
+        ("tls-port", port.to_string()),
+    ] {
+        // A server that was built without TLS ends here.
+        let reply = server.try_command(&["CONFIG", "SET", name, &value]).await.ok()?;
+        assert_eq!(reply, Reply::Status("OK".to_owned()), "{name}");
+    }
+    Some(port)
 }
 
 /// The name of [`key`](tower_lock_testkit::locks::key) in Redis.

@@ -6,8 +6,8 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{StreamExt, future::join_all, stream};
-use tokio::time::Instant;
+use futures_util::{Stream, StreamExt, future::join_all, stream};
+use tokio::{sync::oneshot, time::Instant};
 use tower_lock_testkit::{Proxy, RedisServer, wait::until};
 
 use crate::{
@@ -140,7 +140,28 @@ impl Environment {
     /// Panics if no service is left, a request has no response for two minutes, or a waiter no
     /// grant for one.
     pub async fn storm(&self, requests: u64) -> Storm {
-        let requests = stream::iter(Workload::generate(self.seed, requests)).map(|workload| {
+        self.send(stream::iter(Workload::generate(self.seed, requests))).await
+    }
+
+    /// Sends requests until `end` is ready. One handler in a hundred takes seconds.
+    ///
+    /// # Panics
+    ///
+    /// As [`storm`](Self::storm).
+    pub async fn storm_until(&self, end: impl Future<Output = ()>) -> Storm {
+        let workloads = Workload::generate(self.seed, u64::MAX).map(Workload::with_slow_handlers);
+        let (ended, end_of_requests) = oneshot::channel::<()>();
+        let requests = self.send(stream::iter(workloads).take_until(end_of_requests));
+        // Beside the requests: their stream is not polled while all of them wait.
+        let end = async {
+            end.await;
+            drop(ended);
+        };
+        tokio::join!(requests, end).0
+    }
+
+    async fn send(&self, workloads: impl Stream<Item = Workload>) -> Storm {
+        let requests = workloads.map(|workload| {
             let services = self.services.iter().zip(&self.leaving);
             let alive = services
                 .filter(|(service, leaving)| !leaving.load(SeqCst) && service.process().ended().is_none())

@@ -179,6 +179,15 @@ impl Workload {
         }
     }
 
+    /// Lets one handler in a hundred take seconds: longer than a failover.
+    #[must_use]
+    pub fn with_slow_handlers(mut self) -> Self {
+        if self.number.is_multiple_of(100) && self.work.frames == 0 {
+            (self.patience, self.work.work_ms) = (Patience::Wait, 1_000 + self.number / 100 % 3 * 1_000);
+        }
+        self
+    }
+
     /// The path and query.
     #[must_use]
     pub fn path(&self) -> String {

@@ -1,4 +1,11 @@
-use std::{fs, fs::File, io, net::SocketAddr, process::Stdio};
+use std::{
+    fs,
+    fs::File,
+    io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::Stdio,
+};
 
 use crate::{
     process::{Process, ReservedPort, TempFolder, local},
@@ -18,6 +25,7 @@ pub struct SentinelGroup {
 struct Sentinel {
     process: Process,
     port: ReservedPort,
+    tls_port: ReservedPort,
     password: Option<String>,
     _folder: TempFolder,
 }
@@ -27,6 +35,7 @@ struct Sentinel {
 #[must_use = "options start nothing"]
 pub struct SentinelOptions {
     sentinel_password: Option<String>,
+    certificate: Option<PathBuf>,
 }
 
 /// The name of the master.
@@ -39,7 +48,12 @@ const SENTINELS: usize = 3;
 impl SentinelOptions {
     /// Sets the password of the sentinels.
     pub fn sentinel_password(self, password: &str) -> Self {
-        Self { sentinel_password: Some(password.to_owned()) }
+        Self { sentinel_password: Some(password.to_owned()), ..self }
+    }
+
+    /// Lets the sentinels also listen with TLS. The folder has the files `crt` and `key`.
+    pub fn tls(self, folder: &Path) -> Self {
+        Self { certificate: Some(folder.to_owned()), ..self }
     }
 
     /// Starts the processes, and waits until a failover is possible.
@@ -109,6 +123,20 @@ impl SentinelGroup {
         self.sentinels.iter().map(|sentinel| sentinel.address().to_string()).collect()
     }
 
+    /// The addresses of the sentinels with [TLS](SentinelOptions::tls).
+    #[must_use]
+    pub fn sentinel_tls_addresses(&self) -> Vec<String> {
+        self.sentinels.iter().map(|sentinel| local(sentinel.tls_port.number()).to_string()).collect()
+    }
+
+    /// Lets the sentinels name this port as another master.
+    pub async fn monitor(&self, name: &str, port: u16) {
+        for sentinel in &self.sentinels {
+            let reply = sentinel.command(&["SENTINEL", "MONITOR", name, "127.0.0.1", &port.to_string(), "2"]).await;
+            assert_eq!(reply.expect("it listens").text(), Some("OK"));
+        }
+    }
+
     /// The servers. The first one was the master at the start.
     #[must_use]
     pub fn servers(&self) -> &[RedisServer] {
@@ -149,9 +177,14 @@ impl SentinelGroup {
         self.servers.iter().position(|server| server.port() == port).expect("one of the group")
     }
 
-    /// Restarts a killed server without data, and waits until it follows the master.
+    /// Restarts a killed server without data, and waits until it can be promoted.
     pub async fn restart_as_replica(&mut self, number: usize) {
         self.servers[number].restart_empty().await;
+        self.rejoined(number).await;
+    }
+
+    /// Waits until a former master is a replica that can be promoted.
+    pub async fn rejoined(&self, number: usize) {
         follows(&self.servers[number]).await;
         // A sentinel promotes only what it has seen to follow.
         until("the sentinels know it", async || {
@@ -169,16 +202,6 @@ impl SentinelGroup {
         .await;
     }
 
-    /// Restarts each server that was killed.
-    pub async fn restart_all(&mut self) {
-        for number in 0..self.servers.len() {
-            if self.servers[number].has_ended() {
-                self.promoted(&self.servers[number]).await;
-                self.restart_as_replica(number).await;
-            }
-        }
-    }
-
     /// Lets no replica follow the master any more. They keep what they have, and can be promoted.
     pub async fn cut_replication(master: &RedisServer) {
         master.command(&["ACL", "SETUSER", "default", "-psync", "-sync"]).await;
@@ -189,6 +212,13 @@ impl SentinelGroup {
     pub async fn isolate(master: &RedisServer) {
         master.command(&["ACL", "SETUSER", USER, "off"]).await;
         master.command(&["CLIENT", "KILL", "USER", USER]).await;
+    }
+
+    /// Ends [`isolate`](Self::isolate): the sentinels make the former master a replica.
+    pub async fn reunite(former: &RedisServer) {
+        former.command(&["ACL", "SETUSER", USER, "on"]).await;
+        // A sentinel keeps a connection without a login for 15 seconds.
+        former.command(&["CLIENT", "KILL", "TYPE", "normal"]).await;
     }
 
     /// Starts a failover by hand.
@@ -211,7 +241,7 @@ impl SentinelGroup {
 
 impl Sentinel {
     async fn start(options: &SentinelOptions, master: u16) -> Self {
-        let (folder, port) = (TempFolder::new(), ReservedPort::new());
+        let (folder, port, tls_port) = (TempFolder::new(), ReservedPort::new(), ReservedPort::new());
         // A shorter time would count a server as down on a busy machine.
         let mut lines = vec![
             format!("port {}", port.number()),
@@ -228,13 +258,21 @@ impl Sentinel {
             lines.push(format!("requirepass {password}"));
             lines.push(format!("sentinel sentinel-pass {password}"));
         }
+        if let Some(certificate) = &options.certificate {
+            let file = |name: &str| certificate.join(name).display().to_string();
+            lines.push(format!("tls-port {}", tls_port.number()));
+            lines.push(format!("tls-cert-file {}", file("crt")));
+            lines.push(format!("tls-key-file {}", file("key")));
+            lines.push(format!("tls-ca-cert-file {}", file("crt")));
+            lines.push("tls-auth-clients no".to_owned());
+        }
         let file = folder.path().join("sentinel.conf");
         fs::write(&file, lines.join("\n") + "\n").expect("a file");
         let mut command = Process::command(RedisServer::program().expect("check `RedisServer::is_available` first"));
         let log = File::create(folder.path().join("log")).expect("a log");
         command.arg(&file).arg("--sentinel").stdin(Stdio::null()).stdout(log).stderr(Stdio::null());
         let process = Process::start(command).expect("it starts");
-        let sentinel = Self { process, port, password: options.sentinel_password.clone(), _folder: folder };
+        let sentinel = Self { process, port, tls_port, password: options.sentinel_password.clone(), _folder: folder };
         until("a sentinel responds", async || {
             assert!(sentinel.process.ended().is_none(), "the sentinel does not start");
             sentinel.command(&["PING"]).await.is_ok_and(|reply| reply.text() == Some("PONG"))

@@ -1,0 +1,84 @@
+//! Connecting to sentinels, and to the master that they name.
+
+use std::{env, process::Command};
+
+use tower_lock::{LockManager, RedisStore};
+use tower_lock_testkit::{RedisServer, SentinelGroup, locks::key, skipped};
+
+use crate::support::{certificate, instance_of, listen_with_tls, sentinel_group};
+
+async fn works(url: &str) {
+    let store = RedisStore::connect(url).await.unwrap_or_else(|error| panic!("{url}: {error:?}"));
+    LockManager::new(store).lock(key()).await.expect("free").release().await.expect("it is up");
+}
+
+#[tokio::test]
+async fn one_stopped_sentinel_prevents_no_connect() {
+    let Some(group) = sentinel_group(1).await else { return };
+    group.freeze_sentinel(0);
+    let locks = instance_of(&group, "a").await;
+    locks.lock(key()).await.expect("free").release().await.expect("it is up");
+}
+
+#[tokio::test]
+async fn passwords_of_sentinels_and_servers_are_apart() {
+    if !RedisServer::is_available() {
+        return skipped("the passwords of sentinels", "redis-server");
+    }
+    let group = SentinelGroup::options().sentinel_password("of-sentinels").start(1).await;
+    let url = group.url();
+    let locks =
+        LockManager::new(RedisStore::connect(&format!("{url}?sentinel_password=of-sentinels")).await.expect("both"));
+    locks.lock(key()).await.expect("free").release().await.expect("it is up");
+    let nodes = group.sentinel_addresses().into_iter().map(|address| format!("redis://:of-sentinels@{address}"));
+    let builder = RedisStore::builder().sentinel(nodes, "mymaster");
+    let locks = LockManager::new(builder.connect("redis://:of-servers@mymaster").await.expect("both"));
+    locks.lock(key()).await.expect("free").release().await.expect("it is up");
+    let error = RedisStore::connect(&url).await.expect_err("the sentinels want a password");
+    let text = format!("{error:?}");
+    assert!(text.contains("NOMASTER") && text.contains("NOAUTH") && !text.contains("of-servers"), "{text}");
+}
+
+/// The trusted roots of a process are those of `SSL_CERT_FILE`: the child has another one.
+#[tokio::test]
+async fn tls_of_sentinels_and_servers_are_apart() {
+    const CHILD: &str = "URLS_OF_CHILD";
+    if let Ok(urls) = env::var(CHILD) {
+        for url in urls.split(' ') {
+            works(url).await;
+        }
+        return;
+    }
+    if !RedisServer::is_available() {
+        return skipped("TLS of sentinels", "redis-server");
+    }
+    let certificates = RedisServer::start().await;
+    if !certificate(certificates.folder()) {
+        return skipped("TLS of sentinels", "openssl");
+    }
+    if listen_with_tls(&certificates, certificates.folder()).await.is_none() {
+        return skipped("TLS of sentinels", "a redis-server with TLS");
+    }
+    let group = SentinelGroup::options().tls(certificates.folder()).start(1).await;
+    let port = listen_with_tls(&group.servers()[0], certificates.folder()).await.expect("it has TLS");
+    group.monitor("tls", port).await;
+    let (plain, tls) = (group.sentinel_addresses().join(","), group.sentinel_tls_addresses().join(","));
+    let password = SentinelGroup::PASSWORD;
+    let urls = [
+        format!("rediss+sentinel://:{password}@{tls}/tls"),
+        format!("rediss+sentinel://:{password}@{plain}/tls?sentinel_tls=false"),
+        format!("redis+sentinel://:{password}@{tls}/mymaster?sentinel_tls=true"),
+    ];
+    for url in &urls {
+        let error = RedisStore::connect(url).await.expect_err("not trusted");
+        let text = format!("{error:?}");
+        assert!(text.contains("certificate") && !text.contains(password), "{text}");
+    }
+    let child = Command::new(env::current_exe().expect("a path"))
+        .args(["--exact", "sentinels::tls_of_sentinels_and_servers_are_apart"])
+        .env("SSL_CERT_FILE", certificates.folder().join("crt"))
+        .env(CHILD, urls.join(" "))
+        .output()
+        .expect("it starts");
+    assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stdout));
+}

@@ -1,0 +1,84 @@
+//! Failovers by Sentinel, of three kinds, beside concurrent requests.
+//!
+//! Without `min_replicas` a failover may lose a lock. Its overlaps are counted and printed, and no
+//! stale write is accepted. With `min_replicas` there is no overlap.
+//!
+//! `FAILOVERS=<number>` sets the number of failovers, `SEED=<number>` repeats the requests of a run.
+#![allow(clippy::disallowed_methods, reason = "tests run within a runtime and wait in real time")]
+
+use std::env;
+
+use tokio::time::sleep;
+use tower_lock_storm::{Environment, seed};
+use tower_lock_testkit::{RedisServer, SentinelGroup, skipped, wait::ms};
+
+const PROGRAMS: (&str, &str) = (env!("CARGO_BIN_EXE_checker"), env!("CARGO_BIN_EXE_service"));
+
+/// What happens to the master.
+#[derive(Clone, Copy, Debug)]
+enum Failure {
+    /// It is killed, and its newest writes have not reached the replica.
+    Killed,
+    /// It is stopped, and continues as a master when another one was promoted.
+    Stopped,
+    /// The sentinels cannot reach it, and its clients can.
+    Separated,
+}
+
+/// Guarantee: G1.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn storm_with_failovers() {
+    if !RedisServer::is_available() {
+        return skipped("the storm with failovers", "redis-server");
+    }
+    let failovers = env::var("FAILOVERS").map_or(3, |number| number.parse().expect("a number"));
+    for (min_replicas, excused) in [(0, &["overlap", "too-soon", "fence-not-increasing"][..]), (1, &[])] {
+        let mut group = SentinelGroup::start(1).await;
+        // A grant that is lost, or not acknowledged, may block its key for a lease.
+        let flags = ["--correct", "--lease-ms=3000", &format!("--min-replicas={min_replicas}")];
+        let environment = Environment::at(PROGRAMS, &group.url(), &flags, seed()).await;
+        let mut rng = fastrand::Rng::with_seed(!environment.seed);
+        let failures = [Failure::Killed, Failure::Stopped, Failure::Separated];
+        let all_failures = async {
+            for failure in failures.into_iter().cycle().take(failovers) {
+                sleep(ms(rng.u64(200..800))).await;
+                fail(&mut group, failure, rng.u64(0..500)).await;
+            }
+        };
+        let storm = environment.storm_until(all_failures).await;
+        let outcome = environment.end(storm).await;
+        let overlaps = outcome.summary.violations.get("overlap").copied().unwrap_or_default();
+        println!("min_replicas {min_replicas}: {overlaps} overlaps in {failovers} failovers");
+        outcome.check(excused);
+        assert!(outcome.summary.answers(200) > 0, "{:#?}", outcome.summary);
+    }
+}
+
+/// Lets the master fail, and returns when it is a replica of the promoted server.
+async fn fail(group: &mut SentinelGroup, failure: Failure, unreplicated_ms: u64) {
+    let number = group.master_number().await;
+    let master = &group.servers()[number];
+    match failure {
+        Failure::Killed => {
+            SentinelGroup::cut_replication(master).await;
+            sleep(ms(unreplicated_ms)).await;
+            master.kill();
+            group.promoted(master).await;
+            group.restart_as_replica(number).await;
+        }
+        Failure::Stopped => {
+            master.freeze();
+            group.promoted(master).await;
+            master.thaw();
+            group.rejoined(number).await;
+        }
+        Failure::Separated => {
+            SentinelGroup::isolate(master).await;
+            group.promoted(master).await;
+            // Longer than an instance takes to notice it.
+            sleep(ms(2_500)).await;
+            SentinelGroup::reunite(master).await;
+            group.rejoined(number).await;
+        }
+    }
+}
