@@ -2,7 +2,7 @@
 # Compares tower-lock with other locks: the same work, interleaved in one run.
 #
 #   scripts/bench.sh                 all questions, about ten minutes on two cores
-#   scripts/bench.sh NAME ..         these: redis_cycles, hot_key, memory, http, layer, growth
+#   scripts/bench.sh NAME ..         these: redis_cycles, replicas, hot_key, memory, http, layer, growth
 #   scripts/bench.sh --rounds N ..   other than five rounds
 #   scripts/bench.sh --long ..       also a million keys on Redis, in `growth`
 #   scripts/bench.sh --quick ..      one short round, without pictures: the programs work

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use tower_lock_comparison::{
     contender, load,
-    questions::{Run, growth, hot_key, http, layer, memory, one_thread, redis_cycles, runtime},
+    questions::{Run, growth, hot_key, http, layer, memory, one_thread, redis_cycles, replicas, runtime},
     report::Goals,
     web,
 };
@@ -17,8 +17,9 @@ use tower_lock_testkit::RedisServer;
 /// Answers a question, and adds its goals.
 type Question = (&'static str, fn(&mut Run));
 
-const QUESTIONS: [Question; 6] = [
+const QUESTIONS: [Question; 7] = [
     ("redis_cycles", redis_cycles::answer),
+    ("replicas", replicas::answer),
     ("hot_key", hot_key::answer),
     ("memory", memory::answer),
     ("http", http::answer),

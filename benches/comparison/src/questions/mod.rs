@@ -6,6 +6,7 @@ pub mod http;
 pub mod layer;
 pub mod memory;
 pub mod redis_cycles;
+pub mod replicas;
 
 use std::{
     collections::BTreeMap,

@@ -19,11 +19,13 @@ use crate::{
 };
 
 const VARIANTS: [&str; 4] = [RedisLock::OURS, RedisLock::RSLOCK, RedisLock::SET_NX, RedisLock::SET_NX_POOLED];
-const RATE: &str = "cycles/s";
+pub const RATE: &str = "cycles/s";
+pub const P50: &str = "p50 us";
 const REDIS_CPU: &str = "Redis CPU us";
 const ALLOCATIONS: &str = "allocations";
-const COLUMNS: [(&str, usize); 7] =
-    [(RATE, 0), ("p50 us", 0), ("p99 us", 0), ("CPU us", 1), (REDIS_CPU, 1), ("commands", 1), (ALLOCATIONS, 1)];
+/// The last one is counted apart.
+pub const COLUMNS: [(&str, usize); 7] =
+    [(RATE, 0), (P50, 0), ("p99 us", 0), ("CPU us", 1), (REDIS_CPU, 1), ("commands", 1), (ALLOCATIONS, 1)];
 
 /// Keys of one task. None of them is used by two tasks.
 pub const KEYS_PER_TASK: u64 = 1000;
@@ -75,7 +77,7 @@ pub fn answer(run: &mut Run) {
     run.write(&chart);
 }
 
-struct Measured {
+pub struct Measured {
     seconds: f64,
     latencies: Vec<u64>,
     own_cpu: u64,
@@ -83,7 +85,7 @@ struct Measured {
 }
 
 /// `in_flight` tasks, each with one cycle after the other.
-async fn measure(server: &RedisServer, lock: &Arc<RedisLock>, in_flight: u64, scale: f64) -> Measured {
+pub async fn measure(server: &RedisServer, lock: &Arc<RedisLock>, in_flight: u64, scale: f64) -> Measured {
     let phase = Arc::new(AtomicU8::new(WARM_UP));
     let task = |task: u64| {
         let (lock, phase) = (Arc::clone(lock), Arc::clone(&phase));
@@ -123,10 +125,10 @@ pub async fn cycle(lock: &RedisLock, task: u64, number: u64) {
 // === impl Measured ===
 
 impl Measured {
-    fn push(mut self, table: &mut Table, variant: &'static str) {
+    pub fn push(mut self, table: &mut Table, variant: &'static str) {
         let cycles = self.latencies.len() as f64;
         table.push(variant, RATE, cycles / self.seconds);
-        table.push(variant, "p50 us", quantile_us(&mut self.latencies, 0.5));
+        table.push(variant, P50, quantile_us(&mut self.latencies, 0.5));
         table.push(variant, "p99 us", quantile_us(&mut self.latencies, 0.99));
         table.push(variant, "CPU us", self.own_cpu as f64 / 1e3 / cycles);
         table.push(variant, REDIS_CPU, self.redis.cpu / 1e3 / cycles);
