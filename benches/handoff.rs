@@ -4,7 +4,7 @@
 //! cargo bench -p tower-lock-benches --bench handoff
 //! ```
 //!
-//! 64 tasks on two workers acquire one key, 100 sections each: one iteration is 6 400 handoffs.
+//! 64 tasks on two workers acquire one key, 100 sections each: one iteration is 6,400 handoffs.
 //! Compare the two with each other. (The mutex has no wait limit; a lock has a timer for each of
 //! its waiters.)
 

@@ -8,7 +8,7 @@
 //! run. Allocations and their bytes are exact. One iteration is
 //!
 //! - one cycle of acquire and release, or one rejection;
-//! - in `hold_100_000`: the acquisition of 100 000 locks, whose bytes are the memory that they use.
+//! - in `hold_100_000`: the acquisition of 100,000 locks, whose bytes are the memory that they use.
 
 #![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "measured against")]
 

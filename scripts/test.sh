@@ -11,7 +11,7 @@
 #                             dependencies, their lowest versions, types of other crates in the
 #                             public API, each pair of features, the package as users build it,
 #                             broken locks that a storm must detect, messages of the compiler,
-#                             repeated storms, 90 000 simulations, schedules of threads, benchmarks
+#                             repeated storms, 90,000 simulations, schedules of threads, benchmarks
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -32,7 +32,7 @@ mod records;
 /// Several [`LockManager`](crate::LockManager)s may share one store. They then exclude each other
 /// like instances of a service that share a server.
 ///
-/// A [`Record`](super::Record) is in memory until it expires. At most 100 000 are kept: the one
+/// A [`Record`](super::Record) is in memory until it expires. At most 100,000 are kept: the one
 /// that expires first is then forgotten. Their bodies use at most 64 MiB: those that expire first
 /// are then dropped, and their heads stay.
 ///

@@ -122,7 +122,7 @@ impl RedisStoreBuilder {
     /// Counts a grant or a renewal only when this number of replicas has it. Default: 0.
     ///
     /// Replication is asynchronous: without this setting, a failover to a replica that does not
-    /// have the newest grants lets a second holder in. With it, a grant that too few replicas
+    /// have the newest grants can lead to two holders. With it, a grant that too few replicas
     /// acknowledge within `timeout` is released, and its request is repeated or rejected (503, not
     /// started). A master that is separated from its replicas can therefore grant nothing.
     ///

@@ -104,7 +104,7 @@ async fn local_handoff_needs_no_store_call() {
     );
 }
 
-/// After 100 ms or 1 000 sections at the latest; a fence has 1 024 sequence numbers.
+/// After 100 ms or 1,000 sections at the latest; a fence has 1,024 sequence numbers.
 #[tokio::test(start_paused = true)]
 async fn local_handoffs_yield_every_100_ms_and_every_1000() {
     for (sections, takes, yields) in [(2_500, Duration::ZERO, 2), (50, Duration::from_millis(10), 4)] {

@@ -102,7 +102,7 @@ async fn foreign_queue_of_a_million_entries_costs_little() {
     }
 }
 
-/// A request used to check all 1 024 entries for a subscription.
+/// A request used to check all 1,024 entries for a subscription.
 /// Guarantee: G15.
 #[tokio::test]
 async fn full_queue_is_swept_in_parts_until_done() {

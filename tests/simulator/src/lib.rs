@@ -27,7 +27,7 @@
 //!   step with a [`manual_scheduler`] (`tests/directed.rs`).
 //!
 //! ```text
-//! cargo run -p tower-lock-simulator -- 0 10000                     # seeds 0 to 9 999
+//! cargo run -p tower-lock-simulator -- 0 10000                     # seeds 0 to 9,999
 //! cargo run -p tower-lock-simulator -- 2549 --trace                # one seed, with all its events
 //! cargo run -p tower-lock-simulator -- 0 1000 --option force
 //! cargo run -p tower-lock-simulator -- 0 1000 --mutant no_call_expiry --stop

@@ -65,7 +65,7 @@ mod tests {
     fn server_clock_is_never_overestimated() {
         let mut clock = ServerClock::default();
         assert_eq!(clock.expires_at(at(1), LATER), None);
-        // The server is 1 000 s ahead; replies take 300, 5 and 400 ms.
+        // The server is 1,000 s ahead; replies take 300, 5 and 400 ms.
         for (sent_at, received_at) in [(0_i64, 300), (1_000, 1_005), (2_000, 2_400)] {
             clock.observe(1_000_000_000 + sent_at * 1_000, at(received_at));
             let expires_at = clock.expires_at(at(2_500), LATER).expect("observed");
