@@ -202,8 +202,8 @@ fn is_host_and_port(text: &str) -> bool {
     !host.is_empty() && host.chars().all(is_host) && rest.chars().all(|c| c.is_ascii_digit() || c == '/')
 }
 
-/// Disables Nagle's algorithm: a call does not wait for the reply to the previous one. Also disables
-/// `CLIENT SETINFO`, which needs a permission that cannot be given before Redis 7.2.
+/// Disables Nagle's algorithm: a call does not wait for the reply to the previous one. Also
+/// disables `CLIENT SETINFO`, which needs a permission that cannot be given before Redis 7.2.
 fn with_settings(address: ConnectionInfo) -> ConnectionInfo {
     let (tcp, redis) = (address.tcp_settings().clone(), address.redis_settings().clone());
     address.set_tcp_settings(tcp.set_nodelay(true)).set_redis_settings(redis.set_skip_set_lib_name())

@@ -3,7 +3,8 @@
 //! Without `min_replicas` a failover may lose a lock. Its overlaps are counted and printed, and no
 //! stale write is accepted. With `min_replicas` there is no overlap.
 //!
-//! `FAILOVERS=<number>` sets the number of failovers, `SEED=<number>` repeats the requests of a run.
+//! `FAILOVERS=<number>` sets the number of failovers, `SEED=<number>` repeats the requests of a
+//! run.
 #![allow(clippy::disallowed_methods, reason = "tests run within a runtime and wait in real time")]
 
 use std::env;

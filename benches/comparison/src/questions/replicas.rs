@@ -20,7 +20,7 @@ pub fn answer(run: &mut Run) {
     let runtime = runtime();
     let (master, _replica) = runtime.block_on(replicated());
     let connect = |count| {
-        let store = RedisStore::builder().min_replicas(count, Duration::from_secs(1));
+        let store = RedisStore::builder().min_replicas(count, Duration::from_millis(200));
         let store = runtime.block_on(store.connect(&master.url())).expect("a Redis");
         Arc::new(RedisLock::Ours(LockManager::new(store)))
     };
