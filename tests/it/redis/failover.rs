@@ -1,15 +1,21 @@
 //! A failover by Sentinel, on real servers.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::Duration,
+};
 
 use futures_util::future::join_all;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 use tower_lock::{
     LockError, LockGuard, LockLost, LockManager, RedisStore,
     store::{AcquireRequest, AcquisitionIds, IfBusy, LockStore, QueueConfig, StoreErrorKind},
 };
 use tower_lock_testkit::{
-    RedisServer, SentinelGroup,
+    RedisServer, Reply, SentinelGroup,
     locks::key,
     wait::{ms, soon, until},
 };
@@ -90,30 +96,36 @@ async fn old_master_is_left_within_two_seconds() {
 async fn planned_failover_rejects_no_request_that_waits() {
     let Some(group) = group(2).await else { return };
     let locks = instance(&group, "a").await;
-    let began = Instant::now();
-    let requests = tokio::spawn(async move {
-        let (mut granted, mut refused) = (0, 0);
-        while began.elapsed() < Duration::from_secs(4) {
-            // Longer than a lease: the promoted server may lack the release before.
-            match locks.lock(key()).wait(Duration::from_secs(60)).await {
-                Ok(guard) => {
-                    granted += 1;
-                    let _ = guard.release().await;
+    let is_over = Arc::new(AtomicBool::new(false));
+    let requests = tokio::spawn({
+        let is_over = Arc::clone(&is_over);
+        async move {
+            let mut refused = Vec::new();
+            while !is_over.load(SeqCst) {
+                // Longer than a lease: the promoted server may lack the release before.
+                match locks.lock(key()).wait(Duration::from_secs(60)).await {
+                    Ok(guard) => drop(guard.release().await),
+                    Err(error) => refused.push(error),
                 }
-                Err(error) => {
-                    refused += 1;
-                    eprintln!("{error:?}");
-                }
+                sleep(ms(5)).await;
             }
-            sleep(ms(5)).await;
+            refused
         }
-        (granted, refused)
     });
-    sleep(ms(500)).await;
+    let old = &group.servers()[0];
+    until("a request", async || scripts(old).await > 10).await;
     group.fail_over().await;
-    group.promoted(&group.servers()[0]).await;
-    let (granted, refused) = soon("the requests", requests).await.expect("no panic");
-    assert!(granted > 10 && refused == 0, "{granted} granted, {refused} refused");
+    let promoted = group.promoted(old).await;
+    let earlier = scripts(promoted).await;
+    until("requests go on", async || scripts(promoted).await > earlier + 20).await;
+    until("the old master is a replica", async || {
+        let role = old.try_command(&["ROLE"]).await;
+        role.is_ok_and(|role| role.items().first().and_then(Reply::text) == Some("slave"))
+    })
+    .await;
+    is_over.store(true, SeqCst);
+    let refused = soon("the requests", requests).await.expect("no panic");
+    assert!(refused.is_empty(), "{refused:?}");
 }
 
 /// Each failover of a master whose newest writes no replica has.
@@ -192,8 +204,8 @@ async fn former_master_behind_one_address_is_left_before_a_call() {
 #[tokio::test]
 async fn acquires_at_the_same_time_share_one_wait_for_replicas() {
     let Some(group) = group(1).await else { return };
-    let store = RedisStore::builder().min_replicas(1, ms(200)).connect(&group.url()).await.expect("it is up");
-    let locks = LockManager::new(store);
+    let builder = RedisStore::builder().call_timeout(ms(5_000)).min_replicas(1, ms(2_500));
+    let locks = LockManager::new(builder.connect(&group.url()).await.expect("it is up"));
     locks.lock(key()).await.expect("free").release().await.expect("it is up");
     let calls = async |command: &str| {
         let stats = group.servers()[0].command(&["INFO", "commandstats"]).await;
@@ -212,8 +224,23 @@ async fn acquires_at_the_same_time_share_one_wait_for_replicas() {
         "one each, none for a release"
     );
     let waits = calls("wait").await;
-    let held = join_all((0..65).map(|number| locks.lock(("n", number)).into_future())).await;
-    // The first one is sent alone, and the others share the next call.
+    let replica = &group.servers()[1];
+    replica.freeze();
+    let acquire = |number| tokio::spawn(locks.lock(("n", number)).into_future());
+    let mut requests = vec![acquire(0)];
+    until("the first one waits for the replica", async || {
+        let clients = group.servers()[0].command(&["INFO", "clients"]).await;
+        clients.text().is_some_and(|clients| clients.contains("blocked_clients:1"))
+    })
+    .await;
+    for number in 1..65 {
+        // Longer than a call that lets others pass it.
+        sleep(ms(if number < 5 { 5 } else { 0 })).await;
+        requests.push(acquire(number));
+    }
+    replica.thaw();
+    let held: Vec<_> = join_all(requests).await.into_iter().map(|request| request.expect("no panic")).collect();
+    // The first one was sent alone, and the others shared the next call.
     assert_eq!(calls("wait").await - waits, 2);
     assert!(held.iter().all(Result::is_ok));
     drop(held);
