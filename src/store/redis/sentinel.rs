@@ -47,8 +47,8 @@ struct Node {
     connection: Mutex<Option<Connected>>,
 }
 
-/// The master, as one sentinel knows it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The master, as one sentinel knows it. Of two replies the larger one counts.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct MasterReply {
     /// The number of the configuration. A failover makes a larger one.
     epoch: u64,
@@ -91,8 +91,9 @@ impl Sentinels {
         Ok(Endpoint::new(client, self.connect_timeout, self.call_timeout))
     }
 
-    /// Asks all sentinels at the same time. The newest configuration counts: a sentinel
-    /// that was partitioned has an older one.
+    /// Asks all sentinels at the same time. The newest configuration counts: a sentinel that was
+    /// partitioned has an older one. Sentinels that write one address in two ways lead to the same
+    /// reply each time.
     async fn newest_reply(&self) -> RedisResult<MasterReply> {
         let mut replies: FuturesUnordered<_> = self.nodes.iter().map(|node| self.reply_of(node)).collect();
         let (mut newest, mut failures) = (None::<MasterReply>, Vec::new());
@@ -100,10 +101,7 @@ impl Sentinels {
             let has_majority = replies.len() < self.nodes.len().div_ceil(2);
             let limit = if has_majority && newest.is_some() { Self::GRACE } else { self.call_timeout };
             match timeout(limit, replies.next()).await {
-                Ok(Some(Ok(reply))) if newest.as_ref().is_none_or(|newest| reply.epoch > newest.epoch) => {
-                    newest = Some(reply);
-                }
-                Ok(Some(Ok(_))) => {}
+                Ok(Some(Ok(reply))) => newest = newest.max(Some(reply)),
                 Ok(Some(Err(failure))) => failures.push(failure),
                 Ok(None) | Err(_) => break,
             }

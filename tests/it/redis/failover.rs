@@ -238,12 +238,38 @@ async fn acquires_at_the_same_time_share_one_wait_for_replicas() {
         sleep(ms(if number < 5 { 5 } else { 0 })).await;
         requests.push(acquire(number));
     }
+    sleep(ms(5)).await;
     replica.thaw();
     let held: Vec<_> = join_all(requests).await.into_iter().map(|request| request.expect("no panic")).collect();
     // The first one was sent alone, and the others shared the next call.
     assert_eq!(calls("wait").await - waits, 2);
     assert!(held.iter().all(Result::is_ok));
     drop(held);
+}
+
+/// The numbers of `docs/guide/topologies.md`.
+#[tokio::test]
+async fn store_has_four_connections_and_two_to_each_sentinel() {
+    let Some(group) = group(1).await else { return };
+    for (min_replicas, expected) in [(0, 3), (1, 4)] {
+        let builder = RedisStore::builder().min_replicas(min_replicas, ms(100));
+        let store = builder.connect(&group.url()).await.expect("it is up");
+        let locks = LockManager::builder(store).lease(Duration::from_secs(2)).build();
+        let held = locks.lock(key()).await.expect("free");
+        until("connections", async || {
+            let at_server = |client: &str| client.contains(" user=default ") && !client.contains(" flags=S ");
+            let clients = group.servers()[0].command(&["CLIENT", "LIST"]).await;
+            // One is of this command.
+            let server = clients.text().map(|clients| clients.lines().filter(|client| at_server(client)).count());
+            let clients = group.sentinel_command(0, &["CLIENT", "LIST"]).await;
+            // The other sentinels have names.
+            let of_store = |client: &str| client.contains(" name= ") && !client.contains("cmd=client");
+            let sentinel = clients.text().map(|clients| clients.lines().filter(|client| of_store(client)).count());
+            (server, sentinel) == (Some(expected + 1), Some(2))
+        })
+        .await;
+        release(held).await;
+    }
 }
 
 /// `WAIT` covers only what its connection has written. The offer was written by another client.

@@ -3,7 +3,7 @@
 use std::{env, process::Command};
 
 use tower_lock::{LockManager, RedisStore};
-use tower_lock_testkit::{RedisServer, SentinelGroup, locks::key, skipped};
+use tower_lock_testkit::{RedisServer, SentinelGroup, locks::key, skipped, wait::until};
 
 use crate::support::{certificate, instance_of, listen_with_tls, sentinel_group};
 
@@ -37,6 +37,28 @@ async fn passwords_of_sentinels_and_servers_are_apart() {
     let error = RedisStore::connect(&url).await.expect_err("the sentinels want a password");
     let text = format!("{error:?}");
     assert!(text.contains("NOMASTER") && text.contains("NOAUTH") && !text.contains("of-servers"), "{text}");
+}
+
+/// The permissions of `docs/guide/topologies.md`.
+#[tokio::test]
+async fn smallest_acl_of_sentinels_suffices() {
+    let Some(group) = sentinel_group(1).await else { return };
+    for number in 0..group.sentinel_addresses().len() {
+        let user = ["ACL", "SETUSER", "locks", "on", ">of-sentinels", "resetchannels", "&+switch-master", "-@all"];
+        let reply = group.sentinel_command(number, &[&user[..], &["+sentinel|master", "+subscribe"]].concat()).await;
+        assert_eq!(reply.text(), Some("OK"), "{reply:?}");
+    }
+    let url = format!("{}?sentinel_username=locks&sentinel_password=of-sentinels", group.url());
+    let locks = LockManager::new(RedisStore::connect(&url).await.expect("the smallest ACL"));
+    let held = locks.lock(key()).await.expect("free");
+    let has_subscribed = async || {
+        let clients = group.sentinel_command(0, &["CLIENT", "LIST"]).await;
+        clients.text().is_some_and(|clients| clients.lines().any(|client| client.contains(" sub=1 ")))
+    };
+    until("its subscription", has_subscribed).await;
+    held.release().await.expect("it is up");
+    let log = group.sentinel_command(0, &["ACL", "LOG"]).await;
+    assert!(log.items().is_empty(), "{log:?}");
 }
 
 /// The trusted roots of a process are those of `SSL_CERT_FILE`: the child has another one.

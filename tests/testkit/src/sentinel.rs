@@ -233,6 +233,11 @@ impl SentinelGroup {
         assert_eq!(reply.text(), Some("OK"), "{reply:?}");
     }
 
+    /// Runs a command at a sentinel.
+    pub async fn sentinel_command(&self, number: usize, parts: &[&str]) -> Reply {
+        self.sentinels[number].command(parts).await.expect("it listens")
+    }
+
     /// Stops a sentinel with SIGSTOP.
     pub fn freeze_sentinel(&self, number: usize) {
         self.sentinels[number].process.freeze();
