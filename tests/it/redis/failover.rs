@@ -41,25 +41,32 @@ async fn scripts(server: &RedisServer) -> u64 {
 
 /// Guarantee: G6.
 #[tokio::test]
-async fn waiters_go_on_at_the_promoted_server() {
+async fn waiters_go_on_in_their_order_at_the_promoted_server() {
     let Some(group) = group(2).await else { return };
-    let [a, b] = [instance(&group, "a").await, instance(&group, "b").await];
-    let held = a.lock(key()).await.expect("free");
-    let token = held.fencing_token();
-    let waiter = tokio::spawn(b.lock(key()).wait(Duration::from_secs(60)).into_future());
+    let holder = instance(&group, "holder").await;
+    let held = holder.lock(key()).await.expect("free");
+    let mut token = held.fencing_token();
+    let mut waiters = Vec::new();
+    for (ahead, name) in ["a", "b", "c"].into_iter().enumerate() {
+        let locks = instance(&group, name).await;
+        waiters.push(tokio::spawn(locks.lock(key()).wait(Duration::from_secs(60)).into_future()));
+        until("it is queued", async || holder.inspect(key()).await.is_ok_and(|key| key.waiting == ahead + 1)).await;
+    }
     let master = &group.servers()[0];
-    until("the waiter is queued", async || a.inspect(key()).await.is_ok_and(|status| status.waiting == 1)).await;
-    // The replicas have both.
+    // The replicas have all of it.
     assert_eq!(master.command(&["WAIT", "2", "5000"]).await.integer(), Some(2));
     master.kill();
     let promoted = group.promoted(master).await;
-    // A caller repeats what was refused as not started.
-    until("the holder is known", async || a.inspect(key()).await.is_ok_and(|status| status.holder.is_some())).await;
-    assert!(!waiter.is_finished() && !held.held_lock().remaining().is_zero());
+    // A caller repeats a call that was refused as not started.
+    until("the holder is known", async || holder.inspect(key()).await.is_ok_and(|key| key.holder.is_some())).await;
+    assert!(!held.held_lock().remaining().is_zero());
     release(held).await;
-    let next = soon("a grant", waiter).await.expect("no panic").expect("a grant");
-    assert!(next.fencing_token() > token);
-    release(next).await;
+    for waiter in waiters {
+        let next = soon("a grant", waiter).await.expect("no panic").expect("a grant");
+        assert!(next.fencing_token() > token);
+        token = next.fencing_token();
+        release(next).await;
+    }
     assert!(scripts(promoted).await > 0);
 }
 
@@ -137,7 +144,7 @@ async fn unreplicated_grant_counts_only_without_min_replicas() {
         let builder = || RedisStore::builder().min_replicas(min_replicas, ms(100));
         let connect = async |name| {
             let store = builder().connect(&group.url()).await.expect("it is up");
-            LockManager::builder(store).instance(name).build()
+            LockManager::builder(store).instance(name).lease(Duration::from_secs(10)).build()
         };
         let (a, b) = (connect("a").await, connect("b").await);
         a.lock(key()).await.expect("free").release().await.expect("it is up");
@@ -147,6 +154,7 @@ async fn unreplicated_grant_counts_only_without_min_replicas() {
         let first = a.try_lock(key()).await;
         if let Err(error) = &first {
             assert!(matches!(error, LockError::Store(_)), "{error:?}");
+            until("it is released", async || old.command(&["EXISTS", "lock:k"]).await.integer() == Some(0)).await;
         }
         old.kill();
         group.promoted(old).await;
@@ -157,7 +165,10 @@ async fn unreplicated_grant_counts_only_without_min_replicas() {
             assert_eq!(both, holders, "asynchronous replication loses a grant");
             let (first, second) = (first.expect("a grant"), second.expect("a grant"));
             assert!(second.fencing_token() > first.fencing_token());
-            drop((first, second));
+            // With its next renewal, or at its deadline.
+            let lost = soon("the first one", first.while_held(std::future::pending::<()>())).await;
+            assert!(matches!(lost, Err(LockLost::Revoked | LockLost::Expired)), "{lost:?}");
+            release(second).await;
         } else {
             assert!(first.is_err(), "no replica has it");
             drop(second);
