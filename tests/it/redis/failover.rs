@@ -144,7 +144,9 @@ async fn unreplicated_grant_counts_only_without_min_replicas() {
         let builder = || RedisStore::builder().min_replicas(min_replicas, ms(100));
         let connect = async |name| {
             let store = builder().connect(&group.url()).await.expect("it is up");
-            LockManager::builder(store).instance(name).lease(Duration::from_secs(10)).build()
+            // A short one to see a loss, and a long one to see a release.
+            let lease = Duration::from_secs(if min_replicas == 0 { 10 } else { 120 });
+            LockManager::builder(store).instance(name).lease(lease).build()
         };
         let (a, b) = (connect("a").await, connect("b").await);
         a.lock(key()).await.expect("free").release().await.expect("it is up");
