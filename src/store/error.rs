@@ -94,7 +94,7 @@ impl StoreError {
         self.0.kind == StoreErrorKind::Overloaded
     }
 
-    /// Whether the store replies, but accepts no writes until a failover has ended.
+    /// Whether the store cannot be used until a failover has ended.
     pub(crate) fn is_failover(&self) -> bool {
         self.0.kind == StoreErrorKind::Failover
     }
@@ -122,7 +122,7 @@ impl fmt::Display for StoreError {
                 write!(f, "the {store} store sent an unexpected reply to a request to {operation} a lock")
             }
             StoreErrorKind::Failover => {
-                write!(f, "the {store} store cannot {operation} a lock until a failover has ended")
+                write!(f, "the {store} store cannot {operation} a lock for now")
             }
             StoreErrorKind::InvalidKey => write!(f, "the {store} store does not accept this key"),
             StoreErrorKind::Unsupported => {

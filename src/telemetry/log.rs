@@ -13,14 +13,14 @@ pub(crate) fn write(report: &Report) {
             let reason = match why {
                 LockLost::Revoked => "it was revoked (`force_release`), or the store has lost its data",
                 LockLost::HoldLimitReached => "its hold limit was reached",
-                _ => "its lease expired, and no renewal got a reply",
+                _ => "its lease expired, and no renewal was confirmed",
             };
             warn!(target: "tower_lock", fence, "a lock is lost: {reason}");
         }
         Report::RenewalLate { fence } => warn!(
             target: "tower_lock",
             fence,
-            "a lock is about to be lost: less than a third of its lease is left, and the store does not reply",
+            "a lock is about to be lost: less than a third of its lease is left, and no renewal was confirmed",
         ),
         Report::StoreWarning { operation, suppressed, reason } => {
             warn!(target: "tower_lock", operation, suppressed, "{reason}");

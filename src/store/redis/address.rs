@@ -22,6 +22,8 @@ pub(super) struct SentinelAddresses {
 
 const EXAMPLE: &str = "example: `redis://user:password@host:6379/0`";
 const HOST_EXAMPLE: &str = "example: `redis://host:6379`";
+const UNENCODED: &str =
+    "`@`, `#`, `/`, `?` and `%` in a user or a password must be encoded: `%40`, `%23`, `%2F`, `%3F` and `%25`";
 const SENTINEL_EXAMPLE: &str = "example: `redis+sentinel://user:password@host1:26379,host2:26379,host3:26379/mymaster`";
 /// The port of a sentinel.
 const SENTINEL_PORT: u16 = 26_379;
@@ -29,7 +31,9 @@ const SENTINEL_PORT: u16 = 26_379;
 impl Address {
     /// `origin`: prefix of error messages.
     pub(super) fn parse(url: &str, origin: &str) -> Result<Self, RedisConnectError> {
-        if let Some((scheme, rest)) = url.trim().split_once("+sentinel://") {
+        if let Some((scheme, rest)) = url.trim().split_once("://")
+            && let Some(scheme) = scheme.to_ascii_lowercase().strip_suffix("+sentinel")
+        {
             return Self::parse_sentinel(scheme, rest, origin);
         }
         let wants_tls = url.starts_with("rediss:") || url.starts_with("valkeys:");
@@ -66,7 +70,14 @@ impl Address {
         let invalid =
             |defect: &str| RedisConnectError::InvalidUrl(format!("{origin}{defect} ({SENTINEL_EXAMPLE})").into());
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let (authority, path) = place.split_once('/').ok_or_else(|| invalid("it has no name of a master"))?;
+        let (authority, path) = place.split_once('/').unwrap_or((place, ""));
+        // The rest of a password would be a part of the path.
+        if path.contains('@') || path.is_empty() && query.contains('@') {
+            return Err(invalid(UNENCODED));
+        }
+        if path.is_empty() || path.starts_with('/') {
+            return Err(invalid("it has no name of a master"));
+        }
         let (login, hosts) = match authority.rsplit_once('@') {
             // Else the first host of `host1,user:password@host2` would be a part of the user.
             Some((login, _)) if login.contains(',') => {
@@ -77,6 +88,8 @@ impl Address {
         };
         let (master, database) = path.split_once('/').unwrap_or((path, ""));
         let (mut username, mut password, mut tls) = (None, None, ["rediss", "valkeys"].contains(&scheme));
+        // A `+` is no space, as in the password of the servers.
+        let query = query.replace('+', "%2B");
         for (name, value) in form_urlencoded::parse(query.as_bytes()) {
             match (&*name, &*value) {
                 ("sentinel_username", _) => username = Some(value),
@@ -102,7 +115,7 @@ impl Address {
             }
             Ok(info.set_redis_settings(settings))
         };
-        let nodes = hosts.split(',').map(node).collect::<Result<_, RedisConnectError>>()?;
+        let nodes = hosts.split(',').map(str::trim).map(node).collect::<Result<_, RedisConnectError>>()?;
         Self::parse(&format!("{scheme}://{login}{master}/{database}"), origin)?.behind(master, nodes, origin)
     }
 
@@ -113,10 +126,15 @@ impl Address {
                 format!("{origin}the address of one sentinel has others").into(),
             ));
         }
-        let url = if url.contains("://") { url.to_owned() } else { format!("redis://{url}") };
+        let (scheme, rest) = url.split_once("://").unwrap_or(("redis", url));
+        let url = format!("{scheme}://{}", rest.trim_end_matches('/'));
         let has_port = url.rsplit(['@', '/', ']']).next().is_some_and(|end| end.contains(':'));
         let url = if has_port { url } else { format!("{url}:{SENTINEL_PORT}") };
-        Ok(Self::parse(&url, origin)?.info)
+        let Self { info, .. } = Self::parse(&url, origin)?;
+        match info.addr() {
+            ConnectionAddr::Tcp(..) | ConnectionAddr::TcpTls { .. } => Ok(info),
+            _ => Err(RedisConnectError::InvalidUrl(format!("{origin}a sentinel has a host and a port").into())),
+        }
     }
 
     /// The address of this master, whose host and port these sentinels name.
@@ -173,10 +191,7 @@ fn url_defect(url: &str) -> Option<String> {
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
     // The parsed host would be a part of the password.
     if rest[end..].contains('@') {
-        return Some(
-            "`@`, `#`, `/`, `?` and `%` in a user or a password must be encoded: `%40`, `%23`, `%2F`, `%3F` and `%25`"
-                .to_owned(),
-        );
+        return Some(UNENCODED.to_owned());
     }
     let (authority, path) = rest.split_at(end);
     let host = authority.rsplit('@').next().unwrap_or_default();
@@ -232,7 +247,7 @@ mod sentinel_tests {
 
     #[test]
     fn sentinel_url_has_servers_and_sentinels_apart() {
-        let url = "redis+sentinel://user:p%40ss@s1,[::1]:5000/my-master/3?sentinel_username=u&sentinel_password=q";
+        let url = "Redis+Sentinel://user:p%40ss@s1, [::1]:5000/my-master/3?sentinel_username=u&sentinel_password=q+";
         let Address { info, sentinels, .. } = parse(url).unwrap_or_else(|error| panic!("{error}"));
         let settings = info.redis_settings();
         assert_eq!((settings.username(), settings.password(), settings.db()), (Some("user"), Some("p@ss"), 3));
@@ -241,7 +256,7 @@ mod sentinel_tests {
         assert_eq!((&*master, addresses), ("my-master", vec!["s1:26379".to_owned(), "::1:5000".to_owned()]));
         for node in nodes {
             let settings = node.redis_settings();
-            assert_eq!((settings.username(), settings.password(), settings.db()), (Some("u"), Some("q"), 0));
+            assert_eq!((settings.username(), settings.password(), settings.db()), (Some("u"), Some("q+"), 0));
         }
     }
 
@@ -249,7 +264,10 @@ mod sentinel_tests {
     fn defects_of_sentinel_urls_are_named_without_passwords() {
         for (url, defect) in [
             ("redis+sentinel://:secret@s1", "no name of a master"),
-            ("redis+sentinel://:secret@s1/", "no host"),
+            ("redis+sentinel://:secret@s1/", "no name of a master"),
+            ("redis+sentinel://:secret@s1//0", "no name of a master"),
+            ("redis+sentinel://:se/cret@s1/mymaster", "must be encoded"),
+            ("redis+sentinel://:se?cret@s1/mymaster", "must be encoded"),
             ("redis+sentinel://:secret@s1/my%20master", "not the name of the master"),
             ("redis+sentinel://s1,user:secret@s2/mymaster", "before the first host"),
             ("redis+sentinel://:secret@s1,/mymaster", "no host"),
@@ -260,6 +278,9 @@ mod sentinel_tests {
             let error = parse(url).map(|address| address.display).expect_err(url);
             assert!(error.contains(defect) && !error.contains("secret"), "{url}: {error}");
         }
+        let node = Address::parse_sentinel_node("redis://s1:5000/", "").expect("an address");
+        assert_eq!(node.addr().to_string(), "s1:5000");
+        assert!(Address::parse_sentinel_node("unix:///tmp/redis", "").is_err());
         let nested = Address::parse_sentinel_node("redis+sentinel://s1/mymaster", "").expect_err("not one sentinel");
         assert!(nested.to_string().contains("has others"), "{nested}");
     }

@@ -30,13 +30,19 @@ impl Connector {
     /// take long if that server has stopped.
     pub(super) async fn connect(&self, named: &OnceLock<Arc<str>>) -> RedisResult<Connected> {
         let sentinels = match self {
-            Self::Server(endpoint) => return endpoint.connect().await,
+            Self::Server(endpoint) => {
+                let connected = endpoint.connect().await?;
+                return match connected.send_first(&cmd("PING")).await {
+                    Err(error) if error.code() != Some("NOPERM") => Err(error),
+                    Ok(_) | Err(_) => Ok(connected),
+                };
+            }
             Self::Master(sentinels) => sentinels,
         };
         let master = sentinels.master().await?;
         let _ = named.set(master.to_string().into());
         let connected = master.connect().await?;
-        match cmd("ROLE").query_async(&mut connected.connection.clone()).await {
+        match connected.send_first(&cmd("ROLE")).await {
             // In the middle of a failover.
             Ok(role) if is_replica(&role) => {
                 let detail = "the server that the sentinels name is a replica".to_owned();

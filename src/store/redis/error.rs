@@ -98,6 +98,14 @@ pub(super) enum CallError {
     /// The connect failed; its error is shared by all callers that waited for it.
     #[error("{0}")]
     ConnectFailed(Arc<Self>),
+    /// The connect to a server failed that sentinels name.
+    #[error("at {server}, which the sentinels name: {error}")]
+    AtMaster {
+        /// Host and port.
+        server: Arc<str>,
+        // Not named `source`: the text has it.
+        error: Box<Self>,
+    },
     /// The server lacks a required feature or permission.
     #[error("{}", error_chain(&**.0))]
     SelfTestFailed(Arc<RedisConnectError>),
@@ -193,6 +201,10 @@ impl CallError {
         use StoreErrorKind::{InvalidKey, Protocol, Timeout, Unavailable, Unsupported};
         match self {
             Self::ConnectFailed(error) => error.classify(),
+            Self::AtMaster { error, .. } => match error.classify() {
+                (kind @ (Unavailable | Timeout), _) => (kind, MASTER_HINT),
+                class => class,
+            },
             Self::Redis(error) | Self::Pool(PoolError::Backend(error)) => {
                 error.code().and_then(classify_code).unwrap_or_else(|| classify_kind(error))
             }
@@ -225,15 +237,19 @@ const CLIENTS_HINT: &str = "raise `maxclients`, or find the client with too many
 const NO_REPLY_HINT: &str = "is the server stopped, overloaded, or busy with a slow command (`SLOWLOG GET`)?";
 const PERMISSION_HINT: &str = "{user} lacks a permission: docs/guide/redis-in-production.md has the minimal ACL";
 // A user without a password may be a password in the wrong place, and is not named.
-const NO_PASSWORD_HINT: &str = "the server requires a password, and the URL has none: write `redis://:password@host:6379`, or \
-     `redis://user:password@host:6379`";
+const NO_PASSWORD_HINT: &str = "the server requires a password, and the URL has none: write `://:password@host`, or \
+     `://user:password@host`";
 const PASSWORD_HINT: &str = "the server refused {user}: does this user exist, is it on (`ACL LIST`), and is its password correct? \
      `@`, `#`, `/`, `?` and `%` in a URL must be encoded";
 const MEMORY_HINT: &str = "raise `maxmemory`, or remove other data; held locks can still be renewed and released";
 const TYPE_HINT: &str = "the name of a lock is used by other data: check its `TYPE`, or choose another prefix";
 const DISK_HINT: &str = "it cannot save and accepts no writes: is its disk full? its log has the reason";
 const REPLICA_HINT: &str = "this is a replica: a failover is in progress, or the address is wrong";
-const SENTINEL_HINT: &str = "are the addresses and the password of the sentinels, and the name of the master correct?";
+const SENTINEL_HINT: &str =
+    "are the sentinels up, and are their addresses, their password and the name of the master correct?";
+const WRONG_PORT_HINT: &str = "is this a sentinel? its URL is `redis+sentinel://host:26379/mymaster`";
+const MASTER_HINT: &str =
+    "is it up, and can this process reach the address that the sentinels name (`replica-announce-ip`)?";
 const CLUSTER_HINT: &str = "this is a Redis Cluster, which `RedisStore` does not support";
 
 /// Classifies by the error code, the first word of a Redis error.
@@ -277,6 +293,7 @@ fn classify_kind(error: &RedisError) -> (StoreErrorKind, &'static str) {
         {
             (Refused, PERMISSION_HINT)
         }
+        ErrorKind::Server(_) if mentions(&["unknown command 'EVAL"]) => (Refused, WRONG_PORT_HINT),
         ErrorKind::Server(_) | ErrorKind::Extension => {
             (Refused, "are the password, the number of the database and the permissions correct?")
         }

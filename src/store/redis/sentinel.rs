@@ -98,20 +98,35 @@ impl Sentinels {
         let mut replies: FuturesUnordered<_> = self.nodes.iter().map(|node| self.reply_of(node)).collect();
         let (mut newest, mut failures) = (None::<MasterReply>, Vec::new());
         loop {
-            let has_majority = replies.len() < self.nodes.len().div_ceil(2);
-            let limit = if has_majority && newest.is_some() { Self::GRACE } else { self.call_timeout };
+            let most_have_replied = replies.len() < self.nodes.len().div_ceil(2);
+            let limit = if most_have_replied && newest.is_some() { Self::GRACE } else { self.call_timeout };
             match timeout(limit, replies.next()).await {
                 Ok(Some(Ok(reply))) => newest = newest.max(Some(reply)),
                 Ok(Some(Err(failure))) => failures.push(failure),
                 Ok(None) | Err(_) => break,
             }
         }
-        self.are_reachable.store(newest.is_some(), Ordering::Relaxed);
+        let were_reachable = self.are_reachable.swap(newest.is_some(), Ordering::Relaxed);
+        self.log_reachable(were_reachable, newest.is_some());
         newest.ok_or_else(|| {
             let detail =
                 format!("no sentinel names the master `{}`: {}", escape_control(&self.name), failures.join("; "));
             make_extension_error("NOMASTER".to_owned(), Some(detail))
         })
+    }
+
+    #[cfg_attr(not(feature = "tracing"), expect(unused_variables, clippy::unused_self, reason = "there is no log"))]
+    fn log_reachable(&self, before: bool, now: bool) {
+        #[cfg(feature = "tracing")]
+        match (before, now) {
+            (true, false) => tracing::warn!(
+                target: "tower_lock",
+                "no sentinel replies. Open connections work, but one that breaks is not replaced until a sentinel \
+                 replies: {self}",
+            ),
+            (false, true) => tracing::info!(target: "tower_lock", "a sentinel replies again: {self}"),
+            _ => {}
+        }
     }
 
     /// The reply of one sentinel, or its address and the error.

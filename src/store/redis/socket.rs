@@ -10,7 +10,7 @@ use std::{
 };
 
 use deadpool_redis::redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, RedisError, RedisResult,
+    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, RedisError, RedisResult, Value,
     aio::{MultiplexedConnection, PubSub},
     make_extension_error,
 };
@@ -48,6 +48,7 @@ pub(super) struct Endpoint {
 #[derive(Clone)]
 pub(super) struct Connected {
     pub(super) connection: MultiplexedConnection,
+    closing_error: ClosingError,
     _driver: Option<Arc<DriverTask>>,
 }
 
@@ -91,7 +92,7 @@ impl Endpoint {
         let made = MultiplexedConnection::new_with_config(settings, socket, config).await;
         let (connection, driver) = made.map_err(|error| closing_error.in_place_of(error))?;
         let driver = Handle::current().spawn(driver).abort_handle();
-        Ok(Connected { connection, _driver: Some(Arc::new(DriverTask(driver))) })
+        Ok(Connected { connection, closing_error, _driver: Some(Arc::new(DriverTask(driver))) })
     }
 
     /// Connects for messages.
@@ -131,9 +132,17 @@ async fn socket(client: &Client) -> RedisResult<Option<(BoundedSocket, ClosingEr
     )))
 }
 
+impl Connected {
+    /// Sends the first command. A server that has closed the connection has sent the reason.
+    pub(super) async fn send_first(&self, command: &Cmd) -> RedisResult<Value> {
+        let reply = command.query_async(&mut self.connection.clone()).await;
+        reply.map_err(|error| self.closing_error.in_place_of(error))
+    }
+}
+
 impl From<MultiplexedConnection> for Connected {
     fn from(connection: MultiplexedConnection) -> Self {
-        Self { connection, _driver: None }
+        Self { connection, closing_error: ClosingError::default(), _driver: None }
     }
 }
 
