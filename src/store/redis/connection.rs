@@ -102,7 +102,7 @@ struct ConnectFailure {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Query<'a> {
     EvalSha(&'a ScriptCall),
-    /// The script, and a wait for the replicas. The reply has both.
+    /// The script, and a wait for the replicas. The reply has those of both, and the role.
     EvalShaAndWait(&'a ScriptCall, MinReplicas),
     /// The same script by its text, for a server that does not know its hash.
     Eval(&'a ScriptCall),
@@ -166,7 +166,7 @@ impl SharedConnection {
     pub(super) async fn check_replicas(&self, required: MinReplicas, deadline: Instant) -> Result<(), CallError> {
         let reply = self.query(Query::Command(&required.wait()), deadline).await?;
         let Value::Int(acknowledged) = reply else { return Err(UnexpectedReply.into()) };
-        Ok(required.check(acknowledged)?)
+        Ok(required.check(acknowledged, None)?)
     }
 
     /// As [`call_replicated`](Self::call_replicated), and sends again as
@@ -204,10 +204,11 @@ impl SharedConnection {
         let Value::Array(replies) = self.query(Query::EvalShaAndWait(call, required), deadline).await? else {
             return Err(UnexpectedReply.into());
         };
-        let [reply, Value::Int(acknowledged)] = <[Value; 2]>::try_from(replies).map_err(|_| UnexpectedReply)? else {
+        let mut replies = replies.into_iter();
+        let (Some(reply), Some(Value::Int(acknowledged))) = (replies.next(), replies.next()) else {
             return Err(UnexpectedReply.into());
         };
-        Ok((reply, required.check(acknowledged)))
+        Ok((reply, required.check(acknowledged, replies.next().as_ref())))
     }
 
     /// Asks the server for its role, and abandons the connection if it is a replica. It also tests
@@ -278,7 +279,10 @@ impl SharedConnection {
         let named = Arc::clone(&master);
         Handle::current().spawn(async move {
             let connected = timeout(timeouts.connect, connect(&source, timeouts, &named)).await;
-            let connected = connected.unwrap_or(Err(CallError::ConnectTimeout));
+            let connected = connected.unwrap_or(Err(CallError::ConnectTimeout)).map_err(|error| match named.get() {
+                Some(server) => CallError::AtMaster { server: Arc::clone(server), error: Box::new(error) },
+                None => error,
+            });
             let failed = |error| Arc::new(ConnectFailure { error: Arc::new(error), at: Instant::now() });
             sender.send_replace(Some(connected.map_err(failed)));
         });
@@ -363,6 +367,9 @@ async fn call_and_wait(
 ) -> RedisResult<Value> {
     let mut pipeline = pipe();
     pipeline.add_command(script).add_command(required.wait()).ignore_errors();
+    if required.needs_role() {
+        pipeline.add_command(cmd("ROLE"));
+    }
     let replies: Vec<RedisResult<Value>> = pipeline.query_async(connection).await?;
     Ok(Value::Array(replies.into_iter().collect::<RedisResult<_>>()?))
 }

@@ -1,6 +1,7 @@
 //! A failover by Sentinel, on real servers.
 
 use std::{
+    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::SeqCst},
@@ -9,7 +10,11 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use tokio::time::sleep;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::sleep,
+};
 use tower_lock::{
     LockError, LockGuard, LockLost, LockManager, RedisStore,
     store::{AcquireRequest, AcquisitionIds, IfBusy, LockStore, QueueConfig, StoreErrorKind},
@@ -57,6 +62,9 @@ async fn waiters_go_on_in_their_order_at_the_promoted_server() {
     assert_eq!(master.command(&["WAIT", "2", "5000"]).await.integer(), Some(2));
     master.kill();
     let promoted = group.promoted(master).await;
+    // A process that has not yet subscribed there would lose its position.
+    let subscribed = async || promoted.command(&["PUBSUB", "CHANNELS", "tower-lock:lock:in:*"]).await.items().len();
+    until("all processes have followed", async || subscribed().await == 4).await;
     // A caller repeats a call that was refused as not started.
     until("the holder is known", async || holder.inspect(key()).await.is_ok_and(|key| key.holder.is_some())).await;
     assert!(!held.held_lock().remaining().is_zero());
@@ -177,6 +185,54 @@ async fn unreplicated_grant_counts_only_without_min_replicas() {
             let again = b.lock(key()).wait(Duration::from_secs(60)).await.expect("the other replica acknowledges");
             release(again).await;
         }
+    }
+}
+
+/// `WAIT` counts connections. A replica that has reconnected has two, until the master notices.
+/// Guarantee: G1.
+#[tokio::test]
+async fn replica_with_two_connections_counts_once() {
+    let Some(group) = group(2).await else { return };
+    let [master, replica, stopped] = group.servers() else { panic!("three servers") };
+    let store = RedisStore::builder().min_replicas(2, ms(200)).connect(&group.url()).await.expect("both are up");
+    let locks = LockManager::new(store);
+    locks.lock(key()).await.expect("free").release().await.expect("it is up");
+    stopped.freeze();
+    let second_connection = tokio::spawn(acknowledge_as(replica.port(), master.address()));
+    until("both connections work", async || {
+        let info = master.command(&["INFO", "replication"]).await;
+        let works = format!("port={},state=online", replica.port());
+        info.text().is_some_and(|info| info.matches(&works).count() == 2)
+    })
+    .await;
+    let error = locks.try_lock(key()).await.expect_err("one replica has it");
+    assert!(format!("{error:?}").contains("1 of 2 replicas"), "{error:?}");
+    stopped.thaw();
+    second_connection.abort();
+    release(locks.lock(key()).wait(Duration::from_secs(60)).await.expect("both replicas have it")).await;
+}
+
+/// Acknowledges everything, as another connection of the replica with this port.
+async fn acknowledge_as(replica: u16, master: SocketAddr) {
+    let (mut read, mut write) = TcpStream::connect(master).await.expect("it is up").into_split();
+    for command in [format!("AUTH {}\r\n", SentinelGroup::PASSWORD), format!("REPLCONF listening-port {replica}\r\n")] {
+        write.write_all(command.as_bytes()).await.expect("it is up");
+        let mut reply = [0; 5];
+        read.read_exact(&mut reply).await.expect("a reply");
+        assert_eq!(&reply, b"+OK\r\n");
+    }
+    write.write_all(b"PSYNC ? -1\r\n").await.expect("it is up");
+    let acknowledge = async {
+        loop {
+            write.write_all(b"REPLCONF ACK 999999999\r\n").await.expect("it is up");
+            sleep(ms(20)).await;
+        }
+    };
+    let mut discarded = tokio::io::sink();
+    let discard = tokio::io::copy(&mut read, &mut discarded);
+    tokio::select! {
+        () = acknowledge => {}
+        _ = discard => {}
     }
 }
 
