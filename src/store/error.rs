@@ -115,7 +115,7 @@ impl fmt::Display for StoreError {
             StoreErrorKind::Unavailable => write!(f, "the {store} store cannot be reached to {operation} a lock"),
             StoreErrorKind::Timeout => write!(f, "the {store} store did not {operation} a lock in time"),
             StoreErrorKind::Overloaded => {
-                write!(f, "too many calls wait for the {store} store to {operation} a lock")
+                write!(f, "the {store} store is too slow, or has too many calls, to {operation} a lock")
             }
             StoreErrorKind::Refused => write!(f, "the {store} store refused to {operation} a lock"),
             StoreErrorKind::Protocol => {

@@ -1,7 +1,7 @@
 //! The sentinels of a master: which server it is now, and the message that it has moved.
 //!
 //! By hand, because `redis::sentinel` asks one sentinel after the other, without a timeout, and
-//! believes the first one. A sentinel that was stopped or partitioned names a former master.
+//! takes the first reply. A sentinel that was stopped or partitioned names a former master.
 
 use std::{
     collections::HashMap,

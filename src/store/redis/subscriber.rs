@@ -257,8 +257,8 @@ impl Subscriber {
         tokio::join!(self.receive(connection), health_checks, sentinels);
     }
 
-    /// Leaves a server that the sentinels do not name any more. It may believe that it is still the
-    /// master: a process that was stopped does, until it hears of the failover.
+    /// Leaves a server that the sentinels do not name any more. It may still have the role of the
+    /// master: a process that was stopped has it until a sentinel changes it.
     async fn check_master(&self) {
         let Some(sentinels) = self.server.connector.sentinels() else { return };
         let Ok(master) = sentinels.master().await else { return };
@@ -270,7 +270,7 @@ impl Subscriber {
     }
 
     /// Compares the server of the calls with the server of the subscription. After a failover
-    /// behind one address the subscription may still be to the former primary, which sends nothing.
+    /// behind one address the subscription may still be to the former master, which sends nothing.
     async fn check_subscribed(&self) {
         let subscribed_channel = |(channel, subscription): (&String, &Subscription)| {
             subscription.is_subscribed.borrow().then(|| channel.clone())

@@ -44,7 +44,7 @@ async fn scripts(server: &RedisServer) -> u64 {
     calls.sum()
 }
 
-/// Guarantee: G6.
+/// Guarantee: G5, G6.
 #[tokio::test]
 async fn waiters_go_on_in_their_order_at_the_promoted_server() {
     let Some(group) = group(2).await else { return };
@@ -78,10 +78,10 @@ async fn waiters_go_on_in_their_order_at_the_promoted_server() {
     assert!(scripts(promoted).await > 0);
 }
 
-/// It believes that it is the master, and would grant keys that are held at the other one.
+/// It has the role of a master, and would grant keys that are held at the other one.
 /// Guarantee: G1.
 #[tokio::test]
-async fn old_master_is_left_within_two_seconds() {
+async fn former_master_is_left_within_two_seconds() {
     for resumed in [false, true] {
         let Some(group) = group(1).await else { return };
         let locks = instance(&group, "a").await;
@@ -101,7 +101,7 @@ async fn old_master_is_left_within_two_seconds() {
         for _ in 0..20 {
             release(locks.lock(key()).wait(Duration::from_secs(60)).await.expect("a grant")).await;
         }
-        assert_eq!(scripts(old).await, before.0, "no call at the old master, resumed: {resumed}");
+        assert_eq!(scripts(old).await, before.0, "no call at the former master, resumed: {resumed}");
         assert!(scripts(promoted).await >= before.1 + 40);
     }
 }
@@ -133,7 +133,7 @@ async fn planned_failover_rejects_no_request_that_waits() {
     let promoted = group.promoted(old).await;
     let earlier = scripts(promoted).await;
     until("requests go on", async || scripts(promoted).await > earlier + 20).await;
-    until("the old master is a replica", async || {
+    until("the former master is a replica", async || {
         let role = old.try_command(&["ROLE"]).await;
         role.is_ok_and(|role| role.items().first().and_then(Reply::text) == Some("slave"))
     })
@@ -147,7 +147,7 @@ async fn planned_failover_rejects_no_request_that_waits() {
 /// Guarantee: G1.
 #[tokio::test]
 async fn unreplicated_grant_counts_only_without_min_replicas() {
-    for (min_replicas, holders) in [(0, 2), (1, 0)] {
+    for min_replicas in [0, 1] {
         let Some(group) = group(2).await else { return };
         let builder = || RedisStore::builder().min_replicas(min_replicas, ms(100));
         let connect = async |name| {
@@ -170,9 +170,8 @@ async fn unreplicated_grant_counts_only_without_min_replicas() {
         group.promoted(old).await;
         // The promoted server has one replica.
         let second = b.lock(key()).wait(Duration::from_secs(if min_replicas == 0 { 60 } else { 0 })).await;
-        let both = [first.is_ok(), second.is_ok()].into_iter().filter(|is_ok| *is_ok).count();
         if min_replicas == 0 {
-            assert_eq!(both, holders, "asynchronous replication loses a grant");
+            // Asynchronous replication loses a grant.
             let (first, second) = (first.expect("a grant"), second.expect("a grant"));
             assert!(second.fencing_token() > first.fencing_token());
             // With its next renewal, or at its deadline.

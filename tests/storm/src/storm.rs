@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::atomic::{AtomicBool, Ordering::SeqCst},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
     time::Duration,
 };
 
@@ -30,6 +30,8 @@ pub struct Environment {
     pub leaving: Vec<AtomicBool>,
     /// The seed of the storm.
     pub seed: u64,
+    /// The requests with a response of 200 so far.
+    served: AtomicU64,
     cluster: Cluster,
 }
 
@@ -100,7 +102,7 @@ impl Environment {
         let url = proxy.as_ref().map(Proxy::url);
         let services = start(&cluster, url.as_deref(), processes, &[flag]).await;
         let leaving = services.iter().map(|_| AtomicBool::new(false)).collect();
-        Self { redis, proxy, services, leaving, seed, cluster }
+        Self { redis, proxy, services, leaving, seed, served: AtomicU64::new(0), cluster }
     }
 
     /// Starts four processes with these flags, whose store has this URL.
@@ -112,7 +114,7 @@ impl Environment {
         let cluster = Cluster::start(checker, service, &[]).await;
         let services = start(&cluster, Some(url), 4, flags).await;
         let leaving = services.iter().map(|_| AtomicBool::new(false)).collect();
-        Self { redis: None, proxy: None, services, leaving, seed, cluster }
+        Self { redis: None, proxy: None, services, leaving, seed, served: AtomicU64::new(0), cluster }
     }
 
     /// Its Redis.
@@ -160,6 +162,11 @@ impl Environment {
         tokio::join!(requests, end).0
     }
 
+    /// The number of requests with a response of 200 so far.
+    pub fn served(&self) -> u64 {
+        self.served.load(SeqCst)
+    }
+
     async fn send(&self, workloads: impl Stream<Item = Workload>) -> Storm {
         let requests = workloads.map(|workload| {
             let services = self.services.iter().zip(&self.leaving);
@@ -173,6 +180,7 @@ impl Environment {
                 let observed = self.cluster.send(instance, &Request::from(&workload)).await;
                 // Fails at once: with a key that is never released each waiter would take a minute.
                 assert!(!wait_timed_out(&workload, &observed), "a minute was not enough for {workload:?}");
+                self.served.fetch_add(u64::from(has_status(&observed, 200)), SeqCst);
                 (workload, observed, asked.elapsed())
             }
         });

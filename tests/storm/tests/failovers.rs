@@ -1,7 +1,7 @@
 //! Failovers by Sentinel, of three kinds, beside concurrent requests.
 //!
-//! Without `min_replicas` a failover may lose a lock. Its overlaps are counted and printed, and no
-//! stale write is accepted. With `min_replicas` there is no overlap.
+//! Without `min_replicas` a failover may lose a lock. Its overlaps are counted and printed, and the
+//! check of the fence refuses the stale writes. With `min_replicas` there is no overlap.
 //!
 //! `FAILOVERS=<number>` sets the number of failovers, `SEED=<number>` repeats the requests of a
 //! run.
@@ -11,18 +11,22 @@ use std::env;
 
 use tokio::time::sleep;
 use tower_lock_storm::{Environment, seed};
-use tower_lock_testkit::{RedisServer, SentinelGroup, skipped, wait::ms};
+use tower_lock_testkit::{
+    RedisServer, SentinelGroup, skipped,
+    wait::{ms, until},
+};
 
 const PROGRAMS: (&str, &str) = (env!("CARGO_BIN_EXE_checker"), env!("CARGO_BIN_EXE_service"));
 
-/// What happens to the master.
+/// The failure of the master.
 #[derive(Clone, Copy, Debug)]
 enum Failure {
     /// It is killed, and its newest writes have not reached the replica.
     Killed,
     /// It is stopped, and continues as a master when another one was promoted.
     Stopped,
-    /// The sentinels cannot reach it, and its clients can.
+    /// The sentinels cannot reach it. Its clients can, and its replica follows it until the
+    /// failover.
     Separated,
 }
 
@@ -38,12 +42,15 @@ async fn storm_with_failovers() {
         // A grant that is lost, or not acknowledged, may block its key for a lease.
         let flags = ["--correct", "--lease-ms=3000", &format!("--min-replicas={min_replicas}")];
         let environment = Environment::at(PROGRAMS, &group.url(), &flags, seed()).await;
+        // Another sequence than that of the requests.
         let mut rng = fastrand::Rng::with_seed(!environment.seed);
         let failures = [Failure::Killed, Failure::Stopped, Failure::Separated];
         let all_failures = async {
             for failure in failures.into_iter().cycle().take(failovers) {
                 sleep(ms(rng.u64(200..800))).await;
                 fail(&mut group, failure, rng.u64(0..500)).await;
+                let served = environment.served();
+                until("requests are served again", async || environment.served() > served + 20).await;
             }
         };
         let storm = environment.storm_until(all_failures).await;
@@ -51,7 +58,6 @@ async fn storm_with_failovers() {
         let overlaps = outcome.summary.violations.get("overlap").copied().unwrap_or_default();
         println!("min_replicas {min_replicas}: {overlaps} overlaps in {failovers} failovers");
         outcome.check(excused);
-        assert!(outcome.summary.answers(200) > 0, "{:#?}", outcome.summary);
     }
 }
 
@@ -76,7 +82,7 @@ async fn fail(group: &mut SentinelGroup, failure: Failure, unreplicated_ms: u64)
         Failure::Separated => {
             SentinelGroup::isolate(master).await;
             group.promoted(master).await;
-            // Longer than an instance takes to notice it.
+            // An instance has left it by now.
             sleep(ms(2_500)).await;
             SentinelGroup::reunite(master).await;
             group.rejoined(number).await;

@@ -156,7 +156,7 @@ impl SentinelGroup {
         self.servers.iter().find(|server| agree > SENTINELS / 2 && server.port() == middle)
     }
 
-    /// Waits until another server than this one is the master for all sentinels, and accepts
+    /// Waits until another server than this one is the master for most sentinels, and accepts
     /// writes.
     pub async fn promoted(&self, former: &RedisServer) -> &RedisServer {
         until("a failover", async || match self.master().await {
@@ -186,12 +186,14 @@ impl SentinelGroup {
     /// Waits until a former master is a replica that can be promoted.
     pub async fn rejoined(&self, number: usize) {
         follows(&self.servers[number]).await;
-        // A sentinel promotes only what it has seen to follow.
+        // A sentinel promotes only a replica that follows the master for it.
         until("the sentinels know it", async || {
             for sentinel in &self.sentinels {
                 let reply = sentinel.command(&["SENTINEL", "REPLICAS", NAME]).await.expect("it listens");
+                let port = self.servers[number].port().to_string();
                 let is_up = |replica: &Reply| {
-                    field(replica, "flags") == Some("slave") && field(replica, "master-link-status") == Some("ok")
+                    let expected = [("port", &*port), ("flags", "slave"), ("master-link-status", "ok")];
+                    expected.into_iter().all(|(name, value)| field(replica, name) == Some(value))
                 };
                 if !reply.items().iter().any(is_up) {
                     return false;
@@ -223,7 +225,7 @@ impl SentinelGroup {
 
     /// Starts a failover by hand.
     pub async fn fail_over(&self) {
-        // With short periods the other sentinels would undo it before they hear of it.
+        // With short periods the other sentinels would undo it before they know of it.
         for sentinel in &self.sentinels {
             let defaults =
                 ["SENTINEL", "DEBUG", "info-period", "10000", "publish-period", "2000", "ask-period", "1000"];
