@@ -3,7 +3,7 @@
 use std::{env, process::Command};
 
 use tower_lock::{LockManager, RedisStore};
-use tower_lock_testkit::{RedisServer, SentinelGroup, locks::key, skipped, wait::until};
+use tower_lock_testkit::{RedisServer, SentinelGroup, locks::key, log::Log, skipped, wait::until};
 
 use crate::support::{certificate, instance_of, listen_with_tls, sentinel_group};
 
@@ -37,6 +37,37 @@ async fn passwords_of_sentinels_and_servers_can_differ() {
     let error = RedisStore::connect(&url).await.expect_err("the sentinels want a password");
     let text = format!("{error:?}");
     assert!(text.contains("NOMASTER") && text.contains("NOAUTH") && !text.contains("of-servers"), "{text}");
+}
+
+/// The sentinels may name an address that only they can reach.
+#[tokio::test]
+async fn error_names_the_server_that_the_sentinels_name() {
+    let Some(group) = sentinel_group(1).await else { return };
+    // A port of a server that has ended.
+    let unreachable = RedisServer::start().await.address();
+    group.monitor("unreachable", unreachable.port()).await;
+    let url = group.url().replace("/mymaster", "/unreachable");
+    let text = format!("{:?}", RedisStore::connect(&url).await.expect_err("nothing listens there"));
+    assert!(text.contains(&format!("at {unreachable}, which the sentinels name")), "{text}");
+    assert!(text.contains("can this process reach the address"), "{text}");
+}
+
+/// A connection that breaks is not replaced without a sentinel: the master may be another server.
+#[tokio::test]
+async fn open_connections_outlast_the_sentinels_and_a_warning_is_logged() {
+    let Some(group) = sentinel_group(1).await else { return };
+    let log = Log::default();
+    let _listening = log.listen();
+    let locks = instance_of(&group, "a").await;
+    locks.lock(key()).await.expect("free").release().await.expect("it is up");
+    for number in 0..group.sentinel_addresses().len() {
+        group.freeze_sentinel(number);
+    }
+    until("a warning", async || log.text().contains("no sentinel replies")).await;
+    locks.lock(key()).await.expect("free").release().await.expect("it is up");
+    group.servers()[0].command(&["CLIENT", "KILL", "TYPE", "normal"]).await;
+    let error = locks.try_lock(key()).await.expect_err("no connection");
+    assert!(format!("{error:?}").contains("NOMASTER"), "{error:?}");
 }
 
 /// The permissions of `docs/guide/topologies.md`.
