@@ -32,17 +32,16 @@ impl Connector {
         let sentinels = match self {
             Self::Server(endpoint) => {
                 let connected = endpoint.connect().await?;
-                return match connected.send_first(&cmd("PING")).await {
-                    Err(error) if error.code() != Some("NOPERM") => Err(error),
-                    Ok(_) | Err(_) => Ok(connected),
-                };
+                connected.check().await?;
+                return Ok(connected);
             }
             Self::Master(sentinels) => sentinels,
         };
         let master = sentinels.master().await?;
         let _ = named.set(master.to_string().into());
         let connected = master.connect().await?;
-        match connected.send_first(&cmd("ROLE")).await {
+        connected.check().await?;
+        match cmd("ROLE").query_async(&mut connected.connection.clone()).await {
             // In the middle of a failover.
             Ok(role) if is_replica(&role) => {
                 let detail = "the server that the sentinels name is a replica".to_owned();

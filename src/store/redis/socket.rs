@@ -10,9 +10,9 @@ use std::{
 };
 
 use deadpool_redis::redis::{
-    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, RedisError, RedisResult, Value,
+    AsyncConnectionConfig, Client, ConnectionAddr, RedisError, RedisResult, Value,
     aio::{MultiplexedConnection, PubSub},
-    make_extension_error,
+    cmd, make_extension_error,
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
@@ -133,10 +133,16 @@ async fn socket(client: &Client) -> RedisResult<Option<(BoundedSocket, ClosingEr
 }
 
 impl Connected {
-    /// Sends the first command. A server that has closed the connection has sent the reason.
-    pub(super) async fn send_first(&self, command: &Cmd) -> RedisResult<Value> {
-        let reply = command.query_async(&mut self.connection.clone()).await;
-        reply.map_err(|error| self.closing_error.in_place_of(error))
+    /// Fails if the server has closed the connection, with its reason.
+    pub(super) async fn check(&self) -> RedisResult<()> {
+        let ping = async || cmd("PING").query_async::<Value>(&mut self.connection.clone()).await;
+        match ping().await {
+            // The reply was the reason. Another error, such as LOADING, is one of that command.
+            Err(error) if ping().await.is_err_and(|again| again.is_io_error()) => {
+                Err(self.closing_error.in_place_of(error))
+            }
+            Ok(_) | Err(_) => Ok(()),
+        }
     }
 }
 

@@ -2,9 +2,10 @@
 
 use std::{
     io,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, LazyLock, Mutex, PoisonError},
 };
 
+use tracing::Dispatch;
 use tracing_subscriber::{fmt::MakeWriter, layer::SubscriberExt};
 
 /// The text of the log of one thread.
@@ -16,6 +17,10 @@ pub struct Log(Arc<Mutex<Vec<u8>>>);
 impl Log {
     /// Records the events of this thread until the guard is dropped.
     pub fn listen(&self) -> tracing::subscriber::DefaultGuard {
+        // With a single subscriber, the thread that reaches an event first decides for all threads
+        // whether it is recorded.
+        static SECOND: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(tracing_subscriber::registry()));
+        LazyLock::force(&SECOND);
         let layer = tracing_subscriber::fmt::layer().with_writer(self.clone()).with_ansi(false);
         tracing::subscriber::set_default(tracing_subscriber::registry().with(layer))
     }
