@@ -185,6 +185,9 @@ build() {
 }
 step build build
 
+# Most tests wait for timers and servers: more threads than cores, and three programs at a time.
+export RUST_TEST_THREADS="${RUST_TEST_THREADS:-4}"
+
 # --- other servers ---
 
 servers_folder=$PWD/target/servers
@@ -252,8 +255,6 @@ run() { # folder, program
 
 # The tests of the examples would wait for the lock that `cargo test --doc` holds.
 export EXAMPLES="$PWD/target/debug/examples"
-# Most tests wait for timers and servers: more threads than cores, and three programs at a time.
-export RUST_TEST_THREADS="${RUST_TEST_THREADS:-4}"
 run_programs() {
     local running=0 name folder program
     while read -r name folder program; do
