@@ -121,12 +121,12 @@ impl Address {
 
     /// `url`: `redis://host:port` or `rediss://..` of a sentinel, or `host:port`.
     pub(super) fn parse_sentinel_node(url: &str, origin: &str) -> Result<ConnectionInfo, RedisConnectError> {
-        if url.contains("+sentinel://") {
+        let (scheme, rest) = url.split_once("://").unwrap_or(("redis", url));
+        if scheme.to_ascii_lowercase().ends_with("+sentinel") {
             return Err(RedisConnectError::InvalidUrl(
                 format!("{origin}the address of one sentinel has others").into(),
             ));
         }
-        let (scheme, rest) = url.split_once("://").unwrap_or(("redis", url));
         let url = format!("{scheme}://{}", rest.trim_end_matches('/'));
         let has_port = url.rsplit(['@', '/', ']']).next().is_some_and(|end| end.contains(':'));
         let url = if has_port { url } else { format!("{url}:{SENTINEL_PORT}") };
@@ -281,7 +281,7 @@ mod sentinel_tests {
         let node = Address::parse_sentinel_node("redis://s1:5000/", "").expect("an address");
         assert_eq!(node.addr().to_string(), "s1:5000");
         assert!(Address::parse_sentinel_node("unix:///tmp/redis", "").is_err());
-        let nested = Address::parse_sentinel_node("redis+sentinel://s1/mymaster", "").expect_err("not one sentinel");
+        let nested = Address::parse_sentinel_node("Redis+Sentinel://s1/mymaster", "").expect_err("not one sentinel");
         assert!(nested.to_string().contains("has others"), "{nested}");
     }
 }

@@ -102,7 +102,8 @@ struct ConnectFailure {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Query<'a> {
     EvalSha(&'a ScriptCall),
-    /// The script, and a wait for the replicas. The reply has those of both, and the role.
+    /// The script, and a wait for the replicas. The reply has those of both, and of `ROLE` if more
+    /// than one replica is required.
     EvalShaAndWait(&'a ScriptCall, MinReplicas),
     /// The same script by its text, for a server that does not know its hash.
     Eval(&'a ScriptCall),

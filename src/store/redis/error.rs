@@ -201,9 +201,11 @@ impl CallError {
         use StoreErrorKind::{InvalidKey, Protocol, Timeout, Unavailable, Unsupported};
         match self {
             Self::ConnectFailed(error) => error.classify(),
-            Self::AtMaster { error, .. } => match error.classify() {
-                (kind @ (Unavailable | Timeout), _) => (kind, MASTER_HINT),
-                class => class,
+            Self::AtMaster { error, .. } => match (error.classify(), &**error) {
+                ((kind, _), Self::ConnectTimeout) => (kind, MASTER_HINT),
+                ((kind, _), Self::Redis(error)) if error.is_io_error() => (kind, MASTER_HINT),
+                // The server has sent an error, which has a hint of its own.
+                (class, _) => class,
             },
             Self::Redis(error) | Self::Pool(PoolError::Backend(error)) => {
                 error.code().and_then(classify_code).unwrap_or_else(|| classify_kind(error))
@@ -237,8 +239,8 @@ const CLIENTS_HINT: &str = "raise `maxclients`, or find the client with too many
 const NO_REPLY_HINT: &str = "is the server stopped, overloaded, or busy with a slow command (`SLOWLOG GET`)?";
 const PERMISSION_HINT: &str = "{user} lacks a permission: docs/guide/redis-in-production.md has the minimal ACL";
 // A user without a password may be a password in the wrong place, and is not named.
-const NO_PASSWORD_HINT: &str = "the server requires a password, and the URL has none: write `://:password@host`, or \
-     `://user:password@host`";
+const NO_PASSWORD_HINT: &str = "the server requires a password, and the URL has none: write `:password@` or \
+     `user:password@` before the host";
 const PASSWORD_HINT: &str = "the server refused {user}: does this user exist, is it on (`ACL LIST`), and is its password correct? \
      `@`, `#`, `/`, `?` and `%` in a URL must be encoded";
 const MEMORY_HINT: &str = "raise `maxmemory`, or remove other data; held locks can still be renewed and released";

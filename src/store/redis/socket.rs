@@ -10,7 +10,7 @@ use std::{
 };
 
 use deadpool_redis::redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, RedisError, RedisResult, Value,
+    AsyncConnectionConfig, Client, ConnectionAddr, ErrorKind, RedisError, RedisResult, Value,
     aio::{MultiplexedConnection, PubSub},
     cmd, make_extension_error,
 };
@@ -180,12 +180,13 @@ impl ClosingError {
         }
     }
 
-    /// Replaces an I/O error by the error that the server sent before it closed the connection.
+    /// Replaces an I/O error by the error that the server sent before it closed the connection. Also
+    /// that of `AUTH`, which is the same for each error that the server sends.
     fn in_place_of(&self, error: RedisError) -> RedisError {
         let line = self.0.lock();
         let text = String::from_utf8_lossy(&line);
         match text.lines().next().and_then(|line| line.strip_prefix('-')) {
-            Some(message) if error.is_io_error() => {
+            Some(message) if error.is_io_error() || error.kind() == ErrorKind::AuthenticationFailed => {
                 let (code, detail) = message.split_once(' ').unwrap_or((message, ""));
                 make_extension_error(escape_control(code), Some(escape_control(detail)))
             }

@@ -105,9 +105,9 @@ async fn wrong_password_is_reported() {
     }
     let redis = RedisServer::options().set("requirepass", "secret").start().await;
     for (user, says) in [
-        ("", "the URL has none: write `://:password@host`"),
+        ("", "the URL has none: write `:password@` or"),
         // Perhaps the password.
-        ("s3cret@", "the URL has none: write `://:password@host`"),
+        ("s3cret@", "the URL has none: write `:password@` or"),
         (":s3cret@", "the server refused user `default`"),
         ("ann:s3cret@", "the server refused user `ann`"),
     ] {

@@ -52,6 +52,25 @@ async fn error_names_the_server_that_the_sentinels_name() {
     assert!(text.contains("can this process reach the address"), "{text}");
 }
 
+#[tokio::test]
+async fn url_of_a_server_that_leads_to_a_sentinel_is_named() {
+    let Some(group) = sentinel_group(1).await else { return };
+    let url = format!("redis://{}", group.sentinel_addresses()[0]);
+    let text = format!("{:?}", RedisStore::connect(&url).await.expect_err("a sentinel has no locks"));
+    assert!(text.contains("is this a sentinel? its URL is `redis+sentinel://"), "{text}");
+}
+
+/// The hint of an error that the master has sent is that of a server without sentinels.
+#[tokio::test]
+async fn error_of_the_named_server_keeps_its_hint() {
+    let Some(group) = sentinel_group(1).await else { return };
+    let master = &group.servers()[0];
+    // Its sentinels and its replica have connections.
+    master.command(&["CONFIG", "SET", "maxclients", "1"]).await;
+    let text = format!("{:?}", RedisStore::connect(&group.url()).await.expect_err("no more clients"));
+    assert!(text.contains("max number of clients reached") && text.contains("`maxclients`"), "{text}");
+}
+
 /// A connection that breaks is not replaced without a sentinel: the master may be another server.
 #[tokio::test]
 async fn open_connections_outlast_the_sentinels_and_a_warning_is_logged() {

@@ -30,7 +30,7 @@ enum Failure {
     Separated,
 }
 
-/// Guarantee: G1.
+/// Guarantee: G1, G5.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_with_failovers() {
     if !RedisServer::is_available() {
