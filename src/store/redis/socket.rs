@@ -180,8 +180,8 @@ impl ClosingError {
         }
     }
 
-    /// Replaces an I/O error by the error that the server sent before it closed the connection. Also
-    /// that of `AUTH`, which is the same for each error that the server sends.
+    /// Replaces an I/O error by the error that the server sent before it closed the connection.
+    /// Also that of `AUTH`, which is the same for each error that the server sends.
     fn in_place_of(&self, error: RedisError) -> RedisError {
         let line = self.0.lock();
         let text = String::from_utf8_lossy(&line);
