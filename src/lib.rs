@@ -306,6 +306,10 @@ pub mod docs {
     pub mod migrating_from_redisson {}
 }
 
+#[cfg(any(doc, doctest))]
+#[doc = include_str!("../docs/problem-types.md")]
+pub mod problem {}
+
 /// Tests the examples of the README.
 #[cfg(all(doctest, feature = "axum", feature = "memory", feature = "redis", feature = "signal"))]
 #[doc = include_str!("../README.md")]

@@ -83,6 +83,11 @@ async fn mails(database: &str, night: &str) -> Vec<(String, i64)> {
     mails
 }
 
+/// The `type` of a problem.
+fn problem_type(code: &str) -> Value {
+    format!("https://docs.rs/tower-lock/latest/tower_lock/problem/#{code}").into()
+}
+
 async fn redis(test: &str) -> Option<RedisServer> {
     if !RedisServer::is_available() {
         skipped(test, "redis-server");
@@ -133,7 +138,7 @@ async fn claims_at_three_instances_are_each_paid_once() {
         let mut refused = vec![0; FAMILIES];
         for _ in 0..FAMILIES * (MEMBERS - 1) {
             let (family, status, response) = soon("a refusal", claims.next()).await.expect("more claims");
-            assert_eq!((status, &response["type"]), (409, &json!("urn:tower-lock:locked")), "{url}: {response}");
+            assert_eq!((status, &response["type"]), (409, &problem_type("locked")), "{url}: {response}");
             refused[family] += 1;
         }
         assert_eq!(refused, [MEMBERS - 1; FAMILIES], "{url}");
@@ -271,7 +276,7 @@ async fn terminated_instance_rejects_waiters_and_frees_its_keys() {
     let rejected = async {
         for _ in 0..3 {
             let (status, response) = soon("a rejection", buyers.next()).await.expect("four buyers");
-            assert_eq!((status, &response["type"]), (503, &json!("urn:tower-lock:shutting-down")), "{response}");
+            assert_eq!((status, &response["type"]), (503, &problem_type("shutting-down")), "{response}");
         }
     };
     join(rejected, stop).await;

@@ -46,7 +46,7 @@ async fn two_requests_of_the_guide_get_201_and_409() {
             for part in ["content-type: application/problem+json", "cache-control: no-store", "retry-after: "] {
                 assert!(shown.contains(part), "{shown}");
             }
-            let problem = "{\"type\":\"urn:tower-lock:locked\",\"title\":\"Resource is locked\",\"status\":409,";
+            let problem = r##"{"type":"https://docs.rs/tower-lock/latest/tower_lock/problem/#locked","title":"Resource is locked","status":409,"##;
             assert!(shown.contains(problem) && shown.contains("\"outcome\":\"not-started\""), "{shown}");
             break;
         }

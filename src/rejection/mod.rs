@@ -31,27 +31,8 @@ use crate::{
 /// [`LockLayer::on_reject`](crate::LockLayer::on_reject) replaces it. In both cases the extensions
 /// of the response contain this value, for outer layers.
 ///
-/// | variant | status | `type` |
-/// |---|---|---|
-/// | `Busy` | 409 | `urn:tower-lock:locked` |
-/// | `TimedOut` | 409, or the [`wait_timeout_status`] | `urn:tower-lock:timed-out` |
-/// | `QueueFull` | 503 | `urn:tower-lock:queue-full` |
-/// | `StoreUnavailable` | 503 | `urn:tower-lock:store-unavailable` |
-/// | `ShuttingDown` | 503 | `urn:tower-lock:shutting-down` |
-/// | `BodyTimeout` | 408 | `urn:tower-lock:body-timeout` |
-/// | `BodyTooLarge` | 413 | `urn:tower-lock:body-too-large` |
-/// | `BodyBufferFull` | 503 | `urn:tower-lock:body-buffer-full` |
-/// | `InvalidKey` | 400, 404, 422 or 500, or that of the extractor | `urn:tower-lock:invalid-key` |
-/// | `Disconnected` | 408 | `urn:tower-lock:disconnected` |
-/// | `Lost` | 503 | `urn:tower-lock:lost` |
-/// | `HoldLimitReached` | 503 | `urn:tower-lock:hold-limit-reached` |
-/// | `IdempotencyKeyMissing` | 400 | `urn:tower-lock:idempotency-key-missing` |
-/// | `IdempotencyKeyInvalid` | 400 | `urn:tower-lock:idempotency-key-invalid` |
-/// | `IdempotencyKeyReused` | 422 | `urn:tower-lock:idempotency-key-reused` |
-/// | `InFlight` | 409 | `urn:tower-lock:in-flight` |
-/// | `AnswerNotKept` | 409 | `urn:tower-lock:answer-not-kept` |
-///
-/// [`wait_timeout_status`]: crate::LockLayer::wait_timeout_status
+/// The page [`problem`](crate::problem) has the problem type of each reason, its status, and the
+/// advice for clients.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Rejection {
@@ -252,10 +233,7 @@ impl Rejection {
         }
     }
 
-    /// Returns the last segment of the problem type: `locked`, `timed-out`, `queue-full`,
-    /// `store-unavailable`, `shutting-down`, `disconnected`, `body-timeout`, `body-too-large`,
-    /// `body-buffer-full`, `invalid-key`, `lost`, `hold-limit-reached`, `idempotency-key-missing`,
-    /// `idempotency-key-invalid`, `idempotency-key-reused`, `in-flight`, `answer-not-kept`.
+    /// Returns the fragment of the [problem type](crate::problem), for example `locked`.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -544,8 +522,57 @@ impl fmt::Debug for OnReject {
 mod tests {
     use super::{
         field_error::{FieldLocation, FieldProblem},
+        problem::TYPE_BASE,
         *,
     };
+
+    /// One of each variant, in the order of `code`.
+    fn all() -> Vec<Rejection> {
+        let retry_after = Duration::from_secs(1);
+        let status = StatusCode::CONFLICT;
+        let source = || Arc::new(StoreError::new("shelf", "acquire", StoreErrorKind::Timeout));
+        let field = FieldError { location: FieldLocation::Header, name: "key", problem: FieldProblem::Missing };
+        vec![
+            Rejection::Busy { retry_after },
+            Rejection::TimedOut { waited: retry_after, retry_after, status },
+            Rejection::QueueFull { bound: QueueBound::Key, retry_after },
+            Rejection::StoreUnavailable { retry_after, source: source() },
+            Rejection::ShuttingDown { retry_after },
+            Rejection::Disconnected,
+            Rejection::BodyTimeout,
+            Rejection::BodyTooLarge,
+            Rejection::BodyBufferFull { retry_after },
+            Rejection::InvalidKey { status: StatusCode::BAD_REQUEST, field: None, extractor: None },
+            Rejection::Lost,
+            Rejection::HoldLimitReached,
+            Rejection::IdempotencyKeyMissing { field },
+            Rejection::IdempotencyKeyInvalid { field },
+            Rejection::IdempotencyKeyReused,
+            Rejection::InFlight { retry_after },
+            Rejection::AnswerNotKept { original_status: status, location: None, etag: None },
+        ]
+    }
+
+    /// The type is the address of the section.
+    #[test]
+    fn each_problem_type_has_a_section_on_its_page() {
+        let manifest = include_str!("../../Cargo.toml");
+        let documentation = TYPE_BASE.strip_suffix("/latest/tower_lock/problem/#").expect("the page");
+        assert!(manifest.contains(&format!("\ndocumentation = \"{documentation}\"\n")), "{TYPE_BASE}");
+        let (_, codes) = include_str!("mod.rs").split_once("fn code(&self)").expect("the codes");
+        let (codes, _) = codes.split_once("    }\n\n").expect("their end");
+        let codes: Vec<_> = codes.split('"').skip(1).step_by(2).collect();
+        let page = include_str!("../../docs/problem-types.md");
+        let sections: Vec<_> = page.split("\n## ").skip(1).filter_map(|section| section.split_once("\n\n")).collect();
+        assert_eq!(sections.iter().map(|section| section.0).collect::<Vec<_>>(), codes);
+        let rejections = all();
+        assert_eq!(rejections.iter().map(Rejection::code).collect::<Vec<_>>(), codes);
+        for (rejection, (code, text)) in rejections.iter().zip(sections) {
+            assert!(text.starts_with(&format!("Status {}", rejection.status().as_str())), "{code}: {text}");
+            assert!(text.contains(&format!("outcome `{}`", rejection.outcome())), "{code}: {text}");
+            assert_eq!(text.contains("after `Retry-After`"), rejection.retry_after().is_some(), "{code}: {text}");
+        }
+    }
 
     #[test]
     fn source_of_an_unavailable_store_is_its_error() {
@@ -577,7 +604,7 @@ mod tests {
         ] {
             let (response, problem) = problem(&rejection).await;
             assert_eq!((response.status().as_u16(), &problem["status"]), (status, &status.into()), "{code}");
-            assert_eq!(problem["type"], format!("urn:tower-lock:{code}"));
+            assert_eq!(problem["type"], format!("{TYPE_BASE}{code}"));
             assert!(problem["detail"].as_str().is_some_and(|text| text.contains(detail)), "{problem}");
             assert_eq!(problem["outcome"], "not-started", "{code}");
             let is_in_flight = code == "in-flight";
@@ -597,7 +624,10 @@ mod tests {
         };
         let (response, problem) = problem(&rejection).await;
         assert_eq!(response.status(), StatusCode::CONFLICT);
-        assert_eq!((&problem["type"], &problem["outcome"]), (&"urn:tower-lock:answer-not-kept".into(), &"done".into()));
+        assert_eq!(
+            (&problem["type"], &problem["outcome"]),
+            (&format!("{TYPE_BASE}answer-not-kept").into(), &"done".into())
+        );
         assert_eq!(problem["original_status"], 201);
         assert_eq!(
             (&response.headers()["location"], &response.headers()["etag"]),

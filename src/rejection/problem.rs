@@ -6,10 +6,14 @@ use http::{Extensions, HeaderMap, HeaderValue, Response, StatusCode, header};
 
 use super::body::RejectionBody;
 
+/// The address of the page that has a section for each type: below the `documentation` of the
+/// manifest. The source of the page is `docs/problem-types.md`.
+pub(super) const TYPE_BASE: &str = "https://docs.rs/tower-lock/latest/tower_lock/problem/#";
+
 /// The problem of one response, with three members for clients of this crate: `outcome`,
 /// `retry_after_ms` and `original_status`.
 pub(super) struct Problem {
-    /// The last segment of the type.
+    /// The fragment of the type.
     pub(super) code: &'static str,
     pub(super) title: &'static str,
     pub(super) status: StatusCode,
@@ -36,8 +40,7 @@ impl Problem {
     }
 
     /// The members in JSON, in one allocation. Hand-written: a client that is rejected often should
-    /// cost little, and the crates for problem details keep `type` as an `http::Uri`, which cannot
-    /// hold a URN of this form.
+    /// cost little.
     fn to_json(&self) -> String {
         let Self { code, title, status, detail, outcome, retry_after, original_status } = self;
         let escaped;
@@ -61,7 +64,8 @@ impl Problem {
             original = status.as_str();
         }
         [
-            r#"{"type":"urn:tower-lock:"#,
+            r#"{"type":""#,
+            TYPE_BASE,
             code,
             r#"","title":""#,
             title,
@@ -117,7 +121,7 @@ mod tests {
         ] {
             let json: serde_json::Value = serde_json::from_str(&problem.to_json()).expect("JSON");
             let mut expected = serde_json::json!({
-                "type": "urn:tower-lock:locked",
+                "type": format!("{TYPE_BASE}locked"),
                 "title": problem.title,
                 "status": 409,
                 "detail": problem.detail,

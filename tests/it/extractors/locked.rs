@@ -25,7 +25,7 @@ use tower_lock::{
     test_util::{Fault, StoreOp},
 };
 use tower_lock_testkit::{
-    app::{fetch, post_json, text},
+    app::{fetch, post_json, problem_type, text},
     locks::{one_key, store_and_locks},
     wait::settle,
 };
@@ -112,7 +112,7 @@ async fn locked_rejects_as_a_layer_and_keeps_inner_rejections() {
     let response = post_json(&app, "/", r#"{"family_id":7}"#).await;
     assert_eq!((response.status(), began.elapsed()), (StatusCode::CONFLICT, 2 * S));
     assert!(matches!(response.extensions().get(), Some(Rejection::TimedOut { .. })));
-    assert!(text(response).await.contains("urn:tower-lock:timed-out"));
+    assert!(text(response).await.contains(&problem_type("timed-out")));
     assert_eq!(post_json(&app, "/", r#"{"family":7}"#).await.status(), StatusCode::UNPROCESSABLE_ENTITY);
 
     let own = Router::new().route("/", post(show)).layer(layer.on_reject(|_| StatusCode::IM_A_TEAPOT.into_response()));

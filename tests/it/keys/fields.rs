@@ -20,7 +20,7 @@ use tower_lock::{
     test_util::StoreOp,
 };
 use tower_lock_testkit::{
-    app::{post_json, send, text},
+    app::{post_json, problem_type, send, text},
     locks::store_and_locks,
     wait::soon,
 };
@@ -402,7 +402,7 @@ async fn field_rejection_names_field_and_problem_but_not_value() {
     assert_eq!(response.status(), StatusCode::UNPROCESSABLE_ENTITY);
     assert_eq!(response.headers()["content-type"], "application/problem+json");
     let problem: Value = serde_json::from_str(&text(response).await).expect("JSON");
-    assert_eq!((&problem["type"], &problem["outcome"]), (&json!("urn:tower-lock:invalid-key"), &json!("not-started")));
+    assert_eq!((&problem["type"], &problem["outcome"]), (&json!(problem_type("invalid-key")), &json!("not-started")));
     let detail = problem["detail"].as_str().expect("a text");
     assert!(detail.contains("JSON field `family_id`") && detail.contains("non-canonical form"), "{detail}");
     assert!(!detail.contains("007"), "{detail}");

@@ -16,7 +16,7 @@ use tower_lock::{
     test_util::{Fault, StoreOp, TestStore},
 };
 use tower_lock_testkit::{
-    app::{fetch, text},
+    app::{fetch, problem_type, text},
     http::Http1,
     locks::{key, one_key, store_and_locks},
     wait::{settle, soon},
@@ -252,7 +252,7 @@ async fn shutdown_waits_for_releases_and_responds_503() {
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert!(response.headers().contains_key("retry-after"));
     assert!(matches!(response.extensions().get(), Some(Rejection::ShuttingDown { .. })));
-    assert!(text(response).await.contains("urn:tower-lock:shutting-down"));
+    assert!(text(response).await.contains(&problem_type("shutting-down")));
 }
 
 /// Requests arrive all the time and half of them leave; meanwhile the service stops.

@@ -10,7 +10,7 @@ use tower_lock::{
     test_util::{Clock, Fault, StoreOp, TestStore},
 };
 use tower_lock_testkit::{
-    app::{fetch, text},
+    app::{fetch, problem_type, text},
     locks::{key, one_key, store_and_locks},
     wait::{settle, soon},
 };
@@ -142,7 +142,7 @@ async fn hanging_handler_is_aborted_after_max_hold() {
         assert!(matches!(response.extensions().get(), Some(Rejection::HoldLimitReached)));
         let problem = text(response).await;
         assert!(
-            problem.contains("urn:tower-lock:hold-limit-reached") && problem.contains(r#""outcome":"unknown""#),
+            problem.contains(&problem_type("hold-limit-reached")) && problem.contains(r#""outcome":"unknown""#),
             "{problem}"
         );
         sleep(s(1)).await;

@@ -20,7 +20,7 @@ use tower_lock::{
     test_util::{Fault, StoreOp},
 };
 use tower_lock_testkit::{
-    app::{fetch, text},
+    app::{fetch, problem_type, text},
     body::{ScriptedBody, Step},
     locks::{key, one_key, store_and_locks},
     wait::settle,
@@ -280,7 +280,7 @@ async fn lost_lock_drops_the_handler_with_an_unknown_outcome() {
     assert!(!response.headers().contains_key("retry-after"), "not to be retried automatically");
     assert_eq!((began.load(SeqCst), ended.load(SeqCst), dropped.load(SeqCst)), (1, 0, 1));
     let problem = text(response).await;
-    assert!(problem.contains("urn:tower-lock:lost") && problem.contains(r#""outcome":"unknown""#), "{problem}");
+    assert!(problem.contains(&problem_type("lost")) && problem.contains(r#""outcome":"unknown""#), "{problem}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -32,7 +32,7 @@ use tower_lock::{
     test_util::StoreOp,
 };
 use tower_lock_testkit::{
-    app::{send, serve, text},
+    app::{problem_type, send, serve, text},
     body::{ScriptedBody, Step},
     http::Http1,
     locks::store_and_locks,
@@ -376,7 +376,7 @@ async fn exhausted_budget_rejects_before_locking() {
     };
     assert!(retry_after >= Duration::from_secs(1), "{retry_after:?}");
     let problem: Value = serde_json::from_str(&text(response).await).expect("JSON");
-    assert_eq!(problem["type"], "urn:tower-lock:body-buffer-full");
+    assert_eq!(problem["type"], problem_type("body-buffer-full"));
     assert_eq!(problem["outcome"], "not-started");
     assert_eq!(problem["status"], 503);
     assert_eq!(app.store.on(StoreOp::Acquire).calls(), asked, "no store call");

@@ -18,7 +18,7 @@ use tower_lock::{
     test_util::{Fault, StoreOp},
 };
 use tower_lock_testkit::{
-    app::{fetch, post_json, text},
+    app::{fetch, post_json, problem_type, text},
     locks::{one_key, store_and_locks},
     wait::settle,
 };
@@ -54,7 +54,7 @@ async fn busy_key_is_a_409_problem_with_retry_after() {
     assert!((1..=5).contains(&retry_after_s(&response)));
     let Some(Rejection::Busy { retry_after }) = response.extensions().get().cloned() else { panic!("not typed") };
     let problem = problem(response).await;
-    assert_eq!(problem["type"], "urn:tower-lock:locked");
+    assert_eq!(problem["type"], problem_type("locked"));
     assert_eq!(problem["retry_after_ms"], json!(u64::try_from(retry_after.as_millis()).expect("small")));
     let fields: Vec<_> = problem.as_object().expect("an object").keys().collect();
     assert_eq!(fields, ["detail", "outcome", "retry_after_ms", "status", "title", "type"], "no key, no owner");
@@ -98,7 +98,7 @@ async fn wait_timeout_is_a_409() {
     assert!(retry_after_s(&response) >= 1);
     let rejection = response.extensions().get::<Rejection>().cloned();
     assert!(matches!(rejection, Some(Rejection::TimedOut { waited, .. }) if waited.as_secs() == 2), "{rejection:?}");
-    assert_eq!(problem(response).await["type"], "urn:tower-lock:timed-out");
+    assert_eq!(problem(response).await["type"], problem_type("timed-out"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -116,7 +116,7 @@ async fn wait_timeout_has_the_status_of_the_route() {
         assert_eq!(refused.status(), 409, "no wait, no timeout");
         let response = fetch(&app(layer.wait(Duration::from_secs(1))), "/").await;
         assert!(response.status() == code && retry_after_s(&response) >= 1, "{status:?}");
-        assert_eq!(problem(response).await["type"], "urn:tower-lock:timed-out");
+        assert_eq!(problem(response).await["type"], problem_type("timed-out"));
     }
 }
 
@@ -139,7 +139,7 @@ async fn full_queue_is_a_503() {
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE, "one runs, 256 wait");
     assert!(retry_after_s(&response) >= 1);
     assert!(matches!(response.extensions().get(), Some(Rejection::QueueFull { bound: QueueBound::Key, .. })));
-    assert_eq!(problem(response).await["type"], "urn:tower-lock:queue-full");
+    assert_eq!(problem(response).await["type"], problem_type("queue-full"));
 
     // A cancelled waiter frees its queue entry at once.
     queued.pop().expect("the last waiter").abort();
@@ -180,7 +180,7 @@ async fn unavailable_store_is_a_503_without_a_handler_run() {
     let Some(Rejection::StoreUnavailable { source, .. }) = response.extensions().get() else { panic!("not typed") };
     assert_eq!((source.store(), source.operation(), source.kind()), ("test", "acquire", StoreErrorKind::Unavailable));
     assert_eq!(source.source().expect("kept").to_string(), "fault injected by the test");
-    assert_eq!(problem(response).await["type"], "urn:tower-lock:store-unavailable");
+    assert_eq!(problem(response).await["type"], problem_type("store-unavailable"));
 
     store.fault_all(Fault::None);
     assert_eq!(text(fetch(&app, "/").await).await, "ran", "it recovers without a restart");
@@ -230,7 +230,7 @@ async fn every_rejection_can_be_replaced_and_stays_typed() {
     assert!(matches!(response.extensions().get(), Some(Rejection::BodyTooLarge)));
     assert!(!response.headers().contains_key(header::RETRY_AFTER), "no retry can succeed");
     let problem = problem(response).await;
-    assert_eq!((&problem["type"], &problem["status"]), (&json!("urn:tower-lock:body-too-large"), &json!(413)));
+    assert_eq!((&problem["type"], &problem["status"]), (&json!(problem_type("body-too-large")), &json!(413)));
     assert_eq!(problem.get("retry_after_ms"), None);
     held.release().await.expect("the store is up");
     assert_eq!(store.held_count(), 0);

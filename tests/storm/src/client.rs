@@ -350,7 +350,7 @@ impl PartialResponse {
             Some(problem.get(field)?.as_str()?.to_owned())
         };
         let (outcome, kind) = if is_a_problem { (field("outcome"), field("type")) } else { (None, None) };
-        let kind = kind.and_then(|kind| Some(kind.strip_prefix("urn:tower-lock:")?.to_owned()));
+        let kind = kind.and_then(|kind| Some(kind.split_once("/problem/#")?.1.to_owned()));
         Ok(Observed::Response { status: self.head.status().as_u16(), outcome, kind })
     }
 }

@@ -13,6 +13,12 @@ use tower::ServiceExt;
 
 use crate::wait::soon;
 
+/// The `type` of a problem.
+#[must_use]
+pub fn problem_type(code: &str) -> String {
+    format!("https://docs.rs/tower-lock/latest/tower_lock/problem/#{code}")
+}
+
 /// Serves a router on a free port, until the runtime ends.
 pub async fn serve(app: Router) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");

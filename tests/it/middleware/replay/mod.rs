@@ -28,7 +28,7 @@ use tower_lock::{
     middleware::FingerprintSource,
 };
 use tower_lock_testkit::{
-    app::{send, text},
+    app::{problem_type, send, text},
     wait::ms,
 };
 
@@ -90,7 +90,7 @@ async fn problem(response: Response<Body>, status: u16, code: &str) -> Value {
     let text = text(response).await;
     assert_eq!(found, status, "{code}: {text}");
     let problem: Value = serde_json::from_str(&text).unwrap_or_else(|_| panic!("{code}: {text}"));
-    assert_eq!(problem["type"], format!("urn:tower-lock:{code}"));
+    assert_eq!(problem["type"], problem_type(code));
     problem
 }
 
