@@ -1,5 +1,6 @@
 //! Bodies of requests: buffered before the lock is acquired, or streamed under it.
 
+mod buffer;
 pub(crate) mod budget;
 pub(crate) mod pace;
 pub(crate) mod reader;

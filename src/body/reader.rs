@@ -7,22 +7,23 @@ use std::{
     mem,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll, Waker, ready},
+    task::{Context, Poll, ready},
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::{StatusCode, request::Parts};
 use http_body::Body;
 use http_body_util::LengthLimitError;
 use tokio::time::Instant;
 
 use super::{
-    budget::{BodyBudget, EvictableBody, Reservation, ReservationError},
+    budget::{BodyBudget, BufferFull, Reservation},
+    buffer::BodyBuffer,
     pace::{Pace, TooSlow},
     request_body::{IncomingBody, ReplayBody, RequestBody},
     timer::LazyTimer,
 };
-use crate::{policy::LockPolicy, rejection::Rejection, sync::Mutex};
+use crate::{policy::LockPolicy, rejection::Rejection};
 
 /// The body of a request before its lock is acquired. It is read then, or earlier if the key needs
 /// it, or not at all.
@@ -34,19 +35,6 @@ pub struct BodyReader<'a> {
     reservation: &'a mut Option<Reservation>,
     budget: &'a Arc<BodyBudget>,
     policy: &'a LockPolicy,
-}
-
-/// The bytes that were read so far. An eviction takes them.
-#[derive(Debug)]
-struct SharedBuffer(Mutex<(Option<BodyBuffer>, Option<Waker>)>);
-
-/// The bytes of a body while it is read.
-#[derive(Debug)]
-enum BodyBuffer {
-    /// The usual case, without a copy.
-    SingleFrame(Bytes),
-    /// Copied at once: a frame of one byte may keep a whole buffer of its connection alive.
-    Copied(BytesMut),
 }
 
 impl<'a> BodyReader<'a> {
@@ -101,23 +89,22 @@ fn read_to_end(
         if announced.lower() > reservation.budget().available() {
             return Err(Rejection::body_buffer_full());
         }
-        // Shared only once the body waits for its client, and can be evicted.
-        let (mut own, mut shared) = (BodyBuffer::default(), None::<Arc<SharedBuffer>>);
+        let mut buffer = BodyBuffer::default();
         let (mut trailers, mut left) = (None, limit);
         let mut timer = LazyTimer::default();
         loop {
             let next = poll_fn(|cx| {
-                let next = Pin::new(&mut streaming.inner).poll_frame(cx);
-                if next.is_ready() {
-                    return next.map(Ok);
-                }
-                // Only now: a body that is ready is not idle.
-                let shared = &*shared.get_or_insert_with(|| Arc::new(SharedBuffer::new(mem::take(&mut own))));
-                reservation.set_reader(|| Arc::clone(shared) as _);
-                if !shared.register(cx.waker()) {
+                if !reservation.unpark(&mut buffer) {
                     return Poll::Ready(Err(Rejection::BodyTimeout));
                 }
-                poll_too_slow(&mut pace, &mut timer, cx).map(|_| Err(Rejection::BodyTimeout))
+                if let Poll::Ready(next) = Pin::new(&mut streaming.inner).poll_frame(cx) {
+                    return Poll::Ready(Ok(next));
+                }
+                let slow = poll_too_slow(&mut pace, &mut timer, cx);
+                if slow.is_pending() {
+                    reservation.park(&mut buffer, cx.waker());
+                }
+                slow.map(|_| Err(Rejection::BodyTimeout))
             });
             let Some(frame) = next.await? else { break };
             match frame.map_err(|error| read_error(&*error))?.into_data() {
@@ -127,22 +114,13 @@ fn read_to_end(
                     // Counts the bytes that were received, because an announced length costs its
                     // sender nothing.
                     reservation.grow(bytes.len())?;
-                    match &shared {
-                        Some(shared) => shared.push(bytes),
-                        None => own.push(bytes),
-                    }
+                    buffer.push(bytes);
                 }
                 Err(frame) => trailers = frame.into_trailers().ok().map(Box::new),
             }
         }
-        reservation.complete()?;
         streaming.finish();
-        let data = match shared {
-            Some(shared) => shared.0.lock().0.take().ok_or(Rejection::BodyTimeout)?,
-            None => own,
-        };
-        let data = data.into_bytes();
-        Ok(ReplayBody { data, trailers, has_unknown_length: announced.exact().is_none() })
+        Ok(ReplayBody { data: buffer.into_bytes(), trailers, has_unknown_length: announced.exact().is_none() })
     }
 }
 
@@ -209,69 +187,8 @@ fn read_error(error: &(dyn Error + 'static)) -> Rejection {
     }
 }
 
-impl SharedBuffer {
-    fn new(buffer: BodyBuffer) -> Self {
-        Self(Mutex::new((Some(buffer), None)))
-    }
-
-    /// Stores the waker. Returns false if the body was evicted.
-    fn register(&self, waker: &Waker) -> bool {
-        let mut reading = self.0.lock();
-        let (gathered, waits) = &mut *reading;
-        waits.get_or_insert_with(|| waker.clone()).clone_from(waker);
-        gathered.is_some()
-    }
-
-    fn push(&self, frame: Bytes) {
-        if let Some(gathered) = &mut self.0.lock().0 {
-            gathered.push(frame);
-        }
-    }
-}
-
-impl EvictableBody for SharedBuffer {
-    fn evict(&self) {
-        let (gathered, waker) = mem::take(&mut *self.0.lock());
-        drop(gathered);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-    }
-}
-
-impl From<ReservationError> for Rejection {
-    fn from(why: ReservationError) -> Self {
-        match why {
-            ReservationError::Exhausted => Self::body_buffer_full(),
-            ReservationError::Evicted => Self::BodyTimeout,
-        }
-    }
-}
-
-impl Default for BodyBuffer {
-    fn default() -> Self {
-        Self::SingleFrame(Bytes::new())
-    }
-}
-
-impl BodyBuffer {
-    fn push(&mut self, frame: Bytes) {
-        match self {
-            Self::SingleFrame(first) if first.is_empty() => *first = frame,
-            Self::SingleFrame(first) => {
-                let mut all = BytesMut::with_capacity(first.len() + frame.len());
-                all.extend_from_slice(first);
-                all.extend_from_slice(&frame);
-                *self = Self::Copied(all);
-            }
-            Self::Copied(all) => all.extend_from_slice(&frame),
-        }
-    }
-
-    fn into_bytes(self) -> Bytes {
-        match self {
-            Self::SingleFrame(bytes) => bytes,
-            Self::Copied(all) => all.freeze(),
-        }
+impl From<BufferFull> for Rejection {
+    fn from(_: BufferFull) -> Self {
+        Self::body_buffer_full()
     }
 }

@@ -73,8 +73,8 @@ pub enum Rejection {
     ///
     /// The client sent no byte for [`body_idle_timeout`](crate::LockLayer::body_idle_timeout), or
     /// sent more slowly than [`min_body_rate`](crate::LockLayer::min_body_rate). Another reason is
-    /// that other bodies needed the memory, and that this body was idle for longest among the
-    /// larger ones.
+    /// that other bodies needed the memory, and that of the larger bodies this one had made no
+    /// progress of 16 KiB for the longest time.
     BodyTimeout,
     /// The request body exceeds the limit.
     ///

@@ -23,7 +23,7 @@ use futures_util::{StreamExt, stream};
 use serde_json::Value;
 use tokio::{
     sync::{Notify, Semaphore},
-    task::JoinHandle,
+    task::{JoinHandle, JoinSet},
 };
 use tower::{Layer, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_lock::test_util::TestStore;
@@ -314,6 +314,46 @@ async fn longest_idle_body_is_evicted_for_another() {
     assert_eq!(soon("a response", busy).await.expect("no panic"), StatusCode::OK, "whole");
     app.assert_available(BUDGET, "at the end").await;
     assert_eq!(app.store.held_count(), 0);
+}
+
+/// A flood fills the budget with 14 MB a second, and each of its bodies goes on with a byte at a
+/// time. An upload whose parts come after pauses is not aborted for it.
+/// Guarantee: G15.
+#[tokio::test(start_paused = true)]
+async fn dripping_bodies_do_not_evict_one_that_pauses() {
+    for (of_flood, of_upload) in [(32 << 10, 100_000), (1 << 20, 1_000_000)] {
+        let app = TestApp::new();
+        let (router, every) = (app.app.clone(), Duration::from_secs_f64(f64::from(of_flood) / 14e6));
+        let flood = tokio::spawn(async move {
+            let mut bodies = JoinSet::new();
+            loop {
+                let drips = stream::unfold((), async |()| {
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    Some((Ok::<_, Infallible>(bytes(1)), ()))
+                });
+                let body = stream::once(async move { Ok(bytes(of_flood as usize)) }).chain(drips);
+                let (app, request) = (router.clone(), upload("/patient", Body::from_stream(body)));
+                bodies.spawn(async move { send(&app, request).await });
+                tokio::time::sleep(every).await;
+            }
+        });
+        tokio::time::sleep(Duration::from_secs(6)).await;
+        let parts = || {
+            Body::from_stream(stream::unfold(0, move |part| async move {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                (part < 10).then(|| (Ok::<_, Infallible>(bytes(of_upload / 10)), part + 1))
+            }))
+        };
+        let mut uploads = Vec::new();
+        for _ in 0..6 {
+            uploads.push(app.start(upload("/probe", parts())));
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        for (n, upload) in uploads.into_iter().enumerate() {
+            assert_eq!(upload.await.expect("no panic"), StatusCode::OK, "upload {n} among bodies of {of_flood} bytes");
+        }
+        flood.abort();
+    }
 }
 
 #[tokio::test]

@@ -209,7 +209,7 @@ async fn unfinished_bodies_reject_no_other_request() {
         assert_eq!(wire.reply(false).await.status, 200);
     }
     let mut first = stopped.remove(0);
-    assert_eq!(first.head().await.0, 408, "the one that was idle for longest");
+    assert_eq!(first.head().await.0, 408, "the one without progress for the longest time");
 }
 
 #[tokio::test]
