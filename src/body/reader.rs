@@ -4,7 +4,6 @@
 use std::{
     error::Error,
     future::{Future, poll_fn},
-    mem,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -140,7 +139,7 @@ fn poll_too_slow(pace: &mut Pace, timer: &mut LazyTimer, cx: &mut Context<'_>) -
 /// if it was disabled.
 #[cfg(feature = "axum")]
 fn body_limit(head: &mut Parts) -> u64 {
-    use std::convert::Infallible;
+    use std::{convert::Infallible, mem};
 
     use axum::{RequestExt, extract::Request};
     use http_body::Frame;
