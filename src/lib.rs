@@ -189,9 +189,6 @@ mod process;
 mod clock;
 mod sync;
 mod limits;
-#[cfg(not(all(feature = "memory", feature = "signal", feature = "test-util")))]
-#[allow(unreachable_pub, reason = "in bounds of public functions")]
-mod missing;
 
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]

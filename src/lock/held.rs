@@ -46,18 +46,6 @@ impl HeldLock {
         self.request.as_ref()
     }
 
-    /// Creates a view of a lock for tests of a handler. Needs the feature `test-util`.
-    #[cfg(not(feature = "test-util"))]
-    #[doc(hidden)]
-    #[must_use]
-    #[expect(clippy::missing_panics_doc, reason = "it cannot be called")]
-    pub fn for_test(_key: impl Into<LockKey>, _token: u64) -> Self
-    where
-        for<'a> crate::missing::Missing<'a>: crate::missing::TestUtil,
-    {
-        unreachable!("nothing meets the bound")
-    }
-
     /// Returns the key.
     #[must_use]
     pub fn key(&self) -> &LockKey {

@@ -74,18 +74,6 @@ impl LockManager {
         Self::new(crate::store::MemoryStore::new())
     }
 
-    /// Needs the feature `memory`.
-    #[cfg(not(feature = "memory"))]
-    #[doc(hidden)]
-    #[must_use]
-    #[expect(clippy::missing_panics_doc, reason = "it cannot be called")]
-    pub fn in_memory() -> Self
-    where
-        for<'a> crate::missing::Missing<'a>: crate::missing::Memory,
-    {
-        unreachable!("nothing meets the bound")
-    }
-
     /// Creates a manager of locks in this store. An `Arc` of a store is a store, too.
     #[must_use]
     pub fn new(store: impl LockStore) -> Self {
@@ -309,17 +297,6 @@ impl LockManager {
                 let _ = timeout(budget - grace, locks.driver().wait_idle()).await;
             }
         }
-    }
-
-    /// Needs the feature `signal`.
-    #[cfg(not(feature = "signal"))]
-    #[doc(hidden)]
-    #[expect(clippy::missing_panics_doc, reason = "it cannot be called")]
-    pub fn shutdown_on_signal(&self, _budget: Duration) -> std::future::Ready<()>
-    where
-        for<'a> crate::missing::Missing<'a>: crate::missing::Signal,
-    {
-        unreachable!("nothing meets the bound")
     }
 
     /// The number of keys with an entry in this process, and the number of calls that wait.

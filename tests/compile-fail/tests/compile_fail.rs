@@ -7,7 +7,7 @@ use std::{fs, io::Write, path::Path, process::Command};
 const PINNED: &str = "rustc 1.95.";
 
 /// The file, and texts of its message. The first one is in the first line.
-const CASES: [(&str, &[&str]); 19] = [
+const CASES: [(&str, &[&str]); 17] = [
     (
         "body_extractor_not_last",
         &[
@@ -20,10 +20,6 @@ const CASES: [(&str, &[&str]); 19] = [
     (
         "closure_as_a_field",
         &["write `key::from_fields(\"order\", key::path_param(\"id\"))`", "for a key function use `key::from_fn("],
-    ),
-    (
-        "for_test_without_its_feature",
-        &["`HeldLock::for_test` needs the feature `test-util`", "under `[dev-dependencies]` in Cargo.toml"],
     ),
     ("extractor_without_state", &["is not a key function", "needs `key::from_fn_with_state(state, ..)`"]),
     ("five_extractors", &["take up to four extractors", "is not a key function"]),
@@ -62,10 +58,6 @@ const CASES: [(&str, &[&str]); 19] = [
         &["return `(\"namespace\", part, ..)`", "`u64` is not a return type of a key function", "(`(\"order\", id)`)"],
     ),
     ("redis_without_its_feature", &["`tower_lock::RedisStore`", "gated behind the `redis` feature"]),
-    (
-        "signal_without_its_feature",
-        &["`LockManager::shutdown_on_signal` needs the feature `signal`", "features = [\"signal\"]"],
-    ),
     (
         "text_as_a_key",
         &[

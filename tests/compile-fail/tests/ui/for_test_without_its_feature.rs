@@ -1,5 +1,0 @@
-use tower_lock::HeldLock;
-
-fn main() {
-    let _ = HeldLock::for_test(("reward", 7), 42);
-}
