@@ -2,7 +2,6 @@
 
 use std::{
     any::type_name,
-    fmt,
     future::{Future, ready},
     marker::PhantomData,
 };
@@ -14,7 +13,7 @@ use axum::{
 };
 use http::{Request, Response, request::Parts};
 
-use super::{IntoLockKey, KeyRejection, KeySource, marker};
+use super::{IntoLockKey, KeyRejection, KeySource};
 use crate::{body::reader::BodyReader, lock_key::LockKey, rejection::RejectionBody};
 
 /// Creates a source that derives keys with a key function. Needs the feature `axum`.
@@ -60,10 +59,12 @@ use crate::{body::reader::BodyReader, lock_key::LockKey, rejection::RejectionBod
 ///
 /// Do not use an extractor that *takes* a part of the request (`WebSocketUpgrade`), because the
 /// handler would not find that part.
-pub fn from_fn<F, T, M>(f: F) -> FromFn<F, T, M, ()>
+pub fn from_fn<F, T, M>(f: F) -> impl KeySource
 where
     F: KeyFn<T, ()>,
     F::Output: KeyFnOutput<M>,
+    T: 'static,
+    M: 'static,
 {
     from_fn_with_state((), f)
 }
@@ -86,17 +87,19 @@ where
 /// LockLayer::new(locks, key::from_fn_with_state(db, tenant));
 /// # }
 /// ```
-pub fn from_fn_with_state<F, T, M, S>(state: S, f: F) -> FromFn<F, T, M, S>
+pub fn from_fn_with_state<F, T, M, S>(state: S, f: F) -> impl KeySource
 where
     F: KeyFn<T, S>,
     F::Output: KeyFnOutput<M>,
+    T: 'static,
+    M: 'static,
     S: Clone + Send + Sync + 'static,
 {
     FromFn { f, state, marker: PhantomData }
 }
 
-/// Source that calls a key function. Created by [`from_fn`] and [`from_fn_with_state`].
-pub struct FromFn<F, T, M, S> {
+/// Source that calls a key function.
+struct FromFn<F, T, M, S> {
     f: F,
     state: S,
     // A function type: the layer is `Send` also if an extractor is not.
@@ -105,8 +108,7 @@ pub struct FromFn<F, T, M, S> {
 
 /// Function of extractors that returns a key.
 ///
-/// The trait is implemented for closures and functions of up to four extractors. It cannot be
-/// implemented outside of this crate.
+/// The trait is implemented for closures and functions of up to four extractors.
 #[diagnostic::on_unimplemented(
     message = "take up to four extractors with their types, of which only the last may read the body: `{Self}` is not a key function",
     label = "not a key function for state `{S}`",
@@ -118,7 +120,6 @@ pub trait KeyFn<T, S>: Clone + Send + Sync + 'static {
     /// The return type. It has no bound here, so that the compiler reports a wrong type as such.
     type Output;
 
-    #[doc(hidden)]
     fn call<M>(
         &self,
         parts: &mut Parts,
@@ -130,8 +131,6 @@ pub trait KeyFn<T, S>: Clone + Send + Sync + 'static {
 }
 
 /// Return type of a key function: an [`IntoLockKey`], or a future of one.
-///
-/// The trait cannot be implemented outside of this crate.
 #[diagnostic::on_unimplemented(
     message = "return `(\"namespace\", part, ..)` with integers, strings, `bool` or `char` as parts (`Uuid` needs the feature `uuid`): `{Self}` is not a return type of a key function",
     label = "this cannot be made into a lock key",
@@ -139,15 +138,32 @@ pub trait KeyFn<T, S>: Clone + Send + Sync + 'static {
     note = "up to six parts follow it: integers, `bool`, `char` and strings (`Uuid` needs the feature `uuid`), `tower_lock::key::display(..)` of a type with unique texts; floats are not allowed: `0.1 + 0.2` and `0.3` would be two locks"
 )]
 pub trait KeyFnOutput<M> {
-    #[doc(hidden)]
     fn into_key(self) -> impl Future<Output = Result<Option<LockKey>, Response<RejectionBody>>> + Send;
 }
+
+// Type parameters that keep the implementations of the two traits apart.
+
+/// All extractors of the key function read the head of the request.
+#[derive(Debug)]
+pub enum HeadOnly {}
+
+/// The last extractor of the key function reads the body.
+#[derive(Debug)]
+pub enum NeedsBody {}
+
+/// The key function returns its key.
+#[derive(Debug)]
+pub enum Ready {}
+
+/// The key function returns a future of its key.
+#[derive(Debug)]
+pub enum Async {}
 
 // === impl KeyFn ===
 
 macro_rules! from_head {
     ($($part:ident)*) => {
-        impl<F, R, S, $($part,)*> KeyFn<(marker::HeadOnly, $($part,)*), S> for F
+        impl<F, R, S, $($part,)*> KeyFn<(HeadOnly, $($part,)*), S> for F
         where
             F: Fn($($part,)*) -> R + Clone + Send + Sync + 'static,
             S: Send + Sync,
@@ -182,7 +198,7 @@ from_head!(A B C D);
 // have: this implementation and the one above never overlap.
 macro_rules! from_body {
     ([$($part:ident)*] $last:ident) => {
-        impl<F, R, S, $($part,)* $last> KeyFn<(marker::NeedsBody, $($part,)* $last,), S> for F
+        impl<F, R, S, $($part,)* $last> KeyFn<(NeedsBody, $($part,)* $last,), S> for F
         where
             F: Fn($($part,)* $last) -> R + Clone + Send + Sync + 'static,
             S: Send + Sync,
@@ -226,13 +242,13 @@ fn extractor_rejection<E, R: IntoResponse>(rejection: R) -> KeyRejection {
 
 // === impl KeyFnOutput ===
 
-impl<R: IntoLockKey> KeyFnOutput<marker::Ready> for R {
+impl<R: IntoLockKey> KeyFnOutput<Ready> for R {
     fn into_key(self) -> impl Future<Output = Result<Option<LockKey>, Response<RejectionBody>>> + Send {
         ready(self.into_lock_key())
     }
 }
 
-impl<R> KeyFnOutput<marker::Async> for R
+impl<R> KeyFnOutput<Async> for R
 where
     R: Future<Output: IntoLockKey> + Send,
 {
@@ -258,11 +274,5 @@ where
 impl<F: Clone, T, M, S: Clone> Clone for FromFn<F, T, M, S> {
     fn clone(&self) -> Self {
         Self { f: self.f.clone(), state: self.state.clone(), marker: PhantomData }
-    }
-}
-
-impl<F, T, M, S> fmt::Debug for FromFn<F, T, M, S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FromFn").finish_non_exhaustive()
     }
 }

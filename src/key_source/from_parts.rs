@@ -1,18 +1,15 @@
 //! Keys from the head of a request, without Axum.
 
-use std::{
-    fmt,
-    future::{Future, ready},
-};
+use std::future::{Future, ready};
 
 use http::request::Parts;
 
 use super::{IntoLockKey, KeyRejection, KeySource};
 use crate::{body::reader::BodyReader, lock_key::LockKey};
 
-/// Source that calls a function of the request head. Created by [`from_parts`].
+/// Source that calls a function of the request head.
 #[derive(Clone)]
-pub struct FromParts<F>(F);
+struct FromParts<F>(F);
 
 /// Creates a source that derives keys from the request head with a function. Works without Axum.
 ///
@@ -50,7 +47,7 @@ pub struct FromParts<F>(F);
 /// # #[cfg(feature = "memory")]
 /// # tokio::runtime::Runtime::new().unwrap().block_on(answers(LockManager::in_memory())).unwrap();
 /// ```
-pub fn from_parts<F, R>(f: F) -> FromParts<F>
+pub fn from_parts<F, R>(f: F) -> impl KeySource
 where
     F: Fn(&Parts) -> R + Clone + Send + Sync + 'static,
     R: IntoLockKey,
@@ -69,11 +66,5 @@ where
         _: &mut BodyReader<'_>,
     ) -> impl Future<Output = Result<Option<LockKey>, KeyRejection>> + Send {
         ready((self.0)(head).into_lock_key().map_err(|response| KeyRejection::Response(response, None)))
-    }
-}
-
-impl<F> fmt::Debug for FromParts<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FromParts").finish_non_exhaustive()
     }
 }

@@ -2,8 +2,6 @@
 
 #[cfg(feature = "axum")]
 pub(crate) mod from_fn;
-#[cfg(feature = "axum")]
-mod marker;
 pub(crate) mod from_parts;
 pub(crate) mod fields;
 pub(crate) mod fixed;
@@ -43,7 +41,6 @@ pub trait IntoLockKey {
 /// With the feature `axum` the trait is implemented for every `IntoResponse`. Without it, for
 /// `StatusCode`, `Response` and [`RawKeyError`](crate::key::RawKeyError).
 pub trait IntoKeyRejection {
-    #[doc(hidden)]
     fn into_key_rejection(self) -> Response<RejectionBody>;
 }
 

@@ -5,21 +5,14 @@ use std::{borrow::Cow, fmt, num::NonZero, sync::Arc};
 use super::writer::KeyWriter;
 
 /// Tuple that identifies a lock: the namespace, then up to six parts.
-///
-/// This trait is sealed. Implement [`KeyPart`] for types of parts.
 #[diagnostic::on_unimplemented(
     message = "write `(\"namespace\", part, ..)`: `{Self}` is not a lock key",
     label = "not a lock key",
     note = "write a tuple whose first element is the namespace, a `&'static str`: `(\"order\", id)`, `(\"nightly\",)`",
     note = "up to six parts follow it: integers, `bool`, `char` and strings (`Uuid` needs the feature `uuid`)"
 )]
-pub trait KeyTuple: sealed::Sealed {
-    #[doc(hidden)]
+pub trait KeyTuple {
     fn write(&self, key: &mut KeyWriter);
-}
-
-mod sealed {
-    pub trait Sealed {}
 }
 
 /// A writer of a tuple.
@@ -73,17 +66,14 @@ pub trait KeyPart {
 #[derive(Debug)]
 pub struct PartWriter<'a>(pub(super) &'a mut KeyWriter);
 
-/// Part whose text is the `Display` of a value. Created by [`display`].
-#[derive(Clone, Debug)]
-pub struct DisplayPart<T>(T);
+/// Part whose text is the `Display` of a value.
+struct DisplayPart<T>(T);
 
 // === impl KeyTuple ===
 
 macro_rules! key_tuples {
     ($(($($part:ident)*))*) => {$(
         // Not only for `&'static str`: within a spawned future the compiler does not infer it.
-        impl<$($part: KeyPart),*> sealed::Sealed for (&str, $($part,)*) {}
-
         impl<$($part: KeyPart),*> KeyTuple for (&str, $($part,)*) {
             #[allow(non_snake_case)]
             fn write(&self, key: &mut KeyWriter) {
@@ -197,7 +187,7 @@ impl<T: fmt::Display> KeyPart for DisplayPart<T> {
 /// let key = LockKey::from(("login", key::display(std::net::Ipv4Addr::LOCALHOST)));
 /// assert_eq!(key.as_str(), "login:127.0.0.1");
 /// ```
-pub fn display<T: fmt::Display>(value: T) -> DisplayPart<T> {
+pub fn display<T: fmt::Display>(value: T) -> impl KeyPart {
     DisplayPart(value)
 }
 

@@ -8,7 +8,7 @@ mod path;
 mod json;
 mod canonical;
 
-use std::{borrow::Cow, fmt, sync::Arc};
+use std::{borrow::Cow, sync::Arc};
 
 use bytes::Bytes;
 use http::request::Parts;
@@ -67,38 +67,29 @@ use crate::{
 /// Rejects with [`Rejection::InvalidKey`] and a [`FieldError`]. The response is a problem of the
 /// type `invalid-key`. It names the field and the reason, but not the value.
 /// [`LockLayer::on_reject`](crate::LockLayer::on_reject) can replace it.
-pub fn from_fields<F: Fields>(namespace: &'static str, fields: F) -> FromFields {
+pub fn from_fields<F: Fields>(namespace: &'static str, fields: F) -> impl KeySource {
     FromFields { namespace, sources: fields.sources() }
 }
 
-/// Source of keys from named fields. Created by [`from_fields`].
+/// Source of keys from named fields.
 #[derive(Clone)]
-pub struct FromFields {
+struct FromFields {
     namespace: &'static str,
     sources: Arc<[Source]>,
 }
 
 /// Parts of a key: a [`Field`], or a tuple of two to four.
-///
-/// The trait cannot be implemented outside of this crate.
 #[diagnostic::on_unimplemented(
     message = "write `key::from_fields(\"order\", key::path_param(\"id\"))`, or a tuple of two to four fields: `{Self}` is neither",
     label = "not a field of a request",
     note = "a field is `key::header(\"..\")`, `key::query_param(\"..\")`, `key::path_param(\"..\")`, `key::json_field(\"..\")`, `key::form_field(\"..\")` or `key::extension::<T>()`",
     note = "for a key function use `key::from_fn(|Path(id): Path<u64>| (\"order\", id))`; for one key for all requests use `key::fixed((\"nightly\", \"mail\"))`"
 )]
-pub trait Fields: sealed::Sealed {
-    #[doc(hidden)]
+pub trait Fields {
     fn sources(self) -> Arc<[Source]>;
 }
 
-mod sealed {
-    pub trait Sealed {}
-}
-
 // === impl Fields ===
-
-impl sealed::Sealed for Field {}
 
 impl Fields for Field {
     fn sources(self) -> Arc<[Source]> {
@@ -108,8 +99,6 @@ impl Fields for Field {
 
 macro_rules! fields {
     ($($field:ident: $type:ty),*) => {
-        impl sealed::Sealed for ($($type,)*) {}
-
         impl Fields for ($($type,)*) {
             fn sources(self) -> Arc<[Source]> {
                 let ($($field,)*) = self;
@@ -187,10 +176,4 @@ fn reject(error: FieldError, head: &Parts) -> KeyRejection {
     }
     let status = error.status();
     KeyRejection::Rejection(Rejection::InvalidKey { status, field: Some(error), extractor: None })
-}
-
-impl fmt::Debug for FromFields {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FromFields").field("namespace", &self.namespace).field("fields", &self.sources).finish()
-    }
 }

@@ -24,7 +24,7 @@ use serde_json::Value;
 use tokio::{task::JoinHandle, time::sleep};
 use tower_lock::{
     LockManager, ReplayLayer,
-    key::{self, Fixed, KeySource},
+    key::{self, KeySource},
     middleware::FingerprintSource,
 };
 use tower_lock_testkit::{
@@ -35,7 +35,7 @@ use tower_lock_testkit::{
 /// The number of runs of a handler.
 type Runs = Arc<AtomicUsize>;
 
-fn layer(locks: &LockManager) -> ReplayLayer<Fixed> {
+fn layer(locks: &LockManager) -> ReplayLayer<impl KeySource + use<>> {
     ReplayLayer::new(locks, key::fixed(("everyone",)))
 }
 

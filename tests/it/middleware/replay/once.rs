@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_lock::{
     AnswerError, LockKey, LockManager, Once, ReplayLayer,
-    key::{self, Fixed},
+    key::{self, KeySource},
     middleware::RequestBody,
     test_util::{Fault, StoreOp, TestStore},
 };
@@ -61,7 +61,7 @@ impl Database {
         Ok(answer.into_response())
     }
 
-    fn layer(&self, locks: &LockManager) -> ReplayLayer<Fixed> {
+    fn layer(&self, locks: &LockManager) -> ReplayLayer<impl KeySource + use<>> {
         let this = self.clone();
         layer(locks).find_answer(move |key: LockKey| {
             this.questions.fetch_add(1, SeqCst);
