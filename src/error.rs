@@ -2,7 +2,7 @@ use std::{fmt, time::Duration};
 
 use thiserror::Error;
 
-use crate::{limits::MAX_PENDING_RELEASES, store::StoreError};
+use crate::{limits::MAX_RELEASES_UNDER_WAY, store::StoreError};
 
 /// Reason why a lock was not acquired. No lock is held, and no work was started.
 #[derive(Clone, Debug, Error)]
@@ -134,7 +134,7 @@ pub enum RunError {
 
 /// Too many releases have not reached the store.
 #[derive(Clone, Debug, Error)]
-#[error("{MAX_PENDING_RELEASES} releases have not reached the store; acquisitions are rejected until they have")]
+#[error("{MAX_RELEASES_UNDER_WAY} releases have not reached the store; acquisitions are rejected until they have")]
 pub(super) struct PendingReleases {
     /// Why the newest of them failed. `None` if none has failed yet.
     #[source]

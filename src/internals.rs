@@ -20,7 +20,7 @@ pub mod proto {
     use crate::{limits, store::QueueConfig};
 
     /// The settings of every queue.
-    pub const QUEUE: QueueConfig = crate::lock::QUEUE;
+    pub const QUEUE: QueueConfig = crate::proto::QUEUE;
     /// The default lease of a grant.
     pub const LEASE: Duration = limits::LEASE;
     /// The default lock-delay.

@@ -122,7 +122,7 @@ pub(crate) const WARN_INTERVAL: Duration = Duration::from_secs(10);
 pub(crate) const MAX_QUEUED_REPORTS: usize = 1024;
 
 /// The most pending releases. At this number, no key is acquired.
-pub(crate) const MAX_PENDING_RELEASES: usize = 10_000;
+pub(crate) const MAX_RELEASES_UNDER_WAY: usize = 10_000;
 
 /// Default of `max_hold`: it bounds a handler that hangs.
 pub(crate) const MAX_HOLD: Duration = Duration::from_secs(300);
@@ -263,7 +263,7 @@ mod tests {
             ("store call", format!("{} ms", STORE_CALL_TIMEOUT.as_millis())),
             ("store timeout", s(STORE_TIMEOUT)),
             ("retries of a failed call", format!("{} ms to {}", RETRY_MIN.as_millis(), s(RETRY_MAX))),
-            ("pending releases", MAX_PENDING_RELEASES.to_string()),
+            ("pending releases", MAX_RELEASES_UNDER_WAY.to_string()),
             ("`max_hold` of a request", format!("{} min", MAX_HOLD.as_secs() / 60)),
             ("`body_idle_timeout`", s(BODY_IDLE_TIMEOUT)),
             ("`min_body_rate`", format!("{} KiB/s", MIN_BODY_RATE >> 10)),

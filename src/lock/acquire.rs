@@ -22,7 +22,7 @@ use crate::{
     owner::Owner,
     policy::{LockPolicy, call_setters, settings},
     proto::{GuardEnd, LockRequest, QueuePosition, hold_limits::HoldLimits},
-    store::{Record, StoreError, StoreErrorKind},
+    store::{Demand, Record, StoreError, StoreErrorKind},
     telemetry::metrics::AcquireMetrics,
 };
 
@@ -77,8 +77,8 @@ pub(crate) struct LockParams {
     pub(crate) owner: Option<Owner>,
     /// The label of its metrics.
     pub(crate) route: Option<Arc<str>>,
-    /// Whether the record of the key answers the request. Only a [`ClaimFuture`] can receive it.
-    pub(crate) unless_recorded: bool,
+    /// What it asks of the key. Only a [`ClaimFuture`] can receive a record.
+    pub(crate) demand: Demand,
 }
 
 pin_project! {
@@ -132,7 +132,7 @@ enum Request {
         owner: Option<Owner>,
         policy: LockPolicy,
         handle: HandleSettings,
-        unless_recorded: bool,
+        demand: Demand,
     },
 }
 
@@ -236,12 +236,12 @@ impl LockBuilder {
 
     /// Requests the lock unless its key has a record.
     pub(super) fn claim(self) -> ClaimFuture {
-        ClaimFuture { lock: self.into_future_unless(true) }
+        ClaimFuture { lock: self.into_future_of(Demand::new().unless_recorded()) }
     }
 
-    fn into_future_unless(self, unless_recorded: bool) -> LockFuture {
+    fn into_future_of(self, demand: Demand) -> LockFuture {
         let Self { driver, key, policy, owner, handle } = self;
-        LockFuture::with_request(driver, Request::Call { key, owner, policy, handle, unless_recorded })
+        LockFuture::with_request(driver, Request::Call { key, owner, policy, handle, demand })
     }
 }
 
@@ -250,7 +250,7 @@ impl IntoFuture for LockBuilder {
     type IntoFuture = LockFuture;
 
     fn into_future(self) -> LockFuture {
-        self.into_future_unless(false)
+        self.into_future_of(Demand::new())
     }
 }
 
@@ -369,9 +369,9 @@ impl Request {
     fn resolve(self) -> (LockParams, Option<Owner>) {
         match self {
             Self::Layer(params) => (params, None),
-            Self::Call { key, owner, policy, handle, unless_recorded } => {
+            Self::Call { key, owner, policy, handle, demand } => {
                 let (wait, limits) = effective_settings(policy, handle.policy);
-                (LockParams { key, wait, limits, owner, route: None, unless_recorded }, handle.parent.get())
+                (LockParams { key, wait, limits, owner, route: None, demand }, handle.parent.get())
             }
         }
     }
@@ -379,12 +379,12 @@ impl Request {
 
 impl PendingAcquire {
     fn send(driver: &Arc<Driver>, params: LockParams, parent: Option<Owner>) -> Self {
-        let LockParams { key, wait, limits, owner, route, unless_recorded } = params;
+        let LockParams { key, wait, limits, owner, route, demand } = params;
         let waiting = AcquireMetrics::start(route.as_ref());
         let waiter: Waiter = Arc::default();
         let owner = owner.or_else(Owner::current);
         let parent = parent.filter(|_| owner.is_none());
-        let request = LockRequest { waiter: Arc::clone(&waiter), wait, owner, parent, limits, unless_recorded };
+        let request = LockRequest { waiter: Arc::clone(&waiter), wait, owner, parent, limits, demand };
         let number = driver.request(&key, request);
         Self { key, number, waiter, waiting }
     }

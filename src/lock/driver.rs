@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use smallvec::SmallVec;
 use tokio::{
     runtime::Handle,
     sync::Notify,
@@ -27,7 +28,7 @@ use crate::{
     acquisition::AcquisitionIds,
     clock::{BootInstant, Clock, LazyNow},
     error::{LockError, LockLost},
-    limits::{LOCK_DELAY, MAX_STORE_WAITERS, OFFER_TTL, QUEUE_ENTRY_TTL, RECHECK_INTERVAL},
+    limits::RECHECK_INTERVAL,
     lock_key::{LockKey, shards::KeyShards},
     owner::Owner,
     process::{Process, ProcessMark},
@@ -36,16 +37,12 @@ use crate::{
         section::ReleaseOutcome, table::LockTable, usage::Usage,
     },
     store::{
-        AcquireRequest, EventSink, LockStore, QueueConfig, ReleaseRequest, StoreError, StoreErrorKind, StoreEvent,
+        AcquireRequest, EventSink, LockStore, Many, ReleaseRequest, StoreError, StoreErrorKind, StoreEvent,
         StoreFuture, StoreTraits, YieldRequest,
     },
     sync::Mutex,
     telemetry::{metrics::AcquireMetrics, report::Report, reports::Reports, throttle::ThrottledLog},
 };
-
-/// The queue of every key in the store.
-pub(crate) const QUEUE: QueueConfig =
-    QueueConfig::new(OFFER_TTL.saturating_add(LOCK_DELAY), QUEUE_ENTRY_TTL, MAX_STORE_WAITERS);
 
 /// The waiters and the pending releases that one shard counts alone, so that an uncontended request
 /// writes to its shard only. One request needs one of each.
@@ -97,6 +94,21 @@ pub(crate) struct Driver {
 struct Shard {
     table: LockTable<TokioDriver>,
     ids: AcquisitionIds,
+}
+
+/// The store calls of one event.
+#[derive(Default)]
+struct Calls {
+    releases: Option<Numbered<ReleaseRequest>>,
+    acquires: Option<Numbered<AcquireRequest>>,
+    /// A key has one attempt, and yields once at a time.
+    yields: Option<(u64, YieldRequest)>,
+}
+
+/// The requests of one call of the store, with their numbers.
+struct Numbered<T> {
+    numbers: SmallVec<[u64; 1]>,
+    requests: Many<T>,
 }
 
 /// Notices that messages of the store may have been lost. Many of them are combined into one.
@@ -168,18 +180,8 @@ impl Driver {
             shutdown_started: Notify::new(),
             idle: Notify::new(),
         });
-        let listener = Arc::downgrade(&driver);
-        let deliver = move |event| match (event, listener.upgrade()) {
-            (_, None) => false,
-            // The sink of the parent: a child has its own.
-            (_, Some(driver)) if !driver.is_of_this_process() => false,
-            (None, Some(_)) => true,
-            (Some(event), Some(driver)) => {
-                driver.on_store_event(event);
-                true
-            }
-        };
-        driver.store.subscribe(EventSink::new(Arc::clone(driver.ids.manager()), deliver));
+        let sink = EventSink::new(Arc::clone(driver.ids.manager()), &driver, Self::on_store_event);
+        driver.store.subscribe(sink);
         driver
     }
 
@@ -258,6 +260,7 @@ impl Driver {
                 self.handle_event(&key, Event::Revoked(id));
             }
             StoreEvent::Offered { .. } | StoreEvent::Revoked { .. } => {}
+            StoreEvent::Freed { key } => self.handle_event(&key, Event::Freed),
             StoreEvent::Lagged => self.on_lagged(),
         }
     }
@@ -419,25 +422,64 @@ impl Driver {
         key: &LockKey,
         event: impl FnOnce(&mut LockTable<TokioDriver>, &LazyNow<'_>, &AcquisitionIds, &mut Actions<TokioDriver>) -> T,
     ) -> T {
-        let (mut first, mut second) = (Actions::new(), Actions::new());
-        let (mut actions, mut next) = (&mut first, &mut second);
-        let mut now = LazyNow::new(&self.clock);
+        let mut actions = Actions::new();
+        let now = LazyNow::new(&self.clock);
         let result = {
             let Shard { table, ids } = &mut *self.shards.of(key).lock();
-            event(table, &now, ids, actions)
+            event(table, &now, ids, &mut actions)
         };
-        while !actions.is_empty() {
-            for action in actions.drain(..) {
-                if let Some(event) = self.execute(key, action, &now) {
-                    let Shard { table, ids } = &mut *self.shards.of(key).lock();
-                    now = LazyNow::new(&self.clock);
-                    table.handle_event(key, &now, ids, event, next);
-                }
-            }
-            std::mem::swap(&mut actions, &mut next);
+        let waiting = self.execute_all(key, actions, now);
+        if !waiting.is_empty() {
+            self.send_waiting_releases(waiting);
         }
         self.notify_if_idle();
         result
+    }
+
+    /// Executes the actions of an event, and those that follow from them. Returns the keys whose
+    /// releases have waited and are due.
+    fn execute_all<'a>(
+        self: &'a Arc<Self>,
+        key: &LockKey,
+        mut actions: Actions<TokioDriver>,
+        mut now: LazyNow<'a>,
+    ) -> Vec<LockKey> {
+        let (mut next, mut waiting) = (Actions::new(), Vec::new());
+        while !actions.is_empty() {
+            let mut feed = |event, now: &mut LazyNow<'a>| {
+                let Shard { table, ids } = &mut *self.shards.of(key).lock();
+                *now = LazyNow::new(&self.clock);
+                table.handle_event(key, now, ids, event, &mut next);
+            };
+            let mut calls = Calls::default();
+            for action in actions.drain(..) {
+                match action {
+                    Action::Send(call) => calls.push(call),
+                    Action::SendWaiting(key) => waiting.push(key),
+                    action => {
+                        if let Some(event) = self.execute(key, action, &now) {
+                            feed(event, &mut now);
+                        }
+                    }
+                }
+            }
+            self.send(key, calls, |event| feed(event, &mut now));
+            std::mem::swap(&mut actions, &mut next);
+        }
+        waiting
+    }
+
+    /// A loop and no recursion: the end of one release may be due to the next one, of another key.
+    #[cold]
+    fn send_waiting_releases(self: &Arc<Self>, mut waiting: Vec<LockKey>) {
+        while let Some(key) = waiting.pop() {
+            let (mut actions, now) = (Actions::new(), LazyNow::new(&self.clock));
+            {
+                let Shard { table, ids } = &mut *self.shards.of(&key).lock();
+                table.handle_event(&key, &now, ids, Event::SlotFreed, &mut actions);
+            }
+            waiting.extend(self.execute_all(&key, actions, now));
+        }
     }
 
     // === actions ===
@@ -450,7 +492,7 @@ impl Driver {
         now: &LazyNow<'_>,
     ) -> Option<Event<TokioDriver>> {
         match action {
-            Action::Send(call) => return self.send(key, call),
+            Action::Send(_) | Action::SendWaiting(_) => unreachable!("collected by the caller"),
             Action::Grant(waiter, section) => {
                 // Its caller has disconnected: the section goes to the next waiter.
                 return waiter
@@ -485,29 +527,43 @@ impl Driver {
         None
     }
 
-    fn send(self: &Arc<Self>, key: &LockKey, call: StoreCall) -> Option<Event<TokioDriver>> {
+    /// Makes the calls of one event together, and feeds in the replies that are ready.
+    fn send(self: &Arc<Self>, key: &LockKey, calls: Calls, mut feed: impl FnMut(Event<TokioDriver>)) {
         if !self.is_of_this_process() {
-            return None;
+            return;
         }
-        let StoreCall { number, id, op } = call;
-        let store = &self.store;
-        match op {
-            StoreOp::Acquire { if_busy, lease, unless_recorded } => {
-                let request = AcquireRequest::new(key.clone(), id, lease, if_busy, QUEUE, self.call_timeout)
-                    .unless_recorded(unless_recorded);
-                self.await_reply(key, "acquire", store.acquire(request), move |reply| Event::Acquired(number, reply))
+        let Calls { releases, acquires, yields } = calls;
+        // The releases first: one of them may free the key that an acquire asks for.
+        if let Some(releases) = releases {
+            let replies = self.store.release(releases.requests);
+            self.await_replies(key, "release", releases.numbers, replies, Event::Released, &mut feed);
+        }
+        if let Some(acquires) = acquires {
+            let replies = self.store.acquire(acquires.requests);
+            self.await_replies(key, "acquire", acquires.numbers, replies, Event::Acquired, &mut feed);
+        }
+        if let Some((number, request)) = yields {
+            let reply = self.store.yield_to_queue(request);
+            if let Some(event) = self.await_reply(key, "yield", reply, move |reply| Event::Yielded(number, reply)) {
+                feed(event);
             }
-            StoreOp::Yield { fence, next_id, lease, unless_recorded } => {
-                let request = YieldRequest::new(key.clone(), id, fence, next_id, lease, QUEUE, self.call_timeout)
-                    .unless_recorded(unless_recorded);
-                self.await_reply(key, "yield", store.yield_to_queue(request), move |reply| {
-                    Event::Yielded(number, reply)
-                })
-            }
-            StoreOp::Release { block_for, record } => {
-                let mut request = ReleaseRequest::new(key.clone(), id, block_for, QUEUE);
-                request.record = record.map(Arc::unwrap_or_clone);
-                self.await_reply(key, "release", store.release(request), move |reply| Event::Released(number, reply))
+        }
+    }
+
+    fn await_replies<T: Unpin + Send + 'static>(
+        self: &Arc<Self>,
+        key: &LockKey,
+        operation: &'static str,
+        numbers: SmallVec<[u64; 1]>,
+        replies: Many<StoreFuture<T>>,
+        event: fn(u64, Result<T, StoreError>) -> Event<TokioDriver>,
+        feed: &mut impl FnMut(Event<TokioDriver>),
+    ) {
+        let missing = || StoreFuture::ready(Err(StoreError::new("lock", operation, StoreErrorKind::Protocol)));
+        let replies = replies.into_iter().chain(std::iter::repeat_with(missing));
+        for (number, reply) in numbers.into_iter().zip(replies) {
+            if let Some(event) = self.await_reply(key, operation, reply, move |reply| event(number, reply)) {
+                feed(event);
             }
         }
     }
@@ -631,6 +687,28 @@ impl Driver {
     /// so that a table that was empty stays empty.
     fn is_idle(&self) -> bool {
         self.shards.iter().all(|shard| shard.lock().table.is_empty())
+    }
+}
+
+impl Calls {
+    fn push(&mut self, StoreCall { number, op }: StoreCall) {
+        match op {
+            StoreOp::Release(request) => Numbered::push(&mut self.releases, number, request),
+            StoreOp::Acquire(request) => Numbered::push(&mut self.acquires, number, request),
+            StoreOp::Yield(request) => self.yields = Some((number, request)),
+        }
+    }
+}
+
+impl<T> Numbered<T> {
+    fn push(calls: &mut Option<Self>, number: u64, request: T) {
+        match calls {
+            Some(calls) => {
+                calls.numbers.push(number);
+                calls.requests.push(request);
+            }
+            None => *calls = Some(Self { numbers: SmallVec::from_buf([number]), requests: request.into() }),
+        }
     }
 }
 

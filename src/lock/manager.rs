@@ -6,12 +6,7 @@ use std::{
 
 use tokio::time::timeout;
 
-use super::{
-    LockBuilder, LockStatus,
-    driver::{Driver, QUEUE},
-    request_scope::Parent,
-    watchdog,
-};
+use super::{LockBuilder, LockStatus, driver::Driver, request_scope::Parent, watchdog};
 use crate::{
     acquisition::AcquisitionIds,
     clock::Clock,
@@ -20,6 +15,7 @@ use crate::{
     owner::Owner,
     policy::LockPolicy,
     process::Process,
+    proto,
     store::{ForceReleaseReply, ForceReleaseRequest, KeyStatus, LockStore, StoreError, StoreErrorKind, StoreFuture},
     telemetry::{metrics, report::Report},
 };
@@ -159,7 +155,7 @@ impl LockManager {
     /// Fails if the store does not reply within its [call timeout](LockStore::call_timeout).
     pub async fn inspect(&self, key: impl Into<LockKey>) -> Result<LockStatus, StoreError> {
         let key = key.into();
-        let KeyStatus { holders, lease_left, waiting } =
+        let KeyStatus { holders, lease_left, waiting, .. } =
             self.within("inspect", self.driver().store.inspect(key.clone())).await?;
         let (holder, since) = holders.into_iter().next().map_or((None, None), |holder| (Some(holder.id), holder.since));
         let waiting_locally = self.driver().waiting_for(&key);
@@ -179,7 +175,7 @@ impl LockManager {
     /// Fails if the store does not reply within its [call timeout](LockStore::call_timeout). The
     /// lock may have been revoked nevertheless.
     pub async fn force_release(&self, key: impl Into<LockKey>) -> Result<ForceReleaseReply, StoreError> {
-        let request = ForceReleaseRequest::new(key.into(), LOCK_DELAY, QUEUE);
+        let request = ForceReleaseRequest::new(key.into(), LOCK_DELAY, proto::QUEUE);
         self.within("force-release", self.driver().store.force_release(request)).await
     }
 

@@ -21,7 +21,6 @@ mod watchdog;
 mod shuttle_tests;
 
 #[cfg(feature = "__internals")]
-pub(crate) use self::driver::QUEUE;
 pub(crate) use self::{
     acquire::{Claim, ClaimFuture, LockParams},
     driver::Driver,

@@ -20,7 +20,7 @@ use std::{
 
 use shuttle::{future::block_on, thread};
 
-use super::{LockFuture, LockGuard, LockManager, driver::QUEUE};
+use super::{LockFuture, LockGuard, LockManager};
 use crate::{
     clock::Clock,
     error::LockError,

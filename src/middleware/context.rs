@@ -40,7 +40,7 @@ use crate::{
     owner::{Identity, Owner},
     policy::LockPolicy,
     rejection::{OnReject, Rejection},
-    store::Record,
+    store::{Demand, Record},
     sync::Mutex,
     telemetry::{metrics::count_replay, route::Route, span::LockSpan},
 };
@@ -281,7 +281,7 @@ impl RequestContext {
         async move {
             let policy = &self.0.params.handler_policy;
             self.reserve_for_waiting(route, &key, body, policy)?;
-            let ClaimedLock::Granted(lock) = self.request_lock(route, key, policy, false).await? else {
+            let ClaimedLock::Granted(lock) = self.request_lock(route, key, policy, Demand::new()).await? else {
                 unreachable!("a request that ignores records")
             };
             // The server may not have noticed the disconnect.
@@ -304,7 +304,10 @@ impl RequestContext {
     ) -> Result<ClaimedLock, Rejection> {
         let policy = self.policy();
         self.reserve_for_waiting(route, &key, body, policy).map_err(Rejection::into_in_flight)?;
-        let claimed = self.request_lock(route, key, policy, true).await.map_err(Rejection::into_in_flight)?;
+        let claimed = self
+            .request_lock(route, key, policy, Demand::new().unless_recorded())
+            .await
+            .map_err(Rejection::into_in_flight)?;
         match claimed {
             ClaimedLock::Granted(lock) if client.is_some_and(ClientConnection::is_closed) => {
                 lock.cancel();
@@ -341,7 +344,7 @@ impl RequestContext {
         route: &Route,
         key: LockKey,
         policy: &LockPolicy,
-        unless_recorded: bool,
+        demand: Demand,
     ) -> impl Future<Output = Result<ClaimedLock, Rejection>> {
         async move {
             let hold_estimate = &self.0.params.hold_estimate;
@@ -355,7 +358,7 @@ impl RequestContext {
                 limits: policy.request_hold_limits(),
                 owner: Some(self.owner()),
                 route: route.label(),
-                unless_recorded,
+                demand,
             };
             match ClaimFuture::new(Arc::clone(&self.0.driver), params).await {
                 Ok(Claim::Granted(guard)) => {

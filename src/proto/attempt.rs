@@ -9,7 +9,7 @@ use crate::{
     fencing::FencingToken,
     limits::{QUEUE_POLL_INTERVAL, RETRY_MIN},
     owner::Owner,
-    store::{NewRecord, StoreError, StoreErrorKind},
+    store::{Demand, NewRecord, StoreError, StoreErrorKind},
 };
 
 /// One acquisition id, from its first store call to its release.
@@ -35,8 +35,8 @@ pub(super) struct Attempt<D: DriverTypes> {
     /// The lock-delay of the last acquire or yield: the store keeps the key for longer than the
     /// lease.
     pub(super) lock_delay: Duration,
-    /// The last acquire or yield asked for the record of the key.
-    pub(super) unless_recorded: bool,
+    /// What the last acquire or yield asked of the key.
+    pub(super) demand: Demand,
     /// The instant of the next acquire.
     pub(super) retry_at: Option<BootInstant>,
     /// The instant of the last reply that queued this id.
@@ -71,8 +71,8 @@ pub(super) struct Holding<D: DriverTypes> {
     pub(super) since: BootInstant,
     /// The number of sections since then.
     pub(super) sections: u16,
-    /// The store has granted the key because it has no record.
-    pub(super) is_unrecorded: bool,
+    /// What the grant was asked for.
+    pub(super) demand: Demand,
     pub(super) active: Option<ActiveSection<D>>,
 }
 
@@ -103,7 +103,7 @@ impl<D: DriverTypes> Attempt<D> {
             is_verified: false,
             lease: Duration::ZERO,
             lock_delay: Duration::ZERO,
-            unless_recorded: false,
+            demand: Demand::new(),
             retry_at: None,
             last_reply_at: BootInstant::default(),
             holder_expires_at: BootInstant::default(),
@@ -140,13 +140,20 @@ impl<D: DriverTypes> Attempt<D> {
         self.in_flight.error().cloned().or_else(|| has_no_reply.then(timeout))
     }
 
-    /// Schedules the next acquire of a queued id: about a second later, or when the lease of the
-    /// holder ends.
-    pub(super) fn schedule_poll(&mut self, now: BootInstant, lease_left: Duration, jitter: f64) {
+    /// Schedules the next acquire of a queued id: when the store says so, otherwise about a second
+    /// later, or when the lease of the holder ends.
+    pub(super) fn schedule_poll(
+        &mut self,
+        now: BootInstant,
+        poll_in: Option<Duration>,
+        lease_left: Duration,
+        jitter: f64,
+    ) {
         let interval = QUEUE_POLL_INTERVAL.mul_f64(0.8 + 0.4 * jitter);
         // Rounded up: in the last millisecond of the lease the reply would be busy once more.
-        let lease_end = lease_left.saturating_add(Duration::from_millis(2)).max(RETRY_MIN);
-        self.retry_at = Some(now.saturating_add(interval.min(lease_end)));
+        let lease_end = lease_left.saturating_add(Duration::from_millis(2));
+        let delay = poll_in.unwrap_or(interval.min(lease_end)).max(RETRY_MIN);
+        self.retry_at = Some(now.saturating_add(delay));
     }
 }
 

@@ -18,9 +18,10 @@
 //!   [`Event::Lagged`] or [`Event::Shutdown`] to each of them.
 //! - **Queries** do not change which waiter gets the key.
 //!
-//! After each event the driver unlocks the mutex and executes the actions in order. An event that
-//! results from an action is fed in after that action; the actions of that event are executed after
-//! those of the first event. Each action is an obligation of the driver:
+//! After each event the driver unlocks the mutex and executes the actions in order. The calls of
+//! one event may be made together, after its other actions. An event that results from an action is
+//! fed in after that action; the actions of that event are executed after those of the first event.
+//! Each action is an obligation of the driver:
 //!
 //! - [`Send`](Action::Send): call the store, and feed in exactly one event with the number of the
 //!   call: [`Acquired`](Event::Acquired), [`Yielded`](Event::Yielded) or
@@ -41,6 +42,7 @@
 //! - [`Untrack`](Action::Untrack): stop the checks, and notify the tasks that observe the grant.
 //! - [`SectionEnded`](Action::SectionEnded): notify the tasks that observe the section.
 //! - [`ReleaseOutcome`](Action::ReleaseOutcome): send the outcome to the guard that waits for it.
+//! - [`SendWaiting`](Action::SendWaiting): feed in [`Event::SlotFreed`] for this other key.
 //! - [`WakeAt`](Action::WakeAt): feed in one [`Timer`](Event::Timer) with this instant, not
 //!   earlier. If the timer is lost, call [`take_timer`](table::LockTable::take_timer).
 //!
@@ -52,7 +54,8 @@
 //! They are numbered, and cited in comments where the code depends on them.
 //!
 //! - **I1** A key is released or handed off only for the acquisition that holds it.
-//! - **I2** No acquire is sent before the capacity for its release is reserved.
+//! - **I2** A bounded number of releases are under way, and the rest wait in their entries. While
+//!   more of both are pending than the bound, no acquire is sent.
 //! - **I3** A local deadline counts from before the request that was granted was sent, minus drift.
 //! - **I4** A lock counts as held only before that deadline, and only a reply of the store extends
 //!   it.
@@ -85,10 +88,15 @@ use crate::{
     acquisition::{AcquisitionId, AcquisitionIds},
     clock::{BootInstant, LazyNow},
     error::{LockError, LockLost},
-    limits::{FIRST_WAITER_RESERVE, MAX_WAITERS_PER_PROCESS},
+    limits::{
+        FIRST_WAITER_RESERVE, LOCK_DELAY, MAX_STORE_WAITERS, MAX_WAITERS_PER_PROCESS, OFFER_TTL, QUEUE_ENTRY_TTL,
+    },
     lock_key::LockKey,
     proto::lease::LeaseBounds,
-    store::{AcquireReply, IfBusy, NewRecord, Record, ReleaseReply, StoreError, YieldReply},
+    store::{
+        AcquireReply, AcquireRequest, NewRecord, QueueConfig, Record, ReleaseReply, ReleaseRequest, StoreError,
+        YieldReply, YieldRequest,
+    },
 };
 
 pub(crate) mod table;
@@ -106,6 +114,10 @@ pub(crate) mod hold_limits;
 pub(crate) mod lease;
 #[cfg(test)]
 mod tests;
+
+/// The queue of every key in the store.
+pub(crate) const QUEUE: QueueConfig =
+    QueueConfig::new(OFFER_TTL.saturating_add(LOCK_DELAY), QUEUE_ENTRY_TTL, MAX_STORE_WAITERS);
 
 /// The types that a driver attaches to the objects of the state machine.
 ///
@@ -148,6 +160,8 @@ pub enum Action<D: DriverTypes> {
     ReleaseOutcome(Arc<Section<D>>, Result<ReleaseOutcome, StoreError>),
     /// Schedules a [timer](Event::Timer) for this instant.
     WakeAt(BootInstant),
+    /// Feeds [`Event::SlotFreed`] to another key, whose release waits until fewer are under way.
+    SendWaiting(LockKey),
 }
 
 /// The actions of one event.
@@ -158,42 +172,30 @@ pub type Actions<D> = SmallVec<[Action<D>; 2]>;
 pub struct StoreCall {
     /// The number of the call, never used twice. The result is matched by it.
     pub number: u64,
-    /// The acquisition that the call is for.
-    pub id: AcquisitionId,
-    /// The operation and its arguments.
+    /// The operation.
     pub op: StoreOp,
 }
 
-/// A store operation. The driver adds the key and the id of the [`StoreCall`].
+#[cfg(test)]
+impl StoreCall {
+    fn id(&self) -> AcquisitionId {
+        match &self.op {
+            StoreOp::Acquire(request) => request.id.clone(),
+            StoreOp::Yield(request) => request.id.clone(),
+            StoreOp::Release(request) => request.id.clone(),
+        }
+    }
+}
+
+/// A store operation.
 #[derive(Clone, Debug)]
 pub enum StoreOp {
     /// `LockStore::acquire`.
-    Acquire {
-        /// What the store does if the key is held or queued for.
-        if_busy: IfBusy,
-        /// The lease, lock-delay included.
-        lease: Duration,
-        /// Whether a record of the key stands in place of a grant.
-        unless_recorded: bool,
-    },
+    Acquire(AcquireRequest),
     /// `LockStore::yield_to_queue`.
-    Yield {
-        /// The fence of the current grant.
-        fence: u64,
-        /// The id that waits for the key, should the store offer it to another process.
-        next_id: AcquisitionId,
-        /// The lease, lock-delay included.
-        lease: Duration,
-        /// Whether a record of the key stands in place of a grant of the next id.
-        unless_recorded: bool,
-    },
+    Yield(YieldRequest),
     /// `LockStore::release`.
-    Release {
-        /// How long the key stays blocked after the release.
-        block_for: Duration,
-        /// The record to leave.
-        record: Option<Arc<NewRecord>>,
-    },
+    Release(ReleaseRequest),
 }
 
 /// An input of the state machine.
@@ -210,6 +212,10 @@ pub enum Event<D: DriverTypes> {
     /// A message says that the grant of this acquisition was revoked (I7: a hint that may be
     /// forged).
     Revoked(AcquisitionId),
+    /// A message says that the key may be free (I7: a hint).
+    Freed,
+    /// A release of this key that waits may be sent. Fed in after an [`Action::SendWaiting`].
+    SlotFreed,
     /// Messages of the store may have been lost. Fed in for each key that
     /// [`LockTable::lagged`](table::LockTable::lagged) returns.
     Lagged,
@@ -295,9 +301,9 @@ impl QueuePosition {
 
 impl<D: DriverTypes> Env<'_, D> {
     /// Builds a call. Its number is never used again, not even by another entry of the same key.
-    fn store_call(&mut self, id: &AcquisitionId, op: StoreOp) -> StoreCall {
+    fn store_call(&mut self, op: StoreOp) -> StoreCall {
         *self.last_number += 1;
-        StoreCall { number: *self.last_number, id: id.clone(), op }
+        StoreCall { number: *self.last_number, op }
     }
 
     fn now(&self) -> BootInstant {

@@ -41,6 +41,8 @@ pub(super) struct PendingRelease<D: DriverTypes> {
     pub(super) awaited_acquire: Option<u64>,
     /// The number of the release in flight.
     pub(super) in_flight: Option<u64>,
+    /// The release is due, and is sent when fewer releases of the process are under way (I2).
+    pub(super) waits_for_slot: bool,
     pub(super) in_doubt_until: Option<BootInstant>,
     /// The instant of the newest release that was sent.
     pub(super) sent_at: BootInstant,
@@ -80,6 +82,11 @@ impl<D: DriverTypes> PendingReleases<D> {
 
     pub(super) fn is_empty(&self) -> bool {
         self.releases.is_empty()
+    }
+
+    /// The number of those that were sent and have no reply.
+    pub(super) fn under_way(&self) -> usize {
+        self.releases.iter().filter(|release| release.in_flight.is_some()).count()
     }
 
     pub(super) fn unclaimed_offers(&self) -> usize {
@@ -163,6 +170,7 @@ impl<D: DriverTypes> PendingRelease<D> {
             lease,
             awaited_acquire: None,
             in_flight: None,
+            waits_for_slot: false,
             in_doubt_until: None,
             sent_at: created_at,
             created_at,

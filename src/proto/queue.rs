@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, time::Duration};
 
 use super::hold_limits::HoldLimits;
-use crate::{clock::BootInstant, owner::Owner};
+use crate::{clock::BootInstant, owner::Owner, store::Demand};
 
 /// One request for a key.
 #[derive(Debug)]
@@ -18,8 +18,8 @@ pub struct LockRequest<W> {
     pub parent: Option<Owner>,
     /// The limits of its section.
     pub limits: HoldLimits,
-    /// Whether the record of the key answers this request in place of a section.
-    pub unless_recorded: bool,
+    /// What it asks of the key.
+    pub demand: Demand,
 }
 
 /// The most places of a spare queue: most keys have no more waiters at a time.
@@ -144,8 +144,8 @@ impl<W> WaitQueue<W> {
     }
 
     /// Removes the first request that a record answers.
-    pub(super) fn remove_unless_recorded(&mut self) -> Option<LockRequest<W>> {
-        let at = self.entries.iter().position(|entry| entry.request.unless_recorded)?;
+    pub(super) fn remove_answered(&mut self) -> Option<LockRequest<W>> {
+        let at = self.entries.iter().position(|entry| entry.request.demand.takes_record())?;
         self.remove(at)
     }
 
@@ -161,7 +161,7 @@ impl<W> WaitQueue<W> {
         }
         // A duplicate gets the record of the section, and does not join it.
         let is_next = |Entry { request, deadline, number: _ }: &Entry<W>| {
-            request.owner.as_ref() == Some(owner) && *deadline > now && !request.unless_recorded
+            request.owner.as_ref() == Some(owner) && *deadline > now && request.demand.joins_sections()
         };
         let at = self.entries.iter().position(is_next)?;
         self.remove(at)
@@ -179,14 +179,8 @@ mod tests {
         let mut queue = WaitQueue::new();
         for &(waiter, wait, owner) in requests {
             let owner = owner.cloned();
-            let request = LockRequest {
-                waiter,
-                wait,
-                owner,
-                parent: None,
-                limits: HoldLimits::default(),
-                unless_recorded: false,
-            };
+            let request =
+                LockRequest { waiter, wait, owner, parent: None, limits: HoldLimits::default(), demand: Demand::new() };
             let deadline = if wait.is_zero() { BootInstant::FAR_FUTURE } else { START.saturating_add(wait) };
             queue.push(u64::from(waiter), deadline, request);
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    Actions, DriverTypes, Env, Event, GuardEnd, LockRequest, QueuePosition,
+    Action, Actions, DriverTypes, Env, Event, GuardEnd, LockRequest, QueuePosition,
     entry::{EntryCounts, LockEntry},
     lease::LeaseBounds,
     section::{ReleaseOutcome, Section},
@@ -244,6 +244,8 @@ impl<D: DriverTypes> LockTable<D> {
         let table = self.counts.replace(before, after);
         self.usage.change(self.allowance, self.counts, table);
         self.counts = table;
+        // I2: after each event, because it may have ended a release, or may have had one wait.
+        actions.extend(self.usage.next_waiting_release().map(Action::SendWaiting));
         match (before.is_queued, after.is_queued) {
             (false, true) => drop(self.queued.insert(key.clone(), ())),
             (true, false) => drop(self.queued.remove(key)),

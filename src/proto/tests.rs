@@ -8,11 +8,11 @@ use super::{grant::NextCheck, hold_limits::HoldLimits, table::LockTable, *};
 use crate::{
     error::QueueBound,
     limits::{
-        FIRST_WAITER_RESERVE, MAX_PENDING_RECORD_BYTES, MAX_PENDING_RELEASES, MAX_UNCLAIMED_OFFER_RELEASES,
+        FIRST_WAITER_RESERVE, MAX_PENDING_RECORD_BYTES, MAX_RELEASES_UNDER_WAY, MAX_UNCLAIMED_OFFER_RELEASES,
         MAX_WAITERS_PER_KEY, MAX_WAITERS_PER_PROCESS, OFFER_TTL, STORE_TIMEOUT,
     },
     owner::Owner,
-    store::StoreErrorKind,
+    store::{Demand, IfBusy, StoreErrorKind},
 };
 
 type Outcome = Result<Arc<Section<NoDriver>>, LockError>;
@@ -28,6 +28,7 @@ struct Harness {
     recorded: Vec<(u32, Arc<Record>)>,
     recalled: Vec<(u32, LockError)>,
     wakeups: Vec<BootInstant>,
+    resumed: Vec<LockKey>,
     tracked: usize,
     verifications: usize,
 }
@@ -43,6 +44,7 @@ fn harness() -> Harness {
         recorded: Vec::new(),
         recalled: Vec::new(),
         wakeups: Vec::new(),
+        resumed: Vec::new(),
         tracked: 0,
         verifications: 0,
     }
@@ -72,6 +74,7 @@ impl Harness {
                 Action::Recall(waiter, error) => self.recalled.push((waiter, error)),
                 Action::WakeAt(at) => self.wakeups.push(at),
                 Action::Track(_) => self.tracked += 1,
+                Action::SendWaiting(key) => self.resumed.push(key),
                 Action::Verify(_) => self.verifications += 1,
                 Action::Untrack(_) | Action::SectionEnded(_) | Action::ReleaseOutcome(..) => {}
             }
@@ -91,7 +94,7 @@ impl Harness {
     fn request_with(&mut self, waiter: u32, wait: Duration, owner: Option<&Owner>) -> u64 {
         let owner = owner.cloned();
         let request =
-            LockRequest { waiter, wait, owner, parent: None, limits: HoldLimits::default(), unless_recorded: false };
+            LockRequest { waiter, wait, owner, parent: None, limits: HoldLimits::default(), demand: Demand::new() };
         let mut actions = Actions::new();
         let number = self.table.request(&self.key, &LazyNow::fixed(self.now), &self.ids, request, &mut actions);
         self.execute(actions);
@@ -142,7 +145,7 @@ impl Harness {
 
     fn reply_freed(&mut self) {
         let call = self.take_call();
-        assert!(matches!(call.op, StoreOp::Release { .. }), "{call:?}");
+        assert!(matches!(call.op, StoreOp::Release(_)), "{call:?}");
         self.handle(Event::Released(call.number, Ok(ReleaseReply::Freed)));
     }
 }
@@ -153,7 +156,7 @@ const fn ms(ms: u64) -> Duration {
 
 const WAIT: Duration = Duration::from_secs(600);
 const BUSY: AcquireReply = AcquireReply::Busy { lease_left: ms(20_000) };
-const QUEUED: AcquireReply = AcquireReply::Queued { ahead: 0, lease_left: ms(20_000) };
+const QUEUED: AcquireReply = AcquireReply::Queued { ahead: 0, lease_left: ms(20_000), poll_in: None };
 const GRANTED: AcquireReply = AcquireReply::Granted { fence: 7 };
 
 #[test]
@@ -177,10 +180,10 @@ fn a_grant_that_arrives_late_is_released_and_requested_again() {
     h.now = h.now.saturating_add(Duration::from_secs(23));
     h.reply(GRANTED);
     assert!(h.results.is_empty());
-    let first = h.calls[0].id.clone();
+    let first = h.calls[0].id();
     h.reply_freed();
     let second = h.take_call();
-    assert!(matches!(second.op, StoreOp::Acquire { .. }) && second.id != first, "under another id");
+    assert!(matches!(second.op, StoreOp::Acquire(_)) && second.id() != first, "under another id");
     h.handle(Event::Acquired(second.number, Ok(GRANTED)));
     h.expect_grant(1);
 }
@@ -262,15 +265,18 @@ fn a_queued_attempt_keeps_requesting_a_queue_entry() {
     let mut h = harness();
     h.request(1, false);
     let call = h.take_call();
-    assert!(matches!(call.op, StoreOp::Acquire { if_busy: IfBusy::Fail, .. }));
+    assert!(matches!(call.op, StoreOp::Acquire(AcquireRequest { if_busy: IfBusy::Fail, .. })));
     h.request(2, true);
     h.handle(Event::Acquired(call.number, Ok(BUSY)));
     assert!(matches!(h.results.remove(0), (1, Err(LockError::Busy { .. }))));
     let call = h.take_call();
-    assert!(matches!(call.op, StoreOp::Acquire { if_busy: IfBusy::Enqueue, .. }), "a waiter has joined");
+    assert!(
+        matches!(call.op, StoreOp::Acquire(AcquireRequest { if_busy: IfBusy::Enqueue, .. })),
+        "a waiter has joined"
+    );
     h.handle(Event::Acquired(call.number, Ok(QUEUED)));
     h.advance(ms(1_200));
-    assert!(matches!(h.take_call().op, StoreOp::Acquire { if_busy: IfBusy::Enqueue, .. }), "the poll");
+    assert!(matches!(h.take_call().op, StoreOp::Acquire(AcquireRequest { if_busy: IfBusy::Enqueue, .. })), "the poll");
 }
 
 /// I7: the reply that is awaited may be older than the offer.
@@ -279,8 +285,8 @@ fn an_offer_during_an_acquire_is_not_lost() {
     let mut h = harness();
     h.request(1, true);
     let call = h.take_call();
-    h.handle(Event::Offered(call.id.clone()));
-    h.handle(Event::Offered(call.id.clone()));
+    h.handle(Event::Offered(call.id()));
+    h.handle(Event::Offered(call.id()));
     assert!(h.calls.is_empty(), "one call at a time");
     h.handle(Event::Acquired(call.number, Ok(QUEUED)));
     h.reply(GRANTED);
@@ -294,7 +300,7 @@ fn an_offer_to_an_unknown_id_is_released() {
     let mut h = harness();
     let unknown_id = h.ids.next();
     h.handle(Event::Offered(unknown_id.clone()));
-    assert_eq!(h.calls[0].id, unknown_id);
+    assert_eq!(h.calls[0].id(), unknown_id);
     h.handle(Event::Offered(unknown_id));
     h.reply_freed();
     assert!(h.table.is_empty());
@@ -346,10 +352,10 @@ fn repeated_revocation_messages_delay_a_grant_by_one_acquire() {
     let mut h = harness();
     h.request(1, true);
     let call = h.take_call();
-    h.handle(Event::Revoked(call.id.clone()));
+    h.handle(Event::Revoked(call.id()));
     h.handle(Event::Acquired(call.number, Ok(GRANTED)));
     let call = h.take_call();
-    h.handle(Event::Revoked(call.id.clone()));
+    h.handle(Event::Revoked(call.id()));
     h.handle(Event::Acquired(call.number, Ok(GRANTED)));
     h.expect_grant(1);
     assert_eq!(h.verifications, 1, "verified while the section runs");
@@ -359,12 +365,15 @@ fn repeated_revocation_messages_delay_a_grant_by_one_acquire() {
 fn revocation_messages_during_a_yield_delay_a_section_by_one_yield() {
     for is_revoked in [false, true] {
         let (mut h, _, call) = yielding();
-        h.handle(Event::Revoked(call.id.clone()));
+        h.handle(Event::Revoked(call.id()));
         h.handle(Event::Yielded(call.number, Ok(YieldReply::Extended { fence: 8 })));
         assert!(h.results.is_empty(), "a yield is sent first");
         let again = h.take_call();
-        assert!(matches!(again.op, StoreOp::Yield { fence: 8, .. }) && again.id == call.id, "{again:?}");
-        h.handle(Event::Revoked(call.id));
+        assert!(
+            matches!(again.op, StoreOp::Yield(YieldRequest { fence: 8, .. })) && again.id() == call.id(),
+            "{again:?}"
+        );
+        h.handle(Event::Revoked(call.id()));
         if is_revoked {
             h.handle(Event::Yielded(again.number, Ok(YieldReply::NotHolder(QUEUED))));
             assert!(h.results.is_empty(), "{:?}", h.results);
@@ -381,7 +390,7 @@ fn revocation_messages_during_a_yield_delay_a_section_by_one_yield() {
 fn a_renewal_refused_during_a_yield_waits_for_the_yield_reply() {
     for is_lost in [false, true] {
         let (mut h, section, call) = yielding();
-        h.handle(Event::Lost(call.id.clone(), LockLost::Revoked));
+        h.handle(Event::Lost(call.id(), LockLost::Revoked));
         let reply = if is_lost { YieldReply::Extended { fence: 8 } } else { YieldReply::NotHolder(QUEUED) };
         h.handle(Event::Yielded(call.number, Ok(reply)));
         // A refusal after the extension is a loss: no section starts under the grant.
@@ -409,7 +418,7 @@ fn a_grant_in_doubt_is_handed_off_after_a_store_reply() {
     section.grant.verify(h.now);
     h.end_guard(&section, GuardEnd::Released);
     let call = h.take_call();
-    assert!(matches!(call.op, StoreOp::Yield { .. }), "{call:?}");
+    assert!(matches!(call.op, StoreOp::Yield(_)), "{call:?}");
     h.handle(Event::Yielded(call.number, Ok(YieldReply::Extended { fence: 8 })));
     let section = h.expect_grant(2);
     h.end_guard(&section, GuardEnd::Released);
@@ -452,8 +461,7 @@ fn a_task_whose_parent_holds_or_awaits_the_key_is_rejected() {
     let request = |h: &mut Harness, waiter, owner: Option<&Owner>, parent: Option<&Owner>, waits| {
         let (owner, parent) = (owner.cloned(), parent.cloned());
         let wait = if waits { WAIT } else { Duration::ZERO };
-        let request =
-            LockRequest { waiter, wait, owner, parent, limits: HoldLimits::default(), unless_recorded: false };
+        let request = LockRequest { waiter, wait, owner, parent, limits: HoldLimits::default(), demand: Demand::new() };
         let mut actions = Actions::new();
         h.table.request(&h.key, &LazyNow::fixed(h.now), &h.ids, request, &mut actions);
         h.execute(actions);
@@ -580,7 +588,7 @@ fn only_undelivered_holds_of_one_owner_are_recalled() {
             owner,
             parent: None,
             limits: HoldLimits::default(),
-            unless_recorded: false,
+            demand: Demand::new(),
         };
         let mut actions = Actions::new();
         h.table.request(&h.key, &LazyNow::fixed(h.now), &h.ids, request, &mut actions);
@@ -663,7 +671,7 @@ fn an_acquire_that_was_not_sent_leaves_nothing_to_release() {
     while h.results.is_empty() {
         h.advance(ms(50));
         for call in std::mem::take(&mut h.calls) {
-            assert!(matches!(call.op, StoreOp::Acquire { .. }), "{call:?}");
+            assert!(matches!(call.op, StoreOp::Acquire(_)), "{call:?}");
             h.handle(Event::Acquired(call.number, Err(overloaded())));
         }
     }
@@ -681,7 +689,7 @@ fn an_acquire_that_was_sent_is_released_although_its_repetition_was_not_sent() {
     let call = h.take_call();
     h.handle(Event::Acquired(call.number, Err(overloaded())));
     h.cancel(number);
-    assert!(matches!(h.take_call().op, StoreOp::Release { .. }));
+    assert!(matches!(h.take_call().op, StoreOp::Release(_)));
 }
 
 /// I8: the acquire in doubt may be executed after a release that was sent during the doubt.
@@ -731,10 +739,10 @@ fn a_yield_does_not_end_an_earlier_acquire_in_doubt() {
     h.end_guard(&section, GuardEnd::Released);
     let call = h.take_call();
     h.now = h.now.saturating_add(ms(450));
-    let old = call.id.clone();
+    let old = call.id();
     h.handle(Event::Yielded(call.number, Ok(YieldReply::NotHolder(QUEUED))));
     h.advance(ms(2));
-    assert_eq!(h.calls.remove(0).id, old);
+    assert_eq!(h.calls.remove(0).id(), old);
 }
 
 /// I7: an operator revokes the key while the reply that grants it is on its way.
@@ -743,11 +751,11 @@ fn a_grant_revoked_before_its_reply_does_not_start() {
     let mut h = harness();
     h.request(1, true);
     let call = h.take_call();
-    h.handle(Event::Revoked(call.id.clone()));
+    h.handle(Event::Revoked(call.id()));
     h.handle(Event::Acquired(call.number, Ok(GRANTED)));
     assert!(h.results.is_empty(), "an acquire is sent first");
     h.reply(QUEUED);
-    h.handle(Event::Offered(call.id));
+    h.handle(Event::Offered(call.id()));
     h.reply(AcquireReply::Granted { fence: 8 });
     h.expect_grant(1);
 }
@@ -756,7 +764,7 @@ fn a_grant_revoked_before_its_reply_does_not_start() {
 #[test]
 fn a_grant_revoked_before_its_yield_reply_does_not_start() {
     let (mut h, _, call) = yielding();
-    let StoreOp::Yield { next_id, fence: 7, .. } = call.op else { panic!("{call:?}") };
+    let StoreOp::Yield(YieldRequest { next_id, fence: 7, .. }) = call.op else { panic!("{call:?}") };
     h.handle(Event::Revoked(next_id));
     h.handle(Event::Yielded(call.number, Ok(YieldReply::NotHolder(AcquireReply::Granted { fence: 8 }))));
     assert!(h.results.is_empty(), "an acquire is sent first");
@@ -783,7 +791,7 @@ fn a_request_after_the_store_timeout_ignores_a_pending_release() {
     h.reply(AcquireReply::Granted { fence: 8 });
     h.expect_grant(2);
     // The store replies again: the failed release is repeated at once.
-    assert!(matches!(h.take_call().op, StoreOp::Release { .. }));
+    assert!(matches!(h.take_call().op, StoreOp::Release(_)));
 }
 
 /// The store may have become silent since its last reply.
@@ -799,7 +807,7 @@ fn a_request_sends_an_acquire_if_the_last_reply_is_old() {
     h.request(3, true);
     h.request(4, true);
     assert!(
-        matches!(h.take_call().op, StoreOp::Acquire { if_busy: IfBusy::Enqueue, .. }),
+        matches!(h.take_call().op, StoreOp::Acquire(AcquireRequest { if_busy: IfBusy::Enqueue, .. })),
         "one acquire for all requests"
     );
 }
@@ -810,7 +818,7 @@ fn a_grant_that_yields_before_its_first_section_is_tracked() {
     let mut h = harness();
     let first = h.request(1, true);
     let limits = HoldLimits { lock_delay: ms(5_000), ..HoldLimits::default() };
-    let request = LockRequest { waiter: 2, wait: WAIT, owner: None, parent: None, limits, unless_recorded: false };
+    let request = LockRequest { waiter: 2, wait: WAIT, owner: None, parent: None, limits, demand: Demand::new() };
     let mut actions = Actions::new();
     h.table.request(&h.key, &LazyNow::fixed(h.now), &h.ids, request, &mut actions);
     h.execute(actions);
@@ -845,7 +853,7 @@ fn a_timer_of_an_ended_key_is_not_one_of_the_next_key() {
 fn a_section_limit_does_not_outlive_its_section() {
     let mut h = harness();
     let limits = HoldLimits { max_hold: Some(ms(200)), ..HoldLimits::default() };
-    let request = LockRequest { waiter: 1, wait: WAIT, owner: None, parent: None, limits, unless_recorded: false };
+    let request = LockRequest { waiter: 1, wait: WAIT, owner: None, parent: None, limits, demand: Demand::new() };
     let mut actions = Actions::new();
     h.table.request(&h.key, &LazyNow::fixed(h.now), &h.ids, request, &mut actions);
     h.execute(actions);
@@ -854,7 +862,7 @@ fn a_section_limit_does_not_outlive_its_section() {
     h.request(2, true);
     h.now = h.now.saturating_add(ms(150));
     h.end_guard(&section, GuardEnd::Released);
-    assert!(matches!(h.take_call().op, StoreOp::Yield { .. }));
+    assert!(matches!(h.take_call().op, StoreOp::Yield(_)));
     assert!(section.grant.next_check_at() > h.now.saturating_add(ms(60)), "the next check is the renewal");
 }
 
@@ -862,7 +870,7 @@ fn a_section_limit_does_not_outlive_its_section() {
 #[test]
 fn no_acquire_is_sent_at_the_bound_of_pending_releases() {
     let mut h = harness();
-    for n in 0..MAX_PENDING_RELEASES {
+    for n in 0..MAX_RELEASES_UNDER_WAY {
         h.key = LockKey::from(("n", n));
         h.request(1, false);
         h.reply(GRANTED);
@@ -877,18 +885,18 @@ fn no_acquire_is_sent_at_the_bound_of_pending_releases() {
     assert_eq!((error.operation(), error.kind()), ("acquire", StoreErrorKind::Unavailable));
     let bound = error.source().expect("the bound is named");
     assert!(
-        bound.to_string().starts_with(&format!("{MAX_PENDING_RELEASES} releases have not reached the store")),
+        bound.to_string().starts_with(&format!("{MAX_RELEASES_UNDER_WAY} releases have not reached the store")),
         "{bound}"
     );
     assert!(bound.source().is_none(), "no release has failed yet");
-    assert_eq!(h.table.len(), MAX_PENDING_RELEASES);
+    assert_eq!(h.table.len(), MAX_RELEASES_UNDER_WAY);
 }
 
 /// Guarantee: G6.
 #[test]
 fn the_bound_of_pending_releases_names_the_last_store_error() {
     let mut h = harness();
-    for n in 0..MAX_PENDING_RELEASES {
+    for n in 0..MAX_RELEASES_UNDER_WAY {
         h.key = LockKey::from(("n", n));
         h.request(1, false);
         h.reply(GRANTED);
@@ -925,7 +933,7 @@ fn reply_failover(h: &mut Harness, mut remaining: Duration) -> usize {
     let mut calls = 0;
     while !remaining.is_zero() {
         while let Some(call) = h.calls.pop() {
-            assert!(matches!(call.op, StoreOp::Acquire { .. }), "{call:?}");
+            assert!(matches!(call.op, StoreOp::Acquire(_)), "{call:?}");
             calls += 1;
             h.handle(Event::Acquired(call.number, Err(failover())));
         }
@@ -1011,7 +1019,7 @@ fn a_waiter_survives_a_failover_of_the_preceding_release() {
     h.advance(ms(0));
     assert!(matches!(&h.results[..], [(3, Err(LockError::Store(e)))] if e.is_failover()), "{:?}", h.results);
     h.results.clear();
-    let at = h.calls.iter().position(|call| matches!(call.op, StoreOp::Acquire { .. })).expect("an acquire");
+    let at = h.calls.iter().position(|call| matches!(call.op, StoreOp::Acquire(_))).expect("an acquire");
     let call = h.calls.remove(at);
     h.handle(Event::Acquired(call.number, Ok(AcquireReply::Granted { fence: 8 })));
     h.expect_grant(2);
@@ -1030,7 +1038,7 @@ fn a_release_is_retried_until_its_lease_has_expired() {
     while !h.table.is_empty() {
         if let Some(call) = h.calls.pop() {
             assert!(
-                matches!(call.op, StoreOp::Release { block_for, .. } if block_for == ms(1000)),
+                matches!(call.op, StoreOp::Release(ReleaseRequest { block_for, .. }) if block_for == ms(1000)),
                 "the same lock-delay each time"
             );
             attempts += 1;
@@ -1055,12 +1063,12 @@ fn no_handoff_follows_an_abnormal_end() {
     h.request(2, true);
     assert_eq!(h.end_guard(&section, GuardEnd::Dropped), None);
     let call = h.take_call();
-    assert!(matches!(call.op, StoreOp::Release { block_for, .. } if block_for == ms(1000)));
+    assert!(matches!(call.op, StoreOp::Release(ReleaseRequest { block_for, .. }) if block_for == ms(1000)));
     assert!(h.results.is_empty());
     h.handle(Event::Released(call.number, Ok(ReleaseReply::Freed)));
     let call = h.take_call();
     assert!(
-        matches!(call.op, StoreOp::Acquire { lease, .. } if lease == Duration::from_secs(31)),
+        matches!(call.op, StoreOp::Acquire(AcquireRequest { lease, .. }) if lease == Duration::from_secs(31)),
         "lease and lock-delay"
     );
 }
@@ -1094,7 +1102,7 @@ fn a_yielded_key_is_awaited_under_a_new_id_in_the_same_order() {
     h.now = h.now.saturating_add(ms(100));
     assert_eq!(h.end_guard(&first, GuardEnd::Released), Some(ReleaseOutcome::HandedOff));
     let call = h.take_call();
-    let StoreOp::Yield { next_id, .. } = call.op else { panic!("{call:?}") };
+    let StoreOp::Yield(YieldRequest { next_id, .. }) = call.op else { panic!("{call:?}") };
     h.request(4, false);
     assert!(
         matches!(h.results.remove(0), (4, Err(LockError::Busy { ahead: 3, .. }))),
@@ -1102,7 +1110,7 @@ fn a_yielded_key_is_awaited_under_a_new_id_in_the_same_order() {
     );
     h.handle(Event::Yielded(call.number, Ok(YieldReply::NotHolder(QUEUED))));
     h.handle(Event::Offered(next_id.clone()));
-    assert_eq!(h.calls[0].id, next_id);
+    assert_eq!(h.calls[0].id(), next_id);
     h.reply(AcquireReply::Granted { fence: 9 });
     let second = h.expect_grant(2);
     assert!(second.token > first.token);
@@ -1254,8 +1262,14 @@ impl Harness {
     }
 
     fn claim_with(&mut self, waiter: u32, wait: Duration, owner: Option<Owner>) {
-        let request =
-            LockRequest { waiter, wait, owner, parent: None, limits: HoldLimits::default(), unless_recorded: true };
+        let request = LockRequest {
+            waiter,
+            wait,
+            owner,
+            parent: None,
+            limits: HoldLimits::default(),
+            demand: Demand::new().unless_recorded(),
+        };
         let mut actions = Actions::new();
         self.table.request(&self.key, &LazyNow::fixed(self.now), &self.ids, request, &mut actions);
         self.execute(actions);
@@ -1307,8 +1321,8 @@ fn duplicates_of_a_completed_section_get_its_record_without_a_call() {
     assert!(h.recorded.is_empty(), "the record does not stand yet");
     // Without a wait: the section has ended, so the key is not busy.
     h.claim(1_000, Duration::ZERO);
-    let StoreOp::Release { record: Some(sent), .. } = &h.calls[0].op else { panic!("{:?}", h.calls) };
-    assert_eq!(**sent, *new);
+    let StoreOp::Release(ReleaseRequest { record: Some(sent), .. }) = &h.calls[0].op else { panic!("{:?}", h.calls) };
+    assert_eq!(*sent, *new);
     h.reply_released(Ok(ReleaseReply::Freed));
     assert_eq!(h.take_recorded(&new.record), (2..=1_000).collect::<Vec<_>>());
     assert!(h.calls.is_empty() && h.table.is_empty());
@@ -1357,7 +1371,11 @@ fn a_record_is_sent_again_after_an_error() {
     assert!(h.recorded.is_empty());
     h.now = *h.wakeups.last().expect("a retry");
     h.handle(Event::Timer(h.now));
-    assert!(matches!(&h.calls[..], [StoreCall { op: StoreOp::Release { record: Some(_), .. }, .. }]), "{:?}", h.calls);
+    assert!(
+        matches!(&h.calls[..], [StoreCall { op: StoreOp::Release(ReleaseRequest { record: Some(_), .. }), .. }]),
+        "{:?}",
+        h.calls
+    );
     h.reply_released(Ok(ReleaseReply::RecordedBefore));
     assert_eq!(h.take_recorded(&new.record), [2]);
 }
@@ -1372,7 +1390,11 @@ fn a_lost_section_leaves_no_record() {
     let section = h.expect_grant(1);
     h.handle(Event::Lost(section.grant.id.clone(), LockLost::Revoked));
     assert_eq!(h.end_guard(&section, GuardEnd::Recorded(new_record())), Some(ReleaseOutcome::NotHeld));
-    assert!(matches!(&h.calls[..], [StoreCall { op: StoreOp::Release { record: None, .. }, .. }]), "{:?}", h.calls);
+    assert!(
+        matches!(&h.calls[..], [StoreCall { op: StoreOp::Release(ReleaseRequest { record: None, .. }), .. }]),
+        "{:?}",
+        h.calls
+    );
 }
 
 /// A grant that ignored records is no answer to a request that asks for one.
@@ -1380,18 +1402,24 @@ fn a_lost_section_leaves_no_record() {
 fn a_plain_grant_is_not_handed_to_a_duplicate() {
     let mut h = harness();
     h.request(1, true);
-    assert!(matches!(h.calls[0].op, StoreOp::Acquire { unless_recorded: false, .. }));
+    assert!(matches!(
+        h.calls[0].op,
+        StoreOp::Acquire(AcquireRequest { demand: Demand { unless_recorded: false }, .. })
+    ));
     h.reply(GRANTED);
     let section = h.expect_grant(1);
     h.claim(2, WAIT);
     h.request(3, true);
     h.end_guard(&section, GuardEnd::Released);
     h.reply_freed();
-    assert!(matches!(h.calls[0].op, StoreOp::Acquire { unless_recorded: true, .. }));
+    assert!(matches!(h.calls[0].op, StoreOp::Acquire(AcquireRequest { demand: Demand { unless_recorded: true }, .. })));
     let record = new_record().record.clone();
     h.reply(AcquireReply::Recorded(record.clone()));
     assert_eq!(h.take_recorded(&record), [2]);
-    assert!(matches!(h.calls[0].op, StoreOp::Acquire { unless_recorded: false, .. }));
+    assert!(matches!(
+        h.calls[0].op,
+        StoreOp::Acquire(AcquireRequest { demand: Demand { unless_recorded: false }, .. })
+    ));
     h.reply(GRANTED);
     h.expect_grant(3);
 }
@@ -1422,7 +1450,7 @@ fn bodies_of_records_that_wait_for_the_store_are_bounded() {
         h.reply(GRANTED);
         let section = h.expect_grant(key);
         h.end_guard(&section, GuardEnd::Recorded(Arc::clone(&new)));
-        let StoreOp::Release { record: Some(sent), .. } = h.take_call().op else { panic!("no record") };
+        let StoreOp::Release(ReleaseRequest { record: Some(sent), .. }) = h.take_call().op else { panic!("no record") };
         bodies.push(sent.record.body.is_some());
     }
     assert_eq!(bodies, [true, true, false, false]);
@@ -1444,7 +1472,7 @@ fn an_attempt_is_released_when_its_last_waiter_gets_a_record() {
     h.reply(QUEUED);
     h.handle(Event::Released(release.number, Ok(ReleaseReply::RecordedBefore)));
     assert_eq!(h.take_recorded(&new.record), [2]);
-    assert_ne!(h.calls[0].id, release.id);
+    assert_ne!(h.calls[0].id(), release.id());
     h.reply_freed();
     assert!(h.table.is_empty());
 }
@@ -1460,7 +1488,7 @@ fn a_used_up_batch_of_a_plain_grant_is_released_for_a_duplicate() {
     h.now = h.now.saturating_add(ms(110));
     h.end_guard(&section, GuardEnd::Released);
     h.reply_freed();
-    assert!(matches!(h.calls[0].op, StoreOp::Acquire { unless_recorded: true, .. }));
+    assert!(matches!(h.calls[0].op, StoreOp::Acquire(AcquireRequest { demand: Demand { unless_recorded: true }, .. })));
 }
 
 /// It gets the record of the section, or runs after it.
@@ -1490,5 +1518,5 @@ fn a_grant_for_a_plain_waiter_is_not_given_to_a_duplicate() {
     h.reply(GRANTED);
     assert!(h.results.is_empty());
     h.reply_freed();
-    assert!(matches!(h.calls[0].op, StoreOp::Acquire { unless_recorded: true, .. }));
+    assert!(matches!(h.calls[0].op, StoreOp::Acquire(AcquireRequest { demand: Demand { unless_recorded: true }, .. })));
 }

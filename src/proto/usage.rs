@@ -1,13 +1,17 @@
 //! What all keys of a process use of its bounds.
 
-use std::sync::atomic::{
-    AtomicBool, AtomicUsize,
-    Ordering::{Acquire, Relaxed, Release},
+use std::{
+    collections::VecDeque,
+    sync::atomic::{
+        AtomicBool, AtomicUsize,
+        Ordering::{Acquire, Relaxed, Release, SeqCst},
+    },
 };
 
 use super::entry::EntryCounts;
 use crate::{
-    limits::{MAX_PENDING_RECORD_BYTES, MAX_PENDING_RELEASES, MAX_UNCLAIMED_OFFER_RELEASES},
+    limits::{MAX_PENDING_RECORD_BYTES, MAX_RELEASES_UNDER_WAY, MAX_UNCLAIMED_OFFER_RELEASES},
+    lock_key::LockKey,
     store::StoreError,
     sync::Mutex,
 };
@@ -20,12 +24,19 @@ use crate::{
 /// handled at the same time may exceed a bound by one.
 #[derive(Debug, Default)]
 pub struct Usage {
-    /// The sum of the allowances, of waiters and of pending releases each.
+    /// The sum of the allowances, of waiters and of releases each.
     allowances: usize,
     /// The waiters beyond the allowances.
     waiting: AtomicUsize,
     /// The pending releases beyond the allowances.
     pending_releases: AtomicUsize,
+    /// The releases under way beyond the allowances.
+    releases_under_way: AtomicUsize,
+    /// The keys whose releases wait until fewer are under way, the longest wait first. Bounded by
+    /// the pending releases.
+    waiting_releases: Mutex<VecDeque<LockKey>>,
+    /// Spares the mutex where no release waits, which is nearly always.
+    has_waiting_releases: AtomicBool,
     /// The pending releases of offers to unknown ids.
     unclaimed_offer_releases: AtomicUsize,
     /// The bytes of the bodies of the records of pending releases.
@@ -47,9 +58,35 @@ impl Usage {
         self.allowances + self.waiting.load(Relaxed)
     }
 
-    /// Whether the release of one more attempt can be reserved (I2).
-    pub(super) fn can_reserve_release(&self) -> bool {
-        self.allowances + self.pending_releases.load(Relaxed) < MAX_PENDING_RELEASES
+    /// Whether so few releases are pending that a key may be acquired (I2). Keys that are held do
+    /// not count: they would bound how many a process can hold.
+    pub(super) fn may_acquire(&self) -> bool {
+        self.allowances + self.pending_releases.load(Relaxed) < MAX_RELEASES_UNDER_WAY
+    }
+
+    /// Whether one more release may be sent (I2).
+    pub(super) fn may_send_release(&self) -> bool {
+        self.allowances + self.releases_under_way.load(SeqCst) < MAX_RELEASES_UNDER_WAY
+    }
+
+    /// Has a release of this key wait for [`next_waiting_release`](Self::next_waiting_release).
+    pub(super) fn wait_for_slot(&self, key: LockKey) {
+        self.waiting_releases.lock().push_back(key);
+        // Before the caller checks once more whether a release may be sent: of two threads, one of
+        // which ends a release while the other one has its release wait, one sees the other.
+        self.has_waiting_releases.store(true, SeqCst);
+    }
+
+    /// Takes the key whose release is sent next. `None`: no release waits, or too many are under
+    /// way.
+    pub(super) fn next_waiting_release(&self) -> Option<LockKey> {
+        if !self.has_waiting_releases.load(SeqCst) || !self.may_send_release() {
+            return None;
+        }
+        let mut waiting = self.waiting_releases.lock();
+        let next = waiting.pop_front();
+        self.has_waiting_releases.store(!waiting.is_empty(), SeqCst);
+        next
     }
 
     /// Whether an offer to an unknown id may be released.
@@ -84,6 +121,7 @@ impl Usage {
         let beyond = |count: usize| count.saturating_sub(allowance);
         change(&self.waiting, beyond(before.waiting), beyond(after.waiting));
         change(&self.pending_releases, beyond(before.pending_releases), beyond(after.pending_releases));
+        change(&self.releases_under_way, beyond(before.releases_under_way), beyond(after.releases_under_way));
         change(&self.unclaimed_offer_releases, before.unclaimed_offer_releases, after.unclaimed_offer_releases);
         change(&self.pending_record_bytes, before.record_bytes, after.record_bytes);
     }
@@ -91,9 +129,9 @@ impl Usage {
 
 fn change(total: &AtomicUsize, before: usize, after: usize) {
     if after > before {
-        total.fetch_add(after - before, Relaxed);
+        total.fetch_add(after - before, SeqCst);
     } else if after < before {
-        total.fetch_sub(before - after, Relaxed);
+        total.fetch_sub(before - after, SeqCst);
     }
 }
 
@@ -121,9 +159,9 @@ mod tests {
                 usage.change(ALLOWANCE, counts(each, each), counts(0, 0));
             }
         }
-        usage.change(ALLOWANCE, counts(0, 0), counts(0, MAX_PENDING_RELEASES));
-        assert!(!usage.can_reserve_release(), "one table has used all");
-        usage.change(ALLOWANCE, counts(0, MAX_PENDING_RELEASES), counts(0, 0));
-        assert!(usage.can_reserve_release());
+        usage.change(ALLOWANCE, counts(0, 0), counts(0, MAX_RELEASES_UNDER_WAY));
+        assert!(!usage.may_acquire(), "one table has used all");
+        usage.change(ALLOWANCE, counts(0, MAX_RELEASES_UNDER_WAY), counts(0, 0));
+        assert!(usage.may_acquire());
     }
 }

@@ -1,6 +1,10 @@
 //! Events that a store sends to a process.
 
-use std::{fmt, sync::Arc};
+use std::{
+    any::Any,
+    fmt,
+    sync::{Arc, Weak},
+};
 
 use crate::{acquisition::AcquisitionId, lock_key::LockKey};
 
@@ -11,8 +15,10 @@ use crate::{acquisition::AcquisitionId, lock_key::LockKey};
 #[derive(Clone)]
 pub struct EventSink {
     manager: Arc<str>,
-    /// Returns whether the manager is still alive. `None` only checks.
-    deliver: Arc<dyn Fn(Option<StoreEvent>) -> bool + Send + Sync>,
+    /// The sink is open while it lives. A store checks that under its mutexes: no code of others
+    /// runs then.
+    receiver: Weak<dyn Any + Send + Sync>,
+    deliver: Arc<dyn Fn(StoreEvent) + Send + Sync>,
 }
 
 /// Event of a store.
@@ -35,6 +41,12 @@ pub enum StoreEvent {
         /// The acquisition that held it.
         id: AcquisitionId,
     },
+    /// The key may be free. For stores that do not know which waiter is next: all waiters of the
+    /// manager for this key ask again, at most ten times a second.
+    Freed {
+        /// The key.
+        key: LockKey,
+    },
     /// Events may have been lost. Every waiter should poll the store.
     Lagged,
 }
@@ -42,13 +54,29 @@ pub enum StoreEvent {
 impl EventSink {
     /// Creates a sink for the manager with this id.
     ///
-    /// `deliver` receives each event, or `None` to check the manager. It returns whether the
-    /// manager is still alive.
-    pub fn new(
+    /// `deliver` gets each event while the receiver lives. The sink is closed when the receiver has
+    /// been dropped.
+    pub fn new<R: Send + Sync + 'static>(
         manager: impl Into<Arc<str>>,
-        deliver: impl Fn(Option<StoreEvent>) -> bool + Send + Sync + 'static,
+        receiver: &Arc<R>,
+        deliver: impl Fn(&Arc<R>, StoreEvent) + Send + Sync + 'static,
     ) -> Self {
-        Self { manager: manager.into(), deliver: Arc::new(deliver) }
+        let receiver = Arc::downgrade(receiver);
+        let open = Weak::clone(&receiver);
+        let deliver = move |event| {
+            if let Some(receiver) = receiver.upgrade() {
+                deliver(&receiver, event);
+            }
+        };
+        Self { manager: manager.into(), receiver: open, deliver: Arc::new(deliver) }
+    }
+
+    /// Creates a sink that is open as long as this one, for a store in front of another one.
+    /// `deliver` gets each event, with this sink.
+    #[must_use]
+    pub fn wrap(self, deliver: impl Fn(&Self, StoreEvent) + Send + Sync + 'static) -> Self {
+        let (manager, receiver) = (Arc::clone(&self.manager), Weak::clone(&self.receiver));
+        Self { manager, receiver, deliver: Arc::new(move |event| deliver(&self, event)) }
     }
 
     /// Returns the id of the manager: the [`AcquisitionId::manager`] of all its acquisitions.
@@ -59,13 +87,13 @@ impl EventSink {
 
     /// Sends an event. A closed sink ignores it.
     pub fn send(&self, event: StoreEvent) {
-        (self.deliver)(Some(event));
+        (self.deliver)(event);
     }
 
-    /// Returns whether the manager still receives events.
+    /// Returns whether the manager still receives events. Runs no code of the receiver.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        (self.deliver)(None)
+        self.receiver.strong_count() > 0
     }
 }
 

@@ -1,7 +1,5 @@
 //! The future of a reply.
 
-#![cfg_attr(not(any(feature = "redis", test)), expect(dead_code, reason = "only a store of this crate shares calls"))]
-
 use std::{
     fmt,
     future::Future,
@@ -10,7 +8,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use super::StoreError;
+use super::{StoreError, StoreErrorKind};
 use crate::sync::Mutex;
 
 /// Future of the reply of a store: ready, boxed, or sent later by the store.
@@ -25,11 +23,14 @@ enum State<T> {
     Sent(Arc<Slot<T>>),
 }
 
-/// Sends a reply to the [`StoreFuture`] that it was created with. If it is dropped, the reply is
-/// the error of a store that cannot be reached.
-pub(super) struct ReplySender<T> {
+/// Sends the reply of a [`StoreFuture::channel`].
+///
+/// If the sender is dropped, the reply is [`StoreErrorKind::Unavailable`].
+#[must_use = "a sender that is dropped sends an error"]
+pub struct ReplySender<T> {
     slot: Arc<Slot<T>>,
-    dropped: fn() -> StoreError,
+    store: &'static str,
+    operation: &'static str,
 }
 
 /// A reply that is sent and received once.
@@ -58,12 +59,15 @@ impl<T> StoreFuture<T> {
         Self(State::Pending(Box::pin(future)))
     }
 
-    /// Creates a future whose reply the store sends. It replies within the call timeout by itself,
-    /// so that the caller needs no task and no timer. `dropped` is the error if the sender is
-    /// dropped.
-    pub(super) fn sent_later(dropped: fn() -> StoreError) -> (ReplySender<T>, Self) {
+    /// Creates a future whose reply the store sends later, for an operation of a store with this
+    /// name.
+    ///
+    /// The caller of the store then needs no task and no timer for the call. In return, the store
+    /// replies within its [`call_timeout`](super::LockStore::call_timeout) in any case: it sends
+    /// [`StoreErrorKind::Timeout`], or drops the sender.
+    pub fn channel(store: &'static str, operation: &'static str) -> (ReplySender<T>, Self) {
         let slot = Arc::new(Slot(Mutex::new(SlotState::Waiting(Receiver::None))));
-        (ReplySender { slot: Arc::clone(&slot), dropped }, Self(State::Sent(slot)))
+        (ReplySender { slot: Arc::clone(&slot), store, operation }, Self(State::Sent(slot)))
     }
 
     /// The reply, if it is ready. It then needs no task and no runtime.
@@ -140,7 +144,9 @@ impl<T> Slot<T> {
 }
 
 impl<T> ReplySender<T> {
-    pub(super) fn send(self, reply: Result<T, StoreError>) {
+    /// Sends the reply. The code that waits for it may run before this method returns, and may call
+    /// the store: do not call this method under a mutex.
+    pub fn send(self, reply: Result<T, StoreError>) {
         self.slot.send(reply);
     }
 }
@@ -149,7 +155,7 @@ impl<T> Drop for ReplySender<T> {
     fn drop(&mut self) {
         let is_sent = !matches!(*self.slot.0.lock(), SlotState::Waiting(_));
         if !is_sent {
-            self.slot.send(Err((self.dropped)()));
+            self.slot.send(Err(StoreError::new(self.store, self.operation, StoreErrorKind::Unavailable)));
         }
     }
 }
@@ -174,16 +180,15 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
-    use crate::store::StoreErrorKind;
 
-    fn sent_later() -> (ReplySender<u32>, StoreFuture<u32>) {
-        StoreFuture::sent_later(|| StoreError::new("test", "acquire", StoreErrorKind::Unavailable))
+    fn channel() -> (ReplySender<u32>, StoreFuture<u32>) {
+        StoreFuture::channel("test", "acquire")
     }
 
     #[test]
     fn reply_is_received_once_before_and_after_it_is_sent() {
         for is_sent_first in [false, true] {
-            let ((sender, future), (report, received)) = (sent_later(), mpsc::channel());
+            let ((sender, future), (report, received)) = (channel(), mpsc::channel());
             let receive = move |reply: Result<u32, StoreError>| report.send(reply.ok()).expect("open");
             if is_sent_first {
                 sender.send(Ok(7));
@@ -198,7 +203,7 @@ mod tests {
 
     #[tokio::test]
     async fn future_without_a_callback_is_woken_by_its_reply() {
-        let (sender, future) = sent_later();
+        let (sender, future) = channel();
         let send = async {
             tokio::task::yield_now().await;
             sender.send(Ok(7));
@@ -209,7 +214,7 @@ mod tests {
 
     #[tokio::test]
     async fn dropped_sender_is_an_unreachable_store() {
-        let (sender, future) = sent_later();
+        let (sender, future) = channel();
         drop(sender);
         assert!(future.await.is_err_and(|error| error.kind() == StoreErrorKind::Unavailable));
     }

@@ -8,6 +8,7 @@ use crate::lock_key::LockKey;
 
 // A store depends on this trait and on no other part of the crate.
 mod types;
+mod many;
 mod list;
 mod traits;
 mod events;
@@ -27,12 +28,14 @@ pub use self::redis::{RedisConnectError, RedisStore, RedisStoreBuilder};
 pub use self::{
     error::{StoreError, StoreErrorKind},
     events::{EventSink, StoreEvent},
-    future::StoreFuture,
+    future::{ReplySender, StoreFuture},
     list::{Cursor, ListEntry, ListReply, ListRequest},
+    many::Many,
     traits::StoreTraits,
     types::{
-        AcquireReply, AcquireRequest, ForceReleaseReply, ForceReleaseRequest, Holder, IfBusy, KeyStatus, NewRecord,
-        QueueConfig, Record, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, Share, YieldReply, YieldRequest,
+        AcquireReply, AcquireRequest, DeleteRecordReply, Demand, ForceReleaseReply, ForceReleaseRequest, Holder,
+        IfBusy, KeyStatus, NewRecord, QueueConfig, Record, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest,
+        YieldReply, YieldRequest,
     },
 };
 pub use crate::acquisition::AcquisitionIds;
@@ -42,7 +45,8 @@ pub use crate::acquisition::AcquisitionIds;
 /// # Contract
 ///
 /// - Every operation is **atomic** for each key that it names: between its reads and its writes no
-///   other operation changes that key.
+///   other operation changes that key. A call with several requests need not be atomic: each of
+///   them has a reply of its own.
 /// - Every operation is **idempotent per [`AcquisitionId`](crate::AcquisitionId)**. Callers repeat
 ///   a call that got no reply, and two copies of a call may arrive. A repeated
 ///   [`acquire`](Self::acquire) finds the grant or the queue entry of the first one. A repeated
@@ -53,21 +57,22 @@ pub use crate::acquisition::AcquisitionIds;
 ///   restart of the store, and is below 2⁵³. It need not be a time. A store whose last fence may be
 ///   lost uses `max(last + 1, now)` with its wall clock in microseconds, as the stores of this
 ///   crate do.
-/// - A **free key with waiters** belongs to the first live waiter of its queue. Every operation
-///   that finds such a key *offers* it to that waiter: [`release`](Self::release),
-///   [`yield_to_queue`](Self::yield_to_queue), [`force_release`](Self::force_release), and an
-///   [`acquire`](Self::acquire) of any other acquisition. An offer is a grant with the short lease
-///   [`QueueConfig::offer_ttl`], a fence of its own, and an event to the waiter's sink.
+/// - In an [`ordered`](StoreTraits::ordered) store, a **free key with waiters** belongs to the
+///   first live waiter of its queue. Every operation that finds such a key *offers* it to that
+///   waiter: [`release`](Self::release), [`yield_to_queue`](Self::yield_to_queue),
+///   [`force_release`](Self::force_release), and an [`acquire`](Self::acquire) of any other
+///   acquisition. An offer is a grant with the short lease [`QueueConfig::offer_ttl`], a fence of
+///   its own, and an event to the waiter's sink.
 /// - An **event is a hint**. It may be lost, duplicated or delayed. Its receiver calls `acquire`
 ///   before it starts any work. A process without an open sink is dead: within a second the store
 ///   notices that, and skips its waiters from then on.
 /// - A **queue entry** lasts while `acquire` is repeated for it within [`QueueConfig::entry_ttl`].
 ///   Otherwise the store may drop the entry. The order of the other entries stays.
 /// - A **record** of a key is left by a [`release`](Self::release) of its holder, in the same step,
-///   and by nothing else. An acquire with [`unless_recorded`](AcquireRequest::unless_recorded) gets
-///   the record while it lasts; such an acquisition holds no grant, no offer and no queue entry
-///   afterwards. Other acquires ignore it. A store that must forget records before their time
-///   drops bodies first.
+///   or by a transaction of the holder in the database that is the store. An acquire that is made
+///   [`unless_recorded`](Demand::unless_recorded) gets the record while it lasts; such an
+///   acquisition holds no grant, no offer and no queue entry afterwards. Other acquires ignore it.
+///   A store that must forget records before their time drops bodies first.
 /// - An **error** means that the outcome is unknown: the operation may have been executed, or may
 ///   be executed later. A busy key is a reply and not an error.
 /// - An `acquire` or a `yield_to_queue` **expires** [`AcquireRequest::valid_for`] after the call. A
@@ -92,11 +97,11 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
     /// Each [`LockManager`](crate::LockManager) calls this once, before any other operation.
     fn subscribe(&self, sink: EventSink);
 
-    /// Grants the key if it is free and no live waiter is ahead. Otherwise enqueues, if
+    /// Grants each key if it is free and no live waiter is ahead. Otherwise enqueues, if
     /// [`IfBusy::Enqueue`] is set.
     ///
-    /// In a store without [`permits`](StoreTraits::permits), a [`share`](AcquireRequest::share)
-    /// other than [`Share::EXCLUSIVE`] is an error, and nothing changes.
+    /// The replies are in the order of the requests, which name different keys. A store may execute
+    /// them together, and together with those of other calls.
     ///
     /// If the acquisition already holds the key, or was offered it, the reply has the fence of that
     /// grant, and the lease is at least a full one. A delayed copy never shortens the lease. If the
@@ -104,7 +109,7 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
     ///
     /// After an error the acquisition is in doubt until the request expires, so the caller releases
     /// it.
-    fn acquire(&self, request: AcquireRequest) -> StoreFuture<AcquireReply>;
+    fn acquire(&self, requests: Many<AcquireRequest>) -> Many<StoreFuture<AcquireReply>>;
 
     /// Extends each lease to at least a full one, if the acquisition holds its key.
     ///
@@ -113,14 +118,14 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
     /// requests.
     fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>>;
 
-    /// Ends an acquisition: releases the key that it holds, or removes its queue entry. Other
-    /// acquisitions are not changed.
+    /// Ends acquisitions: releases the key that each of them holds, or removes its queue entry.
+    /// Other acquisitions are not changed. The replies are in the order of the requests.
     ///
     /// The key is offered to the first live waiter. If [`ReleaseRequest::block_for`] is not zero,
     /// the key stays blocked for that time first, without a holder.
     ///
     /// After an error the caller repeats the release until the lease has expired.
-    fn release(&self, request: ReleaseRequest) -> StoreFuture<ReleaseReply>;
+    fn release(&self, requests: Many<ReleaseRequest>) -> Many<StoreFuture<ReleaseReply>>;
 
     /// Passes the key to the first live waiter, between two sections of one process.
     ///
@@ -131,8 +136,14 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
     /// because a section may run under the new fence.
     fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply>;
 
-    /// Returns the holder of a key, its remaining lease, and the number of waiters. Changes
-    /// nothing.
+    /// Deletes the record of a key that has no holder.
+    ///
+    /// A store without [`records`](StoreTraits::records) replies with
+    /// [`StoreErrorKind::Unsupported`].
+    fn delete_record(&self, key: LockKey) -> StoreFuture<DeleteRecordReply>;
+
+    /// Returns the holder of a key, its remaining lease, the number of waiters, and whether the key
+    /// has a record. Changes nothing.
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus>;
 
     /// Returns one page of the keys that are held, blocked or waited for. Changes nothing.
@@ -175,20 +186,24 @@ impl<S: LockStore + ?Sized> LockStore for Arc<S> {
         (**self).subscribe(sink);
     }
 
-    fn acquire(&self, request: AcquireRequest) -> StoreFuture<AcquireReply> {
-        (**self).acquire(request)
+    fn acquire(&self, requests: Many<AcquireRequest>) -> Many<StoreFuture<AcquireReply>> {
+        (**self).acquire(requests)
     }
 
     fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
         (**self).renew(requests)
     }
 
-    fn release(&self, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
-        (**self).release(request)
+    fn release(&self, requests: Many<ReleaseRequest>) -> Many<StoreFuture<ReleaseReply>> {
+        (**self).release(requests)
     }
 
     fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {
         (**self).yield_to_queue(request)
+    }
+
+    fn delete_record(&self, key: LockKey) -> StoreFuture<DeleteRecordReply> {
+        (**self).delete_record(key)
     }
 
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {

@@ -1,7 +1,7 @@
 //! The optional parts of the contract.
 
 #[cfg(doc)]
-use super::{AcquireRequest, EventSink, LockStore, QueueConfig, ReleaseRequest, Share, StoreErrorKind};
+use super::{AcquireReply, Demand, LockStore, QueueConfig, ReleaseRequest, StoreErrorKind, StoreEvent};
 
 /// Optional abilities of a store. Returned by [`LockStore::traits`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,16 +17,17 @@ pub struct StoreTraits {
     /// Without it, such a waiter is offered the key, which delays the next one by
     /// [`QueueConfig::offer_ttl`].
     pub receivers_counted: bool,
-    /// The store keeps records: [`ReleaseRequest::record`] and
-    /// [`AcquireRequest::unless_recorded`].
+    /// The store keeps records: [`ReleaseRequest::record`], [`Demand::unless_recorded`] and
+    /// [`LockStore::delete_record`].
     ///
     /// Without it, such a request fails with [`StoreErrorKind::Unsupported`], and nothing changes.
     pub records: bool,
-    /// Several acquisitions can hold one key: [`AcquireRequest::share`] may be any [`Share`].
+    /// Waiters are served in the order in which they came: the store keeps a queue for each key.
     ///
-    /// Without it, a share other than [`Share::EXCLUSIVE`] fails with
-    /// [`StoreErrorKind::Unsupported`], and nothing changes.
-    pub permits: bool,
+    /// Without it, the store replies [`Queued`](AcquireReply::Queued) to a waiter and keeps
+    /// nothing. A free key goes to the first acquire that comes. Waiters ask again when
+    /// [`poll_in`](AcquireReply::Queued::poll_in) says so, or after a [`StoreEvent::Freed`].
+    pub ordered: bool,
 }
 
 // === impl StoreTraits ===
@@ -35,7 +36,7 @@ impl StoreTraits {
     /// Creates the traits of a store without optional abilities.
     #[must_use]
     pub const fn new() -> Self {
-        Self { events: false, receivers_counted: false, records: false, permits: false }
+        Self { events: false, receivers_counted: false, records: false, ordered: false }
     }
 
     /// Sets [`events`](Self::events).
@@ -59,10 +60,10 @@ impl StoreTraits {
         self
     }
 
-    /// Sets [`permits`](Self::permits).
+    /// Sets [`ordered`](Self::ordered).
     #[must_use]
-    pub const fn permits(mut self, permits: bool) -> Self {
-        self.permits = permits;
+    pub const fn ordered(mut self, ordered: bool) -> Self {
+        self.ordered = ordered;
         self
     }
 }

@@ -40,21 +40,21 @@ pub struct AcquireRequest {
     pub queue: QueueConfig,
     /// How long after the call the store may still execute it.
     pub valid_for: Duration,
-    /// The part of the key that the acquisition needs. Default: all of it.
-    pub share: Share,
-    /// Whether a [`Record`] of the key stands in place of a grant. Default: `false`, records are
-    /// ignored.
-    pub unless_recorded: bool,
+    /// What the acquisition asks of the key.
+    pub demand: Demand,
 }
 
-/// Part of a key: a weight, of a capacity that the holders of the key share.
+/// What an acquisition asks of its key.
 ///
-/// A store without [`StoreTraits::permits`](super::StoreTraits::permits) supports only
-/// [`EXCLUSIVE`](Self::EXCLUSIVE).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Share {
-    weight: u32,
-    capacity: u32,
+/// Default: the key, whether it has a record or not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Demand {
+    /// Whether a [`Record`] of the key stands in place of a grant. Default: `false`, records are
+    /// ignored.
+    ///
+    /// A store without [`StoreTraits::records`](super::StoreTraits::records) refuses `true`.
+    pub unless_recorded: bool,
 }
 
 /// Action of an `acquire` if the key is busy.
@@ -76,12 +76,16 @@ pub enum AcquireReply {
         /// The fence of this grant.
         fence: u64,
     },
-    /// The key is busy, and the acquisition is in the queue.
+    /// The key is busy, and the acquisition is in the queue. A store that is not
+    /// [`ordered`](super::StoreTraits::ordered) has no queue, and keeps nothing.
     Queued {
-        /// The number of waiters ahead, without the holder.
+        /// The number of waiters ahead, without the holder. Zero if the store does not know it.
         ahead: usize,
         /// The remaining lease of the holder.
         lease_left: Duration,
+        /// When the caller repeats its `acquire` if no event comes before: at least 10 ms later.
+        /// `None`: after about a second, or when the lease of the holder has expired.
+        poll_in: Option<Duration>,
     },
     /// The key is busy, and the acquisition is not in the queue.
     Busy {
@@ -95,14 +99,14 @@ pub enum AcquireReply {
         /// The number of waiters in the store, without the holder.
         waiting: usize,
     },
-    /// The key has this record, and the request has
-    /// [`unless_recorded`](AcquireRequest::unless_recorded). The acquisition holds nothing, and is
-    /// not in the queue.
+    /// The key has this record, and the request is made
+    /// [`unless_recorded`](Demand::unless_recorded). The acquisition holds nothing, and is not in
+    /// the queue.
     Recorded(Record),
 }
 
 /// The result of a section, which its holder leaves with its release. Until it expires, an acquire
-/// with [`unless_recorded`](AcquireRequest::unless_recorded) gets it in place of a grant.
+/// that is made [`unless_recorded`](Demand::unless_recorded) gets it in place of a grant.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Record {
@@ -201,8 +205,8 @@ pub struct YieldRequest {
     pub queue: QueueConfig,
     /// How long after the call the store may still execute it.
     pub valid_for: Duration,
-    /// As in [`AcquireRequest::unless_recorded`], for [`next_id`](Self::next_id).
-    pub unless_recorded: bool,
+    /// What [`next_id`](Self::next_id) asks of the key.
+    pub demand: Demand,
 }
 
 /// The reply of [`LockStore::yield_to_queue`].
@@ -223,13 +227,14 @@ pub enum YieldReply {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KeyStatus {
-    /// The holders: at most one without [`Share`]s. None if the key is free, or blocked without a
-    /// holder.
+    /// The holders: at most one. None if the key is free, or blocked without a holder.
     pub holders: Vec<Holder>,
     /// The remaining time of the lease or the block. Zero if the key is free.
     pub lease_left: Duration,
-    /// The number of waiters in the queue.
+    /// The number of waiters in the queue. Zero in a store without one.
     pub waiting: usize,
+    /// The remaining time of the [`Record`] of the key. `None`: the key has none.
+    pub record_left: Option<Duration>,
 }
 
 /// The holder of a key.
@@ -242,6 +247,21 @@ pub struct Holder {
     pub fence: u64,
     /// The time of the grant, by the clock of the store. `None` if another program holds the key.
     pub since: Option<SystemTime>,
+    /// Whether the process of the holder is connected to the store. `None`: the store does not
+    /// know it, or another program holds the key.
+    pub connected: Option<bool>,
+}
+
+/// The reply of [`LockStore::delete_record`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DeleteRecordReply {
+    /// The key has no record any more.
+    Deleted,
+    /// The key had no record.
+    NotFound,
+    /// The key has a holder, whose work may depend on the record. Nothing has changed.
+    Held,
 }
 
 /// The request of [`LockStore::force_release`].
@@ -299,20 +319,13 @@ impl AcquireRequest {
         queue: QueueConfig,
         valid_for: Duration,
     ) -> Self {
-        Self { key, id, lease, if_busy, queue, valid_for, share: Share::EXCLUSIVE, unless_recorded: false }
+        Self { key, id, lease, if_busy, queue, valid_for, demand: Demand::default() }
     }
 
-    /// Sets [`share`](Self::share).
+    /// Sets [`demand`](Self::demand).
     #[must_use]
-    pub fn share(mut self, share: Share) -> Self {
-        self.share = share;
-        self
-    }
-
-    /// Sets [`unless_recorded`](Self::unless_recorded).
-    #[must_use]
-    pub fn unless_recorded(mut self, unless_recorded: bool) -> Self {
-        self.unless_recorded = unless_recorded;
+    pub fn demand(mut self, demand: Demand) -> Self {
+        self.demand = demand;
         self
     }
 }
@@ -352,13 +365,13 @@ impl YieldRequest {
         queue: QueueConfig,
         valid_for: Duration,
     ) -> Self {
-        Self { key, id, fence, next_id, lease, queue, valid_for, unless_recorded: false }
+        Self { key, id, fence, next_id, lease, queue, valid_for, demand: Demand::default() }
     }
 
-    /// Sets [`unless_recorded`](Self::unless_recorded).
+    /// Sets [`demand`](Self::demand).
     #[must_use]
-    pub fn unless_recorded(mut self, unless_recorded: bool) -> Self {
-        self.unless_recorded = unless_recorded;
+    pub fn demand(mut self, demand: Demand) -> Self {
+        self.demand = demand;
         self
     }
 }
@@ -371,34 +384,35 @@ impl ForceReleaseRequest {
     }
 }
 
-// === impl Share ===
+// === impl Demand ===
 
-impl Share {
-    /// The whole key: 1 of 1.
-    pub const EXCLUSIVE: Self = Self { weight: 1, capacity: 1 };
-
-    /// Creates a share. Returns `None` if the weight is zero, or larger than the capacity.
+impl Demand {
+    /// Asks for the key, whether it has a record or not.
     #[must_use]
-    pub const fn new(weight: u32, capacity: u32) -> Option<Self> {
-        if weight == 0 || weight > capacity { None } else { Some(Self { weight, capacity }) }
+    pub const fn new() -> Self {
+        Self { unless_recorded: false }
     }
 
-    /// Returns the weight.
+    /// Takes the record of the key in place of a grant.
     #[must_use]
-    pub const fn weight(self) -> u32 {
-        self.weight
+    pub const fn unless_recorded(mut self) -> Self {
+        self.unless_recorded = true;
+        self
     }
 
-    /// Returns the capacity of the key.
-    #[must_use]
-    pub const fn capacity(self) -> u32 {
-        self.capacity
+    /// Whether a request with this demand runs under a grant that was made for another one.
+    pub(crate) fn is_met_by(self, granted: Self) -> bool {
+        granted.unless_recorded || !self.unless_recorded
     }
-}
 
-impl Default for Share {
-    fn default() -> Self {
-        Self::EXCLUSIVE
+    /// Whether a request with this demand joins a section that its owner runs.
+    pub(crate) fn joins_sections(self) -> bool {
+        !self.unless_recorded
+    }
+
+    /// Whether a record answers a request with this demand.
+    pub(crate) fn takes_record(self) -> bool {
+        self.unless_recorded
     }
 }
 
@@ -426,7 +440,14 @@ impl KeyStatus {
     /// Creates a status.
     #[must_use]
     pub fn new(holders: impl IntoIterator<Item = Holder>, lease_left: Duration, waiting: usize) -> Self {
-        Self { holders: holders.into_iter().collect(), lease_left, waiting }
+        Self { holders: holders.into_iter().collect(), lease_left, waiting, record_left: None }
+    }
+
+    /// Sets [`record_left`](Self::record_left).
+    #[must_use]
+    pub fn record_left(mut self, left: Option<Duration>) -> Self {
+        self.record_left = left;
+        self
     }
 
     /// Returns the first holder.
@@ -440,7 +461,14 @@ impl Holder {
     /// Creates a holder with an unknown time of the grant.
     #[must_use]
     pub fn new(id: AcquisitionId, fence: u64) -> Self {
-        Self { id, fence, since: None }
+        Self { id, fence, since: None, connected: None }
+    }
+
+    /// Sets [`connected`](Self::connected).
+    #[must_use]
+    pub fn connected(mut self, connected: bool) -> Self {
+        self.connected = Some(connected);
+        self
     }
 
     /// Sets [`since`](Self::since).
@@ -464,14 +492,6 @@ impl ForceReleaseReply {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn share_is_at_least_one_and_at_most_the_capacity() {
-        let share = |weight, capacity| Share::new(weight, capacity).map(|share| (share.weight(), share.capacity()));
-        assert_eq!([share(1, 1), share(3, 3), share(2, u32::MAX)], [(1, 1), (3, 3), (2, u32::MAX)].map(Some));
-        assert_eq!([share(0, 0), share(0, 1), share(2, 1)], [None; 3]);
-        assert_eq!((Share::default(), Share::new(1, 1)), (Share::EXCLUSIVE, Some(Share::EXCLUSIVE)));
-    }
 
     #[test]
     fn debug_of_a_record_has_no_contents() {

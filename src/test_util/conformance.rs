@@ -28,9 +28,9 @@ use crate::{
     acquisition::{AcquisitionId, AcquisitionIds},
     lock_key::LockKey,
     store::{
-        AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy, KeyStatus,
-        ListRequest, LockStore, QueueConfig, Record, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, Share,
-        StoreError, StoreErrorKind, StoreEvent, YieldReply, YieldRequest,
+        AcquireReply, AcquireRequest, DeleteRecordReply, Demand, EventSink, ForceReleaseReply, ForceReleaseRequest,
+        IfBusy, KeyStatus, ListRequest, LockStore, QueueConfig, Record, ReleaseReply, ReleaseRequest, RenewReply,
+        RenewRequest, StoreError, StoreErrorKind, StoreEvent, StoreFuture, StoreTraits, YieldReply, YieldRequest,
     },
     sync::Mutex,
 };
@@ -49,54 +49,66 @@ macro_rules! clauses {
     ($($clause:ident),* $(,)?) => { &[$((stringify!($clause), |world| Box::pin($clause(world)))),*] };
 }
 
-const CLAUSES: &[(&str, Clause)] = clauses![
-    key_has_one_holder_until_it_is_released,
-    repeated_acquire_finds_its_grant,
-    release_of_others_and_second_release_change_nothing,
-    lease_expires_and_late_release_changes_nothing,
-    only_the_holder_renews_and_replies_are_in_order,
-    renewal_and_repeated_acquire_never_shorten_a_lease,
-    fences_rise_and_stay_below_the_limit,
-    holder_has_the_time_of_its_grant,
-    acquire_without_queue_leaves_no_entry,
-    release_offers_the_key_to_the_first_waiter,
-    accepted_offer_has_a_full_lease_and_its_own_fence,
-    offer_that_expires_goes_to_the_next_waiter,
-    expired_key_is_offered_to_the_first_waiter,
-    repeated_acquire_keeps_its_queue_position,
-    release_leaves_the_queue_and_passes_an_offer_on,
-    queue_has_a_capacity,
-    released_key_can_stay_blocked,
-    yield_without_waiters_extends_under_a_new_fence,
-    yield_offers_the_key_and_enqueues_the_next_id,
-    yield_of_a_lost_key_is_an_acquire,
-    copy_of_a_yield_changes_nothing,
-    yield_to_a_queued_next_id_grants_or_keeps_one_entry,
-    expired_call_is_not_executed,
-    inspect_reports_holder_and_waiters,
-    revoked_key_stays_blocked_and_its_holder_is_notified,
-    force_release_frees_a_blocked_key_for_the_queue,
-    listing_has_each_key_that_is_held_blocked_or_waited_for,
-    store_that_replies_is_healthy,
-];
-
-/// The clauses of a store without [`StoreTraits::permits`].
-const NO_PERMIT_CLAUSES: &[(&str, Clause)] = clauses![share_other_than_the_whole_is_refused];
-
-/// The clauses of [`StoreTraits::receivers_counted`].
-const RECEIVER_CLAUSES: &[(&str, Clause)] = clauses![dead_process_is_skipped];
-
-/// The clauses of a store without [`StoreTraits::records`].
-const NO_RECORD_CLAUSES: &[(&str, Clause)] = clauses![request_for_a_record_is_refused];
-
-/// The clauses of [`StoreTraits::records`].
-const RECORD_CLAUSES: &[(&str, Clause)] = clauses![
-    record_stands_in_place_of_a_grant,
-    only_the_holder_leaves_a_record_and_a_copy_changes_nothing,
-    waiters_get_the_record_and_pass_their_offers_on,
-    offer_that_expires_goes_on_with_a_record,
-    record_is_returned_while_the_key_is_held_or_blocked,
-    yield_of_a_lost_key_finds_the_record,
+/// The clauses, and the traits of the stores that they are for.
+const CLAUSES: &[(fn(StoreTraits) -> bool, &[(&str, Clause)])] = &[
+    (
+        |_| true,
+        clauses![
+            key_has_one_holder_until_it_is_released,
+            repeated_acquire_finds_its_grant,
+            release_of_others_and_second_release_change_nothing,
+            lease_expires_and_late_release_changes_nothing,
+            only_the_holder_renews_and_replies_are_in_order,
+            renewal_and_repeated_acquire_never_shorten_a_lease,
+            fences_rise_and_stay_below_the_limit,
+            holder_has_the_time_of_its_grant,
+            acquire_without_queue_leaves_no_entry,
+            released_key_can_stay_blocked,
+            yield_without_waiters_extends_under_a_new_fence,
+            yield_of_a_lost_key_is_an_acquire,
+            expired_call_is_not_executed,
+            inspect_reports_holder_and_waiters,
+            revoked_key_stays_blocked_and_its_holder_is_notified,
+            listing_has_each_key_that_is_held_blocked_or_waited_for,
+            requests_of_one_call_have_replies_of_their_own,
+            store_that_replies_is_healthy
+        ],
+    ),
+    (
+        |traits| traits.ordered,
+        clauses![
+            release_offers_the_key_to_the_first_waiter,
+            accepted_offer_has_a_full_lease_and_its_own_fence,
+            offer_that_expires_goes_to_the_next_waiter,
+            expired_key_is_offered_to_the_first_waiter,
+            repeated_acquire_keeps_its_queue_position,
+            release_leaves_the_queue_and_passes_an_offer_on,
+            queue_has_a_capacity,
+            yield_offers_the_key_and_enqueues_the_next_id,
+            copy_of_a_yield_changes_nothing,
+            yield_to_a_queued_next_id_grants_or_keeps_one_entry,
+            force_release_frees_a_blocked_key_for_the_queue
+        ],
+    ),
+    (|traits| !traits.ordered, clauses![free_key_goes_to_the_first_acquire]),
+    (|traits| traits.receivers_counted, clauses![connection_of_the_holder_is_known]),
+    (|traits| traits.ordered && traits.receivers_counted, clauses![dead_process_is_skipped]),
+    (|traits| traits.ordered && !traits.receivers_counted, clauses![dead_process_delays_the_next_by_an_offer]),
+    (
+        |traits| traits.records,
+        clauses![
+            record_stands_in_place_of_a_grant,
+            only_the_holder_leaves_a_record_and_a_copy_changes_nothing,
+            record_is_returned_while_the_key_is_held_or_blocked,
+            yield_of_a_lost_key_finds_the_record,
+            deleted_record_stands_for_nothing
+        ],
+    ),
+    (
+        |traits| traits.ordered && traits.records,
+        clauses![waiters_get_the_record_and_pass_their_offers_on, offer_that_expires_goes_on_with_a_record],
+    ),
+    (|traits| !traits.records, clauses![request_for_a_record_is_refused]),
 ];
 
 /// Checks every clause, one after the other.
@@ -108,11 +120,7 @@ pub async fn check(store: impl LockStore) {
     let store: Arc<dyn LockStore> = Arc::new(store);
     let run = RandomState::new().hash_one(0);
     let traits = store.traits();
-    let clauses = CLAUSES
-        .iter()
-        .chain(if traits.receivers_counted { RECEIVER_CLAUSES } else { &[] })
-        .chain(if traits.permits { &[] } else { NO_PERMIT_CLAUSES })
-        .chain(if traits.records { RECORD_CLAUSES } else { NO_RECORD_CLAUSES });
+    let clauses = CLAUSES.iter().filter(|(applies, _)| applies(traits)).flat_map(|(_, clauses)| *clauses);
     for (name, clause) in clauses {
         let key = LockKey::from(("conformance", format!("{run:x}"), *name));
         let world = World { store: Arc::clone(&store), key, clause: name };
@@ -139,20 +147,23 @@ impl World {
     fn process(&self) -> Process {
         let ids = AcquisitionIds::new("conformance", RandomState::new().hash_one(1));
         let (events, alive) = (Arc::new(Mutex::new(Vec::new())), Arc::new(()));
-        let (received, living) = (Arc::clone(&events), Arc::downgrade(&alive));
-        self.store.subscribe(EventSink::new(Arc::clone(ids.manager()), move |event| {
-            if living.strong_count() == 0 {
-                return false;
-            }
-            received.lock().extend(event);
-            true
-        }));
+        let received = Arc::clone(&events);
+        let receive = move |_: &Arc<()>, event| received.lock().push(event);
+        self.store.subscribe(EventSink::new(Arc::clone(ids.manager()), &alive, receive));
         Process { ids, events, alive }
     }
 
     async fn acquire(&self, id: &AcquisitionId, if_busy: IfBusy) -> AcquireReply {
         let request = AcquireRequest::new(self.key.clone(), id.clone(), LEASE, if_busy, queue_config(), EVENT_TIMEOUT);
-        self.store.acquire(request).await.unwrap_or_else(|error| panic!("{}: {error}", self.clause))
+        self.send(request).await.unwrap_or_else(|error| panic!("{}: {error}", self.clause))
+    }
+
+    fn send(&self, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+        self.store.acquire(request.into()).into_single()
+    }
+
+    fn send_release(&self, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        self.store.release(request.into()).into_single()
     }
 
     async fn granted(&self, id: &AcquisitionId) -> u64 {
@@ -179,13 +190,13 @@ impl World {
 
     async fn release(&self, id: &AcquisitionId, block_for: Duration) -> ReleaseReply {
         let request = ReleaseRequest::new(self.key.clone(), id.clone(), block_for, queue_config());
-        self.store.release(request).await.unwrap_or_else(|error| panic!("{}: {error}", self.clause))
+        self.send_release(request).await.unwrap_or_else(|error| panic!("{}: {error}", self.clause))
     }
 
     /// Acquires unless the key has a record. Returns that.
     async fn recorded(&self, id: &AcquisitionId, if_busy: IfBusy) -> Option<Record> {
         let request = AcquireRequest::new(self.key.clone(), id.clone(), LEASE, if_busy, queue_config(), EVENT_TIMEOUT);
-        let reply = self.store.acquire(request.unless_recorded(true)).await;
+        let reply = self.send(request.demand(Demand::new().unless_recorded())).await;
         match reply.unwrap_or_else(|error| panic!("{}: {error}", self.clause)) {
             AcquireReply::Recorded(record) => Some(record),
             _ => None,
@@ -195,7 +206,7 @@ impl World {
     /// Releases, and leaves a record.
     async fn complete(&self, id: &AcquisitionId, record: &Record, keep_for: Duration) -> ReleaseReply {
         let request = ReleaseRequest::new(self.key.clone(), id.clone(), Duration::ZERO, queue_config());
-        let reply = self.store.release(request.record(record.clone(), keep_for)).await;
+        let reply = self.send_release(request.record(record.clone(), keep_for)).await;
         reply.unwrap_or_else(|error| panic!("{}: {error}", self.clause))
     }
 
@@ -208,6 +219,16 @@ impl World {
         let request =
             YieldRequest::new(self.key.clone(), id.clone(), fence, next.clone(), LEASE, queue_config(), EVENT_TIMEOUT);
         self.store.yield_to_queue(request).await.unwrap_or_else(|error| panic!("{}: {error}", self.clause))
+    }
+
+    /// The number of waiters that the store shows if there are this many.
+    fn waiting(&self, waiters: usize) -> usize {
+        if self.store.traits().ordered { waiters } else { 0 }
+    }
+
+    async fn delete_record(&self) -> DeleteRecordReply {
+        let reply = self.store.delete_record(self.key.clone()).await;
+        reply.unwrap_or_else(|error| panic!("{}: {error}", self.clause))
     }
 
     async fn inspect(&self) -> KeyStatus {
@@ -328,7 +349,7 @@ async fn renewal_and_repeated_acquire_never_shorten_a_lease(w: World) {
     let left = w.busy(&b).await;
     assert!(left > LEASE / 2, "{}: a renewal left {left:?}", w.clause);
     let request = AcquireRequest::new(w.key.clone(), a.clone(), short, IfBusy::Fail, queue_config(), LEASE);
-    let _ = w.store.acquire(request).await.unwrap_or_else(|error| panic!("{}: {error}", w.clause));
+    let _ = w.send(request).await.unwrap_or_else(|error| panic!("{}: {error}", w.clause));
     let left = w.busy(&b).await;
     assert!(left > LEASE / 2, "{}: a repeated acquire left {left:?}", w.clause);
     w.release(&a, Duration::ZERO).await;
@@ -477,6 +498,51 @@ async fn dead_process_is_skipped(w: World) {
     w.release(&c, Duration::ZERO).await;
 }
 
+async fn dead_process_delays_the_next_by_an_offer(w: World) {
+    let (dead, p) = (w.process(), w.process());
+    let (a, b, c) = (p.ids.next(), dead.ids.next(), p.ids.next());
+    w.granted(&a).await;
+    w.queued(&b).await;
+    w.queued(&c).await;
+    drop(dead.alive);
+    w.release(&a, Duration::ZERO).await;
+    sleep(OFFER_TTL + Duration::from_millis(50)).await;
+    w.granted(&c).await;
+    w.release(&c, Duration::ZERO).await;
+}
+
+async fn connection_of_the_holder_is_known(w: World) {
+    let p = w.process();
+    let a = p.ids.next();
+    w.granted(&a).await;
+    let connected = async || w.inspect().await.holder().and_then(|holder| holder.connected);
+    w.same(connected().await, Some(true), "the sink is open");
+    drop(p.alive);
+    sleep(NOTICE_TIMEOUT).await;
+    w.same(connected().await, Some(false), "the sink is closed");
+    w.release(&a, Duration::ZERO).await;
+}
+
+async fn free_key_goes_to_the_first_acquire(w: World) {
+    let p = w.process();
+    let (a, b, c) = (p.ids.next(), p.ids.next(), p.ids.next());
+    w.granted(&a).await;
+    w.queued(&b).await;
+    w.same(w.inspect().await.waiting, 0, "nothing is kept");
+    w.same(w.release(&b, Duration::ZERO).await, ReleaseReply::NotHolder, "nothing to end");
+    w.queued(&b).await;
+    w.same(w.release(&a, Duration::ZERO).await, ReleaseReply::Freed, "to no waiter");
+    let fence = w.granted(&c).await;
+    w.queued(&b).await;
+    match w.yields(&c, fence, &a).await {
+        YieldReply::Extended { .. } => {}
+        other => panic!("{}: no waiter is known, but {other:?}", w.clause),
+    }
+    w.same(w.release(&c, Duration::ZERO).await, ReleaseReply::Freed, "to no waiter");
+    w.granted(&b).await;
+    w.release(&b, Duration::ZERO).await;
+}
+
 async fn queue_has_a_capacity(w: World) {
     let p = w.process();
     let ids: Vec<_> = (0..5).map(|_| p.ids.next()).collect();
@@ -590,7 +656,7 @@ async fn expired_call_is_not_executed(w: World) {
     let (a, b) = (p.ids.next(), p.ids.next());
     let request = AcquireRequest::new(w.key.clone(), a.clone(), LEASE, IfBusy::Fail, queue_config(), Duration::ZERO);
     // A store that decides within the call is in time; any other is not.
-    let reply = w.store.acquire(request).await;
+    let reply = w.send(request).await;
     let is_granted = matches!(reply, Ok(AcquireReply::Granted { .. }));
     w.same(w.release(&a, Duration::ZERO).await == ReleaseReply::Freed, is_granted, "executed and granted, or neither");
     w.granted(&b).await;
@@ -606,7 +672,7 @@ async fn inspect_reports_holder_and_waiters(w: World) {
     w.queued(&b).await;
     let held = w.inspect().await;
     let holders = held.holders.into_iter().map(|holder| (holder.id, holder.fence)).collect();
-    w.same((holders, held.waiting), (vec![(a.clone(), fence)], 1), "held");
+    w.same((holders, held.waiting), (vec![(a.clone(), fence)], w.waiting(1)), "held");
     assert!(held.lease_left <= LEASE && held.lease_left > Duration::ZERO, "{}: {:?}", w.clause, held.lease_left);
     w.release(&b, Duration::ZERO).await;
     w.release(&a, LEASE).await;
@@ -675,7 +741,7 @@ async fn listing_has_each_key_that_is_held_blocked_or_waited_for(w: World) {
             AcquireRequest::new(w.key.clone(), id.clone(), long, IfBusy::Enqueue, queue_config(), EVENT_TIMEOUT)
         };
         for id in [&a, &b].into_iter().take(if n % 4 == 1 { 2 } else { 1 }) {
-            w.store.acquire(acquire(id)).await.unwrap_or_else(|error| panic!("{}: {error}", w.clause));
+            w.send(acquire(id)).await.unwrap_or_else(|error| panic!("{}: {error}", w.clause));
         }
         // Held, contended, blocked or free.
         if n % 4 > 1 {
@@ -701,7 +767,7 @@ async fn listing_has_each_key_that_is_held_blocked_or_waited_for(w: World) {
     };
     let status = |n| match n % 4 {
         0 => Some((vec![a.clone()], 0)),
-        1 => Some((vec![a.clone()], 1)),
+        1 => Some((vec![a.clone()], w.waiting(1))),
         2 => Some((vec![], 0)),
         _ => None,
     };
@@ -720,37 +786,19 @@ async fn listing_has_each_key_that_is_held_blocked_or_waited_for(w: World) {
     }
 }
 
-async fn share_other_than_the_whole_is_refused(w: World) {
-    let p = w.process();
-    let (a, b) = (p.ids.next(), p.ids.next());
-    let shares = [Share::new(1, 2), Share::new(2, 2), Share::new(3, 7)].map(|share| share.expect("valid"));
-    let refuse = async |id: &AcquisitionId, if_busy| {
-        for share in shares {
-            let request = AcquireRequest::new(w.key.clone(), id.clone(), LEASE, if_busy, queue_config(), EVENT_TIMEOUT);
-            w.unsupported(w.store.acquire(request.share(share)).await);
-        }
-    };
-    refuse(&a, IfBusy::Fail).await;
-    w.granted(&b).await;
-    refuse(&a, IfBusy::Enqueue).await;
-    let status = w.inspect().await;
-    let holders: Vec<_> = status.holders.into_iter().map(|holder| holder.id).collect();
-    w.same((holders, status.waiting), (vec![b.clone()], 0), "nothing has changed");
-    w.release(&b, Duration::ZERO).await;
-}
-
 async fn request_for_a_record_is_refused(w: World) {
     let p = w.process();
     let (a, b) = (p.ids.next(), p.ids.next());
     let acquire = |id: &AcquisitionId| {
         AcquireRequest::new(w.key.clone(), id.clone(), LEASE, IfBusy::Enqueue, queue_config(), EVENT_TIMEOUT)
     };
-    w.unsupported(w.store.acquire(acquire(&a).unless_recorded(true)).await);
+    w.unsupported(w.send(acquire(&a).demand(Demand::new().unless_recorded())).await);
     let fence = w.granted(&b).await;
     let release = ReleaseRequest::new(w.key.clone(), b.clone(), Duration::ZERO, queue_config());
-    w.unsupported(w.store.release(release.record(record(1), LEASE)).await);
+    w.unsupported(w.send_release(release.record(record(1), LEASE)).await);
     let yields = YieldRequest::new(w.key.clone(), b.clone(), fence, a, LEASE, queue_config(), EVENT_TIMEOUT);
-    w.unsupported(w.store.yield_to_queue(yields.unless_recorded(true)).await);
+    w.unsupported(w.store.yield_to_queue(yields.demand(Demand::new().unless_recorded())).await);
+    w.unsupported(w.store.delete_record(w.key.clone()).await);
     let status = w.inspect().await;
     let holder = status.holder().map(|holder| (holder.id.clone(), holder.fence));
     w.same((holder, status.waiting), (Some((b.clone(), fence)), 0), "nothing has changed");
@@ -829,7 +877,7 @@ async fn record_is_returned_while_the_key_is_held_or_blocked(w: World) {
     let (a, b, c) = (p.ids.next(), p.ids.next(), p.ids.next());
     w.granted(&a).await;
     let request = ReleaseRequest::new(w.key.clone(), a, LEASE, queue_config()).record(record(1), 4 * LEASE);
-    let reply = w.store.release(request).await.unwrap_or_else(|error| panic!("{}: {error}", w.clause));
+    let reply = w.send_release(request).await.unwrap_or_else(|error| panic!("{}: {error}", w.clause));
     w.same(reply, ReleaseReply::Freed, "blocked");
     w.same(w.recorded(&b, IfBusy::Enqueue).await, Some(record(1)), "while it is blocked");
     w.busy(&c).await;
@@ -847,10 +895,59 @@ async fn yield_of_a_lost_key_finds_the_record(w: World) {
     w.granted(&b).await;
     w.same(w.complete(&b, &record(1), 4 * LEASE).await, ReleaseReply::Freed, "another holder");
     let request = YieldRequest::new(w.key.clone(), a, fence, next.clone(), LEASE, queue_config(), EVENT_TIMEOUT)
-        .unless_recorded(true);
+        .demand(Demand::new().unless_recorded());
     let reply = w.store.yield_to_queue(request).await.unwrap_or_else(|error| panic!("{}: {error}", w.clause));
     w.same(reply, YieldReply::NotHolder(AcquireReply::Recorded(record(1))), "in place of a grant");
     w.same(w.release(&next, Duration::ZERO).await, ReleaseReply::NotHolder, "it holds nothing");
+}
+
+async fn deleted_record_stands_for_nothing(w: World) {
+    let p = w.process();
+    let (a, b, c) = (p.ids.next(), p.ids.next(), p.ids.next());
+    let left = async || w.inspect().await.record_left;
+    w.same((w.delete_record().await, left().await), (DeleteRecordReply::NotFound, None), "no record");
+    w.granted(&a).await;
+    w.complete(&a, &record(2), 4 * LEASE).await;
+    let is_left = left().await.is_some_and(|left| left > 2 * LEASE && left <= 4 * LEASE);
+    assert!(is_left, "{}: the record lasts for {:?}", w.clause, left().await);
+    w.granted(&b).await;
+    w.same(w.delete_record().await, DeleteRecordReply::Held, "its key is held");
+    w.same(w.recorded(&c, IfBusy::Fail).await, Some(record(2)), "and it stays");
+    w.same(w.release(&b, LEASE).await, ReleaseReply::Freed, "blocked, without a holder");
+    w.same(w.delete_record().await, DeleteRecordReply::Deleted, "once");
+    w.same((w.delete_record().await, left().await), (DeleteRecordReply::NotFound, None), "and no second time");
+    w.busy(&c).await;
+    sleep(LEASE + Duration::from_millis(50)).await;
+    w.same(w.recorded(&c, IfBusy::Fail).await, None, "a grant in its place");
+    w.release(&c, Duration::ZERO).await;
+}
+
+async fn requests_of_one_call_have_replies_of_their_own(w: World) {
+    let p = w.process();
+    let (a, b) = (p.ids.next(), p.ids.next());
+    let keys = [0, 1, 2].map(|n| LockKey::from(("conformance", w.key.as_str(), n)));
+    let acquire = |key: &LockKey, id: &AcquisitionId| {
+        AcquireRequest::new(key.clone(), id.clone(), LEASE, IfBusy::Fail, queue_config(), EVENT_TIMEOUT)
+    };
+    let release = |key: &LockKey, id: &AcquisitionId| {
+        ReleaseRequest::new(key.clone(), id.clone(), Duration::ZERO, queue_config())
+    };
+    let held = w.send(acquire(&keys[1], &b)).await;
+    assert!(matches!(held, Ok(AcquireReply::Granted { .. })), "{}: {held:?}", w.clause);
+    let mut granted = Vec::new();
+    for reply in w.store.acquire(keys.iter().map(|key| acquire(key, &a)).collect()) {
+        let reply = reply.await.unwrap_or_else(|error| panic!("{}: {error}", w.clause));
+        granted.push(matches!(reply, AcquireReply::Granted { .. }));
+    }
+    w.same(granted, vec![true, false, true], "in the order of the requests");
+    let mut released = Vec::new();
+    for reply in w.store.release(keys.iter().map(|key| release(key, &a)).collect()) {
+        released.push(reply.await.unwrap_or_else(|error| panic!("{}: {error}", w.clause)));
+    }
+    let replies = vec![ReleaseReply::Freed, ReleaseReply::NotHolder, ReleaseReply::Freed];
+    w.same(released, replies, "in the order of the requests");
+    let last = w.send_release(release(&keys[1], &b)).await;
+    w.same(last.ok(), Some(ReleaseReply::Freed), "it was not changed");
 }
 
 async fn store_that_replies_is_healthy(w: World) {

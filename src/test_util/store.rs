@@ -19,9 +19,10 @@ use crate::{
     clock::Clock,
     lock_key::LockKey,
     store::{
-        AcquireReply, AcquireRequest, CALL_TIMEOUT, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus,
-        ListReply, ListRequest, LockStore, MemoryStore, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest,
-        StoreError, StoreErrorKind, StoreEvent, StoreFuture, StoreTraits, YieldReply, YieldRequest,
+        AcquireReply, AcquireRequest, CALL_TIMEOUT, DeleteRecordReply, EventSink, ForceReleaseReply,
+        ForceReleaseRequest, KeyStatus, ListReply, ListRequest, LockStore, Many, MemoryStore, ReleaseReply,
+        ReleaseRequest, RenewReply, RenewRequest, StoreError, StoreErrorKind, StoreEvent, StoreFuture, StoreTraits,
+        YieldReply, YieldRequest,
     },
     sync::Mutex,
 };
@@ -40,7 +41,7 @@ struct Shared {
     memory: Mutex<Arc<MemoryStore>>,
     clock: Clock,
     sinks: Mutex<Vec<EventSink>>,
-    fault_points: [FaultPoint; 8],
+    fault_points: [FaultPoint; 9],
     call_timeout: Option<Duration>,
     event_fault: Mutex<Fault>,
     chaos: Mutex<Option<Chaos>>,
@@ -65,6 +66,8 @@ pub enum StoreOp {
     Health,
     /// [`LockStore::list`]
     List,
+    /// [`LockStore::delete_record`]
+    DeleteRecord,
 }
 
 /// Fault of an operation or of an event.
@@ -259,33 +262,42 @@ impl TestStore {
 
 impl LockStore for TestStore {
     fn subscribe(&self, sink: EventSink) {
-        let (this, receiver) = (Arc::downgrade(&self.shared), sink.clone());
-        let proxy = EventSink::new(sink.manager(), move |event| match (event, this.upgrade()) {
-            (Some(event), Some(shared)) => {
-                Self { shared }.deliver(&receiver, event);
-                true
+        let this = Arc::downgrade(&self.shared);
+        let proxy = sink.wrap(move |sink, event| {
+            if let Some(shared) = this.upgrade() {
+                Self { shared }.deliver(sink, event);
             }
-            (Some(_), None) => false,
-            (None, _) => receiver.is_open(),
         });
         self.memory().subscribe(proxy.clone());
         self.shared.sinks.lock().push(proxy);
     }
 
-    fn acquire(&self, request: AcquireRequest) -> StoreFuture<AcquireReply> {
-        self.call(StoreOp::Acquire, Some(request.valid_for), move |memory| memory.acquire(request.clone()))
+    fn acquire(&self, requests: Many<AcquireRequest>) -> Many<StoreFuture<AcquireReply>> {
+        let acquire = |request: AcquireRequest| {
+            let valid_for = request.valid_for;
+            let run = move |memory: &MemoryStore| memory.acquire(request.clone().into()).into_single();
+            self.call(StoreOp::Acquire, Some(valid_for), run)
+        };
+        requests.into_iter().map(acquire).collect()
     }
 
     fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
         self.call(StoreOp::Renew, None, move |memory| memory.renew(requests.clone()))
     }
 
-    fn release(&self, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
-        self.call(StoreOp::Release, None, move |memory| memory.release(request.clone()))
+    fn release(&self, requests: Many<ReleaseRequest>) -> Many<StoreFuture<ReleaseReply>> {
+        let release = |request: ReleaseRequest| {
+            self.call(StoreOp::Release, None, move |memory| memory.release(request.clone().into()).into_single())
+        };
+        requests.into_iter().map(release).collect()
     }
 
     fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {
         self.call(StoreOp::Yield, Some(request.valid_for), move |memory| memory.yield_to_queue(request.clone()))
+    }
+
+    fn delete_record(&self, key: LockKey) -> StoreFuture<DeleteRecordReply> {
+        self.call(StoreOp::DeleteRecord, None, move |memory| memory.delete_record(key.clone()))
     }
 
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
@@ -426,6 +438,7 @@ fn failed(op: StoreOp, kind: StoreErrorKind) -> StoreError {
         StoreOp::Force => "force-release",
         StoreOp::Health => "health",
         StoreOp::List => "list",
+        StoreOp::DeleteRecord => "delete-record",
     };
     StoreError::new("test", operation, kind).with_source(std::io::Error::other("fault injected by the test"))
 }

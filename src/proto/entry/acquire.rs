@@ -7,13 +7,13 @@ use crate::{
     acquisition::AcquisitionId,
     clock::BootInstant,
     error::{LockError, PendingReleases, QueueBound},
-    limits::{LOCK_DELAY, MAX_WAITERS_PER_PROCESS},
+    limits::{LOCK_DELAY, MAX_WAITERS_PER_PROCESS, RECHECK_INTERVAL},
     proto::{
-        Action, DriverTypes, Env, StoreOp,
+        Action, DriverTypes, Env, QUEUE, StoreOp,
         attempt::{Attempt, State},
         pending_release::PendingRelease,
     },
-    store::{AcquireReply, IfBusy, StoreError, StoreErrorKind},
+    store::{AcquireReply, AcquireRequest, IfBusy, StoreError, StoreErrorKind},
 };
 
 impl<D: DriverTypes> LockEntry<D> {
@@ -28,7 +28,7 @@ impl<D: DriverTypes> LockEntry<D> {
         if self.queue.is_empty() {
             return;
         }
-        if !env.usage.can_reserve_release() {
+        if !env.usage.may_acquire() {
             let error = StoreError::new("lock", "acquire", StoreErrorKind::Unavailable)
                 .with_source(PendingReleases { last_error: env.usage.release_error() });
             return self.reject_all(env, |_| error.clone().into());
@@ -43,11 +43,12 @@ impl<D: DriverTypes> LockEntry<D> {
         attempt.wants_queue |= self.queue.has_waiting();
         attempt.lease = lease;
         attempt.lock_delay = lock_delay;
-        attempt.unless_recorded = self.queue.first().is_some_and(|request| request.unless_recorded);
-        let unless_recorded = attempt.unless_recorded;
+        attempt.demand = self.queue.first().map(|request| request.demand).unwrap_or_default();
         let if_busy = if attempt.wants_queue { IfBusy::Enqueue } else { IfBusy::Fail };
-        let lease = lease.saturating_add(lock_delay);
-        let call = env.store_call(&attempt.id, StoreOp::Acquire { if_busy, lease, unless_recorded });
+        let (key, lease) = (env.key.clone(), lease.saturating_add(lock_delay));
+        let request = AcquireRequest::new(key, attempt.id.clone(), lease, if_busy, QUEUE, env.lease.call_timeout)
+            .demand(attempt.demand);
+        let call = env.store_call(StoreOp::Acquire(request));
         attempt.in_flight.start(call.number, env.now());
         attempt.recheck_after_reply = false;
         attempt.revoked_meanwhile = false;
@@ -103,7 +104,7 @@ impl<D: DriverTypes> LockEntry<D> {
                     self.verify(env);
                 }
             }
-            Ok(AcquireReply::Queued { lease_left, ahead: _ }) => {
+            Ok(AcquireReply::Queued { lease_left, poll_in, ahead: _ }) => {
                 // The first request of each key sends an acquire even if the process is full,
                 // because the key may be free. If the key is busy, the bound applies to this
                 // request, too.
@@ -115,7 +116,7 @@ impl<D: DriverTypes> LockEntry<D> {
                 attempt.state = State::Queued;
                 attempt.last_reply_at = env.now();
                 attempt.holder_expires_at = env.now().saturating_add(lease_left);
-                attempt.schedule_poll(env.now(), lease_left, env.jitter());
+                attempt.schedule_poll(env.now(), poll_in, lease_left, env.jitter());
                 // The reply may be older than messages that were lost.
                 let must_recheck =
                     attempt.recheck_after_reply || env.lagged_at.is_some_and(|lagged_at| sent_at < lagged_at);
@@ -126,7 +127,7 @@ impl<D: DriverTypes> LockEntry<D> {
                 }
             }
             // The attempt holds nothing, and is not in the queue.
-            Ok(AcquireReply::Recorded(record)) if attempt.unless_recorded => {
+            Ok(AcquireReply::Recorded(record)) if attempt.demand.takes_record() => {
                 self.answer_recorded(&Arc::new(record), env);
                 self.finish_attempt(sent_at, env);
             }
@@ -202,6 +203,20 @@ impl<D: DriverTypes> LockEntry<D> {
                 self.queue_release(release, env);
             }
             _ => {}
+        }
+    }
+
+    /// I7: the message may be forged, and need not name an acquisition. A queued attempt asks the
+    /// store again, at most once in each [`RECHECK_INTERVAL`].
+    pub(super) fn on_freed(&mut self, env: &mut Env<'_, D>) {
+        let Some(attempt) = self.attempt.as_mut().filter(|attempt| matches!(attempt.state, State::Queued)) else {
+            return;
+        };
+        let due_at = attempt.last_reply_at.saturating_add(RECHECK_INTERVAL);
+        if attempt.in_flight.number().is_none() && due_at > env.now() {
+            attempt.retry_at = Some(attempt.retry_at.map_or(due_at, |retry_at| retry_at.min(due_at)));
+        } else {
+            self.recheck(env);
         }
     }
 

@@ -10,14 +10,14 @@ use crate::{
     fencing::FencingToken,
     limits::{LOCAL_HANDOFF_SECTIONS, LOCAL_HANDOFF_TIME, MIN_REMAINING_DIVISOR},
     proto::{
-        Action, DriverTypes, Env, GuardEnd, LockRequest, StoreOp,
+        Action, DriverTypes, Env, GuardEnd, LockRequest, QUEUE, StoreOp,
         attempt::{ActiveSection, Attempt, Holding, State},
         deliveries::{DELIVERY_CHECK, Deliveries},
         grant::Grant,
         pending_release::PendingRelease,
         section::{ReleaseOutcome, Section},
     },
-    store::{StoreError, StoreErrorKind, YieldReply},
+    store::{StoreError, StoreErrorKind, YieldReply, YieldRequest},
 };
 
 /// Sends the section to a waiter.
@@ -49,7 +49,7 @@ impl<D: DriverTypes> LockEntry<D> {
             token,
             since: env.now(),
             sections: 0,
-            is_unrecorded: attempt.unless_recorded,
+            demand: attempt.demand,
             active: None,
         });
         self.start_next(true, env);
@@ -63,8 +63,8 @@ impl<D: DriverTypes> LockEntry<D> {
         let Some(first) = self.queue.first() else {
             return self.begin_release(Duration::ZERO, None, env);
         };
-        if first.unless_recorded && !holding.is_unrecorded {
-            // The grant was for a request that ignores records. A new acquire finds the record.
+        if !first.demand.is_met_by(holding.demand) {
+            // The grant was asked for something else. A new acquire asks for this.
             return self.begin_release(Duration::ZERO, None, env);
         }
         if first.limits.lock_delay > holding.grant.lock_delay()
@@ -76,7 +76,7 @@ impl<D: DriverTypes> LockEntry<D> {
         }
         let Some(first) = self.queue.pop() else { return };
         let waits = first.waits();
-        let LockRequest { waiter, owner, limits, wait: _, parent: _, unless_recorded: _ } = first;
+        let LockRequest { waiter, owner, limits, wait: _, parent: _, demand: _ } = first;
         let token = holding.token.with_sequence(holding.sections);
         holding.sections += 1;
         let scheduled_at = holding.grant.next_check_at();
@@ -167,8 +167,8 @@ impl<D: DriverTypes> LockEntry<D> {
             // still request the longer one. So the next section runs under another id.
             return self.begin_release(Duration::ZERO, None, env);
         }
-        if self.queue.first().is_some_and(|next| next.unless_recorded && !holding.is_unrecorded) {
-            // A yield would queue the duplicate, although its key may have a record.
+        if self.queue.first().is_some_and(|next| !next.demand.is_met_by(holding.demand)) {
+            // A yield would queue a duplicate, although its key may have a record.
             return self.begin_release(Duration::ZERO, None, env);
         }
         // I7: a section that runs under a grant in doubt continues, but no other section starts
@@ -192,19 +192,22 @@ impl<D: DriverTypes> LockEntry<D> {
         // The yield sets the lease. A renewal of the same id may have been executed already, so the
         // lease must not be shorter than before.
         let lease = holding.grant.lease().max(self.requested_lease(env));
-        let unless_recorded = self.queue.first().is_some_and(|request| request.unless_recorded);
-        let op = StoreOp::Yield {
-            fence: holding.token.fence(),
-            next_id: next_id.clone(),
-            lease: lease.saturating_add(lock_delay),
-            unless_recorded,
-        };
-        let call = env.store_call(&attempt.id, op);
+        let demand = self.queue.first().map(|request| request.demand).unwrap_or_default();
+        let request = YieldRequest::new(
+            env.key.clone(),
+            attempt.id.clone(),
+            holding.token.fence(),
+            next_id.clone(),
+            lease.saturating_add(lock_delay),
+            QUEUE,
+            env.lease.call_timeout,
+        );
+        let call = env.store_call(StoreOp::Yield(request.demand(demand)));
         let mut attempt = Attempt {
             state: State::Yielding { holding, next_id, is_renewal_refused: false },
             lease,
             lock_delay,
-            unless_recorded,
+            demand,
             ..attempt
         };
         attempt.in_flight.start(call.number, env.now());
@@ -264,12 +267,12 @@ impl<D: DriverTypes> LockEntry<D> {
         holding.grant.end(LockLost::Released);
         holding.active = None;
         env.actions.push(Action::Untrack(holding.grant));
-        let Attempt { recheck_after_reply, revoked_meanwhile, unless_recorded, lease, lock_delay, .. } = attempt;
+        let Attempt { recheck_after_reply, revoked_meanwhile, demand, lease, lock_delay, .. } = attempt;
         let new = Attempt {
             wants_queue: true,
             recheck_after_reply,
             revoked_meanwhile,
-            unless_recorded,
+            demand,
             lease,
             lock_delay,
             ..Attempt::new(next_id)

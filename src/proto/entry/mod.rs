@@ -56,6 +56,8 @@ pub struct LockEntry<D: DriverTypes> {
 pub(super) struct EntryCounts {
     pub(super) waiting: usize,
     pub(super) pending_releases: usize,
+    /// Those of them that were sent and have no reply.
+    pub(super) releases_under_way: usize,
     /// Of offers to unknown ids.
     pub(super) unclaimed_offer_releases: usize,
     /// Of the records of pending releases.
@@ -71,6 +73,7 @@ impl EntryCounts {
         Self {
             waiting: self.waiting - before.waiting + after.waiting,
             pending_releases: self.pending_releases - before.pending_releases + after.pending_releases,
+            releases_under_way: self.releases_under_way - before.releases_under_way + after.releases_under_way,
             unclaimed_offer_releases: self.unclaimed_offer_releases - before.unclaimed_offer_releases
                 + after.unclaimed_offer_releases,
             record_bytes: self.record_bytes - before.record_bytes + after.record_bytes,
@@ -105,6 +108,8 @@ impl<D: DriverTypes> LockEntry<D> {
             Event::Released(number, reply) => self.on_release_reply(number, reply, env),
             Event::Offered(id) => self.on_offer(&id, env),
             Event::Revoked(id) => self.on_revoked(&id, env),
+            Event::Freed => self.on_freed(env),
+            Event::SlotFreed => self.send_waiting_release(env),
             Event::Lagged => self.recheck(env),
             Event::GuardEnded(section, end) => {
                 self.on_guard_end(&section, end, env);
@@ -141,6 +146,7 @@ impl<D: DriverTypes> LockEntry<D> {
         EntryCounts {
             waiting: self.queue.len(),
             pending_releases: self.pending_releases.len(),
+            releases_under_way: self.pending_releases.under_way(),
             unclaimed_offer_releases: self.pending_releases.unclaimed_offers(),
             record_bytes: self.pending_releases.record_bytes(),
             is_queued: self.attempt.as_ref().is_some_and(|attempt| matches!(attempt.state, State::Queued)),

@@ -18,7 +18,7 @@ use crate::{
 impl<D: DriverTypes> LockEntry<D> {
     /// Handles a request. The number identifies its waiter until its result is sent.
     pub fn on_request(&mut self, number: u64, request: LockRequest<D::Waiter>, env: &mut Env<'_, D>) {
-        if !request.unless_recorded && self.may_reenter(&request, env) {
+        if request.demand.joins_sections() && self.may_reenter(&request, env) {
             return self.reenter(request, env);
         }
         if env.is_shutting_down {
@@ -37,7 +37,7 @@ impl<D: DriverTypes> LockEntry<D> {
         // While no section runs, the first waiter is the one that the acquire is for. It does not
         // count.
         let requested = usize::from(!self.is_held());
-        let (share, max_per_key) = if request.unless_recorded {
+        let (share, max_per_key) = if request.demand.takes_record() {
             (DUPLICATE_SHARE_DIVISOR, MAX_DUPLICATES_PER_KEY)
         } else {
             (WAITER_SHARE_DIVISOR, MAX_WAITERS_PER_KEY)
@@ -87,7 +87,7 @@ impl<D: DriverTypes> LockEntry<D> {
     /// handler of the parent awaits the task, each would wait for the other. The same holds for a
     /// duplicate in its own section.
     fn would_deadlock(&self, request: &LockRequest<D::Waiter>, env: &Env<'_, D>) -> bool {
-        let is_own_duplicate = |owner| request.unless_recorded && self.hold_count(owner, env.now()) > 0;
+        let is_own_duplicate = |owner| !request.demand.joins_sections() && self.hold_count(owner, env.now()) > 0;
         if request.owner.as_ref().is_some_and(is_own_duplicate) {
             return true;
         }

@@ -7,13 +7,13 @@ use crate::{
     clock::BootInstant,
     error::LockLost,
     proto::{
-        Action, DriverTypes, Env, StoreOp,
+        Action, DriverTypes, Env, QUEUE, StoreOp,
         attempt::{Attempt, State},
         in_flight::backoff,
         pending_release::PendingRelease,
         section::{ReleaseOutcome, Section},
     },
-    store::{AcquireReply, NewRecord, Record, ReleaseReply, StoreError, StoreErrorKind},
+    store::{AcquireReply, NewRecord, Record, ReleaseReply, ReleaseRequest, StoreError, StoreErrorKind},
 };
 
 impl<D: DriverTypes> LockEntry<D> {
@@ -137,7 +137,7 @@ impl<D: DriverTypes> LockEntry<D> {
 
     /// Answers all local requests for the record of the key. None of them calls the store.
     pub(super) fn answer_recorded(&mut self, record: &Arc<Record>, env: &mut Env<'_, D>) {
-        while let Some(request) = self.queue.remove_unless_recorded() {
+        while let Some(request) = self.queue.remove_answered() {
             env.actions.push(Action::Recorded(request.waiter, Arc::clone(record)));
         }
     }
@@ -157,6 +157,14 @@ impl<D: DriverTypes> LockEntry<D> {
             if release.error.take().is_some() && release.retry_at.take().is_some() {
                 send_release(release, env);
             }
+        }
+    }
+
+    /// Sends the release that has waited for longest until fewer are under way (I2).
+    pub(super) fn send_waiting_release(&mut self, env: &mut Env<'_, D>) {
+        if let Some(release) = self.pending_releases.iter_mut().find(|release| release.waits_for_slot) {
+            release.waits_for_slot = false;
+            send_release(release, env);
         }
     }
 
@@ -198,13 +206,20 @@ impl<D: DriverTypes> LockEntry<D> {
     }
 }
 
-/// Sends the release (I1: it names the id that it releases).
+/// Sends the release (I1: it names the id that it releases), or has it wait while too many releases
+/// of the process are under way (I2).
 pub(super) fn send_release<D: DriverTypes>(release: &mut PendingRelease<D>, env: &mut Env<'_, D>) {
-    if release.in_flight.is_none() {
-        let call = env
-            .store_call(&release.id, StoreOp::Release { block_for: release.block_for, record: release.record.clone() });
-        release.in_flight = Some(call.number);
-        release.sent_at = env.now();
-        env.actions.push(Action::Send(call));
+    if release.in_flight.is_some() || release.waits_for_slot {
+        return;
     }
+    if !env.usage.may_send_release() {
+        release.waits_for_slot = true;
+        return env.usage.wait_for_slot(env.key.clone());
+    }
+    let mut request = ReleaseRequest::new(env.key.clone(), release.id.clone(), release.block_for, QUEUE);
+    request.record = release.record.as_deref().cloned();
+    let call = env.store_call(StoreOp::Release(request));
+    release.in_flight = Some(call.number);
+    release.sent_at = env.now();
+    env.actions.push(Action::Send(call));
 }

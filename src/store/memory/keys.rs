@@ -12,8 +12,9 @@ use crate::{
     clock::BootInstant,
     lock_key::{KeyMap, LockKey},
     store::{
-        AcquireReply, AcquireRequest, ForceReleaseReply, ForceReleaseRequest, Holder, IfBusy, KeyStatus, QueueConfig,
-        ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreEvent, YieldReply, YieldRequest,
+        AcquireReply, AcquireRequest, DeleteRecordReply, ForceReleaseReply, ForceReleaseRequest, Holder, IfBusy,
+        KeyStatus, QueueConfig, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreEvent, YieldReply,
+        YieldRequest,
     },
     sync::Mutex,
 };
@@ -77,7 +78,7 @@ impl Keys {
 
     pub(super) fn acquire(&mut self, cx: &mut OpContext<'_>, request: AcquireRequest) -> AcquireReply {
         self.sweep(cx.now);
-        if request.unless_recorded
+        if request.demand.takes_record()
             && let Some(record) = cx.records.lock().get(&request.key, cx.now)
         {
             self.leave(cx, &request);
@@ -155,7 +156,7 @@ impl Keys {
             request.queue,
             request.valid_for,
         )
-        .unless_recorded(request.unless_recorded);
+        .demand(request.demand);
         if let Some(state) = self.by_key.get_mut(&request.key)
             && let Some(fence) = state.fence_of(&request.id, cx.now)
         {
@@ -169,6 +170,13 @@ impl Keys {
             }
         }
         YieldReply::NotHolder(self.acquire(cx, acquire))
+    }
+
+    pub(super) fn delete_record(&self, cx: &OpContext<'_>, key: &LockKey) -> DeleteRecordReply {
+        if self.by_key.get(key).is_some_and(|state| state.is_held(cx.now)) {
+            return DeleteRecordReply::Held;
+        }
+        cx.records.lock().delete(key, cx.now)
     }
 
     pub(super) fn inspect(&self, now: BootInstant, key: &LockKey) -> KeyStatus {
@@ -221,7 +229,7 @@ impl Keys {
 
     /// The number of keys with a holder.
     pub(super) fn held_count(&self, now: BootInstant) -> usize {
-        self.by_key.values().filter(|state| state.holder.is_some() && state.expires_at > now).count()
+        self.by_key.values().filter(|state| state.is_held(now)).count()
     }
 
     /// The number of keys that need a state.
@@ -310,6 +318,10 @@ impl KeyState {
 
     fn is_free(&self, now: BootInstant) -> bool {
         self.expires_at <= now
+    }
+
+    fn is_held(&self, now: BootInstant) -> bool {
+        self.holder.is_some() && !self.is_free(now)
     }
 
     /// Whether the state can be removed.
@@ -402,7 +414,7 @@ impl KeyState {
             queue.ids.push_back(id.clone());
             queue.ids.len() - 1
         });
-        AcquireReply::Queued { ahead, lease_left }
+        AcquireReply::Queued { ahead, lease_left, poll_in: None }
     }
 }
 
@@ -565,7 +577,7 @@ mod tests {
         for (ahead, waiter) in [&dead, &b, &c].into_iter().enumerate() {
             assert_eq!(
                 store.acquire(&key(), waiter, IfBusy::Enqueue),
-                AcquireReply::Queued { ahead, lease_left: LEASE },
+                AcquireReply::Queued { ahead, lease_left: LEASE, poll_in: None },
             );
         }
         store.dead.push(dead);
@@ -575,7 +587,7 @@ mod tests {
         queue.as_mut().expect("waiters").expires_at = BootInstant::FAR_FUTURE;
         assert_eq!(
             store.acquire(&key(), &c, IfBusy::Enqueue),
-            AcquireReply::Queued { ahead: 0, lease_left: OFFER_TTL }
+            AcquireReply::Queued { ahead: 0, lease_left: OFFER_TTL, poll_in: None }
         );
         assert_eq!(store.drain_offers(), std::slice::from_ref(&b));
         assert_eq!(store.release(&b, Duration::ZERO), ReleaseReply::HandedOff);
@@ -597,9 +609,15 @@ mod tests {
             store.acquire(&key(), &e, IfBusy::Enqueue),
             AcquireReply::QueueFull { lease_left: LEASE, waiting: 3 }
         );
-        assert_eq!(store.acquire(&key(), &d, IfBusy::Enqueue), AcquireReply::Queued { ahead: 2, lease_left: LEASE });
+        assert_eq!(
+            store.acquire(&key(), &d, IfBusy::Enqueue),
+            AcquireReply::Queued { ahead: 2, lease_left: LEASE, poll_in: None }
+        );
         store.dead.push(c);
-        assert_eq!(store.acquire(&key(), &e, IfBusy::Enqueue), AcquireReply::Queued { ahead: 2, lease_left: LEASE });
+        assert_eq!(
+            store.acquire(&key(), &e, IfBusy::Enqueue),
+            AcquireReply::Queued { ahead: 2, lease_left: LEASE, poll_in: None }
+        );
         store.advance(Duration::from_secs(10));
         assert_eq!(store.release(&a, Duration::ZERO), ReleaseReply::Freed, "no waiter has polled for ten seconds");
     }

@@ -11,13 +11,13 @@ use self::{
     records::Records,
 };
 use super::{
-    AcquireReply, AcquireRequest, CALL_TIMEOUT, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus,
-    ListReply, ListRequest, LockStore, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, Share, StoreError,
-    StoreErrorKind, StoreEvent, StoreFuture, StoreTraits, YieldReply, YieldRequest,
+    AcquireReply, AcquireRequest, CALL_TIMEOUT, DeleteRecordReply, EventSink, ForceReleaseReply, ForceReleaseRequest,
+    KeyStatus, ListReply, ListRequest, LockStore, Many, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest,
+    StoreError, StoreErrorKind, StoreEvent, StoreFuture, StoreTraits, YieldReply, YieldRequest,
 };
 use crate::{
     acquisition::AcquisitionId,
-    clock::Clock,
+    clock::{BootInstant, Clock},
     lock_key::{LockKey, shards::KeyShards},
     sync::Mutex,
 };
@@ -91,9 +91,7 @@ impl MemoryStore {
         operation: impl FnOnce(&mut Keys, &mut OpContext<'_>) -> T,
     ) -> StoreFuture<T> {
         let mut events = Vec::new();
-        // The only foreign code under these mutexes is `EventSink::is_open`: after a panic in it
-        // the keys are still consistent.
-        let is_alive = |id: &AcquisitionId| self.sinks.lock().get(id.manager()).is_some_and(EventSink::is_open);
+        let is_alive = |id: &AcquisitionId| self.is_alive(id);
         let mut keys = keys.lock();
         let mut cx = OpContext {
             now: self.clock.now(),
@@ -108,6 +106,19 @@ impl MemoryStore {
             self.send_events(events);
         }
         StoreFuture::ready(Ok(reply))
+    }
+
+    /// Whether the process of an acquisition has an open sink. Runs no code of others.
+    fn is_alive(&self, id: &AcquisitionId) -> bool {
+        self.sinks.lock().get(id.manager()).is_some_and(EventSink::is_open)
+    }
+
+    /// Adds to the status of a key what its own state does not have.
+    fn complete(&self, key: &LockKey, status: &mut KeyStatus, now: BootInstant) {
+        for holder in &mut status.holders {
+            holder.connected = Some(self.is_alive(&holder.id));
+        }
+        status.record_left = self.records.lock().left(key, now);
     }
 
     /// Sends without a mutex: the receiver may call this store from within `send`.
@@ -129,7 +140,11 @@ impl MemoryStore {
         for keys in self.keys.iter() {
             keys.lock().list(now, after, contended_only, &mut page);
         }
-        page.finish()
+        let mut reply = page.finish();
+        for entry in &mut reply.entries {
+            self.complete(&entry.key, &mut entry.status, now);
+        }
+        reply
     }
 }
 
@@ -140,12 +155,10 @@ impl LockStore for MemoryStore {
         sinks.insert(sink.manager().to_owned(), sink);
     }
 
-    fn acquire(&self, request: AcquireRequest) -> StoreFuture<AcquireReply> {
-        if request.share != Share::EXCLUSIVE {
-            let error = StoreError::new("memory", "acquire", StoreErrorKind::Unsupported);
-            return StoreFuture::ready(Err(error));
-        }
-        self.execute(self.keys.of(&request.key), |keys, cx| keys.acquire(cx, request))
+    fn acquire(&self, requests: Many<AcquireRequest>) -> Many<StoreFuture<AcquireReply>> {
+        let acquire =
+            |request: AcquireRequest| self.execute(self.keys.of(&request.key), |keys, cx| keys.acquire(cx, request));
+        requests.into_iter().map(acquire).collect()
     }
 
     fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
@@ -155,16 +168,25 @@ impl LockStore for MemoryStore {
         StoreFuture::ready(Ok(requests.iter().map(renew).collect()))
     }
 
-    fn release(&self, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
-        self.execute(self.keys.of(&request.key), |keys, cx| keys.release(cx, &request))
+    fn release(&self, requests: Many<ReleaseRequest>) -> Many<StoreFuture<ReleaseReply>> {
+        let release =
+            |request: ReleaseRequest| self.execute(self.keys.of(&request.key), |keys, cx| keys.release(cx, &request));
+        requests.into_iter().map(release).collect()
     }
 
     fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {
         self.execute(self.keys.of(&request.key), |keys, cx| keys.yield_to_queue(cx, &request))
     }
 
+    fn delete_record(&self, key: LockKey) -> StoreFuture<DeleteRecordReply> {
+        self.execute(self.keys.of(&key), |keys, cx| keys.delete_record(cx, &key))
+    }
+
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
-        StoreFuture::ready(Ok(self.keys.of(&key).lock().inspect(self.clock.now(), &key)))
+        let now = self.clock.now();
+        let mut status = self.keys.of(&key).lock().inspect(now, &key);
+        self.complete(&key, &mut status, now);
+        StoreFuture::ready(Ok(status))
     }
 
     fn list(&self, request: ListRequest) -> StoreFuture<ListReply> {
@@ -181,7 +203,7 @@ impl LockStore for MemoryStore {
     }
 
     fn traits(&self) -> StoreTraits {
-        StoreTraits::new().events(true).receivers_counted(true).records(true)
+        StoreTraits::new().events(true).receivers_counted(true).records(true).ordered(true)
     }
 
     fn call_timeout(&self) -> Duration {

@@ -1,13 +1,16 @@
 //! The records that holders have left. Pure: time is an argument.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use crate::{
     acquisition::AcquisitionId,
     clock::BootInstant,
     limits::{MAX_MEMORY_RECORD_BYTES, MAX_MEMORY_RECORDS},
     lock_key::{KeyMap, LockKey},
-    store::{NewRecord, Record},
+    store::{DeleteRecordReply, NewRecord, Record},
 };
 
 /// The records by key. They use a bounded amount of memory.
@@ -40,6 +43,17 @@ impl Records {
     /// Whether this acquisition has left the record of the key.
     pub(super) fn is_of(&self, key: &LockKey, id: &AcquisitionId, now: BootInstant) -> bool {
         self.stored(key, now).is_some_and(|stored| stored.id == *id)
+    }
+
+    /// The remaining time of the record of a key.
+    pub(super) fn left(&self, key: &LockKey, now: BootInstant) -> Option<Duration> {
+        self.stored(key, now).map(|stored| stored.end.0.saturating_duration_since(now))
+    }
+
+    pub(super) fn delete(&mut self, key: &LockKey, now: BootInstant) -> DeleteRecordReply {
+        let is_found = self.stored(key, now).is_some();
+        self.remove(key);
+        if is_found { DeleteRecordReply::Deleted } else { DeleteRecordReply::NotFound }
     }
 
     fn stored(&self, key: &LockKey, now: BootInstant) -> Option<&Stored> {
@@ -88,8 +102,6 @@ impl Records {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use bytes::Bytes;
 
     use super::*;

@@ -27,7 +27,7 @@ use crate::limits::WARN_INTERVAL;
 use crate::{
     clock::{BootInstant, Clock},
     limits::MAX_WAITING_REQUESTS,
-    store::{AcquireReply, AcquireRequest, IfBusy, ReleaseReply, ReleaseRequest, StoreError, StoreErrorKind},
+    store::{AcquireReply, AcquireRequest, IfBusy, ReleaseReply, ReleaseRequest, StoreError},
     sync::{Mutex, MutexGuard},
 };
 
@@ -142,6 +142,9 @@ impl Sender for Shared {
 impl SendRequests<AcquireRequest> for Shared {
     type Reply = AcquireReply;
 
+    const STORE: &'static str = "redis";
+    const OPERATION: &'static str = "acquire";
+
     const MAX_WAITING: usize = MAX_WAITING_REQUESTS;
 
     fn calls(&self) -> &SharedCalls<AcquireRequest, AcquireReply> {
@@ -156,14 +159,6 @@ impl SendRequests<AcquireRequest> for Shared {
     /// The rest of its validity is left for the call.
     fn may_wait(request: &AcquireRequest) -> Option<Duration> {
         Some(request.valid_for / 2)
-    }
-
-    fn overloaded() -> StoreError {
-        StoreError::new("redis", "acquire", StoreErrorKind::Overloaded)
-    }
-
-    fn dropped() -> StoreError {
-        StoreError::new("redis", "acquire", StoreErrorKind::Unavailable)
     }
 
     async fn send(
@@ -214,6 +209,9 @@ impl SendRequests<AcquireRequest> for Shared {
 impl SendRequests<ReleaseRequest> for Shared {
     type Reply = ReleaseReply;
 
+    const STORE: &'static str = "redis";
+    const OPERATION: &'static str = "release";
+
     /// A release is not refused: each was reserved before its acquire.
     const MAX_WAITING: usize = usize::MAX;
 
@@ -227,14 +225,6 @@ impl SendRequests<ReleaseRequest> for Shared {
 
     fn may_wait(_: &ReleaseRequest) -> Option<Duration> {
         None
-    }
-
-    fn overloaded() -> StoreError {
-        StoreError::new("redis", "release", StoreErrorKind::Overloaded)
-    }
-
-    fn dropped() -> StoreError {
-        StoreError::new("redis", "release", StoreErrorKind::Unavailable)
     }
 
     async fn send(

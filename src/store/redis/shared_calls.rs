@@ -22,7 +22,7 @@ use super::proto::{MAX_REQUESTS_PER_CALL, Shareable, next_call};
 use crate::{
     clock::BootInstant,
     process::{Process, ProcessMark},
-    store::{StoreError, StoreFuture, future::ReplySender},
+    store::{Many, ReplySender, StoreError, StoreErrorKind, StoreFuture},
     sync::Mutex,
 };
 
@@ -75,6 +75,11 @@ pub(super) trait Sender: Send + Sync + 'static {
 pub(super) trait SendRequests<R: Shareable>: Sender {
     type Reply: Send + Unpin + 'static;
 
+    /// The name of the store, for errors.
+    const STORE: &'static str;
+    /// The name of the operation, for errors.
+    const OPERATION: &'static str;
+
     /// The most requests that wait. Further ones fail.
     const MAX_WAITING: usize;
 
@@ -87,10 +92,9 @@ pub(super) trait SendRequests<R: Shareable>: Sender {
     fn may_wait(request: &R) -> Option<Duration>;
 
     /// The error of a request that was not sent.
-    fn overloaded() -> StoreError;
-
-    /// The error of a request whose task was dropped with its runtime.
-    fn dropped() -> StoreError;
+    fn overloaded() -> StoreError {
+        StoreError::new(Self::STORE, Self::OPERATION, StoreErrorKind::Overloaded)
+    }
 
     /// Sends one call. The replies are in the order of the requests. `called` is the instant of the
     /// first one.
@@ -147,31 +151,49 @@ where
     R: Shareable + Send + 'static,
     T: Send + Unpin + 'static,
 {
-    /// Sends the request with the next call.
-    pub(super) fn push<S: SendRequests<R, Reply = T>>(sender: &Arc<S>, request: R) -> StoreFuture<T> {
-        Self::push_called(sender, request, sender.now())
+    /// Sends these requests with the next call, but for those that are refused: their replies are
+    /// ready.
+    pub(super) fn push_valid<S: SendRequests<R, Reply = T>>(
+        sender: &Arc<S>,
+        requests: Many<R>,
+        refused: impl Fn(&R) -> Option<Result<T, StoreError>>,
+    ) -> Many<StoreFuture<T>> {
+        if requests.iter().all(|request| refused(request).is_none()) {
+            return Self::push(sender, requests, sender.now());
+        }
+        let push = |request| match refused(&request) {
+            Some(reply) => StoreFuture::ready(reply),
+            None => Self::push(sender, request.into(), sender.now()).into_single(),
+        };
+        requests.into_iter().map(push).collect()
     }
 
-    /// The validity of the request counts from `called`, however late its future is polled.
-    fn push_called<S>(sender: &Arc<S>, request: R, called: BootInstant) -> StoreFuture<T>
+    /// The validity of the requests counts from `called`, however late their futures are polled.
+    fn push<S>(sender: &Arc<S>, requests: Many<R>, called: BootInstant) -> Many<StoreFuture<T>>
     where
         S: SendRequests<R, Reply = T>,
     {
         let Ok(runtime) = Handle::try_current() else {
-            // The caller polls this future in a runtime.
-            let sender = Arc::clone(sender);
-            return StoreFuture::new(async move { Self::push_called(&sender, request, called).await });
+            // The caller polls the futures in a runtime.
+            let push_later = |request: R| {
+                let sender = Arc::clone(sender);
+                StoreFuture::new(async move { Self::push(&sender, request.into(), called).into_single().await })
+            };
+            return requests.into_iter().map(push_later).collect();
         };
-        let (reply, future) = StoreFuture::sent_later(S::dropped);
         let mut state = sender.calls().state.lock();
-        if state.waiting.len() >= S::MAX_WAITING {
-            drop(state);
-            return StoreFuture::ready(Err(S::overloaded()));
-        }
-        state.waiting.push_back(Waiting { request, called, reply });
+        let push = |request| {
+            if state.waiting.len() >= S::MAX_WAITING {
+                return StoreFuture::ready(Err(S::overloaded()));
+            }
+            let (reply, future) = StoreFuture::channel(S::STORE, S::OPERATION);
+            state.waiting.push_back(Waiting { request, called, reply });
+            future
+        };
+        let futures = requests.into_iter().map(push).collect();
         let id = runtime.id();
         let (stale, task) = state.restart(&**sender, id);
-        // The task of another runtime may take this request, and then stop.
+        // The task of another runtime may take these requests, and then stop.
         let is_watched = state.calls.iter().all(|call| call.runtime == id) || state.watches.contains(&id);
         if !is_watched {
             state.watches.push(id);
@@ -186,7 +208,7 @@ where
             let watch = Watch { sender: Arc::downgrade(sender), runtime: id, request: PhantomData };
             runtime.spawn(watch.run());
         }
-        future
+        futures
     }
 
     /// Forgets the requests of the parent process, in a child of `fork()`.

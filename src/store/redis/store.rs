@@ -12,9 +12,9 @@ use super::{
 use crate::{
     lock_key::LockKey,
     store::{
-        AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus, ListReply,
-        ListRequest, LockStore, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, Share, StoreError,
-        StoreErrorKind, StoreFuture, StoreTraits, YieldReply, YieldRequest,
+        AcquireReply, AcquireRequest, DeleteRecordReply, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus,
+        ListReply, ListRequest, LockStore, Many, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreFuture,
+        StoreTraits, YieldReply, YieldRequest,
     },
 };
 
@@ -81,15 +81,12 @@ impl LockStore for RedisStore {
         self.shared.subscriber.add(sink);
     }
 
-    fn acquire(&self, request: AcquireRequest) -> StoreFuture<AcquireReply> {
-        if request.share != Share::EXCLUSIVE {
-            let error = StoreError::new("redis", "acquire", StoreErrorKind::Unsupported);
-            return StoreFuture::ready(Err(error));
-        }
-        if let Err(error) = self.shared.server().keyspace.lock(&request.key) {
-            return StoreFuture::ready(Err(self.shared.server().store_error("acquire", error.into())));
-        }
-        SharedCalls::push(&self.shared, request)
+    fn acquire(&self, requests: Many<AcquireRequest>) -> Many<StoreFuture<AcquireReply>> {
+        let refused = |request: &AcquireRequest| {
+            let error = self.shared.server().keyspace.lock(&request.key).err()?;
+            Some(Err(self.shared.server().store_error("acquire", error.into())))
+        };
+        SharedCalls::push_valid(&self.shared, requests, refused)
     }
 
     fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
@@ -108,12 +105,12 @@ impl LockStore for RedisStore {
         })
     }
 
-    fn release(&self, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+    fn release(&self, requests: Many<ReleaseRequest>) -> Many<StoreFuture<ReleaseReply>> {
         // No lock can have this name, and the caller would repeat the release for a lease.
-        if self.shared.server().keyspace.lock(&request.key).is_err() {
-            return StoreFuture::ready(Ok(ReleaseReply::NotHolder));
-        }
-        SharedCalls::push(&self.shared, request)
+        let refused = |request: &ReleaseRequest| {
+            self.shared.server().keyspace.lock(&request.key).err().map(|_| Ok(ReleaseReply::NotHolder))
+        };
+        SharedCalls::push_valid(&self.shared, requests, refused)
     }
 
     fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {
@@ -129,6 +126,15 @@ impl LockStore for RedisStore {
                 YieldReply::NotHolder(_) => {}
             }
             Ok(reply)
+        })
+    }
+
+    fn delete_record(&self, key: LockKey) -> StoreFuture<DeleteRecordReply> {
+        self.call("delete-record", move |shared, deadline| async move {
+            let call = shared.server().keyspace.delete_record(&key)?;
+            // Not repeated: a later record would be deleted.
+            let reply = shared.server().release_conn.query(Query::EvalSha(&call), deadline).await?;
+            Ok(proto::parse_delete_record(&reply)?)
         })
     }
 
@@ -156,7 +162,7 @@ impl LockStore for RedisStore {
     }
 
     fn traits(&self) -> StoreTraits {
-        StoreTraits::new().events(true).receivers_counted(true).records(true)
+        StoreTraits::new().events(true).receivers_counted(true).records(true).ordered(true)
     }
 
     fn call_timeout(&self) -> Duration {

@@ -6,7 +6,9 @@ use tower_lock::{
     MemoryStore,
     test_util::{Fault, StoreOp, TestStore, conformance},
 };
-use tower_lock_testkit::store::{DeniesItsRecords, InterceptedStore, ReleasesAnyHolder, WithoutTraits};
+use tower_lock_testkit::store::{
+    DeniesItsQueue, DeniesItsRecords, InterceptedStore, ReleasesAnyHolder, Unordered, WithoutTraits,
+};
 
 #[tokio::test(start_paused = true)]
 async fn memory_store_passes_conformance() {
@@ -27,6 +29,17 @@ async fn store_with_duplicated_calls_passes_conformance() {
 #[tokio::test(start_paused = true)]
 async fn store_without_optional_traits_passes_conformance() {
     conformance::check(InterceptedStore::new(Arc::new(MemoryStore::new()), WithoutTraits)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn store_without_a_queue_passes_conformance() {
+    conformance::check(InterceptedStore::new(Arc::new(MemoryStore::new()), Unordered)).await;
+}
+
+#[tokio::test(start_paused = true)]
+#[should_panic(expected = "inspect_reports_holder_and_waiters")]
+async fn store_that_denies_its_queue_fails() {
+    conformance::check(InterceptedStore::new(Arc::new(MemoryStore::new()), DeniesItsQueue)).await;
 }
 
 #[tokio::test(start_paused = true)]

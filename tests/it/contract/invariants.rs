@@ -46,20 +46,50 @@ async fn i1_a_key_is_freed_only_for_the_acquisition_that_holds_it() {
 
 /// Guarantee: G15.
 #[tokio::test(start_paused = true)]
-async fn i2_no_acquire_without_capacity_for_its_release() {
+async fn i2_releases_under_way_are_bounded_and_holders_are_not() {
+    const BOUND: usize = 10_000;
     let (store, locks) = store_and_locks();
-    store.on(StoreOp::Release).fault(Fault::Hang);
-    for n in 0..10_000 {
+    let releases = store.on(StoreOp::Release);
+    releases.pause_before();
+    for n in 0..9_000 {
         drop(locks.try_lock(("n", n)).await.expect("free").release());
     }
-    let asked = store.on(StoreOp::Acquire).calls();
-    let error = locks.lock(key()).await.expect_err("full");
+    let mut guards = Vec::new();
+    for n in 9_000..14_000 {
+        guards.push(locks.try_lock(("n", n)).await.expect("holders do not count"));
+    }
+    for guard in guards {
+        drop(guard.release());
+    }
+    settle().await;
+    assert!(releases.calls() <= BOUND && releases.calls() > BOUND - 200, "{} are under way", releases.calls());
+    assert_eq!(locks.size(), (14_000, 0), "the rest waits");
+    let acquires = store.on(StoreOp::Acquire).calls();
+    let error = locks.lock(key()).await.expect_err("too many are pending");
     assert!(matches!(&error, LockError::Store(error) if error.operation() == "acquire"), "{error:?}");
-    assert_eq!(store.on(StoreOp::Acquire).calls(), asked);
-    store.on(StoreOp::Release).fault(Fault::None);
-    sleep(Duration::from_secs(60)).await;
-    assert_eq!(locks.size(), (0, 0));
+    assert_eq!(store.on(StoreOp::Acquire).calls(), acquires);
+    // All are sent, each once, as others end.
+    releases.resume();
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!((locks.size(), releases.calls(), store.held_count()), ((0, 0), 14_000, 0));
     drop(locks.lock(key()).await.expect("capacity again").release());
+}
+
+/// A store that does not reply frees no release, and each of them has its turn.
+/// Guarantee: G15.
+#[tokio::test(start_paused = true)]
+async fn i2_waiting_releases_are_sent_after_an_outage() {
+    let (store, locks) = store_and_locks();
+    let guards = futures_util::future::try_join_all((0..12_000).map(|n| locks.try_lock(("n", n)).into_future()));
+    let guards = guards.await.expect("free");
+    store.on(StoreOp::Release).fault(Fault::Hang);
+    for guard in guards {
+        drop(guard.release());
+    }
+    sleep(Duration::from_secs(5)).await;
+    store.on(StoreOp::Release).fault(Fault::None);
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!((locks.size(), store.held_count()), ((0, 0), 0));
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,16 +1,17 @@
 //! Messages of the store are hints. A forged one frees no key, ends no section, and costs little.
 
-use std::{future::IntoFuture, time::Duration};
+use std::{future::IntoFuture, sync::Arc, time::Duration};
 
-use tokio::time::{Instant, advance, sleep};
+use tokio::time::{Instant, advance, sleep, timeout};
 use tower_lock::{
-    AcquisitionId, LockLost, LockManager,
-    store::StoreEvent,
+    AcquisitionId, LockLost, LockManager, MemoryStore,
+    store::{LockStore, StoreEvent},
     test_util::{Fault, StoreOp, TestStore},
 };
 use tower_lock_testkit::{
     locks::{key, store_and_locks},
-    wait::{settle, soon},
+    store::{InterceptedStore, Unordered},
+    wait::{ms, settle, soon},
 };
 
 async fn holder(locks: &LockManager) -> AcquisitionId {
@@ -123,4 +124,46 @@ async fn gap_notifications_are_limited_to_ten_per_second() {
     assert_eq!(store.on(StoreOp::Acquire).calls() - before, 2);
     guard.release().await.expect("held");
     soon("a grant", waits).await.expect("no panic").expect("a grant").release().await.expect("held");
+}
+
+/// A store without a queue says when to ask again.
+#[tokio::test(start_paused = true)]
+async fn waiter_asks_a_store_without_a_queue_when_it_says() {
+    let memory: Arc<dyn LockStore> = Arc::new(MemoryStore::new());
+    let store = || InterceptedStore::new(Arc::clone(&memory), Unordered);
+    let (one, two) = (LockManager::new(store()), LockManager::new(store()));
+    let guard = one.lock(key()).await.expect("free");
+    let waiter = tokio::spawn(two.lock(key()).into_future());
+    settle().await;
+    assert_eq!(one.inspect(key()).await.expect("a reply").waiting, 0, "nothing is queued");
+    let began = Instant::now();
+    guard.release().await.expect("a reply");
+    waiter.await.expect("no panic").expect("a grant").release().await.expect("a reply");
+    assert!(began.elapsed() <= Unordered::POLL + ms(10), "{:?}", began.elapsed());
+    assert_eq!((one.size(), two.size()), ((0, 0), (0, 0)));
+}
+
+/// `Freed` is a hint: the waiter asks the store, and a flood of hints makes few calls.
+#[tokio::test(start_paused = true)]
+async fn freed_key_is_asked_for_at_most_ten_times_a_second() {
+    let store = TestStore::new();
+    let locks = || LockManager::new(InterceptedStore::new(Arc::new(store.clone()), Unordered));
+    let (one, two) = (locks(), locks());
+    let guard = one.lock(key()).await.expect("free");
+    let mut waiter = tokio::spawn(two.lock(key()).into_future());
+    settle().await;
+    let asked = store.on(StoreOp::Acquire).calls();
+    for _ in 0..1_000 {
+        store.forge(&StoreEvent::Freed { key: key() });
+        sleep(ms(1)).await;
+    }
+    let asked = store.on(StoreOp::Acquire).calls() - asked;
+    assert!((8..=12).contains(&asked), "{asked} calls in a second");
+    assert!(!waiter.is_finished(), "the key is held");
+    // The last poll was just now.
+    sleep(Unordered::POLL - ms(10)).await;
+    guard.release().await.expect("a reply");
+    store.forge(&StoreEvent::Freed { key: key() });
+    let guard = timeout(ms(1), &mut waiter).await.expect("at once").expect("no panic").expect("a grant");
+    guard.release().await.expect("a reply");
 }

@@ -5,10 +5,11 @@ use std::time::Duration;
 use tower_lock::{
     RedisStore,
     store::{
-        AcquireReply, AcquireRequest, AcquisitionIds, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy,
-        LockStore, QueueConfig, ReleaseRequest,
+        AcquireReply, AcquireRequest, AcquisitionIds, ForceReleaseReply, ForceReleaseRequest, IfBusy, LockStore,
+        QueueConfig, ReleaseRequest,
     },
 };
+use tower_lock_testkit::store::{StoreExt, open_sink};
 use tower_lock_testkit::{locks::key, wait::ms};
 
 use crate::support::{Environment, NAME, QUEUE, environment};
@@ -56,13 +57,13 @@ async fn foreign_queue_of_a_million_entries_costs_little() {
     let Some(environment) = environment().await else { return };
     let store = patient(&environment).await;
     let ids = AcquisitionIds::new("a", 1);
-    store.subscribe(EventSink::new(ids.next().manager(), |_| true));
+    store.subscribe(open_sink(ids.next().manager()));
     // A thousand entries per script: a long script would block the health checks of the store.
     let fill = "local all = {} for j = 1, 1000 do all[j] = 'x:1:' .. ARGV[1] * 1000 + j end \
                 return redis.call('RPUSH', KEYS[1], unpack(all))";
     let acquire = async |owner, if_busy| {
         let request = AcquireRequest::new(key(), owner, ms(30_000), if_busy, TERMS, ms(5_000));
-        store.acquire(request).await.expect("a reply")
+        store.acquire_one(request).await.expect("a reply")
     };
     for entries in [60_000, 1_000_000] {
         for thousand in 0..entries / 1000 {
@@ -81,7 +82,7 @@ async fn foreign_queue_of_a_million_entries_costs_little() {
                 }
                 "release" => {
                     let release = ReleaseRequest::new(key(), holder.clone(), Duration::ZERO, TERMS);
-                    store.release(release).await.expect("a reply");
+                    store.release_one(release).await.expect("a reply");
                 }
                 "enqueue" => drop(acquire(other.clone(), IfBusy::Enqueue).await),
                 _ => {
@@ -94,7 +95,7 @@ async fn foreign_queue_of_a_million_entries_costs_little() {
                 assert!(calls <= 65, "{what} behind {entries}: {calls} times {command}");
             }
             for owner in [holder, other] {
-                store.release(ReleaseRequest::new(key(), owner, Duration::ZERO, TERMS)).await.expect("a reply");
+                store.release_one(ReleaseRequest::new(key(), owner, Duration::ZERO, TERMS)).await.expect("a reply");
             }
             environment.command(&["UNLINK", QUEUE, NAME]).await;
         }
@@ -109,10 +110,10 @@ async fn full_queue_is_swept_in_parts_until_done() {
     let Some(environment) = environment().await else { return };
     let store = patient(&environment).await;
     let (ids, dead) = (AcquisitionIds::new("a", 1), AcquisitionIds::new("dead", 2));
-    store.subscribe(EventSink::new(ids.next().manager(), |_| true));
+    store.subscribe(open_sink(ids.next().manager()));
     let acquire = async |owner| {
         let request = AcquireRequest::new(key(), owner, ms(30_000), IfBusy::Enqueue, TERMS, ms(5_000));
-        store.acquire(request).await.expect("a reply")
+        store.acquire_one(request).await.expect("a reply")
     };
     assert!(matches!(acquire(ids.next()).await, AcquireReply::Granted { .. }));
     for n in 0..1024 {

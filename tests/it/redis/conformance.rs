@@ -14,12 +14,13 @@ use tokio::{
 use tower_lock::{
     AcquisitionId, LockKey, MemoryStore,
     store::{
-        AcquireReply, AcquireRequest, AcquisitionIds, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy,
-        KeyStatus, ListRequest, LockStore, QueueConfig, Record, ReleaseRequest, RenewRequest, StoreEvent, YieldReply,
-        YieldRequest,
+        AcquireReply, AcquireRequest, AcquisitionIds, Demand, EventSink, ForceReleaseReply, ForceReleaseRequest,
+        IfBusy, KeyStatus, ListRequest, LockStore, QueueConfig, Record, ReleaseRequest, RenewRequest, StoreEvent,
+        YieldReply, YieldRequest,
     },
     test_util::conformance,
 };
+use tower_lock_testkit::store::StoreExt;
 use tower_lock_testkit::wait::ms;
 
 use crate::support::environment;
@@ -67,12 +68,11 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
     let processes: Vec<_> = (0..PROCESSES)
         .map(|n| {
             let ids = AcquisitionIds::new(&format!("p{n}"), fastrand::u64(..));
-            let notes = Arc::clone(&events);
             let process = ids.next().manager().to_owned();
-            store.subscribe(EventSink::new(process, move |event| {
-                notes.lock().unwrap_or_else(PoisonError::into_inner).extend(event.map(|event| (n, event)));
-                true
-            }));
+            let note = move |events: &Arc<Mutex<Vec<_>>>, event| {
+                events.lock().unwrap_or_else(PoisonError::into_inner).push((n, event));
+            };
+            store.subscribe(EventSink::new(process, &events, note));
             ids
         })
         .collect();
@@ -80,7 +80,7 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
     for (n, ids) in processes.iter().enumerate() {
         let request =
             AcquireRequest::new(LockKey::from(("hello", seed, n)), ids.next(), ms(1), IfBusy::Enqueue, terms(), LONG);
-        store.acquire(request).await.expect("a reply");
+        store.acquire_one(request).await.expect("a reply");
     }
     let mut names = Names::default();
     let mut owners: Vec<AcquisitionId> = Vec::new();
@@ -100,7 +100,7 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
                 is_short = lease == SHORT;
                 let unless = rng.bool();
                 let request = AcquireRequest::new(key.clone(), owner, lease, if_busy, terms(), LONG);
-                let got = store.acquire(request.unless_recorded(unless)).await.expect("a reply");
+                let got = store.acquire_one(request.demand(demand(unless))).await.expect("a reply");
                 format!("acquire({id}, {if_busy:?}, {lease:?}, {unless}): {}", names.acquired(got))
             }
             5..=6 => {
@@ -113,7 +113,7 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
                 }
                 is_short = block_for == SHORT || request.record.as_ref().is_some_and(|new| new.keep_for == SHORT);
                 let released = format!("release({id}, {block_for:?}, {:?})", request.record);
-                format!("{released}: {:?}", store.release(request).await.expect("a reply"))
+                format!("{released}: {:?}", store.release_one(request).await.expect("a reply"))
             }
             7 => {
                 let asks = vec![RenewRequest::new(key.clone(), owner, LONG)];
@@ -129,7 +129,7 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
                 let fence = if rng.u8(0..4) == 0 { 7 } else { stands };
                 let unless = rng.bool();
                 let request = YieldRequest::new(key.clone(), owner, fence, next, LONG, terms(), LONG);
-                let yielded = match store.yield_to_queue(request.unless_recorded(unless)).await.expect("a reply") {
+                let yielded = match store.yield_to_queue(request.demand(demand(unless))).await.expect("a reply") {
                     YieldReply::Extended { fence } => format!("extended, {}", names.fence(fence)),
                     YieldReply::NotHolder(got) => names.acquired(got),
                     other => format!("{other:?}"),
@@ -172,7 +172,7 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
     for (n, ids) in processes.iter().enumerate() {
         let last = LockKey::from(("last", seed, n));
         let request = AcquireRequest::new(last.clone(), ids.next(), LONG, IfBusy::Fail, terms(), LONG);
-        store.acquire(request).await.expect("a reply");
+        store.acquire_one(request).await.expect("a reply");
         store.force_release(ForceReleaseRequest::new(last.clone(), Duration::ZERO, terms())).await.expect("a reply");
         let is_last = |event: &StoreEvent| matches!(event, StoreEvent::Revoked { key, .. } if *key == last);
         let has_come = || {
@@ -221,6 +221,10 @@ async fn listed(store: &dyn LockStore, key: &LockKey) -> Option<KeyStatus> {
 const SHORT: Duration = ms(10);
 const LONG: Duration = Duration::from_secs(600);
 
+fn demand(unless_recorded: bool) -> Demand {
+    if unless_recorded { Demand::new().unless_recorded() } else { Demand::new() }
+}
+
 fn terms() -> QueueConfig {
     QueueConfig::new(LONG * 2, Duration::from_secs(60), 4)
 }
@@ -258,7 +262,7 @@ impl Names {
     fn acquired(&mut self, got: AcquireReply) -> String {
         match got {
             AcquireReply::Granted { fence } => format!("granted, {}", self.fence(fence)),
-            AcquireReply::Queued { ahead: before, lease_left } => {
+            AcquireReply::Queued { ahead: before, lease_left, poll_in: _ } => {
                 format!("queued behind {before}, {}", left(lease_left))
             }
             AcquireReply::Busy { lease_left } => format!("held, {}", left(lease_left)),

@@ -10,6 +10,7 @@ use tower_lock::{
         StoreErrorKind,
     },
 };
+use tower_lock_testkit::store::StoreExt;
 use tower_lock_testkit::{RedisServer, Reply};
 use tower_lock_testkit::{
     locks::key,
@@ -186,10 +187,10 @@ async fn impossible_fence_is_reported() {
     let owner = AcquisitionIds::new("a", 1).next();
     let terms = QueueConfig::new(ms(4_000), ms(10_000), 8);
     let request = || AcquireRequest::new(key(), owner.clone(), ms(30_000), IfBusy::Fail, terms, ms(500));
-    store.acquire(request()).await.expect("free");
+    store.acquire_one(request()).await.expect("free");
     for fence in ["abc", "18014398509481984"] {
         environment.command(&["HSET", "lock:k", &owner.to_string(), fence]).await;
-        let error = store.acquire(request()).await.expect_err("no fence");
+        let error = store.acquire_one(request()).await.expect_err("no fence");
         assert_error(&error, StoreErrorKind::Protocol, "unexpected reply", "tower-lock:<prefix>:");
     }
 }
@@ -202,7 +203,7 @@ async fn refused_renewal_is_no_loss() {
     let owner = AcquisitionIds::new("a", 1).next();
     let terms = QueueConfig::new(ms(4_000), ms(10_000), 8);
     let request = AcquireRequest::new(key(), owner.clone(), ms(30_000), IfBusy::Fail, terms, ms(500));
-    store.acquire(request).await.expect("free");
+    store.acquire_one(request).await.expect("free");
     let renew = || store.renew(vec![RenewRequest::new(key(), owner.clone(), ms(30_000))]);
     environment.command(&["ACL", "SETUSER", "default", "-hexists"]).await;
     assert_eq!(renew().await.expect("a reply"), [RenewReply::Unknown]);

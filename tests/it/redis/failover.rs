@@ -17,8 +17,9 @@ use tokio::{
 };
 use tower_lock::{
     LockError, LockGuard, LockLost, LockManager, RedisStore,
-    store::{AcquireRequest, AcquisitionIds, IfBusy, LockStore, QueueConfig, StoreErrorKind},
+    store::{AcquireRequest, AcquisitionIds, IfBusy, QueueConfig, StoreErrorKind},
 };
+use tower_lock_testkit::store::StoreExt;
 use tower_lock_testkit::{
     RedisServer, Reply, SentinelGroup,
     locks::key,
@@ -349,7 +350,7 @@ async fn repeated_acquire_writes_even_if_it_extends_nothing() {
     let (id, queue) = (ids.next(), QueueConfig::new(ms(4_000), ms(60_000), 9));
     let acquire = async |lease| {
         let request = AcquireRequest::new(key(), id.clone(), lease, IfBusy::Fail, queue, ms(5_000));
-        store.acquire(request).await.expect("a reply")
+        store.acquire_one(request).await.expect("a reply")
     };
     let granted = acquire(ms(30_000)).await;
     environment.command(&["CONFIG", "RESETSTAT"]).await;

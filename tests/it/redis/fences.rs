@@ -11,10 +11,11 @@ use futures_util::future::join_all;
 use tower_lock::{
     AcquisitionId, LockKey, RedisStore,
     store::{
-        AcquireReply, AcquireRequest, AcquisitionIds, EventSink, IfBusy, LockStore, QueueConfig, ReleaseReply,
-        ReleaseRequest, YieldReply, YieldRequest,
+        AcquireReply, AcquireRequest, AcquisitionIds, IfBusy, LockStore, QueueConfig, ReleaseReply, ReleaseRequest,
+        YieldReply, YieldRequest,
     },
 };
+use tower_lock_testkit::store::{StoreExt, open_sink};
 use tower_lock_testkit::{
     locks::key,
     log::Log,
@@ -39,11 +40,11 @@ async fn fence_is_equal_in_message_store_and_reply() {
         vec![push.payload.clone()]
     });
     let ids = AcquisitionIds::new("p", 1);
-    store.subscribe(EventSink::new(ids.next().manager(), |_| true));
+    store.subscribe(open_sink(ids.next().manager()));
     let grants = join_all((0..KEYS).map(async |n| {
         let (key, name) = (LockKey::from(("k", n)), format!("lock:k:{n}"));
         let request = |owner| {
-            store.acquire(AcquireRequest::new(key.clone(), owner, ms(60_000), IfBusy::Enqueue, TERMS, ms(5_000)))
+            store.acquire_one(AcquireRequest::new(key.clone(), owner, ms(60_000), IfBusy::Enqueue, TERMS, ms(5_000)))
         };
         let mut holder = ids.next();
         assert!(matches!(request(holder.clone()).await, Ok(AcquireReply::Granted { .. })));
@@ -53,7 +54,7 @@ async fn fence_is_equal_in_message_store_and_reply() {
             let next = ids.next();
             assert!(matches!(request(next.clone()).await, Ok(AcquireReply::Queued { .. })));
             let release = ReleaseRequest::new(key.clone(), holder, Duration::ZERO, TERMS);
-            assert_eq!(store.release(release).await.expect("a reply"), ReleaseReply::HandedOff);
+            assert_eq!(store.release_one(release).await.expect("a reply"), ReleaseReply::HandedOff);
             let stored = look.command(&["HGET", &name, &next.to_string()]).await.expect("a reply");
             let Ok(AcquireReply::Granted { fence }) = request(next.clone()).await else { panic!("it was offered") };
             assert_eq!(stored.text(), Some(fence.to_string().as_str()));
@@ -117,11 +118,11 @@ async fn invalid_fence_counter_is_replaced_and_logged() {
     let store = environment.store().await;
     let terms = QueueConfig::new(ms(4_000), ms(10_000), 8);
     let ids = AcquisitionIds::new("a", 1);
-    store.subscribe(EventSink::new(ids.next().manager(), |_| true));
+    store.subscribe(open_sink(ids.next().manager()));
     let acquire = async |owner: AcquisitionId, what: &str| {
         let request = AcquireRequest::new(key(), owner, ms(30_000), IfBusy::Enqueue, terms, ms(500));
         store
-            .acquire(request)
+            .acquire_one(request)
             .await
             .unwrap_or_else(|error| panic!("{what}: {error}: {}", error.source().expect("kept")))
     };
@@ -148,7 +149,7 @@ async fn invalid_fence_counter_is_replaced_and_logged() {
                     assert!(matches!(acquire(next.clone(), value).await, AcquireReply::Queued { .. }));
                     disturb().await;
                     let release = ReleaseRequest::new(key(), holder.clone(), Duration::ZERO, terms);
-                    assert_eq!(store.release(release).await.expect("a reply"), ReleaseReply::HandedOff, "{value}");
+                    assert_eq!(store.release_one(release).await.expect("a reply"), ReleaseReply::HandedOff, "{value}");
                     let AcquireReply::Granted { fence: offered } = acquire(next.clone(), value).await else {
                         panic!("it was offered")
                     };
@@ -168,7 +169,7 @@ async fn invalid_fence_counter_is_replaced_and_logged() {
             assert!(fence > last && fence < 1 << 52, "{value} by {way}: {fence} after {last}");
             last = fence;
             for owner in [holder, next] {
-                store.release(ReleaseRequest::new(key(), owner, Duration::ZERO, terms)).await.expect("a reply");
+                store.release_one(ReleaseRequest::new(key(), owner, Duration::ZERO, terms)).await.expect("a reply");
             }
             drop(guard);
             let text = log.text();

@@ -5,9 +5,10 @@ use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 use tower_lock::{
     AcquisitionId, LockError, LockKey,
-    store::{AcquireReply, AcquireRequest, AcquisitionIds, EventSink, IfBusy, LockStore, QueueConfig},
+    store::{AcquireReply, AcquireRequest, AcquisitionIds, IfBusy, LockStore, QueueConfig},
 };
 use tower_lock_testkit::Direction;
+use tower_lock_testkit::store::{StoreExt, open_sink};
 use tower_lock_testkit::{
     locks::key,
     wait::{ms, soon, until},
@@ -155,10 +156,10 @@ async fn queue_has_a_ttl_and_drops_dead_waiters_when_full() {
     let Some(environment) = environment().await else { return };
     let store = environment.store().await;
     let (living, terms) = (AcquisitionIds::new("living", 1), QueueConfig::new(ms(4_000), ms(10_000), 3));
-    store.subscribe(EventSink::new(living.next().manager(), |_| true));
+    store.subscribe(open_sink(living.next().manager()));
     let request = async |owner: AcquisitionId| {
         let request = AcquireRequest::new(key(), owner, ms(30_000), IfBusy::Enqueue, terms, ms(500));
-        store.acquire(request).await.expect("a reply")
+        store.acquire_one(request).await.expect("a reply")
     };
     request(living.next()).await;
     let dead = AcquisitionIds::new("dead", 2);

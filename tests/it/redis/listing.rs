@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use tower_lock::{
     AcquisitionId, LockKey, RedisStore,
     store::{
-        AcquireRequest, AcquisitionIds, Cursor, EventSink, IfBusy, ListEntry, ListRequest, LockStore, QueueConfig,
-        StoreErrorKind,
+        AcquireRequest, AcquisitionIds, Cursor, IfBusy, ListEntry, ListRequest, LockStore, QueueConfig, StoreErrorKind,
     },
 };
+use tower_lock_testkit::store::{StoreExt, open_sink};
 use tower_lock_testkit::wait::ms;
 
 use crate::support::environment;
@@ -17,7 +17,7 @@ const TERMS: QueueConfig = QueueConfig::new(ms(4_000), ms(600_000), 16);
 
 async fn acquire(store: &RedisStore, key: &LockKey, id: AcquisitionId) {
     let request = AcquireRequest::new(key.clone(), id, ms(600_000), IfBusy::Enqueue, TERMS, ms(5_000));
-    store.acquire(request).await.expect("a reply");
+    store.acquire_one(request).await.expect("a reply");
 }
 
 /// All entries, and the number of pages.
@@ -46,7 +46,7 @@ async fn listing_reads_only_its_own_prefix_and_locks() {
     let other = RedisStore::builder().prefix("lock2").connect(&environment.redis.url()).await.expect("it is up");
     let ids = AcquisitionIds::new("a", 1);
     for store in [&*store, &other] {
-        store.subscribe(EventSink::new(ids.next().manager(), |_| true));
+        store.subscribe(open_sink(ids.next().manager()));
     }
     let raw = LockKey::raw("raw{7}").expect("valid");
     for key in [LockKey::from(("own", 1)), raw.clone(), LockKey::hashed(("own", "secret"))] {
@@ -107,7 +107,7 @@ async fn page_of_a_large_database_is_bounded() {
     let Some(environment) = environment().await else { return };
     let store = environment.store().await;
     let ids = AcquisitionIds::new("a", 1);
-    store.subscribe(EventSink::new(ids.next().manager(), |_| true));
+    store.subscribe(open_sink(ids.next().manager()));
     acquire(&store, &LockKey::from(("own", 1)), ids.next()).await;
     let fill = "for i = 1, 20000 do redis.call('SET', 'session:' .. i, i) end";
     environment.command(&["EVAL", fill, "0"]).await;

@@ -6,10 +6,9 @@ use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, timeout};
 use tower_lock::{
     LockError, LockManager, RedisStore,
-    store::{
-        AcquireReply, AcquireRequest, AcquisitionIds, IfBusy, LockStore, QueueConfig, ReleaseReply, ReleaseRequest,
-    },
+    store::{AcquireReply, AcquireRequest, AcquisitionIds, IfBusy, QueueConfig, ReleaseReply, ReleaseRequest},
 };
+use tower_lock_testkit::store::StoreExt;
 use tower_lock_testkit::{Direction, NetworkFault, Request};
 use tower_lock_testkit::{
     locks::key,
@@ -45,10 +44,10 @@ async fn late_release_never_frees_the_next_holder() {
     let sound = environment.direct_instance("b").await;
     let late = AcquisitionIds::new("late", 1).next();
     let request = AcquireRequest::new(key(), late.clone(), ms(200), IfBusy::Fail, terms(), ms(500));
-    assert!(matches!(slow.acquire(request).await, Ok(AcquireReply::Granted { .. })));
+    assert!(matches!(slow.acquire_one(request).await, Ok(AcquireReply::Granted { .. })));
     // The release is in flight while the lease ends and the next holder starts.
     environment.proxy.all().next_where(is_script(RELEASE), NetworkFault::Late(ms(1_000)));
-    let release = tokio::spawn(slow.release(ReleaseRequest::new(key(), late, Duration::ZERO, terms())));
+    let release = tokio::spawn(slow.release_one(ReleaseRequest::new(key(), late, Duration::ZERO, terms())));
     let guard = sound.lock(key()).await.expect("free when the lease has expired");
     assert_eq!(soon("a reply", release).await.expect("runs").expect("answered"), ReleaseReply::NotHolder);
     assert!(environment.command(&["HKEYS", NAME]).await.texts()[0].starts_with("b:"));

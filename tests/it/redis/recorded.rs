@@ -1,7 +1,7 @@
 //! Processes of the recorded version and of the current one share a real server. The recorded ones
 //! are played by their scripts (`tests/simulator/recorded/`).
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::mpsc, time::Instant};
 use tower_lock::{
@@ -11,6 +11,7 @@ use tower_lock::{
         QueueConfig, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreEvent, YieldReply, YieldRequest,
     },
 };
+use tower_lock_testkit::store::StoreExt;
 use tower_lock_testkit::{Connection, Reply};
 use tower_lock_testkit::{
     locks::key,
@@ -18,6 +19,9 @@ use tower_lock_testkit::{
 };
 
 use crate::support::{Environment, NAME, QUEUE, environment};
+
+const RECORD: &str = "tower-lock:lock:r:{lock:k}";
+const INBOXES: &str = "tower-lock:lock:in:";
 
 const FENCES: &str = "tower-lock:lock:f";
 const LEASE: Duration = ms(30_000);
@@ -31,8 +35,16 @@ macro_rules! recorded {
 
 /// A process of either version, with its own ids and channel.
 enum Process {
-    Recorded { calls: Connection, messages: Connection },
-    Current { store: RedisStore, messages: mpsc::UnboundedReceiver<StoreEvent> },
+    Recorded {
+        calls: Connection,
+        messages: Connection,
+    },
+    Current {
+        store: RedisStore,
+        messages: mpsc::UnboundedReceiver<StoreEvent>,
+        /// Keeps the sink open.
+        _sender: Arc<mpsc::UnboundedSender<StoreEvent>>,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,8 +63,10 @@ impl Process {
     async fn current(environment: &Environment) -> Self {
         let store = RedisStore::connect(&environment.redis.url()).await.expect("it is up");
         let (send, messages) = mpsc::unbounded_channel();
-        store.subscribe(EventSink::new("current:01", move |event| event.is_none_or(|event| send.send(event).is_ok())));
-        Self::Current { store, messages }
+        let sender = Arc::new(send);
+        let receive = |send: &Arc<mpsc::UnboundedSender<StoreEvent>>, event| drop(send.send(event));
+        store.subscribe(EventSink::new("current:01", &sender, receive));
+        Self::Current { store, messages, _sender: sender }
     }
 
     async fn pair(environment: &Environment, recorded_first: bool) -> (Self, Self) {
@@ -78,7 +92,7 @@ impl Process {
             Self::Current { store, .. } => {
                 let request =
                     AcquireRequest::new(key(), AcquisitionId::from_text(id), LEASE, IfBusy::Enqueue, TERMS, ms(5_000));
-                current_grant(store.acquire(request).await.expect("a reply"))
+                current_grant(store.acquire_one(request).await.expect("a reply"))
             }
         }
     }
@@ -117,7 +131,7 @@ impl Process {
             }
             Self::Current { store, .. } => {
                 let request = ReleaseRequest::new(key(), AcquisitionId::from_text(id), block_for, TERMS);
-                match store.release(request).await.expect("a reply") {
+                match store.release_one(request).await.expect("a reply") {
                     ReleaseReply::Freed => "freed",
                     ReleaseReply::HandedOff => "offered",
                     ReleaseReply::NotHolder => "not owner",
@@ -166,8 +180,8 @@ impl Process {
     async fn inspect(&mut self) -> (Option<(String, u64)>, usize) {
         match self {
             Self::Recorded { calls, .. } => {
-                let reply = eval(calls, recorded!("inspect"), &[NAME, QUEUE], &[]).await;
-                let [_, waiting, holder @ ..] = reply.items() else { panic!("{reply:?}") };
+                let reply = eval(calls, recorded!("inspect"), &[NAME, QUEUE, RECORD], &[INBOXES]).await;
+                let [_, waiting, _, _, holder @ ..] = reply.items() else { panic!("{reply:?}") };
                 let text = |reply: &Reply| reply.text().expect("text").to_owned();
                 let holder = match holder {
                     [id, fence] if !text(id).ends_with(":end") => {

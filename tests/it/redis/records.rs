@@ -5,10 +5,11 @@ use std::{sync::Arc, time::Duration};
 use tower_lock::{
     AcquisitionId, RedisStore,
     store::{
-        AcquireReply, AcquireRequest, AcquisitionIds, EventSink, IfBusy, LockStore, QueueConfig, Record, ReleaseReply,
+        AcquireReply, AcquireRequest, AcquisitionIds, Demand, IfBusy, LockStore, QueueConfig, Record, ReleaseReply,
         ReleaseRequest, StoreErrorKind,
     },
 };
+use tower_lock_testkit::store::{StoreExt, open_sink};
 use tower_lock_testkit::{locks::key, wait::ms};
 
 use crate::support::{Environment, environment};
@@ -22,13 +23,13 @@ async fn held(environment: &Environment) -> (Arc<RedisStore>, AcquisitionId, Acq
     let store = environment.store().await;
     let ids = AcquisitionIds::new("a", 1);
     let (holder, other) = (ids.next(), ids.next());
-    store.subscribe(EventSink::new(holder.manager(), |_| true));
-    assert!(matches!(store.acquire(acquire(&holder)).await, Ok(AcquireReply::Granted { .. })));
+    store.subscribe(open_sink(holder.manager()));
+    assert!(matches!(store.acquire_one(acquire(&holder)).await, Ok(AcquireReply::Granted { .. })));
     (store, holder, other)
 }
 
 fn acquire(id: &AcquisitionId) -> AcquireRequest {
-    AcquireRequest::new(key(), id.clone(), LONG, IfBusy::Fail, TERMS, ms(5_000)).unless_recorded(true)
+    AcquireRequest::new(key(), id.clone(), LONG, IfBusy::Fail, TERMS, ms(5_000)).demand(Demand::new().unless_recorded())
 }
 
 fn release(id: &AcquisitionId) -> ReleaseRequest {
@@ -40,13 +41,13 @@ fn release(id: &AcquisitionId) -> ReleaseRequest {
 async fn record_is_a_hash_with_a_ttl() {
     let Some(environment) = environment().await else { return };
     let (store, holder, other) = held(&environment).await;
-    assert_eq!(store.release(release(&holder)).await.expect("a reply"), ReleaseReply::Freed);
+    assert_eq!(store.release_one(release(&holder)).await.expect("a reply"), ReleaseReply::Freed);
     let id = environment.command(&["HGET", RECORD, "id"]).await;
     assert_eq!(id.text(), Some(holder.to_string().as_str()));
     assert_eq!(environment.command(&["HLEN", RECORD]).await.integer(), Some(3));
     let ttl = environment.command(&["PTTL", RECORD]).await.integer().expect("a number");
     assert!((50_000..=60_000).contains(&ttl), "{ttl}");
-    assert!(matches!(store.acquire(acquire(&other)).await, Ok(AcquireReply::Recorded(_))));
+    assert!(matches!(store.acquire_one(acquire(&other)).await, Ok(AcquireReply::Recorded(_))));
 }
 
 #[tokio::test]
@@ -54,13 +55,13 @@ async fn out_of_memory_stores_no_record_and_releases_nothing() {
     let Some(environment) = environment().await else { return };
     let (store, holder, other) = held(&environment).await;
     environment.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
-    let error = store.release(release(&holder)).await.expect_err("no memory");
+    let error = store.release_one(release(&holder)).await.expect_err("no memory");
     assert_eq!(error.kind(), StoreErrorKind::Refused);
     assert_eq!(environment.command(&["EXISTS", RECORD]).await.integer(), Some(0));
-    assert!(matches!(store.acquire(acquire(&other)).await, Ok(AcquireReply::Busy { .. })), "it runs only once");
+    assert!(matches!(store.acquire_one(acquire(&other)).await, Ok(AcquireReply::Busy { .. })), "it runs only once");
     environment.command(&["CONFIG", "SET", "maxmemory", "0"]).await;
-    assert_eq!(store.release(release(&holder)).await.expect("a reply"), ReleaseReply::Freed);
-    assert!(matches!(store.acquire(acquire(&other)).await, Ok(AcquireReply::Recorded(_))));
+    assert_eq!(store.release_one(release(&holder)).await.expect("a reply"), ReleaseReply::Freed);
+    assert!(matches!(store.acquire_one(acquire(&other)).await, Ok(AcquireReply::Recorded(_))));
 }
 
 /// A value of another program is no proof that nothing was recorded.
@@ -69,9 +70,9 @@ async fn foreign_value_in_place_of_the_record_grants_nothing() {
     let Some(environment) = environment().await else { return };
     let (store, holder, other) = held(&environment).await;
     environment.command(&["SET", RECORD, "text"]).await;
-    store.release(release(&holder)).await.expect_err("no record was stored");
-    assert!(matches!(store.acquire(acquire(&other).unless_recorded(false)).await, Ok(AcquireReply::Busy { .. })));
-    let error = store.acquire(acquire(&other)).await.expect_err("unknown");
+    store.release_one(release(&holder)).await.expect_err("no record was stored");
+    assert!(matches!(store.acquire_one(acquire(&other).demand(Demand::new())).await, Ok(AcquireReply::Busy { .. })));
+    let error = store.acquire_one(acquire(&other)).await.expect_err("unknown");
     assert_eq!(error.kind(), StoreErrorKind::Refused);
     assert_eq!(environment.command(&["GET", RECORD]).await.text(), Some("text"));
 }
@@ -85,14 +86,14 @@ async fn long_record_is_read_up_to_the_bounds() {
     let largest = vec![7; 1 << 20];
     let record = Record::new("head", Some(largest.clone().into()));
     let release = ReleaseRequest::new(key(), holder.clone(), Duration::ZERO, TERMS).record(record, LONG);
-    store.release(release).await.expect("a reply");
-    let Ok(AcquireReply::Recorded(found)) = store.acquire(acquire(&other)).await else { panic!("no record") };
+    store.release_one(release).await.expect("a reply");
+    let Ok(AcquireReply::Recorded(found)) = store.acquire_one(acquire(&other)).await else { panic!("no record") };
     assert_eq!(found.body.as_deref(), Some(&largest[..]));
     let longer = "x".repeat((1 << 20) + 1);
     environment.command(&["HSET", RECORD, "body", &longer]).await;
-    let Ok(AcquireReply::Recorded(found)) = store.acquire(acquire(&other)).await else { panic!("no record") };
+    let Ok(AcquireReply::Recorded(found)) = store.acquire_one(acquire(&other)).await else { panic!("no record") };
     assert_eq!((&found.head[..], found.body), (&b"head"[..], None));
     environment.command(&["HSET", RECORD, "head", &longer]).await;
-    let Ok(AcquireReply::Recorded(found)) = store.acquire(acquire(&other)).await else { panic!("no record") };
+    let Ok(AcquireReply::Recorded(found)) = store.acquire_one(acquire(&other)).await else { panic!("no record") };
     assert!(found.head.is_empty(), "it stands, and is no answer");
 }

@@ -10,10 +10,10 @@ use tokio::{
 use tower_lock::{
     AcquisitionId, LockError, LockKey, LockManager, RedisStore,
     store::{
-        AcquireReply, AcquireRequest, AcquisitionIds, IfBusy, LockStore, QueueConfig, ReleaseReply, ReleaseRequest,
-        StoreErrorKind,
+        AcquireReply, AcquireRequest, AcquisitionIds, IfBusy, QueueConfig, ReleaseReply, ReleaseRequest, StoreErrorKind,
     },
 };
+use tower_lock_testkit::store::StoreExt;
 use tower_lock_testkit::{
     NetworkFault, Request,
     locks::key,
@@ -77,7 +77,7 @@ async fn key_of_another_type_fails_alone_in_a_shared_call() {
     let ids = AcquisitionIds::new("a", 1);
     let all: Vec<_> = (0..20).map(|number| (numbered(number), ids.next())).collect();
     let before = environment.scripts().await;
-    let replies = join_all(all.iter().map(|(key, id)| store.acquire(acquire(key.clone(), id.clone())))).await;
+    let replies = join_all(all.iter().map(|(key, id)| store.acquire_one(acquire(key.clone(), id.clone())))).await;
     assert!(environment.scripts().await - before < 8, "they share calls");
     for (number, reply) in replies.into_iter().enumerate() {
         match reply {
@@ -91,8 +91,8 @@ async fn key_of_another_type_fails_alone_in_a_shared_call() {
     }
     // A queue of another type: the other keys keep their lock-delay.
     environment.command(&["SET", "tower-lock:lock:q:{lock:n:5}", "text"]).await;
-    let releases = all.iter().map(|(key, id)| store.release(release(key.clone(), id.clone(), ms(20_000))));
-    let free = all.iter().map(|(key, id)| store.release(release(key.clone(), id.clone(), Duration::ZERO)));
+    let releases = all.iter().map(|(key, id)| store.release_one(release(key.clone(), id.clone(), ms(20_000))));
+    let free = all.iter().map(|(key, id)| store.release_one(release(key.clone(), id.clone(), Duration::ZERO)));
     let replies = join_all(free.skip(5).take(1).chain(releases.skip(6))).await;
     assert!(replies[0].as_ref().is_err_and(|error| error.kind() == StoreErrorKind::Refused), "{:?}", replies[0]);
     for (number, reply) in (6..20).zip(&replies[1..]) {
@@ -115,13 +115,13 @@ async fn key_without_permission_fails_alone_in_a_shared_call() {
     let ids = AcquisitionIds::new("a", 1);
     let keys = (0..9).map(numbered).chain([LockKey::raw("other").expect("a name")]).chain((10..20).map(numbered));
     let all: Vec<_> = keys.map(|key| (key, ids.next())).collect();
-    let replies = join_all(all.iter().map(|(key, id)| store.acquire(acquire(key.clone(), id.clone())))).await;
+    let replies = join_all(all.iter().map(|(key, id)| store.acquire_one(acquire(key.clone(), id.clone())))).await;
     let refused =
         replies.iter().position(|reply| reply.as_ref().is_err_and(|error| error.kind() == StoreErrorKind::Refused));
     let granted = replies.iter().filter(|reply| matches!(reply, Ok(AcquireReply::Granted { .. }))).count();
     assert_eq!((refused, granted), (Some(9), 19), "{replies:?}");
     let replies =
-        join_all(all.iter().map(|(key, id)| store.release(release(key.clone(), id.clone(), Duration::ZERO)))).await;
+        join_all(all.iter().map(|(key, id)| store.release_one(release(key.clone(), id.clone(), Duration::ZERO)))).await;
     let freed = replies.iter().filter(|reply| matches!(reply, Ok(ReleaseReply::Freed))).count();
     assert_eq!((replies[9].is_err(), freed), (true, 19), "{replies:?}");
     environment.wait_until_clean().await;
@@ -136,10 +136,10 @@ async fn lost_reply_of_a_shared_call_leaves_each_attempt_in_doubt() {
     let all: Vec<_> = (0..20).map(|number| (numbered(number), ids.next())).collect();
     // Redis knows the scripts.
     let (first, id) = (numbered(0), ids.next());
-    store.acquire(acquire(first.clone(), id.clone())).await.expect("a reply");
-    store.release(release(first, id, Duration::ZERO)).await.expect("a reply");
+    store.acquire_one(acquire(first.clone(), id.clone())).await.expect("a reply");
+    store.release_one(release(first, id, Duration::ZERO)).await.expect("a reply");
     environment.proxy.all().next_where(is_shared, NetworkFault::CutBeforeReply);
-    let replies = join_all(all.iter().map(|(key, id)| store.acquire(acquire(key.clone(), id.clone())))).await;
+    let replies = join_all(all.iter().map(|(key, id)| store.acquire_one(acquire(key.clone(), id.clone())))).await;
     let lost =
         replies.iter().filter(|reply| reply.as_ref().is_err_and(|error| error.kind() == StoreErrorKind::Unavailable));
     assert!(lost.count() >= 18, "{replies:?}");
@@ -147,7 +147,7 @@ async fn lost_reply_of_a_shared_call_leaves_each_attempt_in_doubt() {
     // A release is repeated: its first call was executed.
     environment.proxy.all().next_where(is_shared, NetworkFault::CutBeforeReply);
     let replies =
-        join_all(all.iter().map(|(key, id)| store.release(release(key.clone(), id.clone(), Duration::ZERO)))).await;
+        join_all(all.iter().map(|(key, id)| store.release_one(release(key.clone(), id.clone(), Duration::ZERO)))).await;
     assert!(replies.iter().all(Result::is_ok), "{replies:?}");
     assert_eq!(environment.keys().await, [""; 0]);
     // A manager releases the attempts of callers that have left.
@@ -199,15 +199,15 @@ fn request_is_served_while_the_calls_of_a_stopped_runtime_are_under_way() {
         environment.redis.freeze();
         other.block_on(async {
             for number in 0..2 {
-                drop(store.acquire(acquire(numbered(number), ids.next())));
-                drop(store.release(release(numbered(number), ids.next(), Duration::ZERO)));
+                drop(store.acquire_one(acquire(numbered(number), ids.next())));
+                drop(store.release_one(release(numbered(number), ids.next(), Duration::ZERO)));
                 sleep(ms(20)).await;
             }
         });
         // Both calls are under way: the others wait, and no further call wakes them.
         let waiting = servers.block_on(async {
-            let acquire = tokio::spawn(store.acquire(acquire(key(), ids.next())));
-            let release = tokio::spawn(store.release(release(key(), ids.next(), Duration::ZERO)));
+            let acquire = tokio::spawn(store.acquire_one(acquire(key(), ids.next())));
+            let release = tokio::spawn(store.release_one(release(key(), ids.next(), Duration::ZERO)));
             (acquire, release)
         });
         environment.redis.thaw();
@@ -217,7 +217,7 @@ fn request_is_served_while_the_calls_of_a_stopped_runtime_are_under_way() {
             // With an error, too, the caller goes on.
             let _ = soon("a reply to the acquire", acquire).await.expect("no panic");
             let _ = soon("a reply to the release", release).await.expect("no panic");
-            let again = async || store.acquire(self::acquire(numbered(9), ids.next())).await.is_ok();
+            let again = async || store.acquire_one(self::acquire(numbered(9), ids.next())).await.is_ok();
             until("it works from here", again).await;
         });
         drop(other);
@@ -232,14 +232,14 @@ async fn acquires_beyond_the_bound_are_refused_while_redis_is_stopped() {
     let ids = AcquisitionIds::new("a", 1);
     let works = async || {
         let id = ids.next();
-        let reply = store.acquire(acquire(key(), id.clone())).await;
-        let _ = store.release(release(key(), id, Duration::ZERO)).await;
+        let reply = store.acquire_one(acquire(key(), id.clone())).await;
+        let _ = store.release_one(release(key(), id, Duration::ZERO)).await;
         matches!(reply, Ok(AcquireReply::Granted { .. }))
     };
     until("it works", works).await;
     environment.redis.freeze();
     let began = Instant::now();
-    let calls = (0..12_000).map(|number| store.acquire(acquire(numbered(number), ids.next())));
+    let calls = (0..12_000).map(|number| store.acquire_one(acquire(numbered(number), ids.next())));
     let replies = soon("replies", join_all(calls.collect::<Vec<_>>())).await;
     let took = began.elapsed();
     let overloaded = |reply: &Result<AcquireReply, _>| matches!(reply, Err(error) if tower_lock::store::StoreError::kind(error) == StoreErrorKind::Overloaded);

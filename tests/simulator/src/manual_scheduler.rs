@@ -13,7 +13,7 @@ use tower_lock::{
     },
     AcquisitionId, LockError, LockKey, Owner,
     deadpool_redis::redis::Value,
-    store::{AcquireRequest, ForceReleaseRequest, IfBusy, QueueConfig, Record},
+    store::{AcquireRequest, Demand, ForceReleaseRequest, IfBusy, QueueConfig, Record},
 };
 
 use crate::{
@@ -160,13 +160,13 @@ impl ManualScheduler {
     pub fn claim(&mut self, process: Process, client: ClientId, waits: bool, owner: Option<&Owner>) {
         let limits = HoldLimits { lock_delay: Duration::ZERO, ..HoldLimits::default() };
         let request = lock_request(client, waits, limits);
-        let request = LockRequest { unless_recorded: true, owner: owner.cloned(), ..request };
+        let request = LockRequest { demand: Demand::new().unless_recorded(), owner: owner.cloned(), ..request };
         self.send_request(process, &self.key.clone(), request);
     }
 
     /// A duplicate requests the key with these hold limits.
     pub fn claim_with_limits(&mut self, process: Process, client: ClientId, limits: HoldLimits) {
-        let request = LockRequest { unless_recorded: true, ..lock_request(client, true, limits) };
+        let request = LockRequest { demand: Demand::new().unless_recorded(), ..lock_request(client, true, limits) };
         self.send_request(process, &self.key.clone(), request);
     }
 
@@ -466,7 +466,7 @@ impl ManualScheduler {
 
 fn lock_request(client: ClientId, waits: bool, limits: HoldLimits) -> LockRequest<ClientId> {
     let wait = if waits { Duration::MAX } else { Duration::ZERO };
-    LockRequest { waiter: client, wait, owner: None, parent: None, limits, unless_recorded: false }
+    LockRequest { waiter: client, wait, owner: None, parent: None, limits, demand: Demand::new() }
 }
 
 fn id(process: Process) -> ClientId {

@@ -438,7 +438,7 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "no_repeated_acquire",
         "a repeated acquire does not recognize its own grant",
-        &[everywhere("if fence then\n    local set", "if false then\n    local set")],
+        &[everywhere("if fence then\n    if redis", "if false then\n    if redis")],
     ),
     script(
         "claim_keeps_offer_ttl",

@@ -11,8 +11,7 @@ use tower_lock::{
     __internals::{
         proto::{
             self, Action, Actions, BootInstant, DriverTypes, Event, GuardEnd, LEASE, LOCK_DELAY, LazyNow, LockRequest,
-            LockTable, NextCheck, QUEUE, RECHECK_INTERVAL, RENEWAL_BATCH_WINDOW, STORE_CALL_TIMEOUT, StoreCall,
-            StoreOp,
+            LockTable, NextCheck, RECHECK_INTERVAL, RENEWAL_BATCH_WINDOW, STORE_CALL_TIMEOUT, StoreCall, StoreOp,
         },
         redis_proto::{
             KeyReplies, Keyspace, ScriptCall, ServerClock, Timed, next_call, parse_acquire, parse_release, parse_renew,
@@ -262,13 +261,13 @@ impl SimProcess {
         let mut actions = Actions::new();
         self.mutant_memory
             .waiting
-            .insert(request.waiter, (key.clone(), !request.wait.is_zero(), request.unless_recorded));
+            .insert(request.waiter, (key.clone(), !request.wait.is_zero(), request.demand.unless_recorded));
         match self.settings.mutation {
-            Some(Mutation::RecordForPlain) => request.unless_recorded = true,
+            Some(Mutation::RecordForPlain) => request.demand.unless_recorded = true,
             Some(Mutation::JoinPlainGrant) if self.mutant_memory.plain_grants.contains(key) => {
-                request.unless_recorded = false;
+                request.demand.unless_recorded = false;
             }
-            Some(Mutation::JoinOwner) if request.owner.is_some() => request.unless_recorded = false,
+            Some(Mutation::JoinOwner) if request.owner.is_some() => request.demand.unless_recorded = false,
             _ => {}
         }
         let ticket = self.table.request(key, &LazyNow::fixed(now), &self.ids, request, &mut actions);
@@ -459,6 +458,7 @@ impl SimProcess {
                 Action::Untrack(grant) => self.forget(&grant),
                 // Grants are taken at once.
                 Action::SectionEnded(_) | Action::ReleaseOutcome(..) | Action::Recall(..) => {}
+                Action::SendWaiting(key) => self.on(now, &key, Event::SlotFreed),
                 Action::WakeAt(_) if self.is(Mutation::NoPolls) => {}
                 Action::WakeAt(at) => self.effects.push_back(Effect::Wake(at, Timer::Wakeup(key.clone(), at))),
             }
@@ -482,29 +482,32 @@ impl SimProcess {
     }
 
     fn send(&mut self, now: BootInstant, key: &LockKey, call: StoreCall) {
-        let StoreCall { number, id, op } = call;
-        self.track_id(key, &id);
+        let StoreCall { number, op } = call;
         let operation = match op {
-            StoreOp::Acquire { if_busy, lease, unless_recorded } => {
+            StoreOp::Acquire(mut request) => {
+                self.track_id(key, &request.id);
                 let is_waiting = self.mutant_memory.waiting.values().any(|(wanted, waits, _)| wanted == key && *waits);
-                let if_busy = if self.is(Mutation::EnqueuePerCall) && !is_waiting { IfBusy::Fail } else { if_busy };
-                let request =
-                    AcquireRequest::new(key.clone(), id, self.lease(lease), if_busy, QUEUE, STORE_CALL_TIMEOUT);
-                Operation::Acquire(number, request.unless_recorded(unless_recorded))
+                if self.is(Mutation::EnqueuePerCall) && !is_waiting {
+                    request.if_busy = IfBusy::Fail;
+                }
+                request.lease = self.lease(request.lease);
+                Operation::Acquire(number, request)
             }
-            StoreOp::Yield { fence, next_id, lease, unless_recorded } => {
-                self.track_id(key, &next_id);
+            StoreOp::Yield(mut request) => {
+                self.track_id(key, &request.id);
+                self.track_id(key, &request.next_id);
                 if self.is(Mutation::NoYield) {
                     let fence = self.mutant_memory.fences.entry(key.clone()).or_default();
                     *fence += 1;
                     let fence = *fence;
                     return self.on(now, key, Event::Yielded(number, Ok(YieldReply::Extended { fence })));
                 }
-                let request =
-                    YieldRequest::new(key.clone(), id, fence, next_id, self.lease(lease), QUEUE, STORE_CALL_TIMEOUT);
-                Operation::Yield(number, request.unless_recorded(unless_recorded))
+                request.lease = self.lease(request.lease);
+                Operation::Yield(number, request)
             }
-            StoreOp::Release { block_for, record } => {
+            StoreOp::Release(mut request) => {
+                let id = request.id.clone();
+                self.track_id(key, &id);
                 let skipped = match self.settings.mutation {
                     Some(Mutation::ReleaseOnce) => self.mutant_memory.released.contains(&id),
                     Some(Mutation::NoReleaseInDoubt) => self.mutant_memory.unanswered.contains(&id),
@@ -516,12 +519,15 @@ impl SimProcess {
                 }
                 let without_delay = self.is(Mutation::NoLockDelay)
                     || self.is(Mutation::NoLockDelayOnRetry) && self.mutant_memory.failed.contains(&id);
-                let block_for = if without_delay { Duration::ZERO } else { block_for };
+                if without_delay {
+                    request.block_for = Duration::ZERO;
+                }
                 self.mutant_memory.plain_grants.remove(key);
                 let without_record = self.is(Mutation::NoRecordOnRetry) && self.mutant_memory.failed.contains(&id);
-                let mut request = ReleaseRequest::new(key.clone(), id, block_for, QUEUE);
-                request.record = record.as_deref().filter(|_| !without_record).cloned();
-                if let Some(new) = record.filter(|_| self.is(Mutation::RecordBeforeReply)) {
+                if without_record {
+                    request.record = None;
+                }
+                if let Some(new) = request.record.as_ref().filter(|_| self.is(Mutation::RecordBeforeReply)) {
                     let waiting = &self.mutant_memory.waiting;
                     let duplicates = waiting.iter().filter(|(_, (wanted, ..))| wanted == key);
                     let first =
@@ -676,7 +682,7 @@ impl SimProcess {
         let Some(InFlightCall { key, operation, called, .. }) = self.calls.remove(&number) else { return };
         match (operation, outcome) {
             (Operation::Acquire(number, request), Outcome::Acquired(reply)) => {
-                self.note_grant(&key, request.unless_recorded);
+                self.note_grant(&key, request.demand.unless_recorded);
                 match &reply {
                     Ok(AcquireReply::Granted { fence }) => drop(self.mutant_memory.fences.insert(key.clone(), *fence)),
                     Ok(_) => {}
@@ -693,7 +699,7 @@ impl SimProcess {
                         reply = Ok(YieldReply::Extended { fence: *fence });
                     }
                     Ok(YieldReply::NotHolder(got)) => {
-                        self.note_grant(&key, request.unless_recorded);
+                        self.note_grant(&key, request.demand.unless_recorded);
                         self.mutant_memory.yielded.insert(request.id);
                         if let AcquireReply::Granted { fence } = got {
                             self.mutant_memory.fences.insert(key.clone(), *fence);

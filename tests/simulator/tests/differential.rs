@@ -8,7 +8,8 @@ use tower_lock::{
     AcquisitionId, LockKey,
     deadpool_redis::redis::Value,
     store::{
-        AcquireRequest, ForceReleaseRequest, IfBusy, QueueConfig, Record, ReleaseRequest, RenewRequest, YieldRequest,
+        AcquireRequest, Demand, ForceReleaseRequest, IfBusy, QueueConfig, Record, ReleaseRequest, RenewRequest,
+        YieldRequest,
     },
 };
 use tower_lock_simulator::fake::{Dump, FakeRedis};
@@ -72,6 +73,10 @@ impl Both {
         AcquisitionId::from_text(&format!("{process}:{}", self.rng.u8(0..3)))
     }
 
+    fn demand(&mut self) -> Demand {
+        if self.rng.bool() { Demand::new().unless_recorded() } else { Demand::new() }
+    }
+
     fn seconds(&mut self) -> Duration {
         Duration::from_secs(2 * self.rng.u64(5..30))
     }
@@ -86,8 +91,8 @@ impl Both {
         let call = match self.rng.u8(0..20) {
             0..6 => {
                 let if_busy = if self.rng.u8(0..4) == 0 { IfBusy::Fail } else { IfBusy::Enqueue };
-                let request = AcquireRequest::new(key, id, lease, if_busy, queue, valid_for);
-                self.names.acquire(&[request.unless_recorded(self.rng.bool())], until)
+                let request = AcquireRequest::new(key, id, lease, if_busy, queue, valid_for).demand(self.demand());
+                self.names.acquire(&[request], until)
             }
             6..9 => {
                 let request = ReleaseRequest::new(key, id, block_for, queue);
@@ -103,7 +108,8 @@ impl Both {
                 let fence = self.fake.data().hash(&lock).first().and_then(|(_, fence)| fence.parse().ok());
                 let fence = fence.filter(|_| self.rng.u8(0..4) > 0).unwrap_or(7);
                 let request = YieldRequest::new(key, id, fence, next, lease, queue, valid_for);
-                self.names.yield_to_queue(&request.unless_recorded(self.rng.bool()), until)
+                let request = request.demand(self.demand());
+                self.names.yield_to_queue(&request, until)
             }
             11 => {
                 let other = RenewRequest::new(self.keys[1].clone(), self.id(), self.seconds());

@@ -1,13 +1,17 @@
 //! Stores that change some operations of another one.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
 
 use tower_lock::{
     LockKey,
     store::{
-        AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus, ListReply,
-        ListRequest, LockStore, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreError, StoreErrorKind,
-        StoreEvent, StoreFuture, StoreTraits, YieldReply, YieldRequest,
+        AcquireReply, AcquireRequest, DeleteRecordReply, Demand, EventSink, ForceReleaseReply, ForceReleaseRequest,
+        IfBusy, KeyStatus, ListReply, ListRequest, LockStore, Many, ReleaseReply, ReleaseRequest, RenewReply,
+        RenewRequest, StoreError, StoreErrorKind, StoreEvent, StoreFuture, StoreTraits, YieldReply, YieldRequest,
     },
 };
 
@@ -30,7 +34,7 @@ pub trait Intercept: fmt::Debug + Send + Sync + 'static {
 
     /// Replaces [`LockStore::acquire`].
     fn acquire(&self, store: &Arc<dyn LockStore>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
-        store.acquire(request)
+        store.acquire_one(request)
     }
 
     /// Replaces [`LockStore::renew`].
@@ -40,13 +44,43 @@ pub trait Intercept: fmt::Debug + Send + Sync + 'static {
 
     /// Replaces [`LockStore::release`].
     fn release(&self, store: &Arc<dyn LockStore>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
-        store.release(request)
+        store.release_one(request)
+    }
+
+    /// Replaces [`LockStore::delete_record`].
+    fn delete_record(&self, store: &Arc<dyn LockStore>, key: LockKey) -> StoreFuture<DeleteRecordReply> {
+        store.delete_record(key)
     }
 
     /// Replaces [`LockStore::yield_to_queue`].
     fn yield_to_queue(&self, store: &Arc<dyn LockStore>, request: YieldRequest) -> StoreFuture<YieldReply> {
         store.yield_to_queue(request)
     }
+}
+
+/// Calls with one request.
+pub trait StoreExt {
+    /// [`LockStore::acquire`] of one request.
+    fn acquire_one(&self, request: AcquireRequest) -> StoreFuture<AcquireReply>;
+
+    /// [`LockStore::release`] of one request.
+    fn release_one(&self, request: ReleaseRequest) -> StoreFuture<ReleaseReply>;
+}
+
+impl<S: LockStore + ?Sized> StoreExt for S {
+    fn acquire_one(&self, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+        self.acquire(request.into()).into_single()
+    }
+
+    fn release_one(&self, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        self.release(request.into()).into_single()
+    }
+}
+
+/// A sink that ignores its events, and is open until the process ends.
+pub fn open_sink(manager: impl Into<Arc<str>>) -> EventSink {
+    static PROCESS: LazyLock<Arc<()>> = LazyLock::new(Arc::default);
+    EventSink::new(manager, &PROCESS, |_, _| {})
 }
 
 /// A store whose calls pass an [`Intercept`].
@@ -64,9 +98,13 @@ pub struct ReleasesAnyHolder;
 #[derive(Debug)]
 pub struct ShortensLeases;
 
-/// Sends no events, and keeps no records: a store without [`StoreTraits`].
+/// Sends no events, counts no receivers, and keeps no records.
 #[derive(Debug)]
 pub struct WithoutTraits;
+
+/// Keeps no queue: each waiter asks again after [`Unordered::POLL`].
+#[derive(Debug)]
+pub struct Unordered;
 
 /// Keeps no records, and confirms them.
 #[derive(Debug)]
@@ -75,6 +113,10 @@ pub struct ForgetsRecords;
 /// Returns other records than it was given.
 #[derive(Debug)]
 pub struct ChangesRecords;
+
+/// Claims to keep no queue, and keeps one.
+#[derive(Debug)]
+pub struct DeniesItsQueue;
 
 /// Claims to keep no records, and keeps them.
 #[derive(Debug)]
@@ -100,20 +142,26 @@ impl<I: Intercept> LockStore for InterceptedStore<I> {
         self.intercept.subscribe(&self.inner, sink);
     }
 
-    fn acquire(&self, request: AcquireRequest) -> StoreFuture<AcquireReply> {
-        self.call(|| self.intercept.acquire(&self.inner, request))
+    fn acquire(&self, requests: Many<AcquireRequest>) -> Many<StoreFuture<AcquireReply>> {
+        let acquire = |request| self.call(|| self.intercept.acquire(&self.inner, request));
+        requests.into_iter().map(acquire).collect()
     }
 
     fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
         self.call(|| self.intercept.renew(&self.inner, requests))
     }
 
-    fn release(&self, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
-        self.call(|| self.intercept.release(&self.inner, request))
+    fn release(&self, requests: Many<ReleaseRequest>) -> Many<StoreFuture<ReleaseReply>> {
+        let release = |request| self.call(|| self.intercept.release(&self.inner, request));
+        requests.into_iter().map(release).collect()
     }
 
     fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {
         self.call(|| self.intercept.yield_to_queue(&self.inner, request))
+    }
+
+    fn delete_record(&self, key: LockKey) -> StoreFuture<DeleteRecordReply> {
+        self.call(|| self.intercept.delete_record(&self.inner, key))
     }
 
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
@@ -149,36 +197,39 @@ impl Intercept for ReleasesAnyHolder {
         StoreFuture::new(async move {
             let found = store.inspect(request.key.clone()).await?;
             let Some(holder) = found.holder().cloned().filter(|holder| holder.id != request.id) else {
-                return store.release(request).await;
+                return store.release_one(request).await;
             };
             let mut of_another = request.clone();
             of_another.id = holder.id;
-            store.release(of_another).await?;
-            store.release(request).await
+            store.release_one(of_another).await?;
+            store.release_one(request).await
         })
     }
 }
 
 impl Intercept for WithoutTraits {
     fn subscribe(&self, store: &Arc<dyn LockStore>, sink: EventSink) {
-        let manager: Arc<str> = sink.manager().into();
-        store.subscribe(EventSink::new(manager, move |_: Option<StoreEvent>| sink.is_open()));
+        store.subscribe(sink.wrap(|_, _: StoreEvent| {}));
     }
 
     fn traits(&self, _: &Arc<dyn LockStore>) -> StoreTraits {
-        StoreTraits::new()
+        StoreTraits::new().ordered(true)
     }
 
     fn acquire(&self, store: &Arc<dyn LockStore>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
-        if request.unless_recorded { unsupported("acquire") } else { store.acquire(request) }
+        if request.demand != Demand::new() { unsupported("acquire") } else { store.acquire_one(request) }
     }
 
     fn release(&self, store: &Arc<dyn LockStore>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
-        if request.record.is_some() { unsupported("release") } else { store.release(request) }
+        if request.record.is_some() { unsupported("release") } else { store.release_one(request) }
     }
 
     fn yield_to_queue(&self, store: &Arc<dyn LockStore>, request: YieldRequest) -> StoreFuture<YieldReply> {
-        if request.unless_recorded { unsupported("yield") } else { store.yield_to_queue(request) }
+        if request.demand != Demand::new() { unsupported("yield") } else { store.yield_to_queue(request) }
+    }
+
+    fn delete_record(&self, _: &Arc<dyn LockStore>, _: LockKey) -> StoreFuture<DeleteRecordReply> {
+        unsupported("delete-record")
     }
 }
 
@@ -186,16 +237,54 @@ fn unsupported<T>(operation: &'static str) -> StoreFuture<T> {
     StoreFuture::ready(Err(StoreError::new("small", operation, StoreErrorKind::Unsupported)))
 }
 
+impl Unordered {
+    /// When a waiter asks again.
+    pub const POLL: Duration = Duration::from_millis(400);
+
+    fn without_queue(reply: AcquireReply, if_busy: IfBusy) -> AcquireReply {
+        match reply {
+            AcquireReply::Busy { lease_left } if if_busy == IfBusy::Enqueue => {
+                AcquireReply::Queued { ahead: 0, lease_left, poll_in: Some(Self::POLL) }
+            }
+            reply => reply,
+        }
+    }
+}
+
+impl Intercept for Unordered {
+    fn traits(&self, store: &Arc<dyn LockStore>) -> StoreTraits {
+        store.traits().ordered(false)
+    }
+
+    fn acquire(&self, store: &Arc<dyn LockStore>, mut request: AcquireRequest) -> StoreFuture<AcquireReply> {
+        let if_busy = std::mem::replace(&mut request.if_busy, IfBusy::Fail);
+        let reply = store.acquire_one(request);
+        StoreFuture::new(async move { Ok(Self::without_queue(reply.await?, if_busy)) })
+    }
+
+    fn yield_to_queue(&self, store: &Arc<dyn LockStore>, request: YieldRequest) -> StoreFuture<YieldReply> {
+        let store = Arc::clone(store);
+        let (key, next_id, queue) = (request.key.clone(), request.next_id.clone(), request.queue);
+        StoreFuture::new(async move {
+            let reply = store.yield_to_queue(request).await?;
+            let YieldReply::NotHolder(AcquireReply::Queued { lease_left, .. }) = reply else { return Ok(reply) };
+            store.release_one(ReleaseRequest::new(key, next_id, Duration::ZERO, queue)).await?;
+            let busy = AcquireReply::Busy { lease_left };
+            Ok(YieldReply::NotHolder(Self::without_queue(busy, IfBusy::Enqueue)))
+        })
+    }
+}
+
 impl Intercept for ForgetsRecords {
     fn release(&self, store: &Arc<dyn LockStore>, mut request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
         request.record = None;
-        store.release(request)
+        store.release_one(request)
     }
 }
 
 impl Intercept for ChangesRecords {
     fn acquire(&self, store: &Arc<dyn LockStore>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
-        let reply = store.acquire(request);
+        let reply = store.acquire_one(request);
         StoreFuture::new(async move {
             let mut reply = reply.await?;
             if let AcquireReply::Recorded(record) = &mut reply {
@@ -212,10 +301,16 @@ impl Intercept for DeniesItsRecords {
     }
 }
 
+impl Intercept for DeniesItsQueue {
+    fn traits(&self, store: &Arc<dyn LockStore>) -> StoreTraits {
+        store.traits().ordered(false)
+    }
+}
+
 impl Intercept for ShortensLeases {
     fn acquire(&self, store: &Arc<dyn LockStore>, mut request: AcquireRequest) -> StoreFuture<AcquireReply> {
         request.lease /= TOO_FAST;
-        store.acquire(request)
+        store.acquire_one(request)
     }
 
     fn renew(&self, store: &Arc<dyn LockStore>, mut requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {

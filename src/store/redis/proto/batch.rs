@@ -29,7 +29,7 @@ impl Shareable for AcquireRequest {
     }
 
     fn is_alone(&self) -> bool {
-        self.unless_recorded
+        self.demand.takes_record()
     }
 }
 
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
     use crate::{
         acquisition::AcquisitionIds,
-        store::{IfBusy, Record},
+        store::{Demand, IfBusy, Record},
     };
 
     const TERMS: QueueConfig = QueueConfig::new(Duration::from_secs(3), Duration::from_secs(10), 9);
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn request_with_a_record_has_a_call_of_its_own() {
-        let recorded = || acquire(9).unless_recorded(true);
+        let recorded = || acquire(9).demand(Demand::new().unless_recorded());
         assert_eq!(next_call(&[recorded(), acquire(1)]), 1);
         assert_eq!(next_call(&[acquire(1), acquire(2), recorded()]), 2);
         let leaves_record = release(9).record(Record::new("head", None), Duration::from_secs(60));

@@ -11,15 +11,15 @@ use deadpool_redis::redis::Value;
 
 use super::{
     keyspace::{InvalidName, Keyspace, LockName},
-    script::{ACQUIRE, FORCE, INSPECT, RELEASE, RENEW, SELF_TEST, Script, ScriptCall, YIELD},
+    script::{ACQUIRE, DELETE_RECORD, FORCE, INSPECT, RELEASE, RENEW, SELF_TEST, Script, ScriptCall, YIELD},
 };
 use crate::{
     acquisition::AcquisitionId,
     limits::MAX_RECORD_BODY_BYTES,
     lock_key::LockKey,
     store::{
-        AcquireReply, AcquireRequest, ForceReleaseReply, ForceReleaseRequest, Holder, IfBusy, KeyStatus, NewRecord,
-        Record, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, YieldReply, YieldRequest,
+        AcquireReply, AcquireRequest, DeleteRecordReply, ForceReleaseReply, ForceReleaseRequest, Holder, IfBusy,
+        KeyStatus, NewRecord, Record, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, YieldReply, YieldRequest,
     },
 };
 
@@ -54,7 +54,7 @@ impl Keyspace {
     /// `expires_at` is in microseconds of the server's clock.
     pub fn acquire(&self, requests: &[AcquireRequest], expires_at: i64) -> Result<ScriptCall, InvalidName> {
         let [first, others @ ..] = requests else { unreachable!("a call has a request") };
-        let is_recorded = first.unless_recorded;
+        let is_recorded = first.demand.takes_record();
         let mut call = self.call(&ACQUIRE, requests.iter().map(|request| &request.key), is_recorded, 7)?;
         call.arg(&first.id);
         call.arg(expires_at);
@@ -114,7 +114,7 @@ impl Keyspace {
 
     /// The call of a yield. `expires_at` is in microseconds of the server's clock.
     pub fn yield_to_queue(&self, request: &YieldRequest, expires_at: i64) -> Result<ScriptCall, InvalidName> {
-        let mut call = self.call(&YIELD, [&request.key], request.unless_recorded, 8)?;
+        let mut call = self.call(&YIELD, [&request.key], request.demand.takes_record(), 8)?;
         call.arg(&request.next_id);
         call.arg(expires_at);
         call.arg(Ms(request.lease));
@@ -144,7 +144,18 @@ impl Keyspace {
         let mut call = ScriptCall::new(&INSPECT);
         call.key(lock);
         call.key(self.queue(lock));
+        call.key(self.record(lock));
+        call.arg(self.inbox(""));
         call
+    }
+
+    /// The call of a deletion of the record of a key.
+    pub fn delete_record(&self, key: &LockKey) -> Result<ScriptCall, InvalidName> {
+        let lock = self.lock(key)?;
+        let mut call = ScriptCall::new(&DELETE_RECORD);
+        call.key(lock);
+        call.key(self.record(lock));
+        Ok(call)
     }
 
     /// The call of the self-test, on a key of its own.
@@ -293,7 +304,9 @@ pub fn parse_force(reply: &Value) -> Result<ForceReleaseReply, UnexpectedReply> 
 /// The status of a key.
 pub fn parse_inspect(reply: &Value) -> Result<KeyStatus, UnexpectedReply> {
     let Value::Array(elements) = reply else { return Err(UnexpectedReply) };
-    let [left, waiting, fields @ ..] = elements.as_slice() else { return Err(UnexpectedReply) };
+    let [left, waiting, record_left, subscribers, fields @ ..] = elements.as_slice() else {
+        return Err(UnexpectedReply);
+    };
     let mut holder = None;
     for field in fields.chunks_exact(2) {
         if !bytes(&field[0])?.ends_with(b":end") {
@@ -303,12 +316,25 @@ pub fn parse_inspect(reply: &Value) -> Result<KeyStatus, UnexpectedReply> {
             let since = fence.and_then(|fence| UNIX_EPOCH.checked_add(Duration::from_micros(fence)));
             let found = Holder::new(id, fence.unwrap_or(0));
             holder = Some(match since {
-                Some(since) => found.since(since),
+                Some(since) => found.since(since).connected(parse_u64(subscribers)? > 0),
                 None => found,
             });
         }
     }
-    Ok(KeyStatus::new(holder, lease_left(left)?, usize::try_from(parse_u64(waiting)?).map_err(|_| UnexpectedReply)?))
+    let waiting = usize::try_from(parse_u64(waiting)?).map_err(|_| UnexpectedReply)?;
+    let record_left = if matches!(record_left, Value::Int(-2)) { None } else { Some(lease_left(record_left)?) };
+    Ok(KeyStatus::new(holder, lease_left(left)?, waiting).record_left(record_left))
+}
+
+/// The result of a deletion of a record.
+pub fn parse_delete_record(reply: &Value) -> Result<DeleteRecordReply, UnexpectedReply> {
+    let [outcome] = elements(reply)? else { return Err(UnexpectedReply) };
+    match text(outcome)? {
+        "deleted" => Ok(DeleteRecordReply::Deleted),
+        "not found" => Ok(DeleteRecordReply::NotFound),
+        "held" => Ok(DeleteRecordReply::Held),
+        _ => Err(UnexpectedReply),
+    }
 }
 
 /// The next position of a `SCAN`, and the names that it found. A name that is not text is omitted:
@@ -383,6 +409,7 @@ fn parse_acquire_reply(elements: &[Value]) -> Result<AcquireReply, UnexpectedRep
         [granted, fence] if is(granted, "granted") => Ok(AcquireReply::Granted { fence: parse_fence(fence)? }),
         [queued, left, ahead] if is(queued, "line") => Ok(AcquireReply::Queued {
             ahead: usize::try_from(parse_u64(ahead)?).map_err(|_| UnexpectedReply)?,
+            poll_in: None,
             lease_left: lease_left(left)?,
         }),
         [busy, left] if is(busy, "held") => Ok(AcquireReply::Busy { lease_left: lease_left(left)? }),

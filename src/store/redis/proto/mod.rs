@@ -12,7 +12,8 @@ pub use self::{
     batch::{MAX_REQUESTS_PER_CALL, Shareable, next_call},
     codec::{
         KeyError, SelfTestReport, Timed, UnexpectedReply, escape_control, fence_was_replaced, parse_acquire,
-        parse_force, parse_inspect, parse_release, parse_renew, parse_scan, parse_self_test, parse_yield,
+        parse_delete_record, parse_force, parse_inspect, parse_release, parse_renew, parse_scan, parse_self_test,
+        parse_yield,
     },
     keyspace::{InvalidName, Keyspace},
     script::ScriptCall,

@@ -21,6 +21,7 @@ scripts! {
     YIELD = "yield";
     FORCE = "force";
     INSPECT = "inspect";
+    DELETE_RECORD = "delete_record";
     SELF_TEST = "self_test";
 }
 

@@ -21,9 +21,10 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_lock::{
     AcquisitionId, LockKey, LockPolicy, Once, Rejection,
     middleware::RequestBody,
-    store::{AcquireReply, AcquireRequest, IfBusy, LockStore, QueueConfig, Record, ReleaseReply, ReleaseRequest},
+    store::{AcquireReply, AcquireRequest, IfBusy, QueueConfig, Record, ReleaseReply, ReleaseRequest},
     test_util::{Fault, StoreOp, TestStore},
 };
+use tower_lock_testkit::store::StoreExt;
 use tower_lock_testkit::{
     app::send,
     body::{ScriptedBody, Step, paused},
@@ -209,9 +210,9 @@ async fn leave(store: &TestStore, record: Record) {
     let queue = QueueConfig::new(3 * S, 10 * S, 10);
     let (key, id) = (record_key().await, AcquisitionId::from_text("a:1"));
     let acquire = AcquireRequest::new(key.clone(), id.clone(), 60 * S, IfBusy::Fail, queue, S);
-    assert!(matches!(store.acquire(acquire).await, Ok(AcquireReply::Granted { .. })));
+    assert!(matches!(store.acquire_one(acquire).await, Ok(AcquireReply::Granted { .. })));
     let release = ReleaseRequest::new(key, id, Duration::ZERO, queue).record(record, 60 * S);
-    assert_eq!(store.release(release).await.expect("up"), ReleaseReply::Freed);
+    assert_eq!(store.release_one(release).await.expect("up"), ReleaseReply::Freed);
 }
 
 #[tokio::test(start_paused = true)]

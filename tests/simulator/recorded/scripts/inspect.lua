@@ -1,10 +1,19 @@
--- inspect: who has it, for how long yet, and how many wait. Changes nothing.
+-- inspect: the holder of a key, the remaining lease, the number of waiters, and the record. Changes
+-- nothing.
 --
--- KEYS   1 lock; 2 line
--- reply  {ms left (-1: it has no end; -2: it is free), how many wait, field, value, ..}
+-- KEYS   1 lock; 2 queue; 3 record
+-- ARGV   1 prefix of the inboxes
+-- reply  {ms left (-1: no TTL; -2: free), waiting, ms left of the record (-2: none),
+--        subscribers of the holder's process, field, value, ..}
 
-local found = {redis.call('PTTL', KEYS[1]), redis.call('LLEN', KEYS[2])}
--- Of a hash of ours it is everything. Of a larger one that a stranger has written it is some of it.
+-- A lock of this crate has one field. Of a larger hash only some fields are read.
 local fields = redis.call('HSCAN', KEYS[1], 0, 'COUNT', 16)[2]
-for i = 1, math.min(#fields, 32) do found[i + 2] = fields[i] end
-return found
+local subscribers = 0
+for i = 1, #fields, 2 do
+  local manager = string.match(fields[i], '^(.*):%d+$')
+  if manager then subscribers = redis.call('PUBSUB', 'NUMSUB', ARGV[1] .. manager)[2] end
+end
+local reply =
+  {redis.call('PTTL', KEYS[1]), redis.call('LLEN', KEYS[2]), redis.call('PTTL', KEYS[3]), subscribers}
+for i = 1, math.min(#fields, 32) do reply[i + 4] = fields[i] end
+return reply

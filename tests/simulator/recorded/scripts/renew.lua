@@ -1,10 +1,10 @@
--- renew: at least a full lease from now on, for each owner that has its key (I1: the field is looked at, not the key).
--- A renewal that runs late never shortens the lease that a later call has got: GT. For GT a key without a TTL has an
--- infinite one: it gets one here.
+-- renew: extends each lease to at least a full one, if the acquisition holds its key (I1: the field
+-- is checked, not only the key). A delayed renewal never shortens the lease that a later call has
+-- set: GT. For GT, a key without a TTL has an infinite one: it gets one here.
 --
 -- KEYS   locks
--- ARGV   for each: owner id, lease, ms
--- reply  for each: 1 extended, 0 not the owner, -1 not known (others of the batch may be)
+-- ARGV   for each: acquisition id, lease, ms
+-- reply  for each: 1 extended, 0 not the holder, -1 unknown (others of the batch may be known)
 
 local out = {}
 for i = 1, #KEYS do

@@ -1,52 +1,58 @@
--- self_test: does everything the other scripts do, on keys of its own, and says what it may not do. It publishes to the inbox of
--- whoever asks, so that it can be seen whether messages come, and whether their count can be believed.
+-- self_test: executes each command of the other scripts, on keys of its own, and reports the
+-- refused ones. It publishes to a channel of the caller, which checks that the message arrives and
+-- that the number of receivers is plausible.
 --
--- KEYS   1 fences; 2 lock; 3 line
--- ARGV   1 inbox; 2 what to publish there
--- reply  {now, how many have got it, what was no fence where the last one stands, refusal ..}
+-- KEYS   1 fence; 2 lock; 3 queue
+-- ARGV   1 channel; 2 message
+-- reply  {now, number of receivers, invalid fence that was replaced, refusal ..}
 
 local refused = {}
 local function try(...)
-  local got = redis.pcall(...)
-  if type(got) == 'table' and got.err then
-    refused[#refused + 1] = (select(1, ...)) .. ': ' .. got.err
+  local result = redis.pcall(...)
+  if type(result) == 'table' and result.err then
+    refused[#refused + 1] = (select(1, ...)) .. ': ' .. result.err
     return false
   end
-  return got
+  return result
 end
 
--- Included by every script that may grant a key. Numbers are doubles, and `..` prints 14 digits of them: fences are written by text().
+-- Included by every script that may grant a key. Lua numbers are doubles, and `..` prints only 14
+-- digits of them: text() formats fences.
 
 local function text(fence)
   return string.format('%.0f', fence)
 end
 
--- No fence of ours is a day ahead of the clock: a stranger has written there, or the clock was set back. (Each test is false for `nan`.)
-local function is_sound(stood, now)
-  local last = tonumber(stood)
+-- Whether a stored value is a fence. A value of a day ahead of the clock was written by another
+-- program, or the clock was set back. (Each comparison is false for `nan`.)
+local function is_fence(stored, now)
+  local last = tonumber(stored)
   return last and last < now + 86400000000
 end
 
--- Whether what stood where the last fence stands was replaced by the clock. The reply says so.
-local healed = false
+-- Whether an invalid fence was replaced by the clock. The reply then ends in {'healed'}.
+local replaced = false
 
--- The next fence: above every one before it, and never behind the clock.
-local function mint(fences)
-  local t = redis.call('TIME')
-  local fence = t[1] * 1000000 + t[2]
-  local stood = redis.pcall('SET', fences, text(fence), 'GET')
-  if not stood then return fence end
-  if type(stood) == 'table' then
-    if not string.find(stood.err, 'WRONGTYPE', 1, true) then error(stood) end
-    redis.call('SET', fences, text(fence))
-    healed = true
-  elseif not is_sound(stood, fence) then
-    healed = true
+-- The next fence: larger than each one before it, and at least the clock.
+local function next_fence(key, now)
+  local fence = now
+  if not fence then
+    local t = redis.call('TIME')
+    fence = t[1] * 1000000 + t[2]
+  end
+  local stored = redis.pcall('SET', key, text(fence), 'GET')
+  if not stored then return fence end
+  if type(stored) == 'table' then
+    if not string.find(stored.err, 'WRONGTYPE', 1, true) then error(stored) end
+    redis.call('SET', key, text(fence))
+    replaced = true
+  elseif not is_fence(stored, fence) then
+    replaced = true
   else
-    local last = tonumber(stood)
+    local last = tonumber(stored)
     if last >= fence then
       fence = math.floor(last) + 1
-      redis.call('SET', fences, text(fence))
+      redis.call('SET', key, text(fence))
     end
   end
   return fence
@@ -54,15 +60,15 @@ end
 
 local t = try('TIME')
 local now = t and t[1] * 1000000 + t[2] or 0
-local stood, no_fence = redis.pcall('SET', KEYS[1], '0', 'NX', 'GET'), ''
-if type(stood) == 'string' and t and not is_sound(stood, now) then
-  no_fence = '`' .. string.sub(stood, 1, 40) .. '`'
-elseif type(stood) == 'table' and string.find(stood.err, 'WRONGTYPE', 1, true) then
-  no_fence = 'of another type'
+local stored, invalid = redis.pcall('SET', KEYS[1], '0', 'NX', 'GET'), ''
+if type(stored) == 'string' and t and not is_fence(stored, now) then
+  invalid = '`' .. string.sub(stored, 1, 40) .. '`'
+elseif type(stored) == 'table' and string.find(stored.err, 'WRONGTYPE', 1, true) then
+  invalid = 'of another type'
 else
   try('SET', KEYS[1], '0', 'NX', 'GET')
 end
-if no_fence ~= '' then try('SET', KEYS[1], text(now)) end
+if invalid ~= '' then try('SET', KEYS[1], text(now)) end
 try('EXISTS', KEYS[2], KEYS[3])
 try('HSET', KEYS[2], 'a', 1)
 try('PEXPIRE', KEYS[2], 1000)
@@ -80,5 +86,5 @@ try('LREM', KEYS[3], 1, 'a')
 try('LPOP', KEYS[3])
 try('DEL', KEYS[2], KEYS[3])
 try('PUBSUB', 'NUMSUB', ARGV[1])
-local got_it = try('PUBLISH', ARGV[1], ARGV[2])
-return {now, got_it or 0, no_fence, unpack(refused)}
+local receivers = try('PUBLISH', ARGV[1], ARGV[2])
+return {now, receivers or 0, invalid, unpack(refused)}

@@ -1,162 +1,211 @@
--- yield: between two sections of one process. If others wait, the key goes to the first of them and our next owner id to the
--- end of the line; else we go on, with a full lease and a new fence. What was lost is asked for again under the next id.
+-- yield: passes the key to the first live waiter, between two sections of one process, and enqueues
+-- the next id of the process. Without waiters the acquisition holds the key for another full lease
+-- under a new fence. A key that was lost is acquired under the next id.
 --
--- KEYS   1 fences; 2 lock; 3 line
--- ARGV   1 next owner id; 2 until, as for acquire; 3 lease, ms; 4 the owner id that has it; 5 offer, ms; 6 place, ms; 7 places;
---        8 the fence under which it has it
+-- KEYS   1 fence; 2 lock; 3 queue; 4 record, as of acquire
+-- ARGV   1 next acquisition id; 2 time at which the call expires, as of acquire; 3 lease, ms;
+--        4 acquisition id of the holder; 5 lease of an offer, ms; 6 TTL of the queue, ms;
+--        7 capacity of the queue; 8 fence of the holder
 -- reply  {now, 'late'}
 --        {now, 'extended', fence}
---        as of acquire, for the next owner id: the old one has nothing any more
---        each may end in {'healed'}: see fence.lua
+--        as of acquire, for the next id: the old id holds nothing any more
+--        Each may end in {'healed'}: see fence.lua
 
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 if now > tonumber(ARGV[2]) then return {now, 'late'} end
 
--- Included by every script that may grant a key. Numbers are doubles, and `..` prints 14 digits of them: fences are written by text().
+-- Included by every script that may grant a key. Lua numbers are doubles, and `..` prints only 14
+-- digits of them: text() formats fences.
 
 local function text(fence)
   return string.format('%.0f', fence)
 end
 
--- No fence of ours is a day ahead of the clock: a stranger has written there, or the clock was set back. (Each test is false for `nan`.)
-local function is_sound(stood, now)
-  local last = tonumber(stood)
+-- Whether a stored value is a fence. A value of a day ahead of the clock was written by another
+-- program, or the clock was set back. (Each comparison is false for `nan`.)
+local function is_fence(stored, now)
+  local last = tonumber(stored)
   return last and last < now + 86400000000
 end
 
--- Whether what stood where the last fence stands was replaced by the clock. The reply says so.
-local healed = false
+-- Whether an invalid fence was replaced by the clock. The reply then ends in {'healed'}.
+local replaced = false
 
--- The next fence: above every one before it, and never behind the clock.
-local function mint(fences)
-  local t = redis.call('TIME')
-  local fence = t[1] * 1000000 + t[2]
-  local stood = redis.pcall('SET', fences, text(fence), 'GET')
-  if not stood then return fence end
-  if type(stood) == 'table' then
-    if not string.find(stood.err, 'WRONGTYPE', 1, true) then error(stood) end
-    redis.call('SET', fences, text(fence))
-    healed = true
-  elseif not is_sound(stood, fence) then
-    healed = true
+-- The next fence: larger than each one before it, and at least the clock.
+local function next_fence(key, now)
+  local fence = now
+  if not fence then
+    local t = redis.call('TIME')
+    fence = t[1] * 1000000 + t[2]
+  end
+  local stored = redis.pcall('SET', key, text(fence), 'GET')
+  if not stored then return fence end
+  if type(stored) == 'table' then
+    if not string.find(stored.err, 'WRONGTYPE', 1, true) then error(stored) end
+    redis.call('SET', key, text(fence))
+    replaced = true
+  elseif not is_fence(stored, fence) then
+    replaced = true
   else
-    local last = tonumber(stood)
+    local last = tonumber(stored)
     if last >= fence then
       fence = math.floor(last) + 1
-      redis.call('SET', fences, text(fence))
+      redis.call('SET', key, text(fence))
     end
   end
   return fence
 end
 
--- Included by every script that may find a key free: who has it next. KEYS as there: 1 fences; 2 lock; 3 line.
+-- Included by every script that may find a key free: offers, queue entries and grants. It needs
+-- fence.lua. KEYS as in the script: 1 fence; 2 lock; 3 queue.
 --
--- A line is a list of owner ids and nothing else, its head first. A lock is a hash of one field, owner id -> fence, and
--- always has a TTL. What a section that ended badly leaves is `<owner id>:end`: taken, by nobody.
---
--- fence.lua is included before this.
+-- A queue is a list of acquisition ids, its first waiter at the head. A lock is a hash of one
+-- field, acquisition id -> fence, and always has a TTL. A blocked lock has the field `<acquisition
+-- id>:end`: it has no holder.
 
--- Named beside the fences: everything that belongs to one prefix begins alike.
+-- The channel of a process. Its name has the prefix of the name of the fence.
 local function inbox(id)
   return string.sub(KEYS[1], 1, -2) .. 'in:' .. (string.match(id, '^(.*):%d+$') or id)
 end
 
--- No line of ours has so many entries: a stranger has written them. To look through them would take too long, and whoever waits lines up anew.
-local function without_garbage(line)
-  if redis.call('LLEN', line) > 65536 then redis.call('DEL', line) end
+-- The longest queue that is searched. A longer one was written by another program: this crate never
+-- makes one.
+local max_queue = 65536
+
+-- Deletes a queue of another program. Live waiters enqueue again.
+local function drop_foreign(queue)
+  if redis.call('LLEN', queue) > max_queue then redis.call('DEL', queue) end
 end
 
--- The key is free. To the first of the line who listens; an entry that nobody listens for is of a dead process. Answers who
--- has its turn: nobody (false), the one who asks and is granted it by the caller (asker), or the one to whom it is offered.
--- I7: first what stands here, then the message.
--- At most 64 dead ones go at a time, so that no script takes long; then the key is as free as if nobody waited.
-local function give_on(fences, lock, line, asker, offer_ms)
-  without_garbage(line)
+-- Offers a free key to the first live waiter, `head` if the caller has taken it from the queue. A
+-- waiter without a subscriber belongs to a dead process. Returns the waiter that it was offered to,
+-- or `requester` if that is the first one and the caller grants it the key, or false. I7: the
+-- receiver of the message finds this state, because a script is atomic. At most 64 dead waiters are
+-- dropped in one call, which bounds its time. The key is then free, as with an empty queue.
+local function offer_next(fence_key, lock, queue, requester, offer_ms, head)
   for _ = 1, 64 do
-    local head = redis.call('LPOP', line)
-    if not head or head == asker then return head end
-    local fence = mint(fences)
+    head = head or redis.call('LPOP', queue)
+    if not head or head == requester then return head end
+    local fence = next_fence(fence_key)
     if redis.call('PUBLISH', inbox(head), '1 offered ' .. text(fence) .. ' ' .. head .. ' ' .. lock) > 0 then
       redis.call('HSET', lock, head, text(fence))
       redis.call('PEXPIRE', lock, offer_ms)
       return head
     end
+    head = nil
   end
+  drop_foreign(queue)
   return false
 end
 
--- Entries of dead processes go when a line is full: 32 of them are looked at each time, others the next time. How many are left.
-local function without_the_dead(line, waiting)
+-- Drops waiters of dead processes from a full queue. Each call checks 32 entries, at a position
+-- that depends on the time. Returns the remaining length.
+local function drop_dead(queue, waiting)
   local from = redis.call('TIME')[2] % math.ceil(waiting / 32) * 32
-  local ids = redis.call('LRANGE', line, from, from + 31)
+  local ids = redis.call('LRANGE', queue, from, from + 31)
   local inboxes = {}
   for i, id in ipairs(ids) do inboxes[i] = inbox(id) end
-  local listen = redis.call('PUBSUB', 'NUMSUB', unpack(inboxes))
+  local subscribers = redis.call('PUBSUB', 'NUMSUB', unpack(inboxes))
   for i, id in ipairs(ids) do
-    if listen[2 * i] == 0 then waiting = waiting - redis.call('LREM', line, 1, id) end
+    if subscribers[2 * i] == 0 then waiting = waiting - redis.call('LREM', queue, 1, id) end
   end
   return waiting
 end
 
-local function line_up(line, id, left, place_ms, places)
-  without_garbage(line)
-  local before = redis.call('LPOS', line, id)
-  if not before then
-    local waiting = redis.call('LLEN', line)
-    if waiting >= places then waiting = without_the_dead(line, waiting) end
-    if waiting >= places then return {'full', left, waiting} end
-    before = redis.call('RPUSH', line, id) - 1
+local function enqueue(queue, id, left, entry_ms, capacity)
+  local ahead = redis.call('LPOS', queue, id, 'MAXLEN', max_queue)
+  if not ahead then
+    local waiting = redis.call('RPUSH', queue, id) - 1
+    if waiting >= capacity then
+      redis.call('LREM', queue, -1, id)
+      drop_foreign(queue)
+      waiting = redis.call('LLEN', queue)
+      if waiting >= capacity then waiting = drop_dead(queue, waiting) end
+      if waiting >= capacity then return {'full', left, waiting} end
+      redis.call('RPUSH', queue, id)
+    end
+    ahead = waiting
   end
-  redis.call('PEXPIRE', line, place_ms)
-  return {'line', left, before}
+  redis.call('PEXPIRE', queue, entry_ms)
+  return {'line', left, ahead}
 end
 
--- What `id` gets. It may have the key already (a repeated question, or an offer it has come for): the same fence, at least a
--- full lease. A copy that runs late never shortens it: GT. For GT a key without a TTL has an infinite one: it gets one here.
-local function take(fences, lock, line, id, lease_ms, lines_up, offer_ms, place_ms, places)
+-- Grants the key to `id`, or enqueues it. If `id` holds the key already, by a repeated call or an
+-- accepted offer: the same fence, and at least a full lease. A delayed copy never shortens the
+-- lease: GT. For GT, a key without a TTL has an infinite one: it gets one here.
+local function acquire(fence_key, lock, queue, id, lease_ms, if_busy, offer_ms, entry_ms, capacity)
   local fence = redis.call('HGET', lock, id)
   if fence then
-    local set = redis.call('PEXPIRE', lock, lease_ms, 'GT')
-    if set == 0 and redis.call('PTTL', lock) == -1 then redis.call('PEXPIRE', lock, lease_ms) end
+    if redis.call('PEXPIRE', lock, lease_ms, 'GT') == 0 then
+      if redis.call('PTTL', lock) == -1 then redis.call('PEXPIRE', lock, lease_ms) end
+      -- A write, although it changes nothing: WAIT covers only what this connection has written,
+      -- and another client may have made the offer.
+      redis.call('HSET', lock, id, fence)
+    end
     return {'granted', tonumber(fence)}
   end
   local left = redis.call('PTTL', lock)
   if left == -2 then
-    local next = give_on(fences, lock, line, id, offer_ms)
+    local next = offer_next(fence_key, lock, queue, id, offer_ms)
     if not next or next == id then
-      -- It may stand behind more dead ones than went.
-      if not next then redis.call('LREM', line, 1, id) end
-      fence = mint(fences)
+      -- Its entry may be behind more dead waiters than one call drops.
+      if not next then redis.call('LREM', queue, 1, id) end
+      fence = next_fence(fence_key)
       redis.call('HSET', lock, id, text(fence))
       redis.call('PEXPIRE', lock, lease_ms)
       return {'granted', fence}
     end
     left = tonumber(offer_ms)
   end
-  if lines_up ~= '1' then return {'held', left} end
-  return line_up(line, id, left, place_ms, tonumber(places))
+  if if_busy ~= '1' then return {'held', left} end
+  return enqueue(queue, id, left, entry_ms, tonumber(capacity))
 end
 
-local stands = redis.call('HGET', KEYS[2], ARGV[4])
-if stands and stands ~= ARGV[8] then
-  -- A copy: it was done, and a section may run under the fence that it minted. To give the key away now would be to let two in.
-  return {now, 'extended', tonumber(stands)}
+-- Included by acquire and yield. A record is a hash: the acquisition id that left it, its head, and
+-- mostly a body. It needs queue.lua. KEYS as in the script: 1 fence; 2 lock; 3 queue; 4 record, if
+-- the call wants a grant only without one.
+
+-- The bounds of a head and a body. The connection is closed after a longer reply, so a value of
+-- another program must not be sent: the head is then empty, and the body is left out.
+local max_head, max_body = 65536, 1048576
+
+-- The reply with the record, or nil. The acquisition then holds nothing: an offer to it, or the
+-- free key, goes to the next waiter, which gets the record, too.
+local function recorded(id, offer_ms)
+  local head = KEYS[4] and redis.call('HGET', KEYS[4], 'head')
+  if not head then return nil end
+  drop_foreign(KEYS[3])
+  redis.call('LREM', KEYS[3], 1, id)
+  redis.call('HDEL', KEYS[2], id)
+  if redis.call('EXISTS', KEYS[2]) == 0 then offer_next(KEYS[1], KEYS[2], KEYS[3], false, offer_ms) end
+  local body = redis.call('HGET', KEYS[4], 'body')
+  if #head > max_head then head = '' end
+  return {'recorded', head, body and #body <= max_body and body}
 end
-if not stands then
-  local got = take(KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[3], '1', ARGV[5], ARGV[6], ARGV[7])
-  if healed then got[#got + 1] = {'healed'} end
-  return {now, unpack(got)}
+
+local stored = redis.call('HGET', KEYS[2], ARGV[4])
+if stored and stored ~= ARGV[8] then
+  -- A copy of an executed yield: a section may run under the new fence, and must not lose the key.
+  -- The write changes nothing: WAIT covers only what this connection has written.
+  redis.call('HSET', KEYS[2], ARGV[4], stored)
+  return {now, 'extended', tonumber(stored)}
 end
-if give_on(KEYS[1], KEYS[2], KEYS[3], false, ARGV[5]) then
+if not stored then
+  local reply = recorded(ARGV[1], ARGV[5]) or acquire(KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[3], '1', ARGV[5], ARGV[6], ARGV[7])
+  if replaced then reply[#reply + 1] = {'healed'} end
+  return {now, unpack(reply)}
+end
+if offer_next(KEYS[1], KEYS[2], KEYS[3], false, ARGV[5]) then
   redis.call('HDEL', KEYS[2], ARGV[4])
-  -- It may have gone to our own next one, which has asked already, because this yield was thought to be lost: the key, or a place, and not both.
-  local got = take(KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[3], '1', ARGV[5], ARGV[6], ARGV[7])
-  if healed then got[#got + 1] = {'healed'} end
-  return {now, unpack(got)}
+  -- The offer may be for the next id, which was enqueued already because this yield got no reply:
+  -- it gets the key or a queue entry, and not both.
+  local reply = acquire(KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[3], '1', ARGV[5], ARGV[6], ARGV[7])
+  if replaced then reply[#reply + 1] = {'healed'} end
+  return {now, unpack(reply)}
 end
--- The lease first: it is a write that works when Redis is out of memory, and then the rest does.
+-- PEXPIRE is first, because Redis accepts it when it is out of memory, and then accepts the rest.
 redis.call('PEXPIRE', KEYS[2], ARGV[3])
-local fence = mint(KEYS[1])
+local fence = next_fence(KEYS[1])
 redis.call('HSET', KEYS[2], ARGV[4], text(fence))
-return {now, 'extended', fence, healed and {'healed'} or nil}
+return {now, 'extended', fence, replaced and {'healed'} or nil}

@@ -102,14 +102,14 @@ impl Simulation {
             let client = &w.clients[index];
             let (key, waits, limits, patience) =
                 (w.keys[client.key].clone(), client.waits, client.limits, client.patience);
-            let unless_recorded = client.keep_for.is_some();
+            let demand = if client.keep_for.is_some() { Demand::new().unless_recorded() } else { Demand::new() };
             w.log(|w| format!("{} asks: {index} for {key}, waits {waits} {patience:?}", w.processes[process].label));
             let wait = match patience {
                 _ if !waits => Duration::ZERO,
                 Some(patience) => Duration::from_nanos(patience),
                 None => Duration::MAX,
             };
-            let request = LockRequest { waiter: id(index), wait, owner: None, parent: None, limits, unless_recorded };
+            let request = LockRequest { waiter: id(index), wait, owner: None, parent: None, limits, demand };
             w.clients[index].ticket = w.processes[process].process.request(now, &key, request);
             if let Some(patience) = patience.filter(|_| waits) {
                 w.after(patience, move |w| {

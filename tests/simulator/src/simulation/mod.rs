@@ -18,7 +18,7 @@ use tower_lock::{
     },
     AcquisitionId, Lease, LockError, LockKey,
     deadpool_redis::redis::Value,
-    store::{ForceReleaseRequest, Record, StoreErrorKind},
+    store::{Demand, ForceReleaseRequest, Record, StoreErrorKind},
 };
 
 use self::{batches::Batches, records::Duplicates};
