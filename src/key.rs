@@ -2,7 +2,7 @@
 
 pub use crate::key_source::fields::field::{Field, extension, header, query_param};
 pub use crate::key_source::fields::from_fields;
-pub use crate::key_source::fixed::fixed;
+pub use crate::key_source::fixed::{Fixed, fixed};
 pub use crate::key_source::{IntoLockKey, KeySource, from_parts::from_parts};
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]

@@ -5,9 +5,10 @@ use http::request::Parts;
 use super::{KeyRejection, KeySource};
 use crate::{body::reader::BodyReader, lock_key::LockKey};
 
-/// Source of one key for all requests.
-#[derive(Clone)]
-struct Fixed(LockKey);
+/// Source of one key for all requests. Created by [`fixed`].
+// A type with a name: an `impl KeySource` would borrow from the parts of the key.
+#[derive(Clone, Debug)]
+pub struct Fixed(LockKey);
 
 /// Creates a source with one key for all requests, for work that exists once, such as a nightly
 /// job. Works without Axum.
@@ -18,7 +19,7 @@ struct Fixed(LockKey);
 /// LockLayer::new(locks, key::fixed(("nightly", "mail")));
 /// # }
 /// ```
-pub fn fixed(key: impl Into<LockKey>) -> impl KeySource {
+pub fn fixed(key: impl Into<LockKey>) -> Fixed {
     Fixed(key.into())
 }
 

@@ -293,7 +293,13 @@ async fn layer_can_be_returned_from_a_function() {
     fn order_lock(locks: &LockManager) -> LockLayer<impl tower_lock::key::KeySource> {
         LockLayer::new(locks, key::from_fn(|Path(id): Path<u64>| ("order", id)))
     }
+    fn job_lock(locks: &LockManager, name: &str) -> LockLayer<key::Fixed> {
+        LockLayer::new(locks, key::fixed(("job", name)))
+    }
     let locks = LockManager::in_memory();
-    let app = Router::new().route("/{id}", get(show_key).route_layer(order_lock(&locks)));
+    let app = Router::new()
+        .route("/{id}", get(show_key).route_layer(order_lock(&locks)))
+        .route("/jobs/mail", get(show_key).route_layer(job_lock(&locks, &String::from("mail"))));
     assert_eq!(text(fetch(&app, "/7").await).await, "order:7");
+    assert_eq!(text(fetch(&app, "/jobs/mail").await).await, "job:mail");
 }
