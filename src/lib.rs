@@ -241,6 +241,7 @@ pub mod guide {
     //! - [Testing handlers](testing_handlers): a 409, a store that fails, a lock that is lost
     //! - [Without HTTP](without_http): jobs, guards, revocation, shutdown
     //! - [Redis in production](redis_in_production): sizing, permissions, failures, a runbook
+    //! - [Topologies](topologies): one Redis, Sentinel, `min_replicas`, what a failover costs
     //! - [Recipes](recipes): a nightly job, sessions, server-sent events, gRPC, an outbox
 
     #[cfg_attr(not(doctest), doc = include_str!("links.md"))]

@@ -49,27 +49,8 @@
 //! Messages of the store are fed in as [`Offered`](Event::Offered) and [`Revoked`](Event::Revoked)
 //! if this process has issued their id. They are hints (I7).
 //!
-//! # Invariants
-//!
-//! They are numbered, and cited in comments where the code depends on them.
-//!
-//! - **I1** A key is released or handed off only for the acquisition that holds it.
-//! - **I2** A bounded number of releases are under way, and the rest wait in their entries. While
-//!   more of both are pending than the bound, no acquire is sent.
-//! - **I3** A local deadline counts from before the request that was granted was sent, minus drift.
-//! - **I4** A lock counts as held only before that deadline, and only a reply of the store extends
-//!   it.
-//! - **I5** The loss of a lock is signalled at the deadline at the latest, whether the store
-//!   replies or not. The signal is final.
-//! - **I6** The deadline is compared before every poll of the work under the lock.
-//! - **I7** Messages may be lost, duplicated, late or forged: the records of the store decide.
-//! - **I8** An acquisition whose outcome is unknown is released. A dropped store call is not a
-//!   cancelled one.
-//! - **I9** Each grant is released exactly once. `Drop` never waits, fails or panics.
-//! - **I10** A section that ended abnormally (panic, abort, loss, drop) may still have a statement
-//!   in flight: its key is granted again only after the lock-delay. The lease of the store is
-//!   longer than the local one by as much.
-//! - **I11** No mutex is held over an await. Every queue, table, body and wait has a bound.
+//! `docs/architecture.md` has the invariants I1 to I11, which comments cite where the code depends
+//! on them.
 
 #![allow(unreachable_pub, clippy::must_use_candidate, reason = "public for the simulator alone: feature `__internals`")]
 
