@@ -383,8 +383,8 @@ fn replay(is_current: impl Fn(usize) -> bool) {
     }
 }
 
-/// Executes the requests and the commands of all exchanges with the current scripts, and writes what
-/// happens in place of the recording.
+/// Executes the requests and the commands of all exchanges with the current scripts, and writes
+/// what happens in place of the recording.
 fn record() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("recorded");
     let mut scripts = BTreeMap::new();
