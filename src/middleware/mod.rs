@@ -34,7 +34,7 @@ pub use self::{
     future::ResponseFuture,
     layer::LockLayer,
     manager_layer::{LockManagerLayer, LockManagerService},
-    replay::{AnswerError, FingerprintSource, KeyValues, Once, OnceAnswer, ReplayLayer, ReplayService, WholeRequest},
+    replay::{AnswerError, Once, OnceAnswer, ReplayLayer, ReplayService},
     response_body::ResponseBody,
     service::LockService,
 };

@@ -15,7 +15,7 @@ use crate::lock_key::LockKey;
 /// attempt.
 #[doc(hidden)]
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Fingerprint([u8; Self::LEN]);
+pub(crate) struct Fingerprint([u8; Self::LEN]);
 
 /// Hashes fields with their lengths: no two lists of fields have the same input.
 struct FieldHasher(Sha256);

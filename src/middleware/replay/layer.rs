@@ -1,18 +1,15 @@
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderName, Method, Response, response::Parts};
+use http::{HeaderName, Method, Response, request, response::Parts};
 use http_body::Body;
 use tower::{BoxError, Layer};
 
-use super::{
-    config::ReplayConfig,
-    fingerprint::{KeyValues, WholeRequest},
-    service::ReplayService,
-};
+use super::{config::ReplayConfig, service::ReplayService};
 use crate::{
+    body::reader::BodyReader,
     key_source::{
-        KeySource,
+        KeyRejection, KeySource,
         fields::field::{Field, header},
     },
     limits::{KEEP_FOR, KEEP_FOR_MAX, KEEP_FOR_MIN, KEEP_UP_TO, KEEP_UP_TO_MAX},
@@ -102,11 +99,16 @@ use crate::{
 ///
 /// The same as that of a [`LockLayer`](crate::LockLayer#cancel-safety).
 #[must_use = "a layer does nothing before it is put on a route"]
-pub struct ReplayLayer<K, F = WholeRequest> {
+pub struct ReplayLayer<K, V = WholeRequest> {
     // Shared, because Axum may create a service for each request.
     config: Arc<ReplayConfig<K>>,
-    fingerprint: F,
+    /// The values of the fingerprint.
+    values: V,
 }
+
+/// No values: the fingerprint is that of the whole request.
+#[derive(Clone, Copy, Debug)]
+pub struct WholeRequest;
 
 impl<K: KeySource> ReplayLayer<K> {
     /// Creates a layer whose keys are unique within this scope.
@@ -154,11 +156,11 @@ impl<K: KeySource> ReplayLayer<K> {
             answers: Arc::new(answers),
             find_answer: None,
         };
-        Self { config: Arc::new(config), fingerprint: WholeRequest::default() }
+        Self { config: Arc::new(config), values: WholeRequest }
     }
 }
 
-impl<K: KeySource, F> ReplayLayer<K, F> {
+impl<K: KeySource, V> ReplayLayer<K, V> {
     /// Rejects requests without a key with 400: those with the [`methods`](Self::methods) that are
     /// set, otherwise all but `GET`, `HEAD`, `OPTIONS` and `TRACE`.
     ///
@@ -265,15 +267,15 @@ impl<K: KeySource, F> ReplayLayer<K, F> {
     ///
     /// ```
     /// # use axum::Json;
-    /// # use tower_lock::{ReplayLayer, key::{self, KeySource}, middleware::KeyValues};
+    /// # use tower_lock::{ReplayLayer, key::{self, KeySource}};
     /// # #[derive(serde::Deserialize)] struct Claim { family_id: u64, reward_type: u32 }
-    /// # fn layer<K: KeySource>(layer: ReplayLayer<K>) -> ReplayLayer<K, impl Clone> {
+    /// # fn layer<K: KeySource>(layer: ReplayLayer<K>) -> ReplayLayer<K, impl KeySource> {
     /// let values = |Json(c): Json<Claim>| ("claim", c.family_id, c.reward_type);
     /// layer.fingerprint(key::from_fn(values))
     /// # }
     /// ```
-    pub fn fingerprint<V: KeySource>(self, values: V) -> ReplayLayer<K, KeyValues<V>> {
-        ReplayLayer { config: self.config, fingerprint: KeyValues(values) }
+    pub fn fingerprint<W: KeySource>(self, values: W) -> ReplayLayer<K, W> {
+        ReplayLayer { config: self.config, values }
     }
 
     /// Sets the function that finds the answer that a handler has stored in its own database, with
@@ -356,21 +358,31 @@ impl<K: KeySource, F> ReplayLayer<K, F> {
     }
 }
 
-impl<S, K, F: Clone> Layer<S> for ReplayLayer<K, F> {
-    type Service = ReplayService<S, K, F>;
+impl<S, K, V: Clone> Layer<S> for ReplayLayer<K, V> {
+    type Service = ReplayService<S, K, V>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        ReplayService::new(inner, Arc::clone(&self.config), self.fingerprint.clone())
+        ReplayService::new(inner, Arc::clone(&self.config), self.values.clone())
     }
 }
 
-impl<K, F: Clone> Clone for ReplayLayer<K, F> {
+impl<K, V: Clone> Clone for ReplayLayer<K, V> {
     fn clone(&self) -> Self {
-        Self { config: Arc::clone(&self.config), fingerprint: self.fingerprint.clone() }
+        Self { config: Arc::clone(&self.config), values: self.values.clone() }
     }
 }
 
-impl<K, F> fmt::Debug for ReplayLayer<K, F> {
+impl KeySource for WholeRequest {
+    async fn extract_key(
+        &self,
+        _: &mut request::Parts,
+        _: &mut BodyReader<'_>,
+    ) -> Result<Option<LockKey>, KeyRejection> {
+        Ok(None)
+    }
+}
+
+impl<K, V> fmt::Debug for ReplayLayer<K, V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ReplayConfig { locks, key_field, is_required, methods, policy, answers, find_answer, .. } = &*self.config;
         f.debug_struct("ReplayLayer")

@@ -3,7 +3,6 @@
 // In the order in which a request reaches them.
 mod layer;
 mod config;
-mod fingerprint;
 mod service;
 mod once;
 mod unrecorded;
@@ -11,7 +10,6 @@ mod unrecorded;
 #[cfg(feature = "axum")]
 pub(crate) use self::unrecorded::Unrecorded;
 pub use self::{
-    fingerprint::{FingerprintSource, KeyValues, WholeRequest},
     layer::ReplayLayer,
     once::{AnswerError, Once, OnceAnswer},
     service::ReplayService,

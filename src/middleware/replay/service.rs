@@ -13,7 +13,6 @@ use tower::{BoxError, Service, ServiceExt, util::Oneshot};
 
 use super::{
     config::{FoundAnswer, ReplayConfig},
-    fingerprint::FingerprintSource,
     once::Once,
     unrecorded::Unrecorded,
 };
@@ -40,10 +39,10 @@ use crate::{
 /// [`ReplayLayer`](crate::ReplayLayer).
 ///
 /// It adds no errors: a rejected request gets a response.
-pub struct ReplayService<S, K, F> {
+pub struct ReplayService<S, K, V> {
     inner: S,
     config: Arc<ReplayConfig<K>>,
-    fingerprint: F,
+    values: V,
 }
 
 /// A request with an idempotency key.
@@ -53,17 +52,17 @@ struct KeyedRequest {
     fingerprint: Fingerprint,
 }
 
-impl<S, K, F> ReplayService<S, K, F> {
-    pub(super) fn new(inner: S, config: Arc<ReplayConfig<K>>, fingerprint: F) -> Self {
-        Self { inner, config, fingerprint }
+impl<S, K, V> ReplayService<S, K, V> {
+    pub(super) fn new(inner: S, config: Arc<ReplayConfig<K>>, values: V) -> Self {
+        Self { inner, config, values }
     }
 }
 
-impl<S, K, F, B, ResB> Service<Request<B>> for ReplayService<S, K, F>
+impl<S, K, V, B, ResB> Service<Request<B>> for ReplayService<S, K, V>
 where
     B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     K: KeySource,
-    F: FingerprintSource,
+    V: KeySource,
     S: Service<Request<RequestBody>, Response = Response<ResB>, Error: Send + 'static, Future: Send + 'static>
         + Clone
         + Send
@@ -90,28 +89,28 @@ where
         let (context, keeps_owner_open) = RequestContext::new(driver, params, &head.headers, &head.extensions);
         let locks = RequestLocks::new(context.clone(), keeps_owner_open);
         let request = LockedRequest::new(inner, head, body, locks);
-        let pipeline = replayed(Arc::clone(&self.config), self.fingerprint.clone(), request);
+        let pipeline = replayed(Arc::clone(&self.config), self.values.clone(), request);
         ResponseFuture::locking(context, Box::pin(pipeline))
     }
 }
 
 /// The steps of a request: key, body, fingerprint, claim, and then the answer that is kept or the
 /// inner service.
-async fn replayed<S, K, F, ResB>(
+async fn replayed<S, K, V, ResB>(
     config: Arc<ReplayConfig<K>>,
-    source: F,
+    values: V,
     mut request: LockedRequest<S>,
 ) -> Result<Response<ResponseBody<ResB>>, S::Error>
 where
     K: KeySource,
-    F: FingerprintSource,
+    V: KeySource,
     S: Service<Request<RequestBody>, Response = Response<ResB>>,
     ResB: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
     let context = request.locks.context().clone();
     let waits = context.start_waiting();
     let route = context.known_route();
-    let KeyedRequest { key, fingerprint } = match keyed_request(&config, &source, &context, &mut request).await {
+    let KeyedRequest { key, fingerprint } = match keyed_request(&config, &values, &context, &mut request).await {
         Ok(Some(request)) => request,
         Ok(None) => {
             drop(waits);
@@ -172,9 +171,9 @@ where
 /// The key and the fingerprint of a request. `None` if it has no key and needs none, has no scope,
 /// or is a request of an outer layer with the same scope. Its body is complete afterwards: a client
 /// that does not send it blocks no other request.
-async fn keyed_request<K: KeySource, F: FingerprintSource, S>(
+async fn keyed_request<K: KeySource, S>(
     config: &ReplayConfig<K>,
-    source: &F,
+    values: &impl KeySource,
     context: &RequestContext,
     request: &mut LockedRequest<S>,
 ) -> Result<Option<KeyedRequest>, KeyRejection> {
@@ -202,8 +201,12 @@ async fn keyed_request<K: KeySource, F: FingerprintSource, S>(
     if let Some(rejection) = context.immediate_claim_rejection(context.known_route(), &key) {
         return Err(rejection.into());
     }
-    let fingerprint = source.fingerprint(head, body).await?;
-    body.read(head).await?;
+    let values = values.extract_key(head, body).await?;
+    let content = body.read(head).await?;
+    let fingerprint = match values {
+        Some(values) => Fingerprint::of_values(head, &values),
+        None => Fingerprint::of_request(head, &content),
+    };
     Ok(Some(KeyedRequest { key, fingerprint }))
 }
 
@@ -310,13 +313,13 @@ fn count(route: &Route, span: Option<&LockSpan>, result: &'static str) {
     }
 }
 
-impl<S: Clone, K, F: Clone> Clone for ReplayService<S, K, F> {
+impl<S: Clone, K, V: Clone> Clone for ReplayService<S, K, V> {
     fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), config: Arc::clone(&self.config), fingerprint: self.fingerprint.clone() }
+        Self { inner: self.inner.clone(), config: Arc::clone(&self.config), values: self.values.clone() }
     }
 }
 
-impl<S: fmt::Debug, K, F> fmt::Debug for ReplayService<S, K, F> {
+impl<S: fmt::Debug, K, V> fmt::Debug for ReplayService<S, K, V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ReplayService").field("inner", &self.inner).finish_non_exhaustive()
     }

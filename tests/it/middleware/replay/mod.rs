@@ -25,7 +25,6 @@ use tokio::{task::JoinHandle, time::sleep};
 use tower_lock::{
     LockManager, ReplayLayer,
     key::{self, KeySource},
-    middleware::FingerprintSource,
 };
 use tower_lock_testkit::{
     app::{problem_type, send, text},
@@ -57,7 +56,7 @@ fn counted<R: IntoResponse>(
 }
 
 /// A route with such a handler.
-fn app<K: KeySource, F: FingerprintSource, R: IntoResponse>(
+fn app<K: KeySource, F: KeySource, R: IntoResponse>(
     layer: ReplayLayer<K, F>,
     answer: impl Fn(usize) -> R + Clone + Send + Sync + 'static,
 ) -> (Router, impl Fn() -> usize) {
