@@ -20,7 +20,6 @@ mod watchdog;
 #[cfg(all(test, tower_lock_shuttle))]
 mod shuttle_tests;
 
-#[cfg(feature = "__internals")]
 pub(crate) use self::{
     acquire::{Claim, ClaimFuture, LockParams},
     driver::Driver,
