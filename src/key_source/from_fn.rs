@@ -217,7 +217,7 @@ macro_rules! from_body {
             where
                 R: KeyFnOutput<M>,
             {
-                // A copy, because an extractor may take something out of it.
+                // Extractors get a copy of the head: the handler must find every extension.
                 #[allow(unused_mut, reason = "a single extractor gets the request itself")]
                 let mut shown = parts.clone();
                 // An invalid head is rejected before its body is read.

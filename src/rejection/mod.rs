@@ -404,7 +404,7 @@ impl Rejection {
                 "The queue for this resource is full. The request was not processed and can be retried."
             }
             Self::QueueFull { bound: QueueBound::Process, .. } => {
-                "The queue of this instance, for all resources, is full. The request was not processed and can be retried."
+                "Too many requests are waiting in this instance. The request was not processed and can be retried."
             }
             Self::QueueFull { bound: QueueBound::Store, .. } => {
                 "The queue of instances for this resource is full. The request was not processed and can be retried."
