@@ -50,6 +50,9 @@ pub trait IntoKeyRejection {
 /// [`from_fn_with_state`](crate::key::from_fn_with_state), [`from_parts`](crate::key::from_parts),
 /// [`from_fields`](crate::key::from_fields) and [`fixed`](crate::key::fixed).
 ///
+/// A function returns a layer as `LockLayer<impl KeySource>`. A struct that stores a layer has the
+/// source as a type parameter.
+///
 /// The trait cannot be implemented outside of this crate.
 #[diagnostic::on_unimplemented(
     message = "write `key::from_fn(..)`: without it around the function, `{Self}` is not a key source",

@@ -372,6 +372,7 @@ impl<K, V: Clone> Clone for ReplayLayer<K, V> {
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl KeySource for WholeRequest {
     async fn extract_key(
         &self,
