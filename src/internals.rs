@@ -39,5 +39,11 @@ pub mod proto {
     pub const RENEWAL_BATCH_WINDOW: Duration = limits::RENEWAL_BATCH_WINDOW;
 }
 
+/// What every store over a network has.
 #[cfg(feature = "redis")]
-pub use crate::store::redis::proto as redis_proto;
+pub mod remote {
+    pub use crate::store::remote::{batch::next_call, server_clock::ServerClock};
+}
+
+#[cfg(feature = "redis")]
+pub use crate::store::redis::wire as redis_wire;

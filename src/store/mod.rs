@@ -17,6 +17,8 @@ mod error;
 #[cfg(feature = "memory")]
 mod memory;
 #[cfg(feature = "redis")]
+pub(crate) mod remote;
+#[cfg(feature = "redis")]
 pub(crate) mod redis;
 
 #[cfg(feature = "memory")]

@@ -9,19 +9,19 @@ use deadpool_redis::{
 use tokio::time::{Instant, sleep};
 
 use super::{
-    address::{Address, SentinelAddresses},
-    connection::{SharedConnection, Signs, Source, Timeouts},
-    connector::Connector,
     error::RedisConnectError,
-    proto::Keyspace,
-    replicas::MinReplicas,
+    messages::Messages,
     self_test::self_test,
-    sentinel::Sentinels,
-    server::Server,
     shared::Shared,
-    socket::Endpoint,
     store::RedisStore,
-    subscriber::Subscriber,
+    topology::{
+        Endpoint, Pooled, Sentinels, Single, Topology,
+        address::{Address, SentinelAddresses},
+        connection::{SharedConnection, Signs, Timeouts},
+        replicas::MinReplicas,
+        server::Server,
+    },
+    wire::Keyspace,
 };
 use crate::{
     clock::Clock,
@@ -29,6 +29,7 @@ use crate::{
         CONNECT_TIMEOUT, CONNECT_TIMEOUT_MAX, REDIS_PREFIX, REDIS_TIMEOUT_MIN, STORE_CALL_TIMEOUT,
         STORE_CALL_TIMEOUT_MAX,
     },
+    store::remote::link::RECONNECT_DELAY,
 };
 
 /// Builder for a [`RedisStore`] with non-default settings.
@@ -163,8 +164,8 @@ impl RedisStoreBuilder {
     /// Fails if the URL, the prefix or a timeout is invalid.
     pub fn connect_lazy(self, url: &str) -> Result<RedisStore, RedisConnectError> {
         let shared = self.build_shared(None, Address::parse(url, "")?)?;
-        shared.subscriber.start(None);
-        Ok(RedisStore { shared })
+        shared.messages.start(None);
+        Ok(RedisStore::new(shared))
     }
 
     /// Connects to the URL in the environment variable `REDIS_URL`.
@@ -224,9 +225,6 @@ impl RedisStoreBuilder {
 
     fn build_shared(self, pool: Option<Pool>, mut address: Address) -> Result<Arc<Shared>, RedisConnectError> {
         if let Some((nodes, master)) = &self.sentinel {
-            if pool.is_some() {
-                return Err(RedisConnectError::InvalidUrl("connections of a pool do not follow sentinels".into()));
-            }
             let nodes = nodes.iter().map(|node| Address::parse_sentinel_node(node, "")).collect::<Result<_, _>>()?;
             address = address.behind(master, nodes, "")?;
         }
@@ -247,26 +245,30 @@ impl RedisStoreBuilder {
         }
         let invalid = |error: RedisError| RedisConnectError::InvalidUrl(error.into());
         let Timeouts { call, connect } = timeouts;
-        let (connector, display) = match address.sentinels {
-            None => {
-                let client = Client::open(address.info).map_err(invalid)?;
-                (Connector::Server(Endpoint::new(client, connect, call)), address.display)
+        let endpoint = |info| Ok(Endpoint::new(Client::open(info).map_err(invalid)?, connect, call));
+        let user = if pool.is_some() { "the user of the pool".to_owned() } else { address.user };
+        let (topology, display): (Arc<dyn Topology>, _) = match (address.sentinels, pool) {
+            (None, None) => (Arc::new(Single(endpoint(address.info)?)), address.display),
+            (None, Some(pool)) => {
+                let pooled = Pooled { pool, messages: endpoint(address.info)?, call_timeout: call };
+                (Arc::new(pooled), address.display)
             }
-            Some(SentinelAddresses { master, nodes }) => {
+            (Some(_), Some(_)) => {
+                return Err(RedisConnectError::InvalidUrl("connections of a pool do not follow sentinels".into()));
+            }
+            (Some(SentinelAddresses { master, nodes }), None) => {
                 let sentinels = Sentinels::new(master, nodes, address.info, connect, call).map_err(invalid)?;
                 let display = sentinels.to_string();
-                (Connector::Master(Arc::new(sentinels)), display)
+                (Arc::new(sentinels), display)
             }
         };
-        let user = if pool.is_some() { "the user of the pool".to_owned() } else { address.user };
-        let source = pool.map_or_else(|| Source::Own(connector.clone()), Source::Pool);
         let signs = Arc::<Signs>::default();
-        let connection = || Arc::new(SharedConnection::new(source.clone(), timeouts, Arc::clone(&signs)));
+        let connection = || Arc::new(SharedConnection::new(Arc::clone(&topology), timeouts, Arc::clone(&signs)));
         let (acquire_conn, release_conn) = (connection(), connection());
         let min_replicas = self.min_replicas;
         let renew_conn = if min_replicas.is_some() { connection() } else { Arc::clone(&release_conn) };
-        let server = Server {
-            connector,
+        let server = Arc::new(Server {
+            topology,
             address: display,
             user,
             keyspace,
@@ -275,11 +277,12 @@ impl RedisStoreBuilder {
             acquire_conn,
             release_conn,
             renew_conn,
-        };
+        });
         Ok(Arc::new(Shared {
             acquires: Default::default(),
             releases: Default::default(),
-            subscriber: Subscriber::new(server, signs),
+            messages: Messages::new(Arc::clone(&server), signs),
+            server,
             clock: Clock::default(),
             server_clock: Default::default(),
             warned_of_missing_ttl: Default::default(),
@@ -290,17 +293,17 @@ impl RedisStoreBuilder {
 
     /// Runs the self-test. A server that starts shortly after the service is retried.
     async fn test_connection(shared: Arc<Shared>) -> Result<RedisStore, RedisConnectError> {
-        let deadline = Instant::now() + shared.subscriber.server().timeouts.connect;
+        let deadline = Instant::now() + shared.server.timeouts.connect;
         loop {
             // Boxed: the nested future type is too deep for the default limit of the caller's
             // compiler.
-            let test: Pin<Box<dyn Future<Output = _> + Send + '_>> = Box::pin(self_test(shared.subscriber.server()));
+            let test: Pin<Box<dyn Future<Output = _> + Send + '_>> = Box::pin(self_test(&shared.server));
             match test.await {
                 Ok((pubsub, server_us)) => {
                     shared.server_clock().observe(server_us, shared.clock.now());
-                    shared.subscriber.check_passed();
-                    shared.subscriber.start(Some(pubsub));
-                    return Ok(RedisStore { shared });
+                    shared.messages.check_passed();
+                    shared.messages.start(Some(pubsub));
+                    return Ok(RedisStore::new(shared));
                 }
                 Err(error) if error.is_transient && Instant::now() + RETRY_INTERVAL < deadline => {
                     sleep(RETRY_INTERVAL).await;
@@ -369,4 +372,4 @@ impl RedisStore {
 }
 
 /// A connection fails without a new connect until its reconnect delay has passed.
-const RETRY_INTERVAL: Duration = SharedConnection::RECONNECT_DELAY.saturating_add(Duration::from_millis(10));
+const RETRY_INTERVAL: Duration = RECONNECT_DELAY.saturating_add(Duration::from_millis(10));

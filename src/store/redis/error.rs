@@ -7,10 +7,7 @@ use deadpool_redis::{
     redis::{ErrorKind, RedisError, ServerErrorKind},
 };
 
-use super::{
-    proto::{InvalidName, UnexpectedReply, escape_control},
-    replicas::NotReplicated,
-};
+use super::wire::{InvalidName, UnexpectedReply, escape_control};
 use crate::{
     limits::{CONNECT_TIMEOUT_MAX, REDIS_TIMEOUT_MIN, STORE_CALL_TIMEOUT_MAX},
     store::{StoreError, StoreErrorKind},
@@ -81,6 +78,14 @@ pub enum RedisConnectError {
         /// Whether the message arrived.
         received: bool,
     },
+}
+
+/// Too few replicas have a write. It may survive a failover nevertheless.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("{acknowledged} of {required} replicas have acknowledged the write in time")]
+pub(super) struct NotReplicated {
+    pub(super) acknowledged: i64,
+    pub(super) required: u32,
 }
 
 /// Error of a call.

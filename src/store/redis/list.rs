@@ -4,7 +4,7 @@ use deadpool_redis::redis::cmd;
 use futures_util::{StreamExt, stream};
 use tokio::time::Instant;
 
-use super::{connection::Query, error::CallError, proto, server::Server};
+use super::{error::CallError, topology::connection::Query, topology::server::Server, wire};
 use crate::store::{Cursor, KeyStatus, ListEntry, ListReply, ListRequest};
 
 /// The `SCAN`s of one page at most: names of other programs fill no page, and cost time.
@@ -89,7 +89,7 @@ async fn scan(
     let mut command = cmd("SCAN");
     command.arg(position.scan).arg("MATCH").arg(pattern).arg("COUNT").arg(count).arg("TYPE").arg(kind);
     let reply = server.release_conn.query_retry(Query::Command(&command), deadline).await?;
-    let (scan, names) = proto::parse_scan(&reply)?;
+    let (scan, names) = wire::parse_scan(&reply)?;
     position.scan = scan;
     Ok(match position.phase {
         Phase::Locks => names,
@@ -101,7 +101,7 @@ async fn scan(
 async fn inspect(server: &Server, lock: &str, deadline: Instant) -> Result<Option<KeyStatus>, CallError> {
     let call = server.keyspace.inspect_name(lock.into());
     match server.release_conn.query_retry(Query::EvalSha(&call), deadline).await {
-        Ok(reply) => Ok(Some(proto::parse_inspect(&reply)?)),
+        Ok(reply) => Ok(Some(wire::parse_inspect(&reply)?)),
         Err(CallError::Redis(error)) if error.code() == Some("WRONGTYPE") => Ok(None),
         Err(error) => Err(error),
     }

@@ -2,25 +2,18 @@
 
 // In the order of a call: from the URL to the reply.
 mod builder;
-mod address;
 mod self_test;
 mod store;
 mod shared;
-mod shared_calls;
 #[allow(
     unreachable_pub,
     clippy::missing_errors_doc,
     clippy::must_use_candidate,
     reason = "public for the simulator alone: feature `__internals`"
 )]
-pub mod proto;
-mod socket;
-mod sentinel;
-mod connector;
-mod replicas;
-mod connection;
-mod server;
-mod subscriber;
+pub mod wire;
+mod topology;
+mod messages;
 mod error;
 mod list;
 

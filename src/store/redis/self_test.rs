@@ -7,10 +7,10 @@ use futures_util::StreamExt;
 use tokio::time::timeout;
 
 use super::{
-    connection::{Query, SharedConnection},
     error::{CallError, RedisConnectError},
-    proto::{self, SelfTestReport, escape_control},
-    server::Server,
+    topology::connection::{Query, SharedConnection},
+    topology::server::Server,
+    wire::{self, SelfTestReport, escape_control},
 };
 use crate::{lock_key::LockKey, process::Process, store::StoreErrorKind};
 
@@ -75,7 +75,7 @@ pub(super) async fn self_test(server: &Server) -> Result<(PubSub, i64), SelfTest
         release_conn.query(query, timeouts.call_deadline()).await.map_err(refused_or_failed)
     };
     // By its text and by its hash: after a restart of the server the text is needed, too.
-    let parse = |reply| proto::parse_self_test(&reply).map_err(|error| failed(error.into()));
+    let parse = |reply| wire::parse_self_test(&reply).map_err(|error| failed(error.into()));
     // Only the first run reports an invalid fence, because it replaces it.
     let first = parse(run(Query::Eval(&call)).await?)?;
     let SelfTestReport { now, receivers, refused: refusals, .. } = parse(run(Query::EvalSha(&call)).await?)?;

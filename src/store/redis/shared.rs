@@ -1,4 +1,4 @@
-//! The state of a store, and the calls that its requests share.
+//! What the calls to one server share: its connections, its messages, and the next call.
 
 use std::{
     collections::HashSet,
@@ -14,28 +14,32 @@ use futures_util::future::join_all;
 use tokio::time::Instant;
 
 use super::{
-    connection::Query,
-    error::CallError,
-    proto::{self, InvalidName, KeyError, ScriptCall, ServerClock, Timed, UnexpectedReply},
-    replicas::NotReplicated,
-    server::Server,
-    shared_calls::{SendRequests, Sender, SharedCalls, send_alone},
-    subscriber::Subscriber,
+    error::{CallError, NotReplicated},
+    messages::Messages,
+    topology::{connection::Query, server::Server},
+    wire::{self, InvalidName, KeyError, ScriptCall, Timed, UnexpectedReply},
 };
 #[cfg(feature = "tracing")]
 use crate::limits::WARN_INTERVAL;
 use crate::{
     clock::{BootInstant, Clock},
     limits::MAX_WAITING_REQUESTS,
-    store::{AcquireReply, AcquireRequest, IfBusy, ReleaseReply, ReleaseRequest, StoreError},
+    store::{
+        AcquireReply, AcquireRequest, IfBusy, ReleaseReply, ReleaseRequest, StoreError,
+        remote::{
+            batching::{SendRequests, Sender, SharedCalls, send_alone},
+            server_clock::ServerClock,
+        },
+    },
     sync::{Mutex, MutexGuard},
 };
 
-/// The state of a store.
+/// What the calls to one server share.
 pub(super) struct Shared {
     pub(super) clock: Clock,
     pub(super) server_clock: Mutex<ServerClock>,
-    pub(super) subscriber: Arc<Subscriber>,
+    pub(super) server: Arc<Server>,
+    pub(super) messages: Arc<Messages>,
     pub(super) acquires: SharedCalls<AcquireRequest, AcquireReply>,
     pub(super) releases: SharedCalls<ReleaseRequest, ReleaseReply>,
     pub(super) warned_of_missing_ttl: AtomicBool,
@@ -60,7 +64,7 @@ impl Shared {
         call: impl Fn(i64) -> Result<ScriptCall, InvalidName>,
         parse: impl Fn(&Value) -> Result<(i64, Timed<T>), UnexpectedReply>,
     ) -> Result<(T, Result<(), NotReplicated>), CallError> {
-        let Server { acquire_conn, min_replicas, .. } = self.server();
+        let Server { acquire_conn, min_replicas, .. } = &*self.server;
         for _ in 0..Self::MAX_TRIES {
             // Without an estimate, a call that has expired already fetches the server's time.
             let expires_at = self.server_clock().expires_at(called, valid_for).unwrap_or(0);
@@ -79,16 +83,12 @@ impl Shared {
         Err(CallError::Expired)
     }
 
-    pub(super) fn server(&self) -> &Server {
-        self.subscriber.server()
-    }
-
     pub(super) fn server_clock(&self) -> MutexGuard<'_, ServerClock> {
         self.server_clock.lock()
     }
 
     pub(super) fn check_fence(&self, reply: &Value) {
-        if proto::fence_was_replaced(reply) {
+        if wire::fence_was_replaced(reply) {
             self.warn_fence_replaced();
         }
     }
@@ -102,7 +102,7 @@ impl Shared {
             if warned_at.is_none_or(|at| now.saturating_duration_since(at) >= WARN_INTERVAL) {
                 *warned_at = Some(now);
                 drop(warned_at);
-                self.server().warn_fence_replaced("another value");
+                self.server.warn_fence_replaced("another value");
             }
         }
     }
@@ -125,7 +125,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.subscriber.stop();
+        self.messages.stop();
     }
 }
 
@@ -135,7 +135,7 @@ impl Sender for Shared {
     }
 
     fn stale_after(&self) -> Duration {
-        Self::STALE_AFTER_CALLS * self.server().timeouts.call
+        Self::STALE_AFTER_CALLS * self.server.timeouts.call
     }
 }
 
@@ -153,7 +153,7 @@ impl SendRequests<AcquireRequest> for Shared {
 
     /// The wait for replicas blocks the connection: a call beside another one would wait, too.
     fn shares_waits(&self) -> bool {
-        self.server().min_replicas.is_some()
+        self.server.min_replicas.is_some()
     }
 
     /// The rest of its validity is left for the call.
@@ -169,21 +169,21 @@ impl SendRequests<AcquireRequest> for Shared {
         let count = requests.len();
         let waiting = requests.iter().filter(|request| request.if_busy == IfBusy::Enqueue);
         let managers: HashSet<_> = waiting.map(|request| request.id.manager()).collect();
-        if !self.subscriber.is_disconnected() {
+        if !self.messages.are_disconnected() {
             // Together: one that gets no reply delays the others once.
-            join_all(managers.iter().map(|manager| self.subscriber.wait_subscribed(manager))).await;
+            join_all(managers.iter().map(|manager| self.messages.wait_subscribed(manager))).await;
         }
-        let store_error = |error: CallError| self.server().store_error("acquire", error);
+        let store_error = |error: CallError| self.server.store_error("acquire", error);
         let waiting: Vec<_> = requests.iter().map(|request| request.if_busy == IfBusy::Enqueue).collect();
-        let is_disconnected = !managers.is_empty() && self.subscriber.is_disconnected();
+        let is_disconnected = !managers.is_empty() && self.messages.are_disconnected();
         if is_disconnected {
             // A free key can still be acquired.
             requests.iter_mut().for_each(|request| request.if_busy = IfBusy::Fail);
         }
-        let deadline = self.server().timeouts.call_deadline();
+        let deadline = self.server.timeouts.call_deadline();
         let valid_for = requests.iter().map(|request| request.valid_for).min().unwrap_or_default();
-        let call = |expires_at| self.server().keyspace.acquire(&requests, expires_at);
-        let parse = |reply: &_| proto::parse_acquire(reply, count);
+        let call = |expires_at| self.server.keyspace.acquire(&requests, expires_at);
+        let parse = |reply: &_| wire::parse_acquire(reply, count);
         match self.call_before_expiry(called, valid_for, deadline, call, parse).await {
             Ok((replies, replicated)) => {
                 let reply = |(reply, waits): (_, bool)| match (reply, replicated) {
@@ -232,13 +232,13 @@ impl SendRequests<ReleaseRequest> for Shared {
         requests: Vec<ReleaseRequest>,
         called: BootInstant,
     ) -> Vec<Result<ReleaseReply, StoreError>> {
-        let server = self.server();
+        let server = &*self.server;
         let send = async {
             let deadline = server.timeouts.call_deadline();
             let call = server.keyspace.release(&requests)?;
             let reply = server.release_conn.query_retry(Query::EvalSha(&call), deadline).await?;
             self.check_fence(&reply);
-            Ok::<_, CallError>(proto::parse_release(&reply, requests.len())?)
+            Ok::<_, CallError>(wire::parse_release(&reply, requests.len())?)
         };
         match send.await {
             Ok(replies) => {

@@ -6,15 +6,19 @@ use futures_util::future::try_join_all;
 use tokio::time::Instant;
 
 use super::{
-    connection::Query, error::CallError, list, proto, server::Server, shared::Shared, shared_calls::SharedCalls,
-    subscriber::Check,
+    error::CallError,
+    list,
+    messages::Check,
+    shared::Shared,
+    topology::{Servers, connection::Query, server::Server},
+    wire,
 };
 use crate::{
     lock_key::LockKey,
     store::{
-        AcquireReply, AcquireRequest, DeleteRecordReply, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus,
-        ListReply, ListRequest, LockStore, Many, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreFuture,
-        StoreTraits, YieldReply, YieldRequest,
+        AcquireReply, AcquireRequest, CALL_TIMEOUT, DeleteRecordReply, EventSink, ForceReleaseReply,
+        ForceReleaseRequest, KeyStatus, ListReply, ListRequest, LockStore, Many, ReleaseReply, ReleaseRequest,
+        RenewReply, RenewRequest, StoreFuture, StoreTraits, YieldReply, YieldRequest, remote::batching::SharedCalls,
     },
 };
 
@@ -52,49 +56,72 @@ use crate::{
 /// [fencing token](crate::FencingToken) to reject stale writes. One Redis is a single point of
 /// failure: [topologies](crate::guide::topologies) describes sentinels and acknowledged grants.
 pub struct RedisStore {
-    pub(super) shared: Arc<Shared>,
+    servers: Servers<Shared>,
 }
 
 impl RedisStore {
-    /// Starts the timeout at the first poll: the call itself may be outside of a runtime.
+    pub(super) fn new(only: Arc<Shared>) -> Self {
+        Self { servers: Servers::new(only) }
+    }
+
+    /// Calls the server of a key.
     fn call<T, F>(
         &self,
         operation: &'static str,
+        key: &LockKey,
         run: impl FnOnce(Arc<Shared>, Instant) -> F + Send + 'static,
     ) -> StoreFuture<T>
     where
         F: Future<Output = Result<T, CallError>> + Send + 'static,
     {
-        let shared = Arc::clone(&self.shared);
-        StoreFuture::new(async move {
-            let deadline = shared.server().timeouts.call_deadline();
-            let reply = run(Arc::clone(&shared), deadline).await;
-            reply.map_err(|error| shared.server().store_error(operation, error))
-        })
+        call(self.servers.of(key), operation, run)
     }
+}
+
+/// Starts the timeout at the first poll: the call itself may be outside of a runtime.
+fn call<T, F>(
+    shared: &Arc<Shared>,
+    operation: &'static str,
+    run: impl FnOnce(Arc<Shared>, Instant) -> F + Send + 'static,
+) -> StoreFuture<T>
+where
+    F: Future<Output = Result<T, CallError>> + Send + 'static,
+{
+    let shared = Arc::clone(shared);
+    StoreFuture::new(async move {
+        let deadline = shared.server.timeouts.call_deadline();
+        let reply = run(Arc::clone(&shared), deadline).await;
+        reply.map_err(|error| shared.server.store_error(operation, error))
+    })
 }
 
 impl LockStore for RedisStore {
     fn subscribe(&self, sink: EventSink) {
-        self.shared.acquires.after_fork();
-        self.shared.releases.after_fork();
-        self.shared.subscriber.add(sink);
+        for shared in self.servers.all() {
+            shared.acquires.after_fork();
+            shared.releases.after_fork();
+            shared.messages.add(sink.clone());
+        }
     }
 
     fn acquire(&self, requests: Many<AcquireRequest>) -> Many<StoreFuture<AcquireReply>> {
-        let refused = |request: &AcquireRequest| {
-            let error = self.shared.server().keyspace.lock(&request.key).err()?;
-            Some(Err(self.shared.server().store_error("acquire", error.into())))
-        };
-        SharedCalls::push_valid(&self.shared, requests, refused)
+        self.servers.call(requests, |shared, requests| {
+            let refused = |request: &AcquireRequest| {
+                let error = shared.server.keyspace.lock(&request.key).err()?;
+                Some(Err(shared.server.store_error("acquire", error.into())))
+            };
+            SharedCalls::push_valid(shared, requests, refused)
+        })
     }
 
     fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
-        self.call("renew", move |shared, deadline| async move {
-            let Server { keyspace, renew_conn, min_replicas, .. } = shared.server();
+        let Some(first) = requests.first() else { return StoreFuture::ready(Ok(Vec::new())) };
+        let key = first.key.clone();
+        self.call("renew", &key, move |shared, deadline| async move {
+            let Server { keyspace, renew_conn, min_replicas, .. } = &*shared.server;
             let (call, is_sent) = keyspace.renew(&requests);
             let (reply, replicated) = renew_conn.call_replicated_retry(&call, *min_replicas, deadline).await?;
-            let mut replies = proto::parse_renew(&reply, &is_sent)?;
+            let mut replies = wire::parse_renew(&reply, &is_sent)?;
             if replicated.is_err() {
                 // The deadline stays: a server that is promoted now may not know the new lease.
                 for reply in replies.iter_mut().filter(|reply| **reply == RenewReply::Extended) {
@@ -107,18 +134,21 @@ impl LockStore for RedisStore {
 
     fn release(&self, requests: Many<ReleaseRequest>) -> Many<StoreFuture<ReleaseReply>> {
         // No lock can have this name, and the caller would repeat the release for a lease.
-        let refused = |request: &ReleaseRequest| {
-            self.shared.server().keyspace.lock(&request.key).err().map(|_| Ok(ReleaseReply::NotHolder))
-        };
-        SharedCalls::push_valid(&self.shared, requests, refused)
+        self.servers.call(requests, |shared, requests| {
+            let refused = |request: &ReleaseRequest| {
+                shared.server.keyspace.lock(&request.key).err().map(|_| Ok(ReleaseReply::NotHolder))
+            };
+            SharedCalls::push_valid(shared, requests, refused)
+        })
     }
 
     fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {
-        let called = self.shared.clock.now();
-        self.call("yield", move |shared, deadline| async move {
-            shared.subscriber.wait_subscribed(request.next_id.manager()).await;
-            let call = |expires_at| shared.server().keyspace.yield_to_queue(&request, expires_at);
-            let parse = proto::parse_yield;
+        let called = self.servers.of(&request.key).clock.now();
+        let key = request.key.clone();
+        self.call("yield", &key, move |shared, deadline| async move {
+            shared.messages.wait_subscribed(request.next_id.manager()).await;
+            let call = |expires_at| shared.server.keyspace.yield_to_queue(&request, expires_at);
+            let parse = wire::parse_yield;
             let (reply, replicated) =
                 shared.call_before_expiry(called, request.valid_for, deadline, call, parse).await?;
             match reply {
@@ -130,34 +160,38 @@ impl LockStore for RedisStore {
     }
 
     fn delete_record(&self, key: LockKey) -> StoreFuture<DeleteRecordReply> {
-        self.call("delete-record", move |shared, deadline| async move {
-            let call = shared.server().keyspace.delete_record(&key)?;
+        let of = key.clone();
+        self.call("delete-record", &of, move |shared, deadline| async move {
+            let call = shared.server.keyspace.delete_record(&key)?;
             // Not repeated: a later record would be deleted.
-            let reply = shared.server().release_conn.query(Query::EvalSha(&call), deadline).await?;
-            Ok(proto::parse_delete_record(&reply)?)
+            let reply = shared.server.release_conn.query(Query::EvalSha(&call), deadline).await?;
+            Ok(wire::parse_delete_record(&reply)?)
         })
     }
 
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
-        self.call("inspect", move |shared, deadline| async move {
-            let call = shared.server().keyspace.inspect(&key)?;
-            Ok(proto::parse_inspect(&shared.server().release_conn.query_retry(Query::EvalSha(&call), deadline).await?)?)
+        let of = key.clone();
+        self.call("inspect", &of, move |shared, deadline| async move {
+            let call = shared.server.keyspace.inspect(&key)?;
+            Ok(wire::parse_inspect(&shared.server.release_conn.query_retry(Query::EvalSha(&call), deadline).await?)?)
         })
     }
 
     fn list(&self, request: ListRequest) -> StoreFuture<ListReply> {
-        self.call("list", move |shared, deadline| async move {
-            list::list(shared.server(), &request, deadline).await?.ok_or(CallError::InvalidCursor)
+        let only = self.servers.all().next().expect("a store has a server");
+        call(only, "list", move |shared, deadline| async move {
+            list::list(&shared.server, &request, deadline).await?.ok_or(CallError::InvalidCursor)
         })
     }
 
     fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
-        self.call("force-release", move |shared, deadline| async move {
-            let call = shared.server().keyspace.force(&request)?;
+        let key = request.key.clone();
+        self.call("force-release", &key, move |shared, deadline| async move {
+            let call = shared.server.keyspace.force(&request)?;
             // Not repeated: the next holder may have the key by then.
-            let reply = shared.server().release_conn.query(Query::EvalSha(&call), deadline).await?;
+            let reply = shared.server.release_conn.query(Query::EvalSha(&call), deadline).await?;
             shared.check_fence(&reply);
-            Ok(proto::parse_force(&reply)?)
+            Ok(wire::parse_force(&reply)?)
         })
     }
 
@@ -166,28 +200,37 @@ impl LockStore for RedisStore {
     }
 
     fn call_timeout(&self) -> Duration {
-        self.shared.server().timeouts.call
+        self.servers.all().map(|shared| shared.server.timeouts.call).max().unwrap_or(CALL_TIMEOUT)
     }
 
     fn health(&self) -> StoreFuture<()> {
-        self.call("health", move |shared, deadline| async move {
-            try_join_all(shared.server().connections().map(|connection| connection.ping(deadline))).await?;
-            if let Some(min_replicas) = shared.server().min_replicas {
-                shared.server().renew_conn.check_replicas(min_replicas, deadline).await?;
-            }
-            match shared.subscriber.check(deadline).await {
-                Check::Passed => {}
-                Check::Failed(error) => return Err(CallError::SelfTestFailed(error)),
-                Check::Pending => return Err(CallError::ConnectTimeout),
-            }
-            if shared.subscriber.is_subscribed().await { Ok(()) } else { Err(CallError::NotSubscribed) }
-        })
+        let check = |shared| call(shared, "health", |shared, deadline| async move { shared.check(deadline).await });
+        let checks: Vec<_> = self.servers.all().map(check).collect();
+        StoreFuture::new(async move { try_join_all(checks).await.map(drop) })
+    }
+}
+
+impl Shared {
+    /// Checks whether the server replies and can send messages.
+    async fn check(&self, deadline: Instant) -> Result<(), CallError> {
+        let Self { server, messages, .. } = self;
+        try_join_all(server.connections().map(|connection| connection.ping(deadline))).await?;
+        if let Some(min_replicas) = server.min_replicas {
+            server.renew_conn.check_replicas(min_replicas, deadline).await?;
+        }
+        match messages.check(deadline).await {
+            Check::Passed => {}
+            Check::Failed(error) => return Err(CallError::SelfTestFailed(error)),
+            Check::Pending => return Err(CallError::ConnectTimeout),
+        }
+        if messages.are_subscribed().await { Ok(()) } else { Err(CallError::NotSubscribed) }
     }
 }
 
 impl fmt::Debug for RedisStore {
     /// Without the address, which may contain a password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisStore").field("names", &self.shared.server().keyspace).finish_non_exhaustive()
+        let names: Vec<_> = self.servers.all().map(|shared| &shared.server.keyspace).collect();
+        f.debug_struct("RedisStore").field("names", &names).finish_non_exhaustive()
     }
 }

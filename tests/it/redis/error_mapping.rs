@@ -124,6 +124,8 @@ async fn refusing_store_is_warned_of_at_intervals() {
     for _ in 0..20 {
         store_error(&locks).await;
     }
+    // The log has a thread of its own.
+    until("a warning", async || log.text().contains("WARN")).await;
     drop(guard);
     let warnings: Vec<_> = log.text().lines().filter(|line| line.contains("WARN")).map(ToOwned::to_owned).collect();
     assert_eq!(warnings.len(), 1, "{warnings:#?}");

@@ -40,8 +40,11 @@ fn files(folder: &Path) -> Vec<(PathBuf, String)> {
     rust.map(|path| (path.clone(), read(&path))).collect()
 }
 
-/// All files of a folder, and of the folders in it.
+/// All files of a folder, and of the folders in it. Of a file, itself.
 fn paths(folder: &Path) -> Vec<PathBuf> {
+    if folder.is_file() {
+        return vec![folder.to_owned()];
+    }
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).expect("a folder") {
         let path = entry.expect("an entry").path();

@@ -7,7 +7,7 @@ use std::{
 };
 
 use mlua::{Function, Lua, MultiValue, Table, Value as LuaValue};
-use tower_lock::{__internals::redis_proto::ScriptCall, deadpool_redis::redis::Value};
+use tower_lock::{__internals::redis_wire::ScriptCall, deadpool_redis::redis::Value};
 
 /// A server without a network, with a settable clock.
 #[derive(Debug)]

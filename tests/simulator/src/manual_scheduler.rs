@@ -9,7 +9,7 @@ use std::{
 use tower_lock::{
     __internals::{
         proto::{BootInstant, GuardEnd, HoldLimits, LEASE, LockRequest, QUEUE, STORE_CALL_TIMEOUT},
-        redis_proto::{Keyspace, ScriptCall},
+        redis_wire::{Keyspace, ScriptCall},
     },
     AcquisitionId, LockError, LockKey, Owner,
     deadpool_redis::redis::Value,

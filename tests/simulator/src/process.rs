@@ -13,10 +13,8 @@ use tower_lock::{
             self, Action, Actions, BootInstant, DriverTypes, Event, GuardEnd, LEASE, LOCK_DELAY, LazyNow, LockRequest,
             LockTable, NextCheck, RECHECK_INTERVAL, RENEWAL_BATCH_WINDOW, STORE_CALL_TIMEOUT, StoreCall, StoreOp,
         },
-        redis_proto::{
-            KeyReplies, Keyspace, ScriptCall, ServerClock, Timed, next_call, parse_acquire, parse_release, parse_renew,
-            parse_yield,
-        },
+        redis_wire::{KeyReplies, Keyspace, ScriptCall, Timed, parse_acquire, parse_release, parse_renew, parse_yield},
+        remote::{ServerClock, next_call},
     },
     AcquisitionId, LockError, LockKey, LockLost,
     deadpool_redis::redis::Value,

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use tower_lock::{
-    __internals::redis_proto::{Keyspace, ScriptCall},
+    __internals::redis_wire::{Keyspace, ScriptCall},
     AcquisitionId, LockKey,
     deadpool_redis::redis::Value,
     store::{

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 use tower_lock::{
-    __internals::redis_proto::{
+    __internals::redis_wire::{
         Keyspace, ScriptCall, Timed, fence_was_replaced, parse_acquire, parse_force, parse_inspect, parse_release,
         parse_renew, parse_self_test, parse_yield,
     },

@@ -14,7 +14,7 @@ use tower_lock::{
             BootInstant, GuardEnd, HoldLimits, LEASE, LOCAL_HANDOFF_TIME, LOCK_DELAY, LockRequest, QUEUE,
             QUEUE_POLL_INTERVAL, STORE_CALL_TIMEOUT,
         },
-        redis_proto::{Keyspace, ScriptCall},
+        redis_wire::{Keyspace, ScriptCall},
     },
     AcquisitionId, Lease, LockError, LockKey,
     deadpool_redis::redis::Value,

@@ -1,7 +1,7 @@
 //! The server, and the checks after every script.
 
 use tower_lock::{
-    __internals::redis_proto::{Timed, parse_acquire, parse_release, parse_yield},
+    __internals::redis_wire::{Timed, parse_acquire, parse_release, parse_yield},
     store::{AcquireReply, ReleaseReply, YieldReply},
 };
 

@@ -6,28 +6,45 @@
 use std::{
     collections::HashMap,
     fmt,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
 use deadpool_redis::redis::{
-    Client, ConnectionAddr, ConnectionInfo, RedisError, RedisResult, cmd, from_redis_value, make_extension_error,
+    Client, ConnectionAddr, ConnectionInfo, RedisError, RedisResult, aio::PubSub, cmd, from_redis_value,
+    make_extension_error,
 };
-use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
+use futures_util::{
+    FutureExt, StreamExt,
+    future::{BoxFuture, join_all},
+    stream::FuturesUnordered,
+};
 use tokio::{
     sync::Notify,
     time::{sleep, timeout},
 };
 
 use super::{
-    error::error_chain,
-    proto::escape_control,
+    replicas::is_replica,
+    servers::Topology,
     socket::{Connected, Endpoint},
 };
-use crate::sync::Mutex;
+use crate::{
+    store::{
+        StoreErrorKind,
+        redis::{
+            error::{CallError, error_chain},
+            wire::escape_control,
+        },
+    },
+    sync::Mutex,
+};
 
 /// The sentinels of one master.
-pub(super) struct Sentinels {
+pub(crate) struct Sentinels {
     /// The name of the master.
     name: String,
     nodes: Vec<Node>,
@@ -63,7 +80,7 @@ impl Sentinels {
     /// Between two connects to a sentinel that is down.
     const RECONNECT_DELAY: Duration = Duration::from_secs(1);
 
-    pub(super) fn new(
+    pub(crate) fn new(
         name: String,
         nodes: Vec<ConnectionInfo>,
         server: ConnectionInfo,
@@ -79,7 +96,7 @@ impl Sentinels {
     }
 
     /// The master.
-    pub(super) async fn master(&self) -> RedisResult<Endpoint> {
+    async fn master(&self) -> RedisResult<Endpoint> {
         let MasterReply { host, port, .. } = self.newest_reply().await?;
         let address = match self.server.addr().clone() {
             ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
@@ -144,22 +161,58 @@ impl Sentinels {
         node.connection.lock().take();
         Err(format!("{node}: {failure}"))
     }
+}
 
-    /// Whether one of them has replied to the last request, which is at most a second old.
-    pub(super) fn are_reachable(&self) -> bool {
-        self.are_reachable.load(Ordering::Relaxed)
+impl Topology for Sentinels {
+    /// The connect may take long if the master has stopped.
+    fn connect<'a>(&'a self, named: &'a OnceLock<Arc<str>>) -> BoxFuture<'a, Result<Connected, CallError>> {
+        Box::pin(async {
+            let master = self.master().await?;
+            let _ = named.set(master.to_string().into());
+            let connected = master.connect().await?;
+            connected.check().await?;
+            match cmd("ROLE").query_async(&mut connected.connection.clone()).await {
+                // In the middle of a failover.
+                Ok(role) if is_replica(&role) => {
+                    let detail = "the server that the sentinels name is a replica".to_owned();
+                    Err(make_extension_error("READONLY".to_owned(), Some(detail)).into())
+                }
+                Err(error) if error.code() != Some("NOPERM") => Err(error.into()),
+                Ok(_) | Err(_) => Ok(connected),
+            }
+        })
     }
 
-    /// Notifies of each failover, until the future is dropped. A hint: messages may be lost.
-    pub(super) async fn listen(&self, moved: &Notify) {
-        join_all(self.nodes.iter().map(|node| async move {
+    fn connect_pubsub(&self) -> BoxFuture<'_, Result<PubSub, CallError>> {
+        Box::pin(async { Ok(self.master().await?.connect_pubsub().await?) })
+    }
+
+    /// A former master may still have its role: a process that was stopped has it until a sentinel
+    /// changes it.
+    fn current(&self) -> BoxFuture<'_, Option<String>> {
+        Box::pin(async { self.master().await.ok().map(|master| master.to_string()) })
+    }
+
+    fn listen<'a>(&'a self, moved: &'a Notify) -> BoxFuture<'a, ()> {
+        let listen = |node: &'a Node| async move {
             loop {
                 // An error, or the end of the connection: it is opened again.
                 let _ = node.listen(&self.name, self.call_timeout, moved).await;
                 sleep(Self::RECONNECT_DELAY).await;
             }
-        }))
-        .await;
+        };
+        Box::pin(join_all(self.nodes.iter().map(listen)).map(drop))
+    }
+
+    /// The sentinels will promote another server: requests that wait may wait for it. The last
+    /// request to the sentinels is at most a second old.
+    fn classify(&self, kind: StoreErrorKind) -> StoreErrorKind {
+        match kind {
+            StoreErrorKind::Unavailable | StoreErrorKind::Timeout if self.are_reachable.load(Ordering::Relaxed) => {
+                StoreErrorKind::Failover
+            }
+            kind => kind,
+        }
     }
 }
 

@@ -4,25 +4,19 @@ use std::{collections::HashSet, time::Duration};
 
 use deadpool_redis::redis::{Cmd, Value, cmd};
 
+use crate::store::redis::error::NotReplicated;
+
 /// The replicas that must have a write before it counts.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct MinReplicas {
-    pub(super) count: u32,
+pub(crate) struct MinReplicas {
+    pub(crate) count: u32,
     /// How long a call waits for them.
-    pub(super) timeout: Duration,
-}
-
-/// Too few replicas have a write. It may survive a failover nevertheless.
-#[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("{acknowledged} of {required} replicas have acknowledged the write in time")]
-pub(super) struct NotReplicated {
-    acknowledged: i64,
-    required: u32,
+    pub(crate) timeout: Duration,
 }
 
 impl MinReplicas {
     /// Waits for all writes of this connection.
-    pub(super) fn wait(self) -> Cmd {
+    pub(crate) fn wait(self) -> Cmd {
         // Zero would wait without a limit.
         let ms = u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX).max(1);
         let mut wait = cmd("WAIT");
@@ -31,17 +25,23 @@ impl MinReplicas {
     }
 
     /// Whether a call also asks for the role, which has the addresses of the replicas.
-    pub(super) fn needs_role(self) -> bool {
+    pub(crate) fn needs_role(self) -> bool {
         self.count > 1
     }
 
     /// `acknowledged`: the reply to `WAIT`. It counts connections, and a replica that has
     /// reconnected has two of them until the master notices. `role`: the reply to `ROLE` after it.
-    pub(super) fn check(self, acknowledged: i64, role: Option<&Value>) -> Result<(), NotReplicated> {
+    pub(crate) fn check(self, acknowledged: i64, role: Option<&Value>) -> Result<(), NotReplicated> {
         let acknowledged = acknowledged.saturating_sub(role.map_or(0, repeated_replicas));
         let Self { count: required, .. } = self;
         if acknowledged >= i64::from(required) { Ok(()) } else { Err(NotReplicated { acknowledged, required }) }
     }
+}
+
+/// Whether this reply to `ROLE` is that of a replica, which accepts no writes.
+pub(crate) fn is_replica(role: &Value) -> bool {
+    let Value::Array(role) = role else { return false };
+    matches!(role.first(), Some(Value::BulkString(name)) if name != b"master")
 }
 
 /// The number of connections of replicas that have another one.

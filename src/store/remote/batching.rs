@@ -18,7 +18,7 @@ use tokio::{
     time::sleep,
 };
 
-use super::proto::{MAX_REQUESTS_PER_CALL, Shareable, next_call};
+use super::batch::{MAX_REQUESTS_PER_CALL, Shareable, next_call};
 use crate::{
     clock::BootInstant,
     process::{Process, ProcessMark},
@@ -33,7 +33,7 @@ const MAX_CALLS: usize = 8;
 const LONG_CALL: Duration = Duration::from_millis(2);
 
 /// The requests of one kind, and the calls under way.
-pub(super) struct SharedCalls<R, T> {
+pub(crate) struct SharedCalls<R, T> {
     state: Mutex<State<R, T>>,
 }
 
@@ -64,7 +64,7 @@ struct InFlight<T> {
 }
 
 /// The state of a store.
-pub(super) trait Sender: Send + Sync + 'static {
+pub(crate) trait Sender: Send + Sync + 'static {
     fn now(&self) -> BootInstant;
 
     /// The time of a call after which its task counts as stopped: nothing drives its runtime.
@@ -72,7 +72,7 @@ pub(super) trait Sender: Send + Sync + 'static {
 }
 
 /// Sends the requests of one kind.
-pub(super) trait SendRequests<R: Shareable>: Sender {
+pub(crate) trait SendRequests<R: Shareable>: Sender {
     type Reply: Send + Unpin + 'static;
 
     /// The name of the store, for errors.
@@ -113,7 +113,7 @@ struct Task<R: Shareable, S: SendRequests<R>> {
 }
 
 /// Sends each request in a call of its own, and returns the replies in their order.
-pub(super) fn send_alone<R: Shareable + Send + 'static, S: SendRequests<R>>(
+pub(crate) fn send_alone<R: Shareable + Send + 'static, S: SendRequests<R>>(
     sender: &Arc<S>,
     requests: Vec<R>,
     called: BootInstant,
@@ -153,7 +153,7 @@ where
 {
     /// Sends these requests with the next call, but for those that are refused: their replies are
     /// ready.
-    pub(super) fn push_valid<S: SendRequests<R, Reply = T>>(
+    pub(crate) fn push_valid<S: SendRequests<R, Reply = T>>(
         sender: &Arc<S>,
         requests: Many<R>,
         refused: impl Fn(&R) -> Option<Result<T, StoreError>>,
@@ -212,7 +212,7 @@ where
     }
 
     /// Forgets the requests of the parent process, in a child of `fork()`.
-    pub(super) fn after_fork(&self) {
+    pub(crate) fn after_fork(&self) {
         let mut state = self.state.lock();
         if !state.created_in.is_current() {
             state.created_in = Process::default().mark();

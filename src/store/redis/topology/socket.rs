@@ -21,7 +21,7 @@ use tokio::{
     task::AbortHandle,
 };
 
-use super::proto::escape_control;
+use crate::store::redis::wire::escape_control;
 use crate::{
     limits::{MAX_RECORD_BODY_BYTES, MAX_RECORD_HEAD_BYTES},
     sync::Mutex,
@@ -29,7 +29,7 @@ use crate::{
 
 /// The most bytes of one reply or one message. The longest expected one is a record. A faulty
 /// server, or foreign data in a lock, must not exhaust the memory of this process.
-pub(super) const MAX_REPLY_BYTES: usize = 2 << 20;
+pub(crate) const MAX_REPLY_BYTES: usize = 2 << 20;
 const _: () = assert!(MAX_RECORD_HEAD_BYTES + MAX_RECORD_BODY_BYTES < MAX_REPLY_BYTES);
 
 /// The most calls that wait for the socket; further calls wait for capacity.
@@ -37,7 +37,7 @@ const PIPELINE_CAPACITY: usize = 1024;
 
 /// The address of a server, and how to connect to it.
 #[derive(Clone, Debug)]
-pub(super) struct Endpoint {
+pub(crate) struct Endpoint {
     client: Arc<Client>,
     connect_timeout: Duration,
     call_timeout: Duration,
@@ -46,8 +46,8 @@ pub(super) struct Endpoint {
 /// A connection and the task that drives it. The last handle aborts the task, which would otherwise
 /// wait for replies for ever.
 #[derive(Clone)]
-pub(super) struct Connected {
-    pub(super) connection: MultiplexedConnection,
+pub(crate) struct Connected {
+    pub(crate) connection: MultiplexedConnection,
     closing_error: ClosingError,
     _driver: Option<Arc<DriverTask>>,
 }
@@ -71,12 +71,12 @@ struct BoundedSocket {
 struct ClosingError(Arc<Mutex<Vec<u8>>>);
 
 impl Endpoint {
-    pub(super) fn new(client: Client, connect_timeout: Duration, call_timeout: Duration) -> Self {
+    pub(crate) fn new(client: Client, connect_timeout: Duration, call_timeout: Duration) -> Self {
         Self { client: Arc::new(client), connect_timeout, call_timeout }
     }
 
     /// Connects for calls.
-    pub(super) async fn connect(&self) -> RedisResult<Connected> {
+    pub(crate) async fn connect(&self) -> RedisResult<Connected> {
         // The callers have timeouts of their own, for each call and for each connect.
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.connect_timeout))
@@ -96,7 +96,7 @@ impl Endpoint {
     }
 
     /// Connects for messages.
-    pub(super) async fn connect_pubsub(&self) -> RedisResult<PubSub> {
+    pub(crate) async fn connect_pubsub(&self) -> RedisResult<PubSub> {
         let Some((socket, closing_error)) = socket(&self.client).await? else {
             return self.client.get_async_pubsub().await;
         };
@@ -134,7 +134,7 @@ async fn socket(client: &Client) -> RedisResult<Option<(BoundedSocket, ClosingEr
 
 impl Connected {
     /// Fails if the server has closed the connection, with its reason.
-    pub(super) async fn check(&self) -> RedisResult<()> {
+    pub(crate) async fn check(&self) -> RedisResult<()> {
         let ping = async || cmd("PING").query_async::<Value>(&mut self.connection.clone()).await;
         match ping().await {
             // The reply was the reason. Another error, such as LOADING, is one of that command.

@@ -2,22 +2,22 @@
 
 use deadpool_redis::redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
-use super::{error::RedisConnectError, proto::escape_control};
+use crate::store::redis::{error::RedisConnectError, wire::escape_control};
 
 /// An address, and its text without user and password.
-pub(super) struct Address {
-    pub(super) info: ConnectionInfo,
-    pub(super) display: String,
-    pub(super) user: String,
+pub(crate) struct Address {
+    pub(crate) info: ConnectionInfo,
+    pub(crate) display: String,
+    pub(crate) user: String,
     /// The sentinels that name the host and the port.
-    pub(super) sentinels: Option<SentinelAddresses>,
+    pub(crate) sentinels: Option<SentinelAddresses>,
 }
 
 /// The addresses of the sentinels of one master.
 #[derive(Clone, Debug)]
-pub(super) struct SentinelAddresses {
-    pub(super) master: String,
-    pub(super) nodes: Vec<ConnectionInfo>,
+pub(crate) struct SentinelAddresses {
+    pub(crate) master: String,
+    pub(crate) nodes: Vec<ConnectionInfo>,
 }
 
 const EXAMPLE: &str = "example: `redis://user:password@host:6379/0`";
@@ -30,7 +30,7 @@ const SENTINEL_PORT: u16 = 26_379;
 
 impl Address {
     /// `origin`: prefix of error messages.
-    pub(super) fn parse(url: &str, origin: &str) -> Result<Self, RedisConnectError> {
+    pub(crate) fn parse(url: &str, origin: &str) -> Result<Self, RedisConnectError> {
         if let Some((scheme, rest)) = url.trim().split_once("://")
             && let Some(scheme) = scheme.to_ascii_lowercase().strip_suffix("+sentinel")
         {
@@ -48,7 +48,7 @@ impl Address {
         Self::from_info(info, origin)
     }
 
-    pub(super) fn from_info(info: ConnectionInfo, origin: &str) -> Result<Self, RedisConnectError> {
+    pub(crate) fn from_info(info: ConnectionInfo, origin: &str) -> Result<Self, RedisConnectError> {
         if matches!(info.addr(), ConnectionAddr::TcpTls { .. }) {
             #[cfg(not(feature = "redis-tls"))]
             return Err(RedisConnectError::TlsNotEnabled);
@@ -120,7 +120,7 @@ impl Address {
     }
 
     /// `url`: `redis://host:port` or `rediss://..` of a sentinel, or `host:port`.
-    pub(super) fn parse_sentinel_node(url: &str, origin: &str) -> Result<ConnectionInfo, RedisConnectError> {
+    pub(crate) fn parse_sentinel_node(url: &str, origin: &str) -> Result<ConnectionInfo, RedisConnectError> {
         let (scheme, rest) = url.split_once("://").unwrap_or(("redis", url));
         if scheme.to_ascii_lowercase().ends_with("+sentinel") {
             return Err(RedisConnectError::InvalidUrl(
@@ -138,7 +138,7 @@ impl Address {
     }
 
     /// The address of this master, whose host and port these sentinels name.
-    pub(super) fn behind(
+    pub(crate) fn behind(
         self,
         master: &str,
         nodes: Vec<ConnectionInfo>,

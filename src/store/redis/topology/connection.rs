@@ -1,0 +1,258 @@
+//! A connection for the calls of a store.
+
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use deadpool_redis::redis::{
+    Cmd, ErrorKind, RedisResult, ServerErrorKind, Value, aio::MultiplexedConnection, cmd, from_redis_value, pipe,
+};
+use tokio::{sync::Notify, time::Instant};
+
+use super::{
+    replicas::{MinReplicas, is_replica},
+    servers::Topology,
+    socket::Connected,
+};
+use crate::store::{
+    redis::{
+        error::{CallError, NotReplicated},
+        wire::{ScriptCall, UnexpectedReply},
+    },
+    remote::link::{Connect, Link, LinkError},
+};
+
+/// Timeouts of a call and of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timeouts {
+    /// Of one call, as the caller measures it.
+    pub(crate) call: Duration,
+    /// Of connecting: DNS, TCP, TLS, AUTH.
+    pub(crate) connect: Duration,
+}
+
+/// One connection for many concurrent calls. Redis replies in the order of the calls.
+///
+/// A store has two of them, so that releases and renewals do not queue behind acquisitions, and a
+/// third one for renewals that wait for replicas.
+#[derive(Debug)]
+pub(crate) struct SharedConnection {
+    link: Link<Connector>,
+    pub(crate) timeouts: Timeouts,
+    signs: Arc<Signs>,
+}
+
+/// Connects through the topology.
+#[derive(Debug)]
+struct Connector(Arc<dyn Topology>);
+
+/// Signs of the end of an outage, and of a failover.
+#[derive(Debug, Default)]
+pub(crate) struct Signs {
+    /// Notified by the first reply after a timeout or on a new connection: the outage may have
+    /// ended.
+    pub(crate) recovered: Arc<Notify>,
+    /// Notified by a reply of a replica, and by the sentinels: the master may be another server.
+    pub(crate) moved: Notify,
+}
+
+/// A command for a connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Query<'a> {
+    EvalSha(&'a ScriptCall),
+    /// The script, and a wait for the replicas. The reply has those of both, and of `ROLE` if more
+    /// than one replica is required.
+    EvalShaAndWait(&'a ScriptCall, MinReplicas),
+    /// The same script by its text, for a server that does not know its hash.
+    Eval(&'a ScriptCall),
+    Command(&'a Cmd),
+}
+
+impl SharedConnection {
+    pub(crate) fn new(topology: Arc<dyn Topology>, timeouts: Timeouts, signs: Arc<Signs>) -> Self {
+        let link = Link::new(Arc::new(Connector(topology)), timeouts.connect, Arc::clone(&signs.recovered));
+        Self { link, timeouts, signs }
+    }
+
+    /// Sends once and waits for the reply until the deadline. If the connection breaks, the outcome
+    /// is unknown.
+    pub(crate) async fn query(&self, query: Query<'_>, deadline: Instant) -> Result<Value, CallError> {
+        let send = |mut connected: Connected| async move { query.send(&mut connected.connection).await };
+        let breaks = |reply: &RedisResult<Value>| reply.as_ref().is_err_and(CallError::breaks_connection);
+        let reply = self.link.call(deadline, send, breaks).await?;
+        if reply.as_ref().is_err_and(CallError::is_of_replica) {
+            // The other connections may lead to the same server.
+            self.signs.moved.notify_one();
+        }
+        Ok(reply?)
+    }
+
+    /// As [`query`](Self::query), but sends again on a new connection if the first one breaks: it
+    /// may have been broken since its last use. Only for commands that may be repeated at any later
+    /// time.
+    pub(crate) async fn query_retry(&self, query: Query<'_>, deadline: Instant) -> Result<Value, CallError> {
+        retry(|| self.query(query, deadline)).await
+    }
+
+    /// Fails if too few replicas are up.
+    pub(crate) async fn check_replicas(&self, required: MinReplicas, deadline: Instant) -> Result<(), CallError> {
+        let reply = self.query(Query::Command(&required.wait()), deadline).await?;
+        let Value::Int(acknowledged) = reply else { return Err(UnexpectedReply.into()) };
+        Ok(required.check(acknowledged, None)?)
+    }
+
+    /// As [`call_replicated`](Self::call_replicated), and sends again as
+    /// [`query_retry`](Self::query_retry).
+    pub(crate) async fn call_replicated_retry(
+        &self,
+        call: &ScriptCall,
+        min_replicas: Option<MinReplicas>,
+        deadline: Instant,
+    ) -> Result<(Value, Result<(), NotReplicated>), CallError> {
+        retry(|| self.call_replicated(call, min_replicas, deadline)).await
+    }
+
+    /// Sends a `PING`. It detects a connection that broke while idle, before a request does.
+    pub(crate) async fn ping(&self, deadline: Instant) -> Result<(), CallError> {
+        self.query_retry(Query::Command(&cmd("PING")), deadline).await.map(drop)
+    }
+
+    /// Executes a script. Also returns whether enough replicas have its writes, and all writes
+    /// before them.
+    pub(crate) async fn call_replicated(
+        &self,
+        call: &ScriptCall,
+        min_replicas: Option<MinReplicas>,
+        deadline: Instant,
+    ) -> Result<(Value, Result<(), NotReplicated>), CallError> {
+        let Some(required) = min_replicas else {
+            return Ok((self.query(Query::EvalSha(call), deadline).await?, Ok(())));
+        };
+        let Value::Array(replies) = self.query(Query::EvalShaAndWait(call, required), deadline).await? else {
+            return Err(UnexpectedReply.into());
+        };
+        let mut replies = replies.into_iter();
+        let (Some(reply), Some(Value::Int(acknowledged))) = (replies.next(), replies.next()) else {
+            return Err(UnexpectedReply.into());
+        };
+        Ok((reply, required.check(acknowledged, replies.next().as_ref())))
+    }
+
+    /// Asks the server for its role, and abandons the connection if it is a replica. It also tests
+    /// the connection, as [`ping`](Self::ping).
+    pub(crate) async fn check_role(&self, deadline: Instant) -> Result<(), CallError> {
+        match self.query_retry(Query::Command(&cmd("ROLE")), deadline).await {
+            Ok(role) if is_replica(&role) => {
+                self.link.abandon();
+                self.signs.moved.notify_one();
+                Ok(())
+            }
+            // The reply shows that the server is there.
+            Err(CallError::Redis(error)) if error.code() == Some("NOPERM") => Ok(()),
+            reply => reply.map(drop),
+        }
+    }
+
+    /// Abandons a connection to any other server than this one, complete or not. Returns whether
+    /// there was one.
+    pub(crate) fn leave_others(&self, address: &str) -> bool {
+        self.link.leave_others(address)
+    }
+
+    /// Waits for a connection, within the connect timeout.
+    pub(crate) async fn ready(&self) -> Result<(), CallError> {
+        Ok(self.link.ready().await?)
+    }
+
+    /// The number of subscribers of a channel. It also tests the connection, as
+    /// [`ping`](Self::ping).
+    pub(crate) async fn subscriber_count(&self, channel: &str) -> Option<u64> {
+        let mut command = cmd("PUBSUB");
+        command.arg("NUMSUB").arg(channel);
+        let reply = self.query(Query::Command(&command), self.timeouts.call_deadline()).await.ok()?;
+        from_redis_value::<(String, u64)>(reply).ok().map(|(_, subscribers)| subscribers)
+    }
+}
+
+/// Sends again if the connection was dropped.
+async fn retry<T, F: Future<Output = Result<T, CallError>>>(send: impl Fn() -> F) -> Result<T, CallError> {
+    match send().await {
+        Err(CallError::Redis(error)) if error.is_connection_dropped() => send().await,
+        reply => reply,
+    }
+}
+
+impl Connect for Connector {
+    type Connection = Connected;
+    type Error = CallError;
+
+    async fn connect(&self, named: &OnceLock<Arc<str>>) -> Result<Connected, CallError> {
+        self.0.connect(named).await
+    }
+
+    fn failed(&self, error: Option<CallError>, named: Option<&Arc<str>>) -> CallError {
+        let error = error.unwrap_or(CallError::ConnectTimeout);
+        match named {
+            Some(server) => CallError::AtMaster { server: Arc::clone(server), error: Box::new(error) },
+            None => error,
+        }
+    }
+}
+
+impl From<LinkError<Self>> for CallError {
+    fn from(error: LinkError<Self>) -> Self {
+        match error {
+            LinkError::ConnectTimeout => Self::ConnectTimeout,
+            LinkError::ConnectFailed(error) => Self::ConnectFailed(error),
+            LinkError::NoReply => Self::NoReply,
+        }
+    }
+}
+
+impl Timeouts {
+    /// The deadline of a call that begins now. It is shortly before the caller's own timeout, so
+    /// that the caller gets the reason.
+    pub(crate) fn call_deadline(self) -> Instant {
+        Instant::now() + self.call.saturating_sub((self.call / 10).min(Duration::from_millis(20)))
+    }
+}
+
+impl Query<'_> {
+    async fn send(self, connection: &mut MultiplexedConnection) -> RedisResult<Value> {
+        match self {
+            // By its hash; by its text if the server does not know it, which also loads it. Not by
+            // `SCRIPT LOAD`: the script cache may be flushed before the script runs.
+            Self::EvalSha(call) => match call.eval_sha().query_async(connection).await {
+                Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
+                    call.eval().query_async(connection).await
+                }
+                reply => reply,
+            },
+            Self::EvalShaAndWait(call, required) => match call_and_wait(call.eval_sha(), required, connection).await {
+                Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
+                    call_and_wait(call.eval(), required, connection).await
+                }
+                replies => replies,
+            },
+            Self::Eval(call) => call.eval().query_async(connection).await,
+            Self::Command(command) => command.query_async(connection).await,
+        }
+    }
+}
+
+/// The connection is blocked until the replicas have acknowledged: requests that arrive meanwhile
+/// share the next call, and the next wait.
+async fn call_and_wait(
+    script: Cmd,
+    required: MinReplicas,
+    connection: &mut MultiplexedConnection,
+) -> RedisResult<Value> {
+    let mut pipeline = pipe();
+    pipeline.add_command(script).add_command(required.wait()).ignore_errors();
+    if required.needs_role() {
+        pipeline.add_command(cmd("ROLE"));
+    }
+    let replies: Vec<RedisResult<Value>> = pipeline.query_async(connection).await?;
+    Ok(Value::Array(replies.into_iter().collect::<RedisResult<_>>()?))
+}

@@ -1,0 +1,23 @@
+//! Which server a key lives on, how to connect to it, and when it has moved.
+//!
+//! The calls of a store name a key, and never a server: [`Servers`] has the server of each key. How
+//! a server is found, and what happens when it moves, is in one [`Topology`] for each kind of
+//! deployment.
+
+pub(super) mod address;
+mod servers;
+mod single;
+mod sentinel;
+mod pool;
+pub(super) mod server;
+pub(super) mod connection;
+mod socket;
+pub(super) mod replicas;
+
+pub(super) use self::{
+    pool::Pooled,
+    sentinel::Sentinels,
+    servers::{Servers, Topology},
+    single::Single,
+    socket::Endpoint,
+};

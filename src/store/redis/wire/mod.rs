@@ -1,0 +1,23 @@
+//! The protocol with Redis: names, scripts, replies, messages. Pure; the simulator uses it with a
+//! Redis of its own.
+//!
+//! A script is one atomic step for all keys that it names, so that every rule of the store that
+//! reads before it writes is in a script, and none is in a process.
+
+// In the order of a call.
+mod keyspace;
+mod requests;
+mod script;
+mod replies;
+
+#[cfg(feature = "__internals")]
+pub use self::{keyspace::LockName, replies::KeyReplies};
+pub use self::{
+    keyspace::{InvalidName, Keyspace},
+    replies::{
+        KeyError, SelfTestReport, Timed, UnexpectedReply, escape_control, fence_was_replaced, parse_acquire,
+        parse_delete_record, parse_force, parse_inspect, parse_release, parse_renew, parse_scan, parse_self_test,
+        parse_yield,
+    },
+    script::ScriptCall,
+};

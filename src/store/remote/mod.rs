@@ -1,0 +1,14 @@
+//! What every store over a network needs, without its server.
+//!
+//! A store of another kind of server brings its language and its topology. These modules bring what
+//! is the same for all of them: calls that are under way together share the next one, a call
+//! expires by an estimate of the server's clock, a connection is replaced when it breaks, and
+//! messages reach their managers.
+
+#[allow(unreachable_pub, reason = "public for the simulator alone: feature `__internals`")]
+pub(crate) mod batch;
+pub(crate) mod batching;
+#[allow(unreachable_pub, reason = "public for the simulator alone: feature `__internals`")]
+pub(crate) mod server_clock;
+pub(crate) mod link;
+pub(crate) mod inbox;
