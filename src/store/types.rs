@@ -261,7 +261,7 @@ pub enum DeleteRecordReply {
     /// The key had no record.
     NotFound,
     /// The key has a holder, whose work may depend on the record. Nothing has changed.
-    Held,
+    Busy,
 }
 
 /// The request of [`LockStore::force_release`].

@@ -911,7 +911,7 @@ async fn deleted_record_stands_for_nothing(w: World) {
     let is_left = left().await.is_some_and(|left| left > 2 * LEASE && left <= 4 * LEASE);
     assert!(is_left, "{}: the record lasts for {:?}", w.clause, left().await);
     w.granted(&b).await;
-    w.same(w.delete_record().await, DeleteRecordReply::Held, "its key is held");
+    w.same(w.delete_record().await, DeleteRecordReply::Busy, "its key is held");
     w.same(w.recorded(&c, IfBusy::Fail).await, Some(record(2)), "and it stays");
     w.same(w.release(&b, LEASE).await, ReleaseReply::Freed, "blocked, without a holder");
     w.same(w.delete_record().await, DeleteRecordReply::Deleted, "once");

@@ -174,7 +174,7 @@ impl Keys {
 
     pub(super) fn delete_record(&self, cx: &OpContext<'_>, key: &LockKey) -> DeleteRecordReply {
         if self.by_key.get(key).is_some_and(|state| state.is_held(cx.now)) {
-            return DeleteRecordReply::Held;
+            return DeleteRecordReply::Busy;
         }
         cx.records.lock().delete(key, cx.now)
     }

@@ -194,7 +194,7 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
         for (_, event) in events.iter().filter(|(process, event)| *process == n && *event != StoreEvent::Lagged) {
             outcomes.push(match event {
                 StoreEvent::Offered { id: owner, .. } => format!("offered {}", names.owner(owner)),
-                StoreEvent::Revoked { id: owner, .. } => format!("taken {}", names.owner(owner)),
+                StoreEvent::Revoked { id: owner, .. } => format!("revoked {}", names.owner(owner)),
                 other => format!("{other:?}"),
             });
         }

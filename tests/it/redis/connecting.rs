@@ -216,6 +216,45 @@ async fn smallest_acl_suffices_and_missing_rights_are_named() {
     }
 }
 
+/// A script declares its lock alone: Redis refuses the queue or the fence in the middle of it.
+/// Guarantee: G9.
+#[tokio::test]
+async fn script_refused_in_its_middle_leaves_a_complete_step() {
+    let Some(environment) = environment().await else { return };
+    let rules = smallest_acl();
+    let user_with = async |names: &[&str]| {
+        let others = rules.iter().filter(|rule| !rule.starts_with("~tower-lock")).cloned();
+        let names = names.iter().map(|name| format!("~tower-lock:lock:{name}"));
+        user(&environment.redis, &others.chain(names).collect::<Vec<_>>()).await
+    };
+    let url = user_with(&["*"]).await;
+    let locks = LockManager::new(RedisStore::connect(&url).await.expect("it is enough"));
+    let other = environment.direct_instance("other").await;
+    let is_refused =
+        |error: &LockError| matches!(error, LockError::Store(error) if error.kind() == StoreErrorKind::Refused);
+    for names in [&["q:*", "r:*"][..], &["f", "r:*"]] {
+        user_with(names).await;
+        let error = locks.try_lock(key()).await.expect_err("refused");
+        assert!(is_refused(&error), "{names:?}: {error:?}");
+        assert_eq!(environment.command(&["EXISTS", NAME]).await.integer(), Some(0), "{names:?}: nothing is granted");
+    }
+    for names in [&["q:*", "r:*"][..], &["f", "r:*"]] {
+        user_with(&["*"]).await;
+        let guard = locks.lock(key()).await.expect("free");
+        let waiting = tokio::spawn(other.lock(key()).into_future());
+        until("queued", async || environment.command(&["LLEN", QUEUE]).await.integer() == Some(1)).await;
+        user_with(names).await;
+        guard.release().await.expect_err("refused");
+        // Its entry may be gone, but the key is free, and the waiter polls.
+        let next = soon("a grant", waiting).await.expect("runs").expect("a grant");
+        user_with(&["*"]).await;
+        next.release().await.expect("held");
+        // The repeated release ends nothing of others.
+        until("released", async || locks.size() == (0, 0)).await;
+    }
+    environment.wait_until_clean().await;
+}
+
 /// Another application on the same Redis, with the ACL of the guide for its own prefix.
 /// Guarantee: G1.
 #[tokio::test]

@@ -59,7 +59,7 @@ async fn publisher_alone_can_neither_free_nor_end_a_section() {
     for _ in 0..1_000 {
         let offered = forger.command(&["PUBLISH", &inbox_a, &format!("1 offered 1 {owner} {NAME}")]).await;
         assert_eq!(offered.expect("a reply").integer(), Some(1), "one subscriber");
-        let revoked = forger.command(&["PUBLISH", &channel_b, &format!("1 taken 0 {owner} {NAME}")]).await;
+        let revoked = forger.command(&["PUBLISH", &channel_b, &format!("1 revoked 0 {owner} {NAME}")]).await;
         assert_eq!(revoked.expect("a reply").integer(), Some(1), "one subscriber");
     }
     assert!(timeout(ms(500), guard.held_lock().lost()).await.is_err(), "it is verified and ends nothing");

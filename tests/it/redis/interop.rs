@@ -5,7 +5,10 @@ use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 use tower_lock::{
     AcquisitionId, LockError, LockKey,
-    store::{AcquireReply, AcquireRequest, AcquisitionIds, IfBusy, LockStore, QueueConfig},
+    store::{
+        AcquireReply, AcquireRequest, AcquisitionIds, DeleteRecordReply, IfBusy, LockStore, QueueConfig, ReleaseReply,
+        ReleaseRequest, RenewReply, RenewRequest,
+    },
 };
 use tower_lock_testkit::Direction;
 use tower_lock_testkit::store::{StoreExt, open_sink};
@@ -92,6 +95,33 @@ async fn lock_without_a_ttl_excludes_until_deleted() {
     environment.command(&["DEL", NAME]).await;
     locks.lock(key()).await.expect("free").release().await.expect("held");
     environment.wait_until_clean().await;
+}
+
+/// A later version may let several acquisitions hold one key, with an end of their own each.
+#[tokio::test]
+async fn lock_of_an_unknown_form_is_busy() {
+    let Some(environment) = environment().await else { return };
+    let record = "tower-lock:lock:r:{lock:k}";
+    environment.command(&["HSET", NAME, "a:01:1", "1700000000123456 1/4 1700000030123"]).await;
+    environment.command(&["HSET", NAME, "b:01:1", "1700000000123457 2/4 1700000030123"]).await;
+    environment.command(&["PEXPIRE", NAME, "60000"]).await;
+    environment.command(&["HSET", record, "id", "c:01:1", "head", "text"]).await;
+    let before = environment.command(&["HGETALL", NAME]).await;
+    let locks = environment.direct_instance("a").await;
+    assert!(matches!(locks.try_lock(key()).await, Err(LockError::Busy { .. })));
+    let error = locks.lock(key()).wait(ms(300)).await.expect_err("held by others");
+    assert!(matches!(error, LockError::TimedOut { .. }), "{error}");
+    assert!(locks.inspect(key()).await.expect("a reply").holder.is_some());
+    let store = environment.store().await;
+    let c = AcquisitionId::from_text("c:01:1");
+    let renewed = store.renew(vec![RenewRequest::new(key(), c.clone(), ms(60_000))]).await;
+    assert_eq!(renewed.expect("a reply"), [RenewReply::NotHolder]);
+    let released = store
+        .release_one(ReleaseRequest::new(key(), c, Duration::ZERO, QueueConfig::new(ms(4_000), ms(10_000), 3)))
+        .await;
+    assert_eq!(released.expect("a reply"), ReleaseReply::NotHolder);
+    assert_eq!(store.delete_record(key()).await.expect("a reply"), DeleteRecordReply::Busy);
+    assert_eq!(environment.command(&["HGETALL", NAME]).await.texts(), before.texts(), "as it was");
 }
 
 #[tokio::test]
@@ -200,7 +230,7 @@ async fn lock_deleted_by_redis_cli_is_lost_by_its_holder() {
     environment.command(&["DEL", NAME]).await;
     let revoked_at = Instant::now();
     assert_eq!(
-        environment.command(&["PUBLISH", &inbox, &format!("1 taken 0 {owner} {NAME}")]).await.integer(),
+        environment.command(&["PUBLISH", &inbox, &format!("1 revoked 0 {owner} {NAME}")]).await.integer(),
         Some(1)
     );
     soon("it is notified", guard.held_lock().lost()).await;

@@ -21,15 +21,15 @@ fn terms() -> QueueConfig {
     QueueConfig::new(ms(4_000), ms(10_000), 8)
 }
 
-/// Identifies a script by the number of its arguments after the keys.
+/// Identifies a script for one key by the number of its arguments after the key.
 fn is_script(arguments: usize) -> impl Fn(&Request) -> bool + Send + Sync + 'static {
-    // EVALSHA, hash, number of keys, keys ..
-    move |request| request.name() == "EVALSHA" && request.parts.len() == 3 + 3 + arguments
+    // EVALSHA, hash, number of keys, key ..
+    move |request| request.name() == "EVALSHA" && request.parts[2] == b"1" && request.parts.len() == 3 + 1 + arguments
 }
 
-const ACQUIRE: usize = 7;
-const RELEASE: usize = 3;
-const YIELD: usize = 8;
+const ACQUIRE: usize = 9;
+const RELEASE: usize = 5;
+const YIELD: usize = 10;
 
 async fn fields(environment: &Environment) -> usize {
     environment.command(&["HLEN", NAME]).await.integer().and_then(|n| n.try_into().ok()).expect("a number")

@@ -85,8 +85,8 @@ impl Process {
         match self {
             Self::Recorded { calls, .. } => {
                 let until = until_later(calls).await;
-                let args = [id, &until, "30000", "1", "20000", "20000", "8"];
-                let reply = eval(calls, recorded!("acquire"), &[FENCES, NAME, QUEUE], &args).await;
+                let args = [FENCES, &until, "20000", "20000", "8", id, "30000", "1", QUEUE];
+                let reply = eval(calls, recorded!("acquire"), &[NAME], &args).await;
                 recorded_grant(&reply)
             }
             Self::Current { store, .. } => {
@@ -102,8 +102,9 @@ impl Process {
         match self {
             Self::Recorded { calls, .. } => {
                 let until = until_later(calls).await;
-                let args = [next, &until, "30000", id, "20000", "20000", "8", &fence.to_string()];
-                let reply = eval(calls, recorded!("yield"), &[FENCES, NAME, QUEUE], &args).await;
+                let fence = fence.to_string();
+                let args = [FENCES, &until, "20000", "20000", "8", next, "30000", id, &fence, QUEUE];
+                let reply = eval(calls, recorded!("yield"), &[NAME], &args).await;
                 (reply.items()[1].text() != Some("extended")).then(|| recorded_grant(&reply))
             }
             Self::Current { store, .. } => {
@@ -120,12 +121,12 @@ impl Process {
     async fn release(&mut self, id: &str, block_for: Duration) -> &'static str {
         match self {
             Self::Recorded { calls, .. } => {
-                let args = [id, &block_for.as_millis().to_string(), "20000"];
-                let reply = eval(calls, recorded!("release"), &[FENCES, NAME, QUEUE], &args).await;
+                let args = [FENCES, "20000", id, &block_for.as_millis().to_string(), QUEUE];
+                let reply = eval(calls, recorded!("release"), &[NAME], &args).await;
                 match reply.texts()[..] {
                     ["freed"] => "freed",
-                    ["handed on"] => "offered",
-                    ["not owner"] => "not owner",
+                    ["handed off"] => "offered",
+                    ["not holder"] => "not holder",
                     _ => panic!("{reply:?}"),
                 }
             }
@@ -134,7 +135,7 @@ impl Process {
                 match store.release_one(request).await.expect("a reply") {
                     ReleaseReply::Freed => "freed",
                     ReleaseReply::HandedOff => "offered",
-                    ReleaseReply::NotHolder => "not owner",
+                    ReleaseReply::NotHolder => "not holder",
                     other => panic!("{other:?}"),
                 }
             }
@@ -158,8 +159,8 @@ impl Process {
     async fn force_release(&mut self, block_for: Duration) -> Option<String> {
         match self {
             Self::Recorded { calls, .. } => {
-                let args = [&*block_for.as_millis().to_string(), "20000"];
-                let reply = eval(calls, recorded!("force"), &[FENCES, NAME, QUEUE], &args).await;
+                let args = [FENCES, &block_for.as_millis().to_string(), "20000", QUEUE];
+                let reply = eval(calls, recorded!("force"), &[NAME], &args).await;
                 match reply.items() {
                     [revoked, id] if revoked.text() == Some("revoked") => id.text().map(str::to_owned),
                     [unblocked, _] if unblocked.text() == Some("unblocked") => None,
@@ -180,7 +181,7 @@ impl Process {
     async fn inspect(&mut self) -> (Option<(String, u64)>, usize) {
         match self {
             Self::Recorded { calls, .. } => {
-                let reply = eval(calls, recorded!("inspect"), &[NAME, QUEUE, RECORD], &[INBOXES]).await;
+                let reply = eval(calls, recorded!("inspect"), &[NAME], &[INBOXES, QUEUE, RECORD]).await;
                 let [_, waiting, _, _, holder @ ..] = reply.items() else { panic!("{reply:?}") };
                 let text = |reply: &Reply| reply.text().expect("text").to_owned();
                 let holder = match holder {
@@ -211,7 +212,7 @@ impl Process {
                     assert_eq!((format, lock), ("1", NAME), "{payload}");
                     match event {
                         "offered" => ("offered", id.to_owned()),
-                        "taken" => ("revoked", id.to_owned()),
+                        "revoked" => ("revoked", id.to_owned()),
                         _ => panic!("{payload}"),
                     }
                 }
@@ -251,7 +252,7 @@ fn recorded_grant(reply: &Reply) -> Grant {
     let number = |at: usize| rest[at].integer().and_then(|number| u64::try_from(number).ok()).expect("a number");
     match result.text() {
         Some("granted") => Grant::Granted(number(0)),
-        Some("line") => Grant::Queued(number(1).try_into().expect("few")),
+        Some("queued") => Grant::Queued(number(1).try_into().expect("few")),
         _ => panic!("{reply:?}"),
     }
 }
@@ -300,10 +301,10 @@ async fn key_passes_between_versions_in_queue_order() {
         assert!(third > second, "{third} after {second}");
 
         // A waiter of the other version cancels.
-        assert_eq!(two.release(&next, ms(0)).await, "not owner");
+        assert_eq!(two.release(&next, ms(0)).await, "not holder");
         assert_eq!(one.yields(&c, third, &one.id(3)).await, None, "the queue is empty");
         assert_eq!(one.release(&c, ms(0)).await, "freed");
-        assert_eq!(two.release(&c, ms(0)).await, "not owner");
+        assert_eq!(two.release(&c, ms(0)).await, "not holder");
         environment.wait_until_clean().await;
     }
 }
@@ -344,7 +345,7 @@ async fn key_is_revoked_from_a_holder_of_the_other_version() {
         assert_eq!(two.force_release(ms(60_000)).await.as_ref(), Some(&a));
         assert_eq!(one.message().await, ("revoked", a.clone()));
         assert!(!one.renews(&a, LEASE).await);
-        assert_eq!(one.release(&a, ms(0)).await, "not owner");
+        assert_eq!(one.release(&a, ms(0)).await, "not holder");
         for process in [&mut one, &mut two] {
             assert_eq!(process.inspect().await, (None, 1), "blocked");
         }
@@ -372,7 +373,7 @@ async fn lock_delay_of_one_version_blocks_the_other() {
         assert_eq!(two.acquire(&b).await, Grant::Queued(0), "blocked");
         assert_eq!(two.inspect().await, (None, 1));
         assert!(!two.renews(&a, LEASE).await);
-        assert_eq!(two.release(&a, ms(0)).await, "not owner");
+        assert_eq!(two.release(&a, ms(0)).await, "not holder");
         assert_eq!(two.force_release(ms(60_000)).await, None);
         assert_eq!(two.message().await, ("offered", b.clone()));
         fence(two.acquire(&b).await);

@@ -143,8 +143,9 @@ async fn lease_left(environment: &Environment) -> Option<Duration> {
 
 /// Identifies a release that leaves a record with a body.
 fn is_release_with_record(request: &Command) -> bool {
-    // EVALSHA, hash, number of keys, keys .., arguments ..
-    request.name() == "EVALSHA" && request.parts[2] == b"4" && request.parts.len() == 3 + 4 + 6
+    // EVALSHA, hash, number of keys, key, arguments .. An acquire has one argument more.
+    let names_record = request.parts.iter().any(|part| part.starts_with(b"tower-lock:lock:r:"));
+    request.name() == "EVALSHA" && names_record && request.parts.len() == 3 + 1 + 9
 }
 
 /// Guarantee: G18.

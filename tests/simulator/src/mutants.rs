@@ -106,6 +106,12 @@ const fn driver(name: &'static str, description: &'static str, mutation: Mutatio
 }
 
 impl Mutant {
+    /// The parts of scripts that the mutant replaces.
+    pub fn patched(&self) -> impl Iterator<Item = &'static str> {
+        let patches = if let How::Script(patches) = self.how { patches } else { &[] };
+        patches.iter().map(|patch| patch.old)
+    }
+
     const fn with(self, option: &'static str) -> Self {
         Self { option: Some(option), ..self }
     }
@@ -202,21 +208,25 @@ pub const MUTANTS: &[Mutant] = &[
         "a shared acquire grants all keys if the first one is free",
         &[patch(
             "acquire",
-            "redis.call('EXISTS', unpack(KEYS, 2)) == 0",
-            "redis.call('EXISTS', KEYS[2], KEYS[3], #ARGV == 7 and KEYS[4] or KEYS[2]) == 0",
+            "redis.call('EXISTS', unpack(names)) == 0",
+            "redis.call('EXISTS', KEYS[1], ARGV[3 * n + 6], n == 1 and ARGV[10] or KEYS[1]) == 0",
         )],
     )
     .with("batches"),
     script(
         "queue_of_first_key",
         "a shared acquire uses the queue of its first key for all",
-        &[patch("acquire", "KEYS[2 * i + 1], ARGV[3 * i + 2]", "KEYS[3], ARGV[3 * i + 2]")],
+        &[patch("acquire", "KEYS[i], ARGV[3 * n + 5 + i], id", "KEYS[i], ARGV[3 * n + 6], id")],
     )
     .with("batches"),
     script(
         "release_of_first_key",
         "a shared release frees only its first key",
-        &[patch("release", "held[i] = ignore_wrong_type('HDEL', KEYS[2 * i], ARGV[2 * i])", "held[i] = 1")],
+        &[patch(
+            "release",
+            "held[i] = ignore_wrong_type('HDEL', KEYS[i], ARGV[2 * i + 1])",
+            "held[i] = i > 1 and 1 or ignore_wrong_type('HDEL', KEYS[i], ARGV[2 * i + 1])",
+        )],
     )
     .with("batches"),
     script(
@@ -224,8 +234,8 @@ pub const MUTANTS: &[Mutant] = &[
         "a shared acquire gives only its first key a TTL",
         &[patch(
             "acquire",
-            "do grant(KEYS[2 * i], ARGV[3 * i + 2], ARGV[3 * i + 3], fence_text) end",
-            "do redis.call('HSET', KEYS[2 * i], ARGV[3 * i + 2], fence_text) end",
+            "redis.call('PEXPIRE', KEYS[i], ARGV[3 * i + 4])",
+            "if i == 1 then redis.call('PEXPIRE', KEYS[i], ARGV[3 * i + 4]) end",
         )],
     )
     .with("batches"),
@@ -242,39 +252,31 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "block_of_first_key",
         "a shared release gives only its first key a lock-delay",
-        &[patch("release", "finish_one(i, ARGV[2 * i], ARGV[2 * i + 1])", "finish_one(i, ARGV[2 * i], '0')")],
+        &[patch("release", "ARGV[2 * i + 1], ARGV[2 * i + 2]\n", "ARGV[2 * i + 1], i == 1 and ARGV[4] or '0'\n")],
     )
     .with("batches"),
     script(
         "free_key_ignores_record",
         "an acquire of a free key ignores the record",
-        &[patch(
-            "acquire",
-            "redis.call('EXISTS', unpack(KEYS, 2)) == 0",
-            "redis.call('EXISTS', KEYS[2], KEYS[3]) == 0",
-        )],
+        &[patch("acquire", "redis.call('EXISTS', unpack(names)) == 0", "redis.call('EXISTS', KEYS[1], ARGV[9]) == 0")],
     )
     .with("records"),
     script(
         "busy_key_ignores_record",
         "an acquire of a busy key ignores the record",
-        &[patch("acquire", "recorded(ARGV[1], ARGV[5]) or acquire(", "acquire(")],
+        &[patch("acquire", "recorded(KEYS[1], queue, ARGV[10], ARGV[6], ARGV[3])\n    or acquire(", "acquire(")],
     )
     .with("records"),
     script(
         "yield_ignores_record",
         "the next id of a yield ignores the record",
-        &[patch("yield", "recorded(ARGV[1], ARGV[5]) or acquire(", "acquire(")],
+        &[patch("yield", "recorded(lock, queue, ARGV[11], ARGV[6], ARGV[3])\n    or acquire(", "acquire(")],
     )
     .with("records"),
     script(
         "record_of_any",
         "a release leaves its record without holding the key",
-        &[patch(
-            "release",
-            "if has_record and ignore_wrong_type('HEXISTS', KEYS[2], ARGV[1]) == 1 then",
-            "if has_record then",
-        )],
+        &[patch("release", "if record and ignore_wrong_type('HEXISTS', KEYS[1], ARGV[3]) == 1 then", "if record then")],
     )
     .with("records"),
     script(
@@ -282,41 +284,41 @@ pub const MUTANTS: &[Mutant] = &[
         "a late copy of a release leaves its record while another client holds the key",
         &[patch(
             "release",
-            "ignore_wrong_type('HEXISTS', KEYS[2], ARGV[1]) == 1 then",
-            "redis.call('EXISTS', KEYS[2]) == 1 then",
+            "ignore_wrong_type('HEXISTS', KEYS[1], ARGV[3]) == 1 then",
+            "redis.call('EXISTS', KEYS[1]) == 1 then",
         )],
     )
     .with("records"),
     script(
         "record_without_ttl",
         "a record has no TTL",
-        &[patch("release", "  redis.call('PEXPIRE', KEYS[4], ARGV[4])\n", "")],
+        &[patch("release", "  redis.call('PEXPIRE', record, ARGV[7])\n", "")],
     )
     .with("records"),
     script(
         "record_keeps_body",
         "a record without a body keeps the body of an earlier one",
-        &[patch("release", "else redis.call('HDEL', KEYS[4], 'body') end", "end")],
+        &[patch("release", "else redis.call('HDEL', record, 'body') end", "end")],
     )
     .with("records"),
     script(
         "any_record_before",
         "the repetition of a release takes any record for its own",
-        &[patch("release", "redis.call('HGET', KEYS[4], 'id') == id", "redis.call('HEXISTS', KEYS[4], 'id') == 1")],
+        &[patch("release", "redis.call('HGET', record, 'id') == id", "redis.call('HEXISTS', record, 'id') == 1")],
     )
     .with("records"),
     script(
         "no_record_before",
         "the repetition of a release does not find its record",
-        &[patch("release", "redis.call('HGET', KEYS[4], 'id') == id", "false")],
+        &[patch("release", "redis.call('HGET', record, 'id') == id", "false")],
     )
     .with("records"),
     script(
         "recorded_keeps_entry",
         "an acquire that gets the record keeps its queue entry",
         &[everywhere(
-            "  redis.call('LREM', KEYS[3], 1, id)\n  redis.call('HDEL', KEYS[2], id)\n",
-            "  redis.call('HDEL', KEYS[2], id)\n",
+            "  redis.call('LREM', queue, 1, id)\n  redis.call('HDEL', lock, id)\n",
+            "  redis.call('HDEL', lock, id)\n",
         )],
     )
     .with("records"),
@@ -324,26 +326,23 @@ pub const MUTANTS: &[Mutant] = &[
         "recorded_keeps_offer",
         "an acquire that gets the record keeps its offer",
         &[everywhere(
-            "  redis.call('HDEL', KEYS[2], id)\n  if redis.call('EXISTS', KEYS[2]) == 0",
-            "  if redis.call('EXISTS', KEYS[2]) == 0",
+            "  redis.call('HDEL', lock, id)\n  if redis.call('EXISTS', lock) == 0",
+            "  if redis.call('EXISTS', lock) == 0",
         )],
     )
     .with("records"),
     script(
         "recorded_without_offer",
         "an acquire that gets the record does not pass its offer on",
-        &[everywhere(
-            "  if redis.call('EXISTS', KEYS[2]) == 0 then offer_next(KEYS[1], KEYS[2], KEYS[3], false, offer_ms) end\n",
-            "",
-        )],
+        &[everywhere("  if redis.call('EXISTS', lock) == 0 then offer_next(lock, queue, false, offer_ms) end\n", "")],
     )
     .with("records"),
     script(
         "ignore_queue",
         "an acquire checks only the lock, not the queue",
         &[
-            patch("acquire", "redis.call('EXISTS', unpack(KEYS, 2)) == 0", "redis.call('EXISTS', KEYS[2]) == 0"),
-            everywhere("local next = offer_next(fence_key, lock, queue, id, offer_ms)", "local next = false"),
+            patch("acquire", "redis.call('EXISTS', unpack(names)) == 0", "redis.call('EXISTS', KEYS[1]) == 0"),
+            everywhere("local next = offer_next(lock, queue, id, offer_ms)", "local next = false"),
         ],
     ),
     script(
@@ -355,7 +354,7 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "release_any_holder",
         "a release does not check the holder",
-        &[patch("release", "ignore_wrong_type('HDEL', KEYS[2], ARGV[1])", "redis.pcall('DEL', KEYS[2])")],
+        &[patch("release", "ignore_wrong_type('HDEL', KEYS[i], ARGV[2 * i + 1])", "redis.pcall('DEL', KEYS[i])")],
     ),
     script(
         "renew_any_holder",
@@ -365,7 +364,7 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "release_keeps_lock",
         "a release removes only the queue entry",
-        &[patch("release", "{ignore_wrong_type('HDEL', KEYS[2], ARGV[1])}", "{0}")],
+        &[patch("release", "held[i] = ignore_wrong_type('HDEL', KEYS[i], ARGV[2 * i + 1])", "held[i] = 0")],
     ),
     script(
         "release_without_offer",
@@ -374,7 +373,7 @@ pub const MUTANTS: &[Mutant] = &[
             patch("release", "if not first then return {'freed'} end", "return {'freed'}"),
             patch(
                 "release",
-                "elseif all_freed and redis.call('EXISTS', unpack(queues)) == 0 then",
+                "elseif all_freed and redis.call('EXISTS', unpack(ARGV, 2 * n + 3)) == 0 then",
                 "elseif all_freed then",
             ),
         ],
@@ -422,18 +421,18 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "yield_keeps_holder",
         "a yield keeps the field of the holder",
-        &[patch("yield", "  redis.call('HDEL', KEYS[2], ARGV[4])\n", "")],
+        &[patch("yield", "  redis.call('HDEL', lock, ARGV[8])\n", "")],
     ),
     script(
         "yield_ignores_fence",
         "a copy of a yield does not check the fence",
-        &[patch("yield", "stored and stored ~= ARGV[8]", "false")],
+        &[patch("yield", "stored and stored ~= ARGV[9]", "false")],
     )
     .with("copies"),
     script(
         "yield_without_extension",
         "a yield that continues does not extend the lease",
-        &[patch("yield", "redis.call('PEXPIRE', KEYS[2], ARGV[3])", "")],
+        &[patch("yield", "redis.call('PEXPIRE', lock, ARGV[7])", "")],
     ),
     script(
         "no_repeated_acquire",

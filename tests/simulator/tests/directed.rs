@@ -241,7 +241,7 @@ fn yielded_id_is_released_once_its_calls_are_settled() {
         |scheduler| {
             scheduler.request(A, 1, true);
             let late = scheduler.last(A, "acquire");
-            let id = scheduler.args(late)[0].clone();
+            let id = scheduler.args(late)[5].clone();
             scheduler.cut(late);
             scheduler.advance(30, &[]);
             let again = scheduler.last(A, "acquire");

@@ -6,7 +6,11 @@
 //! | those in [`CHECKED`] | one check in random simulations: of records, or of shared calls |
 //! | those in [`DIRECTED`] | tests in `directed.rs` only: rare events, or a cost in time |
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::{
+    fs,
+    path::Path,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+};
 
 use tower_lock_simulator::{
     mutants::{MUTANTS, Mutant},
@@ -131,6 +135,18 @@ fn random_simulations_detect_mutants() {
     });
     let undetected: Vec<_> = undetected.map(|(name, ..)| name).collect();
     assert!(undetected.is_empty(), "{undetected:?}");
+}
+
+/// A patch that matches nothing leaves the script intact.
+#[test]
+fn each_patch_of_a_script_changes_it() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../src/store/redis/wire/lua");
+    let script = |name: &str| fs::read_to_string(folder.join(format!("{name}.lua"))).expect("a script");
+    let names = ["acquire", "yield", "release", "renew", "force", "queue", "record", "fence"];
+    let all: Vec<_> = names.into_iter().map(script).collect();
+    let stale = |mutant: &&Mutant| mutant.patched().any(|text| !all.iter().any(|script| script.contains(text)));
+    let stale: Vec<_> = MUTANTS.iter().filter(stale).map(|mutant| mutant.name).collect();
+    assert!(stale.is_empty(), "{stale:?}");
 }
 
 #[test]

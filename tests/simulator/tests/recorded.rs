@@ -34,7 +34,7 @@ const EXCHANGES: [&str; 10] = [
 ];
 
 /// Over all files of the recording, in the order above.
-const SHA1: &str = "035c4cd06cd3371866bc82da886f814c8e7a388e";
+const SHA1: &str = "ee35edced5ae7b3febc965ae6f41b671fc667f2a";
 
 // === the format of an exchange, one step per line ===
 
@@ -209,13 +209,13 @@ impl Request {
     fn decoded(&self, reply: &Value, is_sent: &[bool]) -> String {
         let means = match self {
             Self::Acquire { .. } => parse_acquire(reply, 1).map(|(now, acquired)| match acquired {
-                Timed::Expired => format!("{now}: late"),
+                Timed::Expired => format!("{now}: expired"),
                 Timed::Done(mut acquired) => {
                     format!("{now}: {}", acquired_means(acquired.remove(0).expect("no error")))
                 }
             }),
             Self::Yield { .. } => parse_yield(reply).map(|(now, yielded)| match yielded {
-                Timed::Expired => format!("{now}: late"),
+                Timed::Expired => format!("{now}: expired"),
                 Timed::Done(YieldReply::Extended { fence }) => format!("{now}: extended, fence {fence}"),
                 Timed::Done(YieldReply::NotHolder(acquired)) => format!("{now}: lost, {}", acquired_means(acquired)),
                 Timed::Done(other) => panic!("{other:?}"),
@@ -223,7 +223,7 @@ impl Request {
             Self::Renew(_) => parse_renew(reply, is_sent).map(|renewed| {
                 let means = renewed.iter().map(|renewed| match renewed {
                     RenewReply::Extended => "extended",
-                    RenewReply::NotHolder => "not owner",
+                    RenewReply::NotHolder => "not holder",
                     RenewReply::Unknown => "unknown",
                     other => panic!("{other:?}"),
                 });
@@ -233,7 +233,7 @@ impl Request {
                 match released[0].as_ref().expect("only one of several fails alone") {
                     ReleaseReply::Freed => "freed".to_owned(),
                     ReleaseReply::HandedOff => "offered".to_owned(),
-                    ReleaseReply::NotHolder => "not owner".to_owned(),
+                    ReleaseReply::NotHolder => "not holder".to_owned(),
                     other => panic!("{other:?}"),
                 }
             }),
@@ -256,7 +256,7 @@ impl Request {
             }),
         };
         let means = means.unwrap_or_else(|_| "no reply of ours".to_owned());
-        if fence_was_replaced(reply) { format!("{means}, healed") } else { means }
+        if fence_was_replaced(reply) { format!("{means}, fence replaced") } else { means }
     }
 }
 

@@ -143,7 +143,7 @@ impl Keyspace {
             let key = self.parse_lock(fields.next()?);
             match (version, kind) {
                 ("1", "offered") => Some(StoreEvent::Offered { key, id }),
-                ("1", "taken") => Some(StoreEvent::Revoked { key, id }),
+                ("1", "revoked") => Some(StoreEvent::Revoked { key, id }),
                 _ => None,
             }
         };
@@ -244,7 +244,10 @@ mod tests {
         let (key, id) = (LockKey::from(("n", 1)), AcquisitionId::from_text("api:0a:7"));
         let offered = keyspace().parse_event(b"1 offered 1700000000000000 api:0a:7 lock:n:1");
         assert_eq!(offered, StoreEvent::Offered { key: key.clone(), id: id.clone() });
-        assert_eq!(keyspace().parse_event(b"1 taken 0 api:0a:7 lock:n:1"), StoreEvent::Revoked { key, id: id.clone() });
+        assert_eq!(
+            keyspace().parse_event(b"1 revoked 0 api:0a:7 lock:n:1"),
+            StoreEvent::Revoked { key, id: id.clone() }
+        );
         let blanks = LockKey::raw("my own lock").expect("a name");
         assert_eq!(
             keyspace().parse_event(b"1 offered 7 api:0a:7 my own lock"),

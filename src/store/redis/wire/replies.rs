@@ -41,7 +41,7 @@ const MIN_FENCE: u64 = 1_000_000_000_000_000;
 pub fn parse_acquire(reply: &Value, count: usize) -> Result<(i64, Timed<KeyReplies<AcquireReply>>), UnexpectedReply> {
     let (now, elements) = timed(reply)?;
     let replies = match elements {
-        [expired] if is(expired, "late") => return Ok((now, Timed::Expired)),
+        [expired] if is(expired, "expired") => return Ok((now, Timed::Expired)),
         [each, replies @ ..] if is(each, "each") => {
             replies.iter().map(|reply| parse_key_reply(reply, parse_acquire_reply)).collect::<Result<_, _>>()?
         }
@@ -65,7 +65,7 @@ fn parse_key_reply<T>(
 pub fn parse_yield(reply: &Value) -> Result<(i64, Timed<YieldReply>), UnexpectedReply> {
     let (now, elements) = timed(reply)?;
     let reply = match elements {
-        [expired] if is(expired, "late") => Timed::Expired,
+        [expired] if is(expired, "expired") => Timed::Expired,
         [extended, fence] if is(extended, "extended") => {
             Timed::Done(YieldReply::Extended { fence: parse_fence(fence)? })
         }
@@ -112,8 +112,8 @@ fn parse_release_reply(elements: &[Value]) -> Result<ReleaseReply, UnexpectedRep
 fn parse_outcome(outcome: &Value) -> Result<ReleaseReply, UnexpectedReply> {
     match text(outcome)? {
         "freed" => Ok(ReleaseReply::Freed),
-        "handed on" => Ok(ReleaseReply::HandedOff),
-        "not owner" => Ok(ReleaseReply::NotHolder),
+        "handed off" => Ok(ReleaseReply::HandedOff),
+        "not holder" => Ok(ReleaseReply::NotHolder),
         "recorded before" => Ok(ReleaseReply::RecordedBefore),
         _ => Err(UnexpectedReply),
     }
@@ -162,7 +162,7 @@ pub fn parse_delete_record(reply: &Value) -> Result<DeleteRecordReply, Unexpecte
     match text(outcome)? {
         "deleted" => Ok(DeleteRecordReply::Deleted),
         "not found" => Ok(DeleteRecordReply::NotFound),
-        "held" => Ok(DeleteRecordReply::Held),
+        "busy" => Ok(DeleteRecordReply::Busy),
         _ => Err(UnexpectedReply),
     }
 }
@@ -208,7 +208,7 @@ pub fn fence_was_replaced(reply: &Value) -> bool {
 
 /// The marker is an array: a plain text could be a field that another program wrote.
 fn is_replaced_marker(value: &Value) -> bool {
-    matches!(value, Value::Array(mark) if matches!(mark.as_slice(), [healed] if is(healed, "healed")))
+    matches!(value, Value::Array(mark) if matches!(mark.as_slice(), [mark] if is(mark, "fence replaced")))
 }
 
 /// Escapes control characters in foreign text, so that it is one line of a log.
@@ -237,12 +237,12 @@ fn timed(reply: &Value) -> Result<(i64, &[Value]), UnexpectedReply> {
 fn parse_acquire_reply(elements: &[Value]) -> Result<AcquireReply, UnexpectedReply> {
     match elements {
         [granted, fence] if is(granted, "granted") => Ok(AcquireReply::Granted { fence: parse_fence(fence)? }),
-        [queued, left, ahead] if is(queued, "line") => Ok(AcquireReply::Queued {
+        [queued, left, ahead] if is(queued, "queued") => Ok(AcquireReply::Queued {
             ahead: usize::try_from(parse_u64(ahead)?).map_err(|_| UnexpectedReply)?,
             poll_in: None,
             lease_left: lease_left(left)?,
         }),
-        [busy, left] if is(busy, "held") => Ok(AcquireReply::Busy { lease_left: lease_left(left)? }),
+        [busy, left] if is(busy, "busy") => Ok(AcquireReply::Busy { lease_left: lease_left(left)? }),
         [full, left, waiting] if is(full, "full") => Ok(AcquireReply::QueueFull {
             lease_left: lease_left(left)?,
             waiting: usize::try_from(parse_u64(waiting)?).map_err(|_| UnexpectedReply)?,

@@ -2,6 +2,8 @@
 
 use std::{fmt, sync::LazyLock, time::Duration};
 
+use smallvec::SmallVec;
+
 use super::{
     keyspace::{InvalidName, Keyspace, LockName},
     script::{ACQUIRE, DELETE_RECORD, FORCE, INSPECT, RELEASE, RENEW, SELF_TEST, Script, ScriptCall, YIELD},
@@ -9,27 +11,28 @@ use super::{
 use crate::{
     limits::MAX_RECORD_BODY_BYTES,
     lock_key::LockKey,
-    store::{AcquireRequest, ForceReleaseRequest, IfBusy, NewRecord, ReleaseRequest, RenewRequest, YieldRequest},
+    store::{
+        AcquireRequest, ForceReleaseRequest, IfBusy, NewRecord, QueueConfig, ReleaseRequest, RenewRequest, YieldRequest,
+    },
 };
 
 impl Keyspace {
     /// One call for these acquires. Several of them have different keys and no records.
     /// `expires_at` is in microseconds of the server's clock.
     pub fn acquire(&self, requests: &[AcquireRequest], expires_at: i64) -> Result<ScriptCall, InvalidName> {
-        let [first, others @ ..] = requests else { unreachable!("a call has a request") };
-        let is_recorded = first.demand.takes_record();
-        let mut call = self.call(&ACQUIRE, requests.iter().map(|request| &request.key), is_recorded, 7)?;
-        call.arg(&first.id);
+        let [first, ..] = requests else { unreachable!("a call has a request") };
+        let locks = self.locks(requests.iter().map(|request| &request.key))?;
+        let mut call = self.call(&ACQUIRE, &locks, 5 + 4 * requests.len());
         call.arg(expires_at);
-        call.arg(Ms(first.lease));
-        call.arg(enqueue(first));
-        call.arg(Ms(first.queue.offer_ttl));
-        call.arg(Ms(first.queue.entry_ttl));
-        call.arg(first.queue.capacity);
-        for request in others {
+        call.queue_config(first.queue);
+        for request in requests {
             call.arg(&request.id);
             call.arg(Ms(request.lease));
             call.arg(enqueue(request));
+        }
+        self.queues(&mut call, &locks);
+        if first.demand.takes_record() {
+            call.arg(self.record(locks[0]));
         }
         Ok(call)
     }
@@ -57,43 +60,48 @@ impl Keyspace {
 
     /// One call for these releases. Several of them have no records.
     pub fn release(&self, requests: &[ReleaseRequest]) -> Result<ScriptCall, InvalidName> {
-        let [first, others @ ..] = requests else { unreachable!("a call has a request") };
-        let is_recorded = first.record.is_some();
-        let mut call = self.call(&RELEASE, requests.iter().map(|request| &request.key), is_recorded, 7)?;
-        call.arg(&first.id);
-        call.arg(Ms(first.block_for));
+        let [first, ..] = requests else { unreachable!("a call has a request") };
+        let locks = self.locks(requests.iter().map(|request| &request.key))?;
+        let mut call = self.call(&RELEASE, &locks, 4 + 3 * requests.len());
         call.arg(Ms(first.queue.offer_ttl));
+        for request in requests {
+            call.arg(&request.id);
+            call.arg(Ms(request.block_for));
+        }
+        self.queues(&mut call, &locks);
         if let Some(NewRecord { record, keep_for }) = &first.record {
+            call.arg(self.record(locks[0]));
             call.arg(Ms(*keep_for));
             call.data.push(record.head.clone());
             call.data.extend(record.body.clone().filter(|body| body.len() <= MAX_RECORD_BODY_BYTES));
-        }
-        for request in others {
-            call.arg(&request.id);
-            call.arg(Ms(request.block_for));
         }
         Ok(call)
     }
 
     /// The call of a yield. `expires_at` is in microseconds of the server's clock.
     pub fn yield_to_queue(&self, request: &YieldRequest, expires_at: i64) -> Result<ScriptCall, InvalidName> {
-        let mut call = self.call(&YIELD, [&request.key], request.demand.takes_record(), 8)?;
-        call.arg(&request.next_id);
+        let lock = self.lock(&request.key)?;
+        let mut call = self.call(&YIELD, &[lock], 11);
         call.arg(expires_at);
+        call.queue_config(request.queue);
+        call.arg(&request.next_id);
         call.arg(Ms(request.lease));
         call.arg(&request.id);
-        call.arg(Ms(request.queue.offer_ttl));
-        call.arg(Ms(request.queue.entry_ttl));
-        call.arg(request.queue.capacity);
         call.arg(request.fence);
+        call.arg(self.queue(lock));
+        if request.demand.takes_record() {
+            call.arg(self.record(lock));
+        }
         Ok(call)
     }
 
     /// The call of a force release.
     pub fn force(&self, request: &ForceReleaseRequest) -> Result<ScriptCall, InvalidName> {
-        let mut call = self.call(&FORCE, [&request.key], false, 2)?;
+        let lock = self.lock(&request.key)?;
+        let mut call = self.call(&FORCE, &[lock], 4);
         call.arg(Ms(request.block_for));
         call.arg(Ms(request.queue.offer_ttl));
+        call.arg(self.queue(lock));
         Ok(call)
     }
 
@@ -106,9 +114,9 @@ impl Keyspace {
     pub fn inspect_name(&self, lock: LockName<'_>) -> ScriptCall {
         let mut call = ScriptCall::new(&INSPECT);
         call.key(lock);
-        call.key(self.queue(lock));
-        call.key(self.record(lock));
         call.arg(self.inbox(""));
+        call.arg(self.queue(lock));
+        call.arg(self.record(lock));
         call
     }
 
@@ -117,41 +125,51 @@ impl Keyspace {
         let lock = self.lock(key)?;
         let mut call = ScriptCall::new(&DELETE_RECORD);
         call.key(lock);
-        call.key(self.record(lock));
+        call.arg(self.record(lock));
         Ok(call)
     }
 
     /// The call of the self-test, on a key of its own.
     pub fn self_test(&self, key: &LockKey, inbox: &str, message: &str) -> Result<ScriptCall, InvalidName> {
-        let mut call = self.call(&SELF_TEST, [key], false, 2)?;
+        let lock = self.lock(key)?;
+        let mut call = self.call(&SELF_TEST, &[lock], 4);
+        call.arg(self.queue(lock));
         call.arg(inbox);
         call.arg(message);
         Ok(call)
     }
 
-    /// A call with the fence, the lock and the queue of each key, and the record of the first one
-    /// if the script may use it. `args` is the number of arguments to expect.
-    fn call<'a>(
-        &self,
-        script: &'static LazyLock<Script>,
-        keys: impl IntoIterator<Item = &'a LockKey>,
-        is_recorded: bool,
-        args: usize,
-    ) -> Result<ScriptCall, InvalidName> {
-        let keys = keys.into_iter();
+    fn locks<'a>(
+        &'a self,
+        keys: impl Iterator<Item = &'a LockKey>,
+    ) -> Result<SmallVec<[LockName<'a>; 1]>, InvalidName> {
+        keys.map(|key| self.lock(key)).collect()
+    }
+
+    /// A call with these locks, and with the fence as its first argument. `args` is the number of
+    /// arguments to expect.
+    fn call(&self, script: &'static LazyLock<Script>, locks: &[LockName<'_>], args: usize) -> ScriptCall {
         let mut call = ScriptCall::new(script);
-        // Each further key has three arguments at most.
-        call.reserve(2 + args + 5 * keys.size_hint().0);
-        call.key(self.fence());
-        for key in keys {
-            let lock = self.lock(key)?;
+        call.reserve(locks.len() + args);
+        for lock in locks {
             call.key(lock);
-            call.key(self.queue(lock));
-            if is_recorded {
-                call.key(self.record(lock));
-            }
         }
-        Ok(call)
+        call.arg(self.fence());
+        call
+    }
+
+    fn queues(&self, call: &mut ScriptCall, locks: &[LockName<'_>]) {
+        for lock in locks {
+            call.arg(self.queue(*lock));
+        }
+    }
+}
+
+impl ScriptCall {
+    fn queue_config(&mut self, queue: QueueConfig) {
+        self.arg(Ms(queue.offer_ttl));
+        self.arg(Ms(queue.entry_ttl));
+        self.arg(queue.capacity);
     }
 }
 

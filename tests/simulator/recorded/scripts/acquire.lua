@@ -1,27 +1,27 @@
 -- acquire: grants keys, or enqueues. A repeated call finds the grants or the queue entries of the
 -- first one (I8). No key occurs twice: two requests would both find it free.
 --
--- KEYS   1 fence; 2 lock; 3 queue; 4 record, if a record stands in place of a grant
---        for each further request, none of which has a record: lock; queue
--- ARGV   1 acquisition id; 2 time at which the call expires, in microseconds of the server's clock;
---        3 lease, ms; 4 '1' to enqueue; 5 lease of an offer, ms; 6 TTL of the queue, ms;
---        7 capacity of the queue
---        for each further request: acquisition id; lease, ms; '1' to enqueue
--- reply  {now, 'late'}
+-- KEYS   n locks
+-- ARGV   1 fence; 2 time at which the call expires, in microseconds of the server's clock; 3 lease of
+--        an offer, ms; 4 TTL of the queue, ms; 5 capacity of the queue
+--        for each lock: acquisition id; lease, ms; '1' to enqueue
+--        for each lock: its queue
+--        the record of a single lock, if it stands in place of a grant
+-- reply  {now, 'expired'}
 --        {now, 'granted', fence}: all keys
---        {now, 'line', ms left, ahead}
---        {now, 'held', ms left}
+--        {now, 'queued', ms left, ahead}
+--        {now, 'busy', ms left}
 --        {now, 'full', ms left, waiting}
 --        {now, 'recorded', head, body or nil}
 --        {now, 'each', reply ..} of several requests: as above without the time, or {'error', text}
---        -1 ms: the lock has no TTL. Each may end in {'healed'}: see fence.lua
+--        -1 ms: the lock has no TTL. Each may end in {'fence replaced'}: see fence.lua
 
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
-if now > tonumber(ARGV[2]) then return {now, 'late'} end
+if now > tonumber(ARGV[2]) then return {now, 'expired'} end
 
 -- Included by every script that may grant a key. Lua numbers are doubles, and `..` prints only 14
--- digits of them: text() formats fences.
+-- digits of them: text() formats fences. ARGV[1] of each script is the key of the last fence.
 
 local function text(fence)
   return string.format('%.0f', fence)
@@ -34,21 +34,22 @@ local function is_fence(stored, now)
   return last and last < now + 86400000000
 end
 
--- Whether an invalid fence was replaced by the clock. The reply then ends in {'healed'}.
+-- Whether an invalid fence was replaced by the clock. The reply then ends in
+-- {'fence replaced'}.
 local replaced = false
 
 -- The next fence: larger than each one before it, and at least the clock.
-local function next_fence(key, now)
+local function next_fence(now)
   local fence = now
   if not fence then
     local t = redis.call('TIME')
     fence = t[1] * 1000000 + t[2]
   end
-  local stored = redis.pcall('SET', key, text(fence), 'GET')
+  local stored = redis.pcall('SET', ARGV[1], text(fence), 'GET')
   if not stored then return fence end
   if type(stored) == 'table' then
     if not string.find(stored.err, 'WRONGTYPE', 1, true) then error(stored) end
-    redis.call('SET', key, text(fence))
+    redis.call('SET', ARGV[1], text(fence))
     replaced = true
   elseif not is_fence(stored, fence) then
     replaced = true
@@ -56,38 +57,44 @@ local function next_fence(key, now)
     local last = tonumber(stored)
     if last >= fence then
       fence = math.floor(last) + 1
-      redis.call('SET', key, text(fence))
+      redis.call('SET', ARGV[1], text(fence))
     end
   end
   return fence
 end
 
 
-local function grant(lock, id, lease_ms, fence_text)
-  redis.call('HSET', lock, id, fence_text)
-  redis.call('PEXPIRE', lock, lease_ms)
+local n = #KEYS
+local function grant(i, fence_text)
+  redis.call('HSET', KEYS[i], ARGV[3 * i + 3], fence_text)
+  redis.call('PEXPIRE', KEYS[i], ARGV[3 * i + 4])
 end
 
 -- The fast path of almost every request: no lock, no queue, no record. The functions below are not
--- even defined yet. All keys get one fence: it is larger than each one before it of any key.
-if redis.call('EXISTS', unpack(KEYS, 2)) == 0 then
-  local fence = next_fence(KEYS[1], now)
+-- even defined yet. All keys get one fence: it is larger than each one before it of any key. The
+-- fence is the first write: without permission for it, or in another slot, nothing has changed.
+local names = {unpack(ARGV, 3 * n + 6)}
+for i = 1, n do names[#names + 1] = KEYS[i] end
+if redis.call('EXISTS', unpack(names)) == 0 then
+  local fence = next_fence(now)
   local fence_text = text(fence)
-  grant(KEYS[2], ARGV[1], ARGV[3], fence_text)
-  for i = 2, (#ARGV - 4) / 3 do grant(KEYS[2 * i], ARGV[3 * i + 2], ARGV[3 * i + 3], fence_text) end
-  return {now, 'granted', fence, replaced and {'healed'} or nil}
+  for i = 1, n do grant(i, fence_text) end
+  return {now, 'granted', fence, replaced and {'fence replaced'} or nil}
 end
 
 -- Included by every script that may find a key free: offers, queue entries and grants. It needs
--- fence.lua. KEYS as in the script: 1 fence; 2 lock; 3 queue.
+-- fence.lua. A script declares the lock as its key. Its queue, the fence and the record are
+-- arguments: an error at one of them (permission, slot) ends the script in the middle. What has been
+-- executed by then is a complete step each time: a waiter that was taken from the queue and got no
+-- offer enqueues again with its next poll.
 --
 -- A queue is a list of acquisition ids, its first waiter at the head. A lock is a hash of one
 -- field, acquisition id -> fence, and always has a TTL. A blocked lock has the field `<acquisition
--- id>:end`: it has no holder.
+-- id>:end`: it has no holder. A hash of any other form is busy.
 
--- The channel of a process. Its name has the prefix of the name of the fence.
+-- The channel of a process. Its name has the prefix of the name of the fence, ARGV[1].
 local function inbox(id)
-  return string.sub(KEYS[1], 1, -2) .. 'in:' .. (string.match(id, '^(.*):%d+$') or id)
+  return string.sub(ARGV[1], 1, -2) .. 'in:' .. (string.match(id, '^(.*):%d+$') or id)
 end
 
 -- The longest queue that is searched. A longer one was written by another program: this crate never
@@ -104,11 +111,11 @@ end
 -- or `requester` if that is the first one and the caller grants it the key, or false. I7: the
 -- receiver of the message finds this state, because a script is atomic. At most 64 dead waiters are
 -- dropped in one call, which bounds its time. The key is then free, as with an empty queue.
-local function offer_next(fence_key, lock, queue, requester, offer_ms, head)
+local function offer_next(lock, queue, requester, offer_ms, head)
   for _ = 1, 64 do
     head = head or redis.call('LPOP', queue)
     if not head or head == requester then return head end
-    local fence = next_fence(fence_key)
+    local fence = next_fence()
     if redis.call('PUBLISH', inbox(head), '1 offered ' .. text(fence) .. ' ' .. head .. ' ' .. lock) > 0 then
       redis.call('HSET', lock, head, text(fence))
       redis.call('PEXPIRE', lock, offer_ms)
@@ -149,13 +156,13 @@ local function enqueue(queue, id, left, entry_ms, capacity)
     ahead = waiting
   end
   redis.call('PEXPIRE', queue, entry_ms)
-  return {'line', left, ahead}
+  return {'queued', left, ahead}
 end
 
 -- Grants the key to `id`, or enqueues it. If `id` holds the key already, by a repeated call or an
 -- accepted offer: the same fence, and at least a full lease. A delayed copy never shortens the
 -- lease: GT. For GT, a key without a TTL has an infinite one: it gets one here.
-local function acquire(fence_key, lock, queue, id, lease_ms, if_busy, offer_ms, entry_ms, capacity)
+local function acquire(lock, queue, id, lease_ms, if_busy, offer_ms, entry_ms, capacity)
   local fence = redis.call('HGET', lock, id)
   if fence then
     if redis.call('PEXPIRE', lock, lease_ms, 'GT') == 0 then
@@ -168,59 +175,60 @@ local function acquire(fence_key, lock, queue, id, lease_ms, if_busy, offer_ms, 
   end
   local left = redis.call('PTTL', lock)
   if left == -2 then
-    local next = offer_next(fence_key, lock, queue, id, offer_ms)
+    local next = offer_next(lock, queue, id, offer_ms)
     if not next or next == id then
       -- Its entry may be behind more dead waiters than one call drops.
       if not next then redis.call('LREM', queue, 1, id) end
-      fence = next_fence(fence_key)
+      fence = next_fence()
       redis.call('HSET', lock, id, text(fence))
       redis.call('PEXPIRE', lock, lease_ms)
       return {'granted', fence}
     end
     left = tonumber(offer_ms)
   end
-  if if_busy ~= '1' then return {'held', left} end
+  if if_busy ~= '1' then return {'busy', left} end
   return enqueue(queue, id, left, entry_ms, tonumber(capacity))
 end
 
 -- Included by acquire and yield. A record is a hash: the acquisition id that left it, its head, and
--- mostly a body. It needs queue.lua. KEYS as in the script: 1 fence; 2 lock; 3 queue; 4 record, if
--- the call wants a grant only without one.
+-- mostly a body. It needs queue.lua.
 
 -- The bounds of a head and a body. The connection is closed after a longer reply, so a value of
 -- another program must not be sent: the head is then empty, and the body is left out.
 local max_head, max_body = 65536, 1048576
 
--- The reply with the record, or nil. The acquisition then holds nothing: an offer to it, or the
+-- The reply with the record, or nil. `record`: nil if the call wants a grant with or without one. The acquisition then holds nothing: an offer to it, or the
 -- free key, goes to the next waiter, which gets the record, too.
-local function recorded(id, offer_ms)
-  local head = KEYS[4] and redis.call('HGET', KEYS[4], 'head')
+local function recorded(lock, queue, record, id, offer_ms)
+  local head = record and redis.call('HGET', record, 'head')
   if not head then return nil end
-  drop_foreign(KEYS[3])
-  redis.call('LREM', KEYS[3], 1, id)
-  redis.call('HDEL', KEYS[2], id)
-  if redis.call('EXISTS', KEYS[2]) == 0 then offer_next(KEYS[1], KEYS[2], KEYS[3], false, offer_ms) end
-  local body = redis.call('HGET', KEYS[4], 'body')
+  drop_foreign(queue)
+  redis.call('LREM', queue, 1, id)
+  redis.call('HDEL', lock, id)
+  if redis.call('EXISTS', lock) == 0 then offer_next(lock, queue, false, offer_ms) end
+  local body = redis.call('HGET', record, 'body')
   if #head > max_head then head = '' end
   return {'recorded', head, body and #body <= max_body and body}
 end
 
 local reply
-if #ARGV == 7 then
-  reply = recorded(ARGV[1], ARGV[5]) or acquire(KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7])
+if n == 1 then
+  local queue = ARGV[9]
+  reply = recorded(KEYS[1], queue, ARGV[10], ARGV[6], ARGV[3])
+    or acquire(KEYS[1], queue, ARGV[6], ARGV[7], ARGV[8], ARGV[3], ARGV[4], ARGV[5])
 else
   -- A key of another type fails alone. Another error is that of the whole call.
-  local function acquire_one(lock, queue, id, lease_ms, if_busy)
-    local ok, one = pcall(acquire, KEYS[1], lock, queue, id, lease_ms, if_busy, ARGV[5], ARGV[6], ARGV[7])
+  local function acquire_one(i)
+    local id, lease_ms, if_busy = ARGV[3 * i + 3], ARGV[3 * i + 4], ARGV[3 * i + 5]
+    local ok, one =
+      pcall(acquire, KEYS[i], ARGV[3 * n + 5 + i], id, lease_ms, if_busy, ARGV[3], ARGV[4], ARGV[5])
     if ok then return one end
     local text = type(one) == 'table' and one.err or tostring(one)
     if not string.find(text, 'WRONGTYPE', 1, true) then error({err = text}) end
     return {'error', text}
   end
-  reply = {'each', acquire_one(KEYS[2], KEYS[3], ARGV[1], ARGV[3], ARGV[4])}
-  for i = 2, (#ARGV - 4) / 3 do
-    reply[i + 1] = acquire_one(KEYS[2 * i], KEYS[2 * i + 1], ARGV[3 * i + 2], ARGV[3 * i + 3], ARGV[3 * i + 4])
-  end
+  reply = {'each'}
+  for i = 1, n do reply[i + 1] = acquire_one(i) end
 end
-if replaced then reply[#reply + 1] = {'healed'} end
+if replaced then reply[#reply + 1] = {'fence replaced'} end
 return {now, unpack(reply)}

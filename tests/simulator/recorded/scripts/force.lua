@@ -1,15 +1,15 @@
 -- force: revokes the key from its holder, notifies that holder, and blocks the key, so that the
 -- holder can stop. A key that is only blocked becomes free, unless an earlier call blocked it.
 --
--- KEYS   1 fence; 2 lock; 3 queue
--- ARGV   1 block, ms; 2 lease of an offer, ms
+-- KEYS   1 lock
+-- ARGV   1 fence; 2 block, ms; 3 lease of an offer, ms; 4 queue
 -- reply  {'free'}
 --        {'revoked', acquisition id}
 --        {'unblocked', ms left (-1: it had no TTL)}
---        Each may end in {'healed'}: see fence.lua
+--        Each may end in {'fence replaced'}: see fence.lua
 
 -- Included by every script that may grant a key. Lua numbers are doubles, and `..` prints only 14
--- digits of them: text() formats fences.
+-- digits of them: text() formats fences. ARGV[1] of each script is the key of the last fence.
 
 local function text(fence)
   return string.format('%.0f', fence)
@@ -22,21 +22,22 @@ local function is_fence(stored, now)
   return last and last < now + 86400000000
 end
 
--- Whether an invalid fence was replaced by the clock. The reply then ends in {'healed'}.
+-- Whether an invalid fence was replaced by the clock. The reply then ends in
+-- {'fence replaced'}.
 local replaced = false
 
 -- The next fence: larger than each one before it, and at least the clock.
-local function next_fence(key, now)
+local function next_fence(now)
   local fence = now
   if not fence then
     local t = redis.call('TIME')
     fence = t[1] * 1000000 + t[2]
   end
-  local stored = redis.pcall('SET', key, text(fence), 'GET')
+  local stored = redis.pcall('SET', ARGV[1], text(fence), 'GET')
   if not stored then return fence end
   if type(stored) == 'table' then
     if not string.find(stored.err, 'WRONGTYPE', 1, true) then error(stored) end
-    redis.call('SET', key, text(fence))
+    redis.call('SET', ARGV[1], text(fence))
     replaced = true
   elseif not is_fence(stored, fence) then
     replaced = true
@@ -44,22 +45,25 @@ local function next_fence(key, now)
     local last = tonumber(stored)
     if last >= fence then
       fence = math.floor(last) + 1
-      redis.call('SET', key, text(fence))
+      redis.call('SET', ARGV[1], text(fence))
     end
   end
   return fence
 end
 
 -- Included by every script that may find a key free: offers, queue entries and grants. It needs
--- fence.lua. KEYS as in the script: 1 fence; 2 lock; 3 queue.
+-- fence.lua. A script declares the lock as its key. Its queue, the fence and the record are
+-- arguments: an error at one of them (permission, slot) ends the script in the middle. What has been
+-- executed by then is a complete step each time: a waiter that was taken from the queue and got no
+-- offer enqueues again with its next poll.
 --
 -- A queue is a list of acquisition ids, its first waiter at the head. A lock is a hash of one
 -- field, acquisition id -> fence, and always has a TTL. A blocked lock has the field `<acquisition
--- id>:end`: it has no holder.
+-- id>:end`: it has no holder. A hash of any other form is busy.
 
--- The channel of a process. Its name has the prefix of the name of the fence.
+-- The channel of a process. Its name has the prefix of the name of the fence, ARGV[1].
 local function inbox(id)
-  return string.sub(KEYS[1], 1, -2) .. 'in:' .. (string.match(id, '^(.*):%d+$') or id)
+  return string.sub(ARGV[1], 1, -2) .. 'in:' .. (string.match(id, '^(.*):%d+$') or id)
 end
 
 -- The longest queue that is searched. A longer one was written by another program: this crate never
@@ -76,11 +80,11 @@ end
 -- or `requester` if that is the first one and the caller grants it the key, or false. I7: the
 -- receiver of the message finds this state, because a script is atomic. At most 64 dead waiters are
 -- dropped in one call, which bounds its time. The key is then free, as with an empty queue.
-local function offer_next(fence_key, lock, queue, requester, offer_ms, head)
+local function offer_next(lock, queue, requester, offer_ms, head)
   for _ = 1, 64 do
     head = head or redis.call('LPOP', queue)
     if not head or head == requester then return head end
-    local fence = next_fence(fence_key)
+    local fence = next_fence()
     if redis.call('PUBLISH', inbox(head), '1 offered ' .. text(fence) .. ' ' .. head .. ' ' .. lock) > 0 then
       redis.call('HSET', lock, head, text(fence))
       redis.call('PEXPIRE', lock, offer_ms)
@@ -121,13 +125,13 @@ local function enqueue(queue, id, left, entry_ms, capacity)
     ahead = waiting
   end
   redis.call('PEXPIRE', queue, entry_ms)
-  return {'line', left, ahead}
+  return {'queued', left, ahead}
 end
 
 -- Grants the key to `id`, or enqueues it. If `id` holds the key already, by a repeated call or an
 -- accepted offer: the same fence, and at least a full lease. A delayed copy never shortens the
 -- lease: GT. For GT, a key without a TTL has an infinite one: it gets one here.
-local function acquire(fence_key, lock, queue, id, lease_ms, if_busy, offer_ms, entry_ms, capacity)
+local function acquire(lock, queue, id, lease_ms, if_busy, offer_ms, entry_ms, capacity)
   local fence = redis.call('HGET', lock, id)
   if fence then
     if redis.call('PEXPIRE', lock, lease_ms, 'GT') == 0 then
@@ -140,52 +144,52 @@ local function acquire(fence_key, lock, queue, id, lease_ms, if_busy, offer_ms, 
   end
   local left = redis.call('PTTL', lock)
   if left == -2 then
-    local next = offer_next(fence_key, lock, queue, id, offer_ms)
+    local next = offer_next(lock, queue, id, offer_ms)
     if not next or next == id then
       -- Its entry may be behind more dead waiters than one call drops.
       if not next then redis.call('LREM', queue, 1, id) end
-      fence = next_fence(fence_key)
+      fence = next_fence()
       redis.call('HSET', lock, id, text(fence))
       redis.call('PEXPIRE', lock, lease_ms)
       return {'granted', fence}
     end
     left = tonumber(offer_ms)
   end
-  if if_busy ~= '1' then return {'held', left} end
+  if if_busy ~= '1' then return {'busy', left} end
   return enqueue(queue, id, left, entry_ms, tonumber(capacity))
 end
 
-local left = redis.call('PTTL', KEYS[2])
+local left = redis.call('PTTL', KEYS[1])
 local reply = {'free'}
 if left ~= -2 then
   reply = {'unblocked', left}
   local revoked
   -- A lock of this crate has one field. Of a larger hash only some fields are read.
-  local fields = redis.call('HSCAN', KEYS[2], 0, 'COUNT', 16)[2]
+  local fields = redis.call('HSCAN', KEYS[1], 0, 'COUNT', 16)[2]
   for i = 1, #fields, 2 do
     local id = fields[i]
     if not string.find(id, ':end$') then
       reply = {'revoked', id}
-    elseif fields[i + 1] == 'forced' and left ~= -1 and left <= tonumber(ARGV[1]) then
+    elseif fields[i + 1] == 'forced' and left ~= -1 and left <= tonumber(ARGV[2]) then
       revoked = string.sub(id, 1, -5)
     end
   end
   if revoked and reply[1] == 'unblocked' then
     -- The former holder may still run: the message of the earlier call may be lost.
-    redis.call('PUBLISH', inbox(revoked), '1 taken 0 ' .. revoked .. ' ' .. KEYS[2])
+    redis.call('PUBLISH', inbox(revoked), '1 revoked 0 ' .. revoked .. ' ' .. KEYS[1])
     return {'revoked', revoked}
   end
-  redis.call('DEL', KEYS[2])
+  redis.call('DEL', KEYS[1])
 end
 if reply[1] == 'revoked' then
   local id = reply[2]
-  redis.call('PUBLISH', inbox(id), '1 taken 0 ' .. id .. ' ' .. KEYS[2])
-  if ARGV[1] ~= '0' then
-    redis.call('HSET', KEYS[2], id .. ':end', 'forced')
-    redis.call('PEXPIRE', KEYS[2], ARGV[1])
+  redis.call('PUBLISH', inbox(id), '1 revoked 0 ' .. id .. ' ' .. KEYS[1])
+  if ARGV[2] ~= '0' then
+    redis.call('HSET', KEYS[1], id .. ':end', 'forced')
+    redis.call('PEXPIRE', KEYS[1], ARGV[2])
     return reply
   end
 end
-offer_next(KEYS[1], KEYS[2], KEYS[3], false, ARGV[2])
-if replaced then reply[#reply + 1] = {'healed'} end
+offer_next(KEYS[1], ARGV[4], false, ARGV[3])
+if replaced then reply[#reply + 1] = {'fence replaced'} end
 return reply

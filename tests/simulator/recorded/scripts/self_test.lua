@@ -2,8 +2,8 @@
 -- refused ones. It publishes to a channel of the caller, which checks that the message arrives and
 -- that the number of receivers is plausible.
 --
--- KEYS   1 fence; 2 lock; 3 queue
--- ARGV   1 channel; 2 message
+-- KEYS   1 lock
+-- ARGV   1 fence; 2 queue; 3 channel; 4 message
 -- reply  {now, number of receivers, invalid fence that was replaced, refusal ..}
 
 local refused = {}
@@ -17,7 +17,7 @@ local function try(...)
 end
 
 -- Included by every script that may grant a key. Lua numbers are doubles, and `..` prints only 14
--- digits of them: text() formats fences.
+-- digits of them: text() formats fences. ARGV[1] of each script is the key of the last fence.
 
 local function text(fence)
   return string.format('%.0f', fence)
@@ -30,21 +30,22 @@ local function is_fence(stored, now)
   return last and last < now + 86400000000
 end
 
--- Whether an invalid fence was replaced by the clock. The reply then ends in {'healed'}.
+-- Whether an invalid fence was replaced by the clock. The reply then ends in
+-- {'fence replaced'}.
 local replaced = false
 
 -- The next fence: larger than each one before it, and at least the clock.
-local function next_fence(key, now)
+local function next_fence(now)
   local fence = now
   if not fence then
     local t = redis.call('TIME')
     fence = t[1] * 1000000 + t[2]
   end
-  local stored = redis.pcall('SET', key, text(fence), 'GET')
+  local stored = redis.pcall('SET', ARGV[1], text(fence), 'GET')
   if not stored then return fence end
   if type(stored) == 'table' then
     if not string.find(stored.err, 'WRONGTYPE', 1, true) then error(stored) end
-    redis.call('SET', key, text(fence))
+    redis.call('SET', ARGV[1], text(fence))
     replaced = true
   elseif not is_fence(stored, fence) then
     replaced = true
@@ -52,7 +53,7 @@ local function next_fence(key, now)
     local last = tonumber(stored)
     if last >= fence then
       fence = math.floor(last) + 1
-      redis.call('SET', key, text(fence))
+      redis.call('SET', ARGV[1], text(fence))
     end
   end
   return fence
@@ -60,31 +61,31 @@ end
 
 local t = try('TIME')
 local now = t and t[1] * 1000000 + t[2] or 0
-local stored, invalid = redis.pcall('SET', KEYS[1], '0', 'NX', 'GET'), ''
+local stored, invalid = redis.pcall('SET', ARGV[1], '0', 'NX', 'GET'), ''
 if type(stored) == 'string' and t and not is_fence(stored, now) then
   invalid = '`' .. string.sub(stored, 1, 40) .. '`'
 elseif type(stored) == 'table' and string.find(stored.err, 'WRONGTYPE', 1, true) then
   invalid = 'of another type'
 else
-  try('SET', KEYS[1], '0', 'NX', 'GET')
+  try('SET', ARGV[1], '0', 'NX', 'GET')
 end
-if invalid ~= '' then try('SET', KEYS[1], text(now)) end
-try('EXISTS', KEYS[2], KEYS[3])
-try('HSET', KEYS[2], 'a', 1)
-try('PEXPIRE', KEYS[2], 1000)
-try('PTTL', KEYS[2])
-try('HEXISTS', KEYS[2], 'a')
-try('HGET', KEYS[2], 'a')
-try('HSCAN', KEYS[2], 0, 'COUNT', 16)
-try('HDEL', KEYS[2], 'a')
-try('RPUSH', KEYS[3], 'a')
-try('PEXPIRE', KEYS[3], 1000)
-try('LPOS', KEYS[3], 'a')
-try('LRANGE', KEYS[3], 0, -1)
-try('LLEN', KEYS[3])
-try('LREM', KEYS[3], 1, 'a')
-try('LPOP', KEYS[3])
-try('DEL', KEYS[2], KEYS[3])
-try('PUBSUB', 'NUMSUB', ARGV[1])
-local receivers = try('PUBLISH', ARGV[1], ARGV[2])
+if invalid ~= '' then try('SET', ARGV[1], text(now)) end
+try('EXISTS', KEYS[1], ARGV[2])
+try('HSET', KEYS[1], 'a', 1)
+try('PEXPIRE', KEYS[1], 1000)
+try('PTTL', KEYS[1])
+try('HEXISTS', KEYS[1], 'a')
+try('HGET', KEYS[1], 'a')
+try('HSCAN', KEYS[1], 0, 'COUNT', 16)
+try('HDEL', KEYS[1], 'a')
+try('RPUSH', ARGV[2], 'a')
+try('PEXPIRE', ARGV[2], 1000)
+try('LPOS', ARGV[2], 'a')
+try('LRANGE', ARGV[2], 0, -1)
+try('LLEN', ARGV[2])
+try('LREM', ARGV[2], 1, 'a')
+try('LPOP', ARGV[2])
+try('DEL', KEYS[1], ARGV[2])
+try('PUBSUB', 'NUMSUB', ARGV[3])
+local receivers = try('PUBLISH', ARGV[3], ARGV[4])
 return {now, receivers or 0, invalid, unpack(refused)}

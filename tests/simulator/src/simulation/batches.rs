@@ -60,17 +60,7 @@ impl Simulation {
             let key = self.locks.iter().position(|ours| ours == lock).expect("ours");
             ScriptRequest { id: id.clone(), key }
         };
-        let (first, width) = match script.name() {
-            "acquire" => (7, 3),
-            "release" => (3, 2),
-            _ => (args.len(), 1),
-        };
-        let mut requests = vec![request(&keys[1], &args[0])];
-        // A call with a record has one request, and a fourth key.
-        if keys.len() > 4 {
-            let others = keys[3..].chunks(2).zip(args[first..].chunks(width));
-            requests.extend(others.map(|(names, args)| request(&names[0], &args[0])));
-        }
-        requests
+        let (first, width) = if script.name() == "release" { (2, 2) } else { (5, 3) };
+        keys.iter().zip(args[first..].chunks(width)).map(|(lock, args)| request(lock, &args[0])).collect()
     }
 }

@@ -201,14 +201,14 @@ impl Simulation {
             let now = w.local(process);
             w.processes[process].process.on_message(now, &message);
             w.apply_effects(process);
-            let id = message.strip_prefix("1 taken 0 ").and_then(|rest| rest.split(' ').next());
+            let id = message.strip_prefix("1 revoked 0 ").and_then(|rest| rest.split(' ').next());
             if let Some((id, fence)) = id.and_then(|id| w.revoked.get_key_value(id)) {
                 w.notified.insert((id.clone(), *fence));
             }
             // A message alone ends nothing, because any client can send one: the store verifies it.
             let goes_on = |client: &Client| match &client.state {
                 State::Holding(section) => {
-                    message.starts_with(&format!("1 taken 0 {} ", section.grant.id))
+                    message.starts_with(&format!("1 revoked 0 {} ", section.grant.id))
                         && !w.processes[process].process.verifies(now, &section.grant)
                 }
                 _ => false,

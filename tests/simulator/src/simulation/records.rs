@@ -74,15 +74,15 @@ impl Simulation {
 
     /// The record that stands for the key of this script.
     pub(super) fn standing_record(&self, script: &ScriptCall) -> Option<Record> {
-        let key = self.locks.iter().position(|lock| Some(lock) == script.keys().get(1))?;
+        let key = self.locks.iter().position(|lock| Some(lock) == script.keys().first())?;
         self.records.standing(key, self.server_ms()).cloned()
     }
 
     /// A release leaves a record only for the holder, and no other script changes a record.
     pub(super) fn check_records(&mut self, script: &ScriptCall, before: &[KeyData]) {
         if let ("release", [head, body @ ..]) = (script.name(), script.data()) {
-            let key = self.locks.iter().position(|lock| *lock == script.keys()[1]).expect("ours");
-            let id = &script.args()[0];
+            let key = self.locks.iter().position(|lock| *lock == script.keys()[0]).expect("ours");
+            let id = &script.args()[2];
             if before[key].holders.iter().any(|(holder, _)| holder == id) {
                 let record = Record::new(head.clone(), body.first().cloned());
                 let now = self.server_ms();
@@ -91,7 +91,7 @@ impl Simulation {
                 if let Some(replaced) = replaced.filter(|_| !is_excused) {
                     return self.report_violation(format!("a second run of {id} replaces the record {replaced}"));
                 }
-                let until = now + script.args()[3].parse::<i64>().expect("milliseconds");
+                let until = now + script.args()[6].parse::<i64>().expect("milliseconds");
                 if let Err(violation) = self.records.released(key, record, until) {
                     return self.report_violation(violation);
                 }
@@ -116,8 +116,8 @@ impl Simulation {
 
     /// A call that gets the record leaves nothing, and passes on what it was offered.
     pub(super) fn check_recorded_reply(&mut self, script: &ScriptCall) {
-        let id = &script.args()[0];
-        let key = self.locks.iter().position(|lock| *lock == script.keys()[1]).expect("ours");
+        let id = &script.args()[5];
+        let key = self.locks.iter().position(|lock| *lock == script.keys()[0]).expect("ours");
         let data = self.key_data(key);
         if data.queue.contains(id) || data.holders.iter().any(|(holder, _)| holder == id) {
             self.report_violation(format!("{id} gets a record, and is still there: {data:?}"));

@@ -1,5 +1,5 @@
 -- Included by every script that may grant a key. Lua numbers are doubles, and `..` prints only 14
--- digits of them: text() formats fences.
+-- digits of them: text() formats fences. ARGV[1] of each script is the key of the last fence.
 
 local function text(fence)
   return string.format('%.0f', fence)
@@ -12,21 +12,22 @@ local function is_fence(stored, now)
   return last and last < now + 86400000000
 end
 
--- Whether an invalid fence was replaced by the clock. The reply then ends in {'healed'}.
+-- Whether an invalid fence was replaced by the clock. The reply then ends in
+-- {'fence replaced'}.
 local replaced = false
 
 -- The next fence: larger than each one before it, and at least the clock.
-local function next_fence(key, now)
+local function next_fence(now)
   local fence = now
   if not fence then
     local t = redis.call('TIME')
     fence = t[1] * 1000000 + t[2]
   end
-  local stored = redis.pcall('SET', key, text(fence), 'GET')
+  local stored = redis.pcall('SET', ARGV[1], text(fence), 'GET')
   if not stored then return fence end
   if type(stored) == 'table' then
     if not string.find(stored.err, 'WRONGTYPE', 1, true) then error(stored) end
-    redis.call('SET', key, text(fence))
+    redis.call('SET', ARGV[1], text(fence))
     replaced = true
   elseif not is_fence(stored, fence) then
     replaced = true
@@ -34,7 +35,7 @@ local function next_fence(key, now)
     local last = tonumber(stored)
     if last >= fence then
       fence = math.floor(last) + 1
-      redis.call('SET', key, text(fence))
+      redis.call('SET', ARGV[1], text(fence))
     end
   end
   return fence

@@ -1,46 +1,46 @@
 -- force: revokes the key from its holder, notifies that holder, and blocks the key, so that the
 -- holder can stop. A key that is only blocked becomes free, unless an earlier call blocked it.
 --
--- KEYS   1 fence; 2 lock; 3 queue
--- ARGV   1 block, ms; 2 lease of an offer, ms
+-- KEYS   1 lock
+-- ARGV   1 fence; 2 block, ms; 3 lease of an offer, ms; 4 queue
 -- reply  {'free'}
 --        {'revoked', acquisition id}
 --        {'unblocked', ms left (-1: it had no TTL)}
---        Each may end in {'healed'}: see fence.lua
+--        Each may end in {'fence replaced'}: see fence.lua
 
 --@include fence.lua
 --@include queue.lua
-local left = redis.call('PTTL', KEYS[2])
+local left = redis.call('PTTL', KEYS[1])
 local reply = {'free'}
 if left ~= -2 then
   reply = {'unblocked', left}
   local revoked
   -- A lock of this crate has one field. Of a larger hash only some fields are read.
-  local fields = redis.call('HSCAN', KEYS[2], 0, 'COUNT', 16)[2]
+  local fields = redis.call('HSCAN', KEYS[1], 0, 'COUNT', 16)[2]
   for i = 1, #fields, 2 do
     local id = fields[i]
     if not string.find(id, ':end$') then
       reply = {'revoked', id}
-    elseif fields[i + 1] == 'forced' and left ~= -1 and left <= tonumber(ARGV[1]) then
+    elseif fields[i + 1] == 'forced' and left ~= -1 and left <= tonumber(ARGV[2]) then
       revoked = string.sub(id, 1, -5)
     end
   end
   if revoked and reply[1] == 'unblocked' then
     -- The former holder may still run: the message of the earlier call may be lost.
-    redis.call('PUBLISH', inbox(revoked), '1 taken 0 ' .. revoked .. ' ' .. KEYS[2])
+    redis.call('PUBLISH', inbox(revoked), '1 revoked 0 ' .. revoked .. ' ' .. KEYS[1])
     return {'revoked', revoked}
   end
-  redis.call('DEL', KEYS[2])
+  redis.call('DEL', KEYS[1])
 end
 if reply[1] == 'revoked' then
   local id = reply[2]
-  redis.call('PUBLISH', inbox(id), '1 taken 0 ' .. id .. ' ' .. KEYS[2])
-  if ARGV[1] ~= '0' then
-    redis.call('HSET', KEYS[2], id .. ':end', 'forced')
-    redis.call('PEXPIRE', KEYS[2], ARGV[1])
+  redis.call('PUBLISH', inbox(id), '1 revoked 0 ' .. id .. ' ' .. KEYS[1])
+  if ARGV[2] ~= '0' then
+    redis.call('HSET', KEYS[1], id .. ':end', 'forced')
+    redis.call('PEXPIRE', KEYS[1], ARGV[2])
     return reply
   end
 end
-offer_next(KEYS[1], KEYS[2], KEYS[3], false, ARGV[2])
-if replaced then reply[#reply + 1] = {'healed'} end
+offer_next(KEYS[1], ARGV[4], false, ARGV[3])
+if replaced then reply[#reply + 1] = {'fence replaced'} end
 return reply

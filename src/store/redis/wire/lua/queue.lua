@@ -1,13 +1,16 @@
 -- Included by every script that may find a key free: offers, queue entries and grants. It needs
--- fence.lua. KEYS as in the script: 1 fence; 2 lock; 3 queue.
+-- fence.lua. A script declares the lock as its key. Its queue, the fence and the record are
+-- arguments: an error at one of them (permission, slot) ends the script in the middle. What has been
+-- executed by then is a complete step each time: a waiter that was taken from the queue and got no
+-- offer enqueues again with its next poll.
 --
 -- A queue is a list of acquisition ids, its first waiter at the head. A lock is a hash of one
 -- field, acquisition id -> fence, and always has a TTL. A blocked lock has the field `<acquisition
--- id>:end`: it has no holder.
+-- id>:end`: it has no holder. A hash of any other form is busy.
 
--- The channel of a process. Its name has the prefix of the name of the fence.
+-- The channel of a process. Its name has the prefix of the name of the fence, ARGV[1].
 local function inbox(id)
-  return string.sub(KEYS[1], 1, -2) .. 'in:' .. (string.match(id, '^(.*):%d+$') or id)
+  return string.sub(ARGV[1], 1, -2) .. 'in:' .. (string.match(id, '^(.*):%d+$') or id)
 end
 
 -- The longest queue that is searched. A longer one was written by another program: this crate never
@@ -24,11 +27,11 @@ end
 -- or `requester` if that is the first one and the caller grants it the key, or false. I7: the
 -- receiver of the message finds this state, because a script is atomic. At most 64 dead waiters are
 -- dropped in one call, which bounds its time. The key is then free, as with an empty queue.
-local function offer_next(fence_key, lock, queue, requester, offer_ms, head)
+local function offer_next(lock, queue, requester, offer_ms, head)
   for _ = 1, 64 do
     head = head or redis.call('LPOP', queue)
     if not head or head == requester then return head end
-    local fence = next_fence(fence_key)
+    local fence = next_fence()
     if redis.call('PUBLISH', inbox(head), '1 offered ' .. text(fence) .. ' ' .. head .. ' ' .. lock) > 0 then
       redis.call('HSET', lock, head, text(fence))
       redis.call('PEXPIRE', lock, offer_ms)
@@ -69,13 +72,13 @@ local function enqueue(queue, id, left, entry_ms, capacity)
     ahead = waiting
   end
   redis.call('PEXPIRE', queue, entry_ms)
-  return {'line', left, ahead}
+  return {'queued', left, ahead}
 end
 
 -- Grants the key to `id`, or enqueues it. If `id` holds the key already, by a repeated call or an
 -- accepted offer: the same fence, and at least a full lease. A delayed copy never shortens the
 -- lease: GT. For GT, a key without a TTL has an infinite one: it gets one here.
-local function acquire(fence_key, lock, queue, id, lease_ms, if_busy, offer_ms, entry_ms, capacity)
+local function acquire(lock, queue, id, lease_ms, if_busy, offer_ms, entry_ms, capacity)
   local fence = redis.call('HGET', lock, id)
   if fence then
     if redis.call('PEXPIRE', lock, lease_ms, 'GT') == 0 then
@@ -88,17 +91,17 @@ local function acquire(fence_key, lock, queue, id, lease_ms, if_busy, offer_ms, 
   end
   local left = redis.call('PTTL', lock)
   if left == -2 then
-    local next = offer_next(fence_key, lock, queue, id, offer_ms)
+    local next = offer_next(lock, queue, id, offer_ms)
     if not next or next == id then
       -- Its entry may be behind more dead waiters than one call drops.
       if not next then redis.call('LREM', queue, 1, id) end
-      fence = next_fence(fence_key)
+      fence = next_fence()
       redis.call('HSET', lock, id, text(fence))
       redis.call('PEXPIRE', lock, lease_ms)
       return {'granted', fence}
     end
     left = tonumber(offer_ms)
   end
-  if if_busy ~= '1' then return {'held', left} end
+  if if_busy ~= '1' then return {'busy', left} end
   return enqueue(queue, id, left, entry_ms, tonumber(capacity))
 end

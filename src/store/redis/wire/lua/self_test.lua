@@ -2,8 +2,8 @@
 -- refused ones. It publishes to a channel of the caller, which checks that the message arrives and
 -- that the number of receivers is plausible.
 --
--- KEYS   1 fence; 2 lock; 3 queue
--- ARGV   1 channel; 2 message
+-- KEYS   1 lock
+-- ARGV   1 fence; 2 queue; 3 channel; 4 message
 -- reply  {now, number of receivers, invalid fence that was replaced, refusal ..}
 
 local refused = {}
@@ -19,31 +19,31 @@ end
 --@include fence.lua
 local t = try('TIME')
 local now = t and t[1] * 1000000 + t[2] or 0
-local stored, invalid = redis.pcall('SET', KEYS[1], '0', 'NX', 'GET'), ''
+local stored, invalid = redis.pcall('SET', ARGV[1], '0', 'NX', 'GET'), ''
 if type(stored) == 'string' and t and not is_fence(stored, now) then
   invalid = '`' .. string.sub(stored, 1, 40) .. '`'
 elseif type(stored) == 'table' and string.find(stored.err, 'WRONGTYPE', 1, true) then
   invalid = 'of another type'
 else
-  try('SET', KEYS[1], '0', 'NX', 'GET')
+  try('SET', ARGV[1], '0', 'NX', 'GET')
 end
-if invalid ~= '' then try('SET', KEYS[1], text(now)) end
-try('EXISTS', KEYS[2], KEYS[3])
-try('HSET', KEYS[2], 'a', 1)
-try('PEXPIRE', KEYS[2], 1000)
-try('PTTL', KEYS[2])
-try('HEXISTS', KEYS[2], 'a')
-try('HGET', KEYS[2], 'a')
-try('HSCAN', KEYS[2], 0, 'COUNT', 16)
-try('HDEL', KEYS[2], 'a')
-try('RPUSH', KEYS[3], 'a')
-try('PEXPIRE', KEYS[3], 1000)
-try('LPOS', KEYS[3], 'a')
-try('LRANGE', KEYS[3], 0, -1)
-try('LLEN', KEYS[3])
-try('LREM', KEYS[3], 1, 'a')
-try('LPOP', KEYS[3])
-try('DEL', KEYS[2], KEYS[3])
-try('PUBSUB', 'NUMSUB', ARGV[1])
-local receivers = try('PUBLISH', ARGV[1], ARGV[2])
+if invalid ~= '' then try('SET', ARGV[1], text(now)) end
+try('EXISTS', KEYS[1], ARGV[2])
+try('HSET', KEYS[1], 'a', 1)
+try('PEXPIRE', KEYS[1], 1000)
+try('PTTL', KEYS[1])
+try('HEXISTS', KEYS[1], 'a')
+try('HGET', KEYS[1], 'a')
+try('HSCAN', KEYS[1], 0, 'COUNT', 16)
+try('HDEL', KEYS[1], 'a')
+try('RPUSH', ARGV[2], 'a')
+try('PEXPIRE', ARGV[2], 1000)
+try('LPOS', ARGV[2], 'a')
+try('LRANGE', ARGV[2], 0, -1)
+try('LLEN', ARGV[2])
+try('LREM', ARGV[2], 1, 'a')
+try('LPOP', ARGV[2])
+try('DEL', KEYS[1], ARGV[2])
+try('PUBSUB', 'NUMSUB', ARGV[3])
+local receivers = try('PUBLISH', ARGV[3], ARGV[4])
 return {now, receivers or 0, invalid, unpack(refused)}
