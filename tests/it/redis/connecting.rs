@@ -16,9 +16,12 @@ use tokio::{
     time::sleep,
 };
 use tower_lock::{
-    LockError, LockManager, RedisStore,
+    AcquisitionId, LockError, LockKey, LockManager, RedisStore,
     deadpool_redis::{Config, Runtime},
-    store::{ListRequest, LockStore, RedisConnectError, StoreErrorKind},
+    store::{
+        AcquireReply, AcquireRequest, AcquisitionIds, IfBusy, ListRequest, LockStore, QueueConfig, RedisConnectError,
+        ReleaseRequest, StoreErrorKind,
+    },
     test_util::conformance,
 };
 use tower_lock_testkit::{RedisServer, Reply};
@@ -252,7 +255,26 @@ async fn script_refused_in_its_middle_leaves_a_complete_step() {
         // The repeated release ends nothing of others.
         until("released", async || locks.size() == (0, 0)).await;
     }
-    environment.wait_until_clean().await;
+    // A key that is released together with one whose queue is refused keeps its lock-delay.
+    let store = RedisStore::connect(&url).await.expect("it is enough");
+    let ids = AcquisitionIds::new("a", 1);
+    let two: Vec<_> = (0..2).map(|n| (LockKey::from(("n", n)), ids.next())).collect();
+    let queue = QueueConfig::new(ms(4_000), ms(10_000), 8);
+    let acquire = |(key, id): &(LockKey, AcquisitionId)| {
+        AcquireRequest::new(key.clone(), id.clone(), ms(30_000), IfBusy::Fail, queue, ms(5_000))
+    };
+    for reply in store.acquire(two.iter().map(acquire).collect()) {
+        assert!(matches!(reply.await, Ok(AcquireReply::Granted { .. })));
+    }
+    user_with(&["f", "q:{lock:n:1}"]).await;
+    let release = |((key, id), block): (&(LockKey, AcquisitionId), Duration)| {
+        ReleaseRequest::new(key.clone(), id.clone(), block, queue)
+    };
+    for reply in store.release(two.iter().zip([Duration::ZERO, ms(20_000)]).map(release).collect()) {
+        reply.await.expect_err("refused");
+    }
+    assert_eq!(environment.command(&["EXISTS", "lock:n:0"]).await.integer(), Some(0), "free");
+    assert!(environment.command(&["PTTL", "lock:n:1"]).await.integer().is_some_and(|left| left > 10_000), "blocked");
 }
 
 /// Another application on the same Redis, with the ACL of the guide for its own prefix.

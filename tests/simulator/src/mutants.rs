@@ -252,7 +252,7 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "block_of_first_key",
         "a shared release gives only its first key a lock-delay",
-        &[patch("release", "ARGV[2 * i + 1], ARGV[2 * i + 2]\n", "ARGV[2 * i + 1], i == 1 and ARGV[4] or '0'\n")],
+        &[patch("release", "held[i] == 1 and has_block then", "held[i] == 1 and has_block and i == 1 then")],
     )
     .with("batches"),
     script(
@@ -391,7 +391,7 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "lock_delay_keeps_holder",
         "a key in its lock-delay keeps the field of its last holder",
-        &[patch("release", "redis.call('HSET', lock, id .. ':end', 1)", "redis.call('HSET', lock, id, 1)")],
+        &[patch("release", "ARGV[2 * i + 1] .. ':end', 1)", "ARGV[2 * i + 1], 1)")],
     ),
     script(
         "offer_to_dead",

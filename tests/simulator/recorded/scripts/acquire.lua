@@ -2,8 +2,8 @@
 -- first one (I8). No key occurs twice: two requests would both find it free.
 --
 -- KEYS   n locks
--- ARGV   1 fence; 2 time at which the call expires, in microseconds of the server's clock; 3 lease of
---        an offer, ms; 4 TTL of the queue, ms; 5 capacity of the queue
+-- ARGV   1 fence; 2 time at which the call expires, in microseconds of the server's clock;
+--        3 lease of an offer, ms; 4 TTL of the queue, ms; 5 capacity of the queue
 --        for each lock: acquisition id; lease, ms; '1' to enqueue
 --        for each lock: its queue
 --        the record of a single lock, if it stands in place of a grant
@@ -84,9 +84,9 @@ end
 
 -- Included by every script that may find a key free: offers, queue entries and grants. It needs
 -- fence.lua. A script declares the lock as its key. Its queue, the fence and the record are
--- arguments: an error at one of them (permission, slot) ends the script in the middle. What has been
--- executed by then is a complete step each time: a waiter that was taken from the queue and got no
--- offer enqueues again with its next poll.
+-- arguments: an error at one of them (permission, slot) ends the script in the middle. All that
+-- was executed by then is a complete step: a waiter that has left the queue without an offer
+-- enqueues again with its next poll.
 --
 -- A queue is a list of acquisition ids, its first waiter at the head. A lock is a hash of one
 -- field, acquisition id -> fence, and always has a TTL. A blocked lock has the field `<acquisition
@@ -197,8 +197,9 @@ end
 -- another program must not be sent: the head is then empty, and the body is left out.
 local max_head, max_body = 65536, 1048576
 
--- The reply with the record, or nil. `record`: nil if the call wants a grant with or without one. The acquisition then holds nothing: an offer to it, or the
--- free key, goes to the next waiter, which gets the record, too.
+-- The reply with the record, or nil. The acquisition then holds nothing: an offer to it, or the
+-- free key, goes to the next waiter, which gets the record, too. `record` is nil if the call wants
+-- a grant with or without one.
 local function recorded(lock, queue, record, id, offer_ms)
   local head = record and redis.call('HGET', record, 'head')
   if not head then return nil end

@@ -53,9 +53,9 @@ end
 
 -- Included by every script that may find a key free: offers, queue entries and grants. It needs
 -- fence.lua. A script declares the lock as its key. Its queue, the fence and the record are
--- arguments: an error at one of them (permission, slot) ends the script in the middle. What has been
--- executed by then is a complete step each time: a waiter that was taken from the queue and got no
--- offer enqueues again with its next poll.
+-- arguments: an error at one of them (permission, slot) ends the script in the middle. All that
+-- was executed by then is a complete step: a waiter that has left the queue without an offer
+-- enqueues again with its next poll.
 --
 -- A queue is a list of acquisition ids, its first waiter at the head. A lock is a hash of one
 -- field, acquisition id -> fence, and always has a TTL. A blocked lock has the field `<acquisition
@@ -183,12 +183,13 @@ if left ~= -2 then
 end
 if reply[1] == 'revoked' then
   local id = reply[2]
-  redis.call('PUBLISH', inbox(id), '1 revoked 0 ' .. id .. ' ' .. KEYS[1])
+  -- The block is first: an error at the channel must not leave the key free beside its holder.
   if ARGV[2] ~= '0' then
     redis.call('HSET', KEYS[1], id .. ':end', 'forced')
     redis.call('PEXPIRE', KEYS[1], ARGV[2])
-    return reply
   end
+  redis.call('PUBLISH', inbox(id), '1 revoked 0 ' .. id .. ' ' .. KEYS[1])
+  if ARGV[2] ~= '0' then return reply end
 end
 offer_next(KEYS[1], ARGV[4], false, ARGV[3])
 if replaced then reply[#reply + 1] = {'fence replaced'} end

@@ -8,8 +8,8 @@
 -- ARGV   1 fence; 2 lease of an offer, ms
 --        for each lock: acquisition id; block, ms
 --        for each lock: its queue
---        if the holder of a single lock leaves a record: the record; its TTL, ms; its head; its body,
---        or absent
+--        if the holder of a single lock leaves a record: the record; its TTL, ms; its head; its
+--        body, or absent
 -- reply  {'freed'}: all keys
 --        {'handed off'}, {'not holder'} or {'recorded before'}
 --        {'each', reply ..} of several requests: as above, or {'error', text}
@@ -36,12 +36,17 @@ if record and ignore_wrong_type('HEXISTS', KEYS[1], ARGV[3]) == 1 then
 end
 
 -- HDEL is first, because Redis accepts it when it is out of memory, and then accepts the writes of
--- the rest of the script, too. After it the key is free: an error at the queue leaves waiters that
--- poll.
+-- the rest of the script, too. All keys are blocked before the first queue is read: an error at a
+-- queue leaves free keys, whose waiters poll, and no key without its block (I10).
 local held, all_freed = {}, true
 for i = 1, n do
   held[i] = ignore_wrong_type('HDEL', KEYS[i], ARGV[2 * i + 1])
-  all_freed = all_freed and held[i] == 1 and ARGV[2 * i + 2] == '0'
+  local has_block = ARGV[2 * i + 2] ~= '0'
+  if held[i] == 1 and has_block then
+    redis.call('HSET', KEYS[i], ARGV[2 * i + 1] .. ':end', 1)
+    redis.call('PEXPIRE', KEYS[i], ARGV[2 * i + 2])
+  end
+  all_freed = all_freed and held[i] == 1 and not has_block
 end
 -- The first waiter of a single queue: to take it is one command less than to look first.
 local first
@@ -97,9 +102,9 @@ end
 
 -- Included by every script that may find a key free: offers, queue entries and grants. It needs
 -- fence.lua. A script declares the lock as its key. Its queue, the fence and the record are
--- arguments: an error at one of them (permission, slot) ends the script in the middle. What has been
--- executed by then is a complete step each time: a waiter that was taken from the queue and got no
--- offer enqueues again with its next poll.
+-- arguments: an error at one of them (permission, slot) ends the script in the middle. All that
+-- was executed by then is a complete step: a waiter that has left the queue without an offer
+-- enqueues again with its next poll.
 --
 -- A queue is a list of acquisition ids, its first waiter at the head. A lock is a hash of one
 -- field, acquisition id -> fence, and always has a TTL. A blocked lock has the field `<acquisition
@@ -210,11 +215,7 @@ local function finish(i)
     if record and redis.call('HGET', record, 'id') == id then return {'recorded before'} end
     return {'not holder'}
   end
-  if block_ms ~= '0' then
-    redis.call('HSET', lock, id .. ':end', 1)
-    redis.call('PEXPIRE', lock, block_ms)
-    return {'freed'}
-  end
+  if block_ms ~= '0' then return {'freed'} end
   return {offer_next(lock, queue, false, ARGV[2], first) and 'handed off' or 'freed'}
 end
 

@@ -3,9 +3,9 @@
 -- under a new fence. A key that was lost is acquired under the next id.
 --
 -- KEYS   1 lock
--- ARGV   1 fence; 2 time at which the call expires, as of acquire; 3 lease of an offer, ms; 4 TTL of
---        the queue, ms; 5 capacity of the queue; 6 next acquisition id; 7 lease, ms; 8 acquisition
---        id of the holder; 9 fence of the holder; 10 queue; 11 record, as of acquire
+-- ARGV   1 fence; 2 time at which the call expires, as of acquire; 3 lease of an offer, ms;
+--        4 TTL of the queue, ms; 5 capacity of the queue; 6 next acquisition id; 7 lease, ms;
+--        8 acquisition id of the holder; 9 fence of the holder; 10 queue; 11 record, as of acquire
 -- reply  {now, 'expired'}
 --        {now, 'extended', fence}
 --        as of acquire, for the next id: the old id holds nothing any more
@@ -60,9 +60,9 @@ end
 
 -- Included by every script that may find a key free: offers, queue entries and grants. It needs
 -- fence.lua. A script declares the lock as its key. Its queue, the fence and the record are
--- arguments: an error at one of them (permission, slot) ends the script in the middle. What has been
--- executed by then is a complete step each time: a waiter that was taken from the queue and got no
--- offer enqueues again with its next poll.
+-- arguments: an error at one of them (permission, slot) ends the script in the middle. All that
+-- was executed by then is a complete step: a waiter that has left the queue without an offer
+-- enqueues again with its next poll.
 --
 -- A queue is a list of acquisition ids, its first waiter at the head. A lock is a hash of one
 -- field, acquisition id -> fence, and always has a TTL. A blocked lock has the field `<acquisition
@@ -173,8 +173,9 @@ end
 -- another program must not be sent: the head is then empty, and the body is left out.
 local max_head, max_body = 65536, 1048576
 
--- The reply with the record, or nil. `record`: nil if the call wants a grant with or without one. The acquisition then holds nothing: an offer to it, or the
--- free key, goes to the next waiter, which gets the record, too.
+-- The reply with the record, or nil. The acquisition then holds nothing: an offer to it, or the
+-- free key, goes to the next waiter, which gets the record, too. `record` is nil if the call wants
+-- a grant with or without one.
 local function recorded(lock, queue, record, id, offer_ms)
   local head = record and redis.call('HGET', record, 'head')
   if not head then return nil end

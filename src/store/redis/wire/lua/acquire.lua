@@ -2,8 +2,8 @@
 -- first one (I8). No key occurs twice: two requests would both find it free.
 --
 -- KEYS   n locks
--- ARGV   1 fence; 2 time at which the call expires, in microseconds of the server's clock; 3 lease of
---        an offer, ms; 4 TTL of the queue, ms; 5 capacity of the queue
+-- ARGV   1 fence; 2 time at which the call expires, in microseconds of the server's clock;
+--        3 lease of an offer, ms; 4 TTL of the queue, ms; 5 capacity of the queue
 --        for each lock: acquisition id; lease, ms; '1' to enqueue
 --        for each lock: its queue
 --        the record of a single lock, if it stands in place of a grant

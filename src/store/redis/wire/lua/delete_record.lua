@@ -4,8 +4,11 @@
 -- ARGV   1 record
 -- reply  {'deleted'}, {'not found'} or {'busy'}
 
-local fields = redis.call('HSCAN', KEYS[1], 0, 'COUNT', 16)[2]
-for i = 1, #fields, 2 do
-  if not string.find(fields[i], ':end$') then return {'busy'} end
+-- A key without a holder has no lock, or one whose only field is that of a block. Any other form is
+-- busy, also a large hash, of which one page is read.
+if redis.call('EXISTS', KEYS[1]) == 1 then
+  local page = redis.call('HSCAN', KEYS[1], 0, 'COUNT', 16)
+  local fields = page[2]
+  if page[1] ~= '0' or #fields ~= 2 or not string.find(fields[1], ':end$') then return {'busy'} end
 end
 return {redis.call('DEL', ARGV[1]) == 1 and 'deleted' or 'not found'}

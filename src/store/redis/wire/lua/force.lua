@@ -34,12 +34,13 @@ if left ~= -2 then
 end
 if reply[1] == 'revoked' then
   local id = reply[2]
-  redis.call('PUBLISH', inbox(id), '1 revoked 0 ' .. id .. ' ' .. KEYS[1])
+  -- The block is first: an error at the channel must not leave the key free beside its holder.
   if ARGV[2] ~= '0' then
     redis.call('HSET', KEYS[1], id .. ':end', 'forced')
     redis.call('PEXPIRE', KEYS[1], ARGV[2])
-    return reply
   end
+  redis.call('PUBLISH', inbox(id), '1 revoked 0 ' .. id .. ' ' .. KEYS[1])
+  if ARGV[2] ~= '0' then return reply end
 end
 offer_next(KEYS[1], ARGV[4], false, ARGV[3])
 if replaced then reply[#reply + 1] = {'fence replaced'} end

@@ -1,8 +1,8 @@
 -- Included by every script that may find a key free: offers, queue entries and grants. It needs
 -- fence.lua. A script declares the lock as its key. Its queue, the fence and the record are
--- arguments: an error at one of them (permission, slot) ends the script in the middle. What has been
--- executed by then is a complete step each time: a waiter that was taken from the queue and got no
--- offer enqueues again with its next poll.
+-- arguments: an error at one of them (permission, slot) ends the script in the middle. All that
+-- was executed by then is a complete step: a waiter that has left the queue without an offer
+-- enqueues again with its next poll.
 --
 -- A queue is a list of acquisition ids, its first waiter at the head. A lock is a hash of one
 -- field, acquisition id -> fence, and always has a TTL. A blocked lock has the field `<acquisition

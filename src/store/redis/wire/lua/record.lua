@@ -5,8 +5,9 @@
 -- another program must not be sent: the head is then empty, and the body is left out.
 local max_head, max_body = 65536, 1048576
 
--- The reply with the record, or nil. `record`: nil if the call wants a grant with or without one. The acquisition then holds nothing: an offer to it, or the
--- free key, goes to the next waiter, which gets the record, too.
+-- The reply with the record, or nil. The acquisition then holds nothing: an offer to it, or the
+-- free key, goes to the next waiter, which gets the record, too. `record` is nil if the call wants
+-- a grant with or without one.
 local function recorded(lock, queue, record, id, offer_ms)
   local head = record and redis.call('HGET', record, 'head')
   if not head then return nil end

@@ -3,9 +3,9 @@
 -- under a new fence. A key that was lost is acquired under the next id.
 --
 -- KEYS   1 lock
--- ARGV   1 fence; 2 time at which the call expires, as of acquire; 3 lease of an offer, ms; 4 TTL of
---        the queue, ms; 5 capacity of the queue; 6 next acquisition id; 7 lease, ms; 8 acquisition
---        id of the holder; 9 fence of the holder; 10 queue; 11 record, as of acquire
+-- ARGV   1 fence; 2 time at which the call expires, as of acquire; 3 lease of an offer, ms;
+--        4 TTL of the queue, ms; 5 capacity of the queue; 6 next acquisition id; 7 lease, ms;
+--        8 acquisition id of the holder; 9 fence of the holder; 10 queue; 11 record, as of acquire
 -- reply  {now, 'expired'}
 --        {now, 'extended', fence}
 --        as of acquire, for the next id: the old id holds nothing any more
