@@ -129,7 +129,6 @@
 //! | `axum` | yes | [`key::from_fn`], fields of paths and bodies, [`HeldLock`], [`Locked`] |
 //! | `memory` | yes | [`MemoryStore`] and [`LockManager::in_memory`]: locks within one process |
 //! | `signal` | yes | [`LockManager::shutdown_on_signal`] |
-//! | `tracing` | yes | a span per locked request, an event per rejection: [observability] |
 //! | `metrics` | no | counters, gauges and histograms of the `metrics` facade |
 //! | `redis` | no | [`RedisStore`]: locks that many instances share |
 //! | `redis-tls` | no | `rediss://`, with rustls, and *ring* if no other provider is installed |
@@ -181,6 +180,7 @@ mod lock_key;
 mod acquisition;
 mod fencing;
 mod process;
+mod background;
 #[allow(
     unreachable_pub,
     clippy::must_use_candidate,

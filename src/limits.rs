@@ -118,7 +118,6 @@ pub(crate) const RETRY_MAX: Duration = Duration::from_secs(1);
 pub(crate) const WARN_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The most reports that wait for a log or a recorder; a recorder that blocks loses further ones.
-#[cfg(any(feature = "tracing", feature = "metrics"))]
 pub(crate) const MAX_QUEUED_REPORTS: usize = 1024;
 
 /// The most pending releases. At this number, no key is acquired.
@@ -300,7 +299,6 @@ mod tests {
         }
         #[cfg(feature = "axum")]
         assert!(page.contains(&format!("at most {} MiB |", MAX_BODY_BYTES >> 20)));
-        #[cfg(feature = "tracing")]
         assert!(page.contains(&format!("| warnings of a store that does not reply | one in {} |", s(WARN_INTERVAL))));
         #[cfg(feature = "redis")]
         assert!(page.contains(&format!("| a connection to Redis | {} |", s(CONNECT_TIMEOUT))));

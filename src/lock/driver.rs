@@ -26,6 +26,7 @@ use super::{
 };
 use crate::{
     acquisition::AcquisitionIds,
+    background::Background,
     clock::{BootInstant, Clock, LazyNow},
     error::{LockError, LockLost},
     limits::RECHECK_INTERVAL,
@@ -41,7 +42,7 @@ use crate::{
         StoreFuture, StoreTraits, YieldRequest,
     },
     sync::Mutex,
-    telemetry::{metrics::AcquireMetrics, report::Report, reports::Reports, throttle::ThrottledLog},
+    telemetry::{metrics::AcquireMetrics, report::Report, throttle::ThrottledLog},
 };
 
 /// The waiters and the pending releases that one shard counts alone, so that an uncontended request
@@ -74,7 +75,7 @@ pub(crate) struct Driver {
     /// The longest lease that is requested of the store.
     pub(super) lease: Duration,
     store_warnings: ThrottledLog,
-    reports: Reports,
+    background: Background,
     /// I11: no code of others runs under one of these mutexes, and nothing is awaited.
     shards: KeyShards<Shard>,
     lag_notices: Mutex<LagNotices>,
@@ -171,7 +172,7 @@ impl Driver {
             process,
             lease,
             store_warnings: ThrottledLog::default(),
-            reports: Reports::default(),
+            background: Background::default(),
             shards,
             lag_notices: Mutex::default(),
             is_shutting_down: AtomicBool::new(false),
@@ -664,7 +665,7 @@ impl Driver {
 
     /// Logs and counts in the background.
     pub(crate) fn report(&self, report: Report) {
-        self.reports.send(report, self.runtime().as_ref());
+        self.background.run(self.runtime().as_ref(), move || report.process());
     }
 
     /// Fires the timers that were lost, from this runtime.

@@ -149,7 +149,6 @@ impl LockKey {
 
     /// The text for logs without the parts: the namespace, and a keyed hash of the text. The key is
     /// random and belongs to this process: without it, account numbers could be found by trial.
-    #[cfg(feature = "tracing")]
     pub(crate) fn redacted(&self) -> String {
         use sha2::{Digest, Sha256};
 
@@ -332,7 +331,6 @@ mod tests {
         assert_ne!(LockKey::raw("n:1").expect("valid"), LockKey::from(("n", 1)), "raw and composed keys differ");
     }
 
-    #[cfg(feature = "tracing")]
     #[test]
     fn redacted_key_shows_only_its_namespace() {
         let key = LockKey::from(("account", "ann"));

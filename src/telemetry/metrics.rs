@@ -15,11 +15,7 @@ mod enabled {
     use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
     use tokio::time::Instant;
 
-    use crate::{
-        error::LockError,
-        store::StoreErrorKind,
-        telemetry::{isolated::isolated, report::Report},
-    };
+    use crate::{background::isolated, error::LockError, store::StoreErrorKind, telemetry::report::Report};
 
     /// One call for a lock, from its first poll to its result.
     #[derive(Debug)]
@@ -201,7 +197,62 @@ mod enabled {
     }
 }
 
+/// The same functions without the feature: they do nothing.
 #[cfg(not(feature = "metrics"))]
-pub(crate) use super::noop::{AcquireMetrics, DetachedMetrics, GuardMetrics, SectionMetrics, count_replay, describe};
+#[expect(clippy::unused_self, reason = "the signatures are those with the feature")]
+mod disabled {
+    use std::{sync::Arc, time::Duration};
+
+    use crate::{error::LockError, telemetry::report::Report};
+
+    #[derive(Debug)]
+    pub(crate) struct AcquireMetrics(());
+
+    #[derive(Debug)]
+    pub(crate) struct GuardMetrics(());
+
+    #[derive(Debug, Default)]
+    pub(crate) struct SectionMetrics(());
+
+    #[derive(Debug)]
+    pub(crate) struct DetachedMetrics(());
+
+    pub(crate) fn describe() {}
+
+    pub(crate) fn record(_: &Report) {}
+
+    pub(crate) fn count_replay(_: Option<Arc<str>>, _: &'static str) {}
+
+    impl AcquireMetrics {
+        pub(crate) fn start(_: Option<&Arc<str>>) -> Self {
+            Self(())
+        }
+
+        pub(crate) fn granted(self, _: &SectionMetrics) -> GuardMetrics {
+            GuardMetrics(())
+        }
+
+        pub(crate) fn rejected(self, _: &LockError) {}
+
+        pub(crate) fn recorded(self) {}
+    }
+
+    impl GuardMetrics {
+        pub(crate) fn finish(&self, _: &SectionMetrics, _: impl FnOnce() -> Duration) {}
+    }
+
+    impl SectionMetrics {
+        pub(crate) fn record_loss(&self) {}
+    }
+
+    impl DetachedMetrics {
+        pub(crate) fn start() -> Self {
+            Self(())
+        }
+    }
+}
+
+#[cfg(not(feature = "metrics"))]
+pub(crate) use disabled::*;
 #[cfg(feature = "metrics")]
 pub(crate) use enabled::*;

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use crate::{error::LockLost, store::StoreErrorKind};
+use tracing::warn;
+
+use super::metrics;
+use crate::{background::isolated, error::LockLost, store::StoreErrorKind};
 
 /// An observation to log or to count.
 #[derive(Debug)]
-#[cfg_attr(
-    not(all(feature = "tracing", feature = "metrics")),
-    allow(dead_code, reason = "some are only logged, and some only counted")
-)]
+#[cfg_attr(not(feature = "metrics"), allow(dead_code, reason = "some are only counted"))]
 pub(crate) enum Report {
     /// A grant ended before its section was released.
     Lost { fence: u64, why: LockLost },
@@ -25,4 +25,48 @@ pub(crate) enum Report {
     HandlerDropped { suppressed: u64, max: usize, route: String },
     /// The last manager was dropped while keys are held.
     Abandoned { held: usize },
+}
+
+impl Report {
+    /// Counts and logs the observation.
+    pub(crate) fn process(&self) {
+        isolated(|| metrics::record(self));
+        self.log();
+    }
+
+    /// Writes the log line of this report. The lines are for operators, and name no key, because a
+    /// key may be redacted.
+    fn log(&self) {
+        match self {
+            Self::Lost { fence, why } => {
+                let reason = match why {
+                    LockLost::Revoked => "it was revoked (`force_release`), or the store has lost its data",
+                    LockLost::HoldLimitReached => "its hold limit was reached",
+                    _ => "its lease expired, and no renewal was confirmed",
+                };
+                warn!(target: "tower_lock", fence, "a lock is lost: {reason}");
+            }
+            Self::RenewalLate { fence } => warn!(
+                target: "tower_lock",
+                fence,
+                "a lock is about to be lost: less than a third of its lease is left, and no renewal was confirmed",
+            ),
+            Self::StoreWarning { operation, suppressed, reason } => {
+                warn!(target: "tower_lock", operation, suppressed, "{reason}");
+            }
+            Self::HandlerDropped { suppressed, max, route } => warn!(
+                target: "tower_lock",
+                route,
+                suppressed,
+                "the client disconnected and its handler was dropped: of the {max} handlers that may finish without a client \
+                 (`LockManagerBuilder::max_detached`), one route may have at most half of those that are free",
+            ),
+            Self::Abandoned { held } => warn!(
+                target: "tower_lock",
+                held,
+                "the last `LockManager` was dropped while keys are held: `LockManager::shutdown` waits for them",
+            ),
+            Self::Renewed { .. } | Self::StoreFailed { .. } => {}
+        }
+    }
 }

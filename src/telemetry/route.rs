@@ -43,9 +43,7 @@ impl Route {
     /// Logs an error in the setup of the service, because the reader of the response may not be its
     /// operator.
     #[cfg(feature = "axum")]
-    #[cfg_attr(not(feature = "tracing"), expect(unused_variables, clippy::unused_self, reason = "there is no log"))]
     pub(crate) fn log_error(&self, method: &Method, error: impl Display) {
-        #[cfg(feature = "tracing")]
         tracing::error!(target: "tower_lock", %method, route = self.as_str(), "{error}");
     }
 

@@ -1,10 +1,10 @@
 //! The span `lock` of one request.
-//!
-//! It is empty without the feature `tracing`.
 
-use std::{fmt::Display, time::Duration};
+use std::{fmt::Display, future::Future, time::Duration};
 
 use http::StatusCode;
+use tokio::time::Instant;
+use tracing::{Instrument, Level, Span, field::Empty, instrument::Instrumented};
 
 use super::route::Route;
 use crate::{
@@ -18,18 +18,14 @@ use crate::{
 /// Dropped without a result, the request was cancelled while it waited.
 #[derive(Debug)]
 pub(crate) struct LockSpan {
-    #[cfg(feature = "tracing")]
-    span: tracing::Span,
-    #[cfg(feature = "tracing")]
+    span: Span,
     has_result: bool,
     /// `None` if nothing shows how long the request waits.
-    #[cfg(feature = "tracing")]
-    started: Option<tokio::time::Instant>,
+    started: Option<Instant>,
 }
 
 /// The part of a key source that rejected a request. It is named, so that the rejection is not
 /// attributed to the handler.
-#[cfg_attr(not(feature = "tracing"), expect(dead_code, reason = "there is no log"))]
 pub(crate) struct InvalidKeyCause<'a> {
     /// An extractor of the key function.
     pub(crate) extractor: Option<&'a str>,
@@ -40,237 +36,171 @@ pub(crate) struct InvalidKeyCause<'a> {
 
 /// The span that is current where a future is created, for a future that moves to a task.
 #[derive(Debug)]
-pub(crate) struct CapturedSpan(#[cfg(feature = "tracing")] tracing::Span);
+pub(crate) struct CapturedSpan(Span);
 
 impl CapturedSpan {
     pub(crate) fn current() -> Self {
-        Self(
-            #[cfg(feature = "tracing")]
-            tracing::Span::current(),
-        )
+        Self(Span::current())
     }
 
-    #[cfg(feature = "tracing")]
-    pub(crate) fn instrument<F>(&self, future: F) -> tracing::instrument::Instrumented<F> {
-        tracing::Instrument::instrument(future, self.0.clone())
-    }
-
-    #[cfg(not(feature = "tracing"))]
-    #[expect(clippy::unused_self, reason = "the same call as with the feature")]
-    pub(crate) fn instrument<F>(&self, future: F) -> F {
-        future
+    pub(crate) fn instrument<F>(&self, future: F) -> Instrumented<F> {
+        future.instrument(self.0.clone())
     }
 }
 
-#[cfg(feature = "tracing")]
-mod enabled {
-    use std::future::Future;
-
-    use tokio::time::Instant;
-    use tracing::{Instrument, Level, field::Empty, instrument::Instrumented};
-
-    use super::{
-        Display, Duration, FencingToken, InvalidKeyCause, LockError, LockKey, LockLost, LockSpan, Route, StatusCode,
-    };
-
-    impl LockSpan {
-        pub(crate) fn start(route: &Route, key: &LockKey, shows_key: bool) -> Self {
-            let span = open(route);
-            if !span.is_disabled() {
-                if shows_key {
-                    span.record("key", key.as_str());
-                } else {
-                    span.record("key", key.redacted());
-                }
-            }
-            let is_shown = !span.is_disabled() || tracing::enabled!(target: "tower_lock", Level::DEBUG);
-            Self { span, has_result: false, started: is_shown.then(Instant::now) }
-        }
-
-        /// Records a request that was rejected before its lock was requested.
-        pub(crate) fn rejected_before_lock(
-            route: &Route,
-            result: &'static str,
-            status: StatusCode,
-            cause: Option<InvalidKeyCause<'_>>,
-        ) {
-            let span = open(route);
-            span.record("result", result);
-            let code = status.as_u16();
-            match cause {
-                // A mistake of the service: the request has no such parameter or extension.
-                Some(InvalidKeyCause { extractor, field, text }) if status.is_server_error() => tracing::error!(
-                    target: "tower_lock",
-                    parent: &span,
-                    result,
-                    status = code,
-                    extractor,
-                    field,
-                    "request rejected: its lock key cannot be derived: {text}",
-                ),
-                Some(InvalidKeyCause { extractor, field, text }) => tracing::debug!(
-                    target: "tower_lock",
-                    parent: &span,
-                    result,
-                    status = code,
-                    extractor,
-                    field,
-                    "request rejected: its lock key cannot be derived: {text}",
-                ),
-                None => tracing::debug!(
-                    target: "tower_lock",
-                    parent: &span,
-                    result,
-                    status = code,
-                    "request rejected before its lock was requested",
-                ),
+impl LockSpan {
+    pub(crate) fn start(route: &Route, key: &LockKey, shows_key: bool) -> Self {
+        let span = open(route);
+        if !span.is_disabled() {
+            if shows_key {
+                span.record("key", key.as_str());
+            } else {
+                span.record("key", key.redacted());
             }
         }
+        let is_shown = !span.is_disabled() || tracing::enabled!(target: "tower_lock", Level::DEBUG);
+        Self { span, has_result: false, started: is_shown.then(Instant::now) }
+    }
 
-        pub(crate) fn granted(&mut self, depth: impl FnOnce() -> u32, fence: FencingToken) {
-            self.result("granted");
-            if !self.span.is_disabled() {
-                self.span.record("wait_ms", self.wait_ms()).record("depth", depth()).record("fence", fence.as_u64());
-            }
+    /// Records a request that was rejected before its lock was requested.
+    pub(crate) fn rejected_before_lock(
+        route: &Route,
+        result: &'static str,
+        status: StatusCode,
+        cause: Option<InvalidKeyCause<'_>>,
+    ) {
+        let span = open(route);
+        span.record("result", result);
+        let code = status.as_u16();
+        match cause {
+            // A mistake of the service: the request has no such parameter or extension.
+            Some(InvalidKeyCause { extractor, field, text }) if status.is_server_error() => tracing::error!(
+                target: "tower_lock",
+                parent: &span,
+                result,
+                status = code,
+                extractor,
+                field,
+                "request rejected: its lock key cannot be derived: {text}",
+            ),
+            Some(InvalidKeyCause { extractor, field, text }) => tracing::debug!(
+                target: "tower_lock",
+                parent: &span,
+                result,
+                status = code,
+                extractor,
+                field,
+                "request rejected: its lock key cannot be derived: {text}",
+            ),
+            None => tracing::debug!(
+                target: "tower_lock",
+                parent: &span,
+                result,
+                status = code,
+                "request rejected before its lock was requested",
+            ),
         }
+    }
 
-        pub(crate) fn rejected(&mut self, error: &LockError) {
-            let result = match error {
-                LockError::Busy { .. } | LockError::WouldDeadlock => "locked",
-                LockError::TimedOut { .. } => "timed_out",
-                LockError::QueueFull { .. } => "queue_full",
-                LockError::Store(_) => "store_unavailable",
-                LockError::ShuttingDown => "shutting_down",
-            };
-            let wait_ms = self.wait_ms();
-            self.result(result);
-            self.span.record("wait_ms", wait_ms);
-            tracing::debug!(target: "tower_lock", parent: &self.span, result, wait_ms, "request rejected: {error}");
+    pub(crate) fn granted(&mut self, depth: impl FnOnce() -> u32, fence: FencingToken) {
+        self.result("granted");
+        if !self.span.is_disabled() {
+            self.span.record("wait_ms", self.wait_ms()).record("depth", depth()).record("fence", fence.as_u64());
         }
+    }
 
-        pub(crate) fn recorded(&mut self) {
-            self.result("recorded");
-            self.span.record("wait_ms", self.wait_ms());
-        }
+    pub(crate) fn rejected(&mut self, error: &LockError) {
+        let result = match error {
+            LockError::Busy { .. } | LockError::WouldDeadlock => "locked",
+            LockError::TimedOut { .. } => "timed_out",
+            LockError::QueueFull { .. } => "queue_full",
+            LockError::Store(_) => "store_unavailable",
+            LockError::ShuttingDown => "shutting_down",
+        };
+        let wait_ms = self.wait_ms();
+        self.result(result);
+        self.span.record("wait_ms", wait_ms);
+        tracing::debug!(target: "tower_lock", parent: &self.span, result, wait_ms, "request rejected: {error}");
+    }
 
-        /// Records the result of a replay layer.
-        pub(crate) fn replay(&self, result: &'static str) {
-            self.span.record("replay", result);
-        }
+    pub(crate) fn recorded(&mut self) {
+        self.result("recorded");
+        self.span.record("wait_ms", self.wait_ms());
+    }
 
-        pub(crate) fn lost(&self, why: LockLost) {
-            self.span.record("result", if why == LockLost::HoldLimitReached { "hold_limit_reached" } else { "lost" });
-            tracing::warn!(target: "tower_lock", parent: &self.span, "request aborted: {why}");
-        }
+    /// Records the result of a replay layer.
+    pub(crate) fn replay(&self, result: &'static str) {
+        self.span.record("replay", result);
+    }
 
-        /// The lock was lost before it was released, and the work under it was completed.
-        pub(crate) fn released_late(&self) {
-            self.span.record("result", "lost");
-            tracing::warn!(target: "tower_lock", parent: &self.span, "lock was lost before it was released");
-        }
+    pub(crate) fn lost(&self, why: LockLost) {
+        self.span.record("result", if why == LockLost::HoldLimitReached { "hold_limit_reached" } else { "lost" });
+        tracing::warn!(target: "tower_lock", parent: &self.span, "request aborted: {why}");
+    }
 
-        pub(crate) fn disconnected(&self) {
+    /// The lock was lost before it was released, and the work under it was completed.
+    pub(crate) fn released_late(&self) {
+        self.span.record("result", "lost");
+        tracing::warn!(target: "tower_lock", parent: &self.span, "lock was lost before it was released");
+    }
+
+    pub(crate) fn disconnected(&self) {
+        self.span.record("result", "cancelled");
+        tracing::debug!(target: "tower_lock", parent: &self.span, "client had disconnected when the lock was granted");
+    }
+
+    pub(crate) fn stalled(&self, why: impl Display) {
+        tracing::warn!(target: "tower_lock", parent: &self.span, "response aborted, its reader is too slow: {why}");
+    }
+
+    pub(crate) fn ended(&self, hold: Duration) {
+        self.span.record("hold_ms", millis(hold));
+    }
+
+    pub(crate) fn is_enabled(&self) -> bool {
+        !self.span.is_disabled()
+    }
+
+    /// Runs the handler inside the span, so that its logs have the route, the key and the
+    /// fence.
+    pub(crate) fn instrument_handler<F: Future>(&self, f: impl FnOnce() -> F) -> Instrumented<F> {
+        self.span.in_scope(f).instrument(self.span.clone())
+    }
+
+    fn wait_ms(&self) -> f64 {
+        millis(self.started.map_or(Duration::ZERO, |started| started.elapsed()))
+    }
+
+    fn result(&mut self, result: &'static str) {
+        self.span.record("result", result);
+        self.has_result = true;
+    }
+}
+
+impl Drop for LockSpan {
+    fn drop(&mut self) {
+        if !self.has_result {
             self.span.record("result", "cancelled");
-            tracing::debug!(target: "tower_lock", parent: &self.span, "client had disconnected when the lock was granted");
         }
-
-        pub(crate) fn stalled(&self, why: impl Display) {
-            tracing::warn!(target: "tower_lock", parent: &self.span, "response aborted, its reader is too slow: {why}");
-        }
-
-        pub(crate) fn ended(&self, hold: Duration) {
-            self.span.record("hold_ms", millis(hold));
-        }
-
-        pub(crate) fn is_enabled(&self) -> bool {
-            !self.span.is_disabled()
-        }
-
-        /// Runs the handler inside the span, so that its logs have the route, the key and the
-        /// fence.
-        pub(crate) fn instrument_handler<F: Future>(&self, f: impl FnOnce() -> F) -> Instrumented<F> {
-            self.span.in_scope(f).instrument(self.span.clone())
-        }
-
-        fn wait_ms(&self) -> f64 {
-            millis(self.started.map_or(Duration::ZERO, |started| started.elapsed()))
-        }
-
-        fn result(&mut self, result: &'static str) {
-            self.span.record("result", result);
-            self.has_result = true;
-        }
-    }
-
-    impl Drop for LockSpan {
-        fn drop(&mut self) {
-            if !self.has_result {
-                self.span.record("result", "cancelled");
-            }
-        }
-    }
-
-    fn open(route: &Route) -> tracing::Span {
-        tracing::info_span!(
-            target: "tower_lock",
-            "lock",
-            route = route.as_str(),
-            key = Empty,
-            result = Empty,
-            wait_ms = Empty,
-            hold_ms = Empty,
-            depth = Empty,
-            fence = Empty,
-            replay = Empty,
-        )
-    }
-
-    fn millis(duration: Duration) -> f64 {
-        // Rounded to the microsecond.
-        (duration.as_secs_f64() * 1e6).round() / 1e3
     }
 }
 
-#[cfg(not(feature = "tracing"))]
-mod disabled {
-    use std::future::Future;
+fn open(route: &Route) -> Span {
+    tracing::info_span!(
+        target: "tower_lock",
+        "lock",
+        route = route.as_str(),
+        key = Empty,
+        result = Empty,
+        wait_ms = Empty,
+        hold_ms = Empty,
+        depth = Empty,
+        fence = Empty,
+        replay = Empty,
+    )
+}
 
-    use super::{
-        Display, Duration, FencingToken, InvalidKeyCause, LockError, LockKey, LockLost, LockSpan, Route, StatusCode,
-    };
-
-    #[expect(clippy::unused_self, clippy::needless_pass_by_ref_mut, reason = "the same calls as with the span")]
-    impl LockSpan {
-        pub(crate) fn start(_: &Route, _: &LockKey, _: bool) -> Self {
-            Self {}
-        }
-
-        pub(crate) fn rejected_before_lock(_: &Route, _: &'static str, _: StatusCode, _: Option<InvalidKeyCause<'_>>) {}
-
-        pub(crate) fn granted(&mut self, _: impl FnOnce() -> u32, _: FencingToken) {}
-
-        pub(crate) fn rejected(&mut self, _: &LockError) {}
-
-        pub(crate) fn recorded(&mut self) {}
-
-        pub(crate) fn replay(&self, _: &'static str) {}
-
-        pub(crate) fn lost(&self, _: LockLost) {}
-
-        pub(crate) fn released_late(&self) {}
-
-        pub(crate) fn disconnected(&self) {}
-
-        pub(crate) fn stalled(&self, _: impl Display) {}
-
-        pub(crate) fn ended(&self, _: Duration) {}
-
-        pub(crate) fn is_enabled(&self) -> bool {
-            false
-        }
-
-        pub(crate) fn instrument_handler<F: Future>(&self, f: impl FnOnce() -> F) -> F {
-            f()
-        }
-    }
+fn millis(duration: Duration) -> f64 {
+    // Rounded to the microsecond.
+    (duration.as_secs_f64() * 1e6).round() / 1e3
 }

@@ -34,9 +34,6 @@ impl ThrottledLog {
 
     /// `None`: too early. Otherwise the number of warnings that were suppressed since the last one.
     fn pass(&self, now: BootInstant) -> Option<u64> {
-        if !cfg!(feature = "tracing") {
-            return None;
-        }
         let last = self.last.load(Relaxed);
         let is_due = last == 0 || now.saturating_duration_since(BootInstant::from_nanos(last)) >= WARN_INTERVAL;
         if !is_due || self.last.compare_exchange(last, now.as_nanos().max(1), Relaxed, Relaxed).is_err() {

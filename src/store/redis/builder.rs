@@ -24,6 +24,7 @@ use super::{
     wire::Keyspace,
 };
 use crate::{
+    background::Background,
     clock::Clock,
     limits::{
         CONNECT_TIMEOUT, CONNECT_TIMEOUT_MAX, REDIS_PREFIX, REDIS_TIMEOUT_MIN, STORE_CALL_TIMEOUT,
@@ -245,6 +246,7 @@ impl RedisStoreBuilder {
         }
         let invalid = |error: RedisError| RedisConnectError::InvalidUrl(error.into());
         let Timeouts { call, connect } = timeouts;
+        let background = Background::default();
         let endpoint = |info| Ok(Endpoint::new(Client::open(info).map_err(invalid)?, connect, call));
         let user = if pool.is_some() { "the user of the pool".to_owned() } else { address.user };
         let (topology, display): (Arc<dyn Topology>, _) = match (address.sentinels, pool) {
@@ -257,7 +259,8 @@ impl RedisStoreBuilder {
                 return Err(RedisConnectError::InvalidUrl("connections of a pool do not follow sentinels".into()));
             }
             (Some(SentinelAddresses { master, nodes }), None) => {
-                let sentinels = Sentinels::new(master, nodes, address.info, connect, call).map_err(invalid)?;
+                let sentinels =
+                    Sentinels::new(master, nodes, address.info, connect, call, background.clone()).map_err(invalid)?;
                 let display = sentinels.to_string();
                 (Arc::new(sentinels), display)
             }
@@ -272,6 +275,7 @@ impl RedisStoreBuilder {
             address: display,
             user,
             keyspace,
+            background,
             timeouts,
             min_replicas,
             acquire_conn,
@@ -286,7 +290,6 @@ impl RedisStoreBuilder {
             clock: Clock::default(),
             server_clock: Default::default(),
             warned_of_missing_ttl: Default::default(),
-            #[cfg(feature = "tracing")]
             fence_warned_at: Default::default(),
         }))
     }

@@ -21,6 +21,7 @@ use tokio::{
     task::AbortHandle,
     time::{Instant, MissedTickBehavior, interval, sleep, timeout, timeout_at},
 };
+use tracing::{error, info, warn};
 
 use super::{
     error::RedisConnectError,
@@ -120,7 +121,7 @@ impl Messages {
             Err(error) => {
                 // Each is logged once. A transient error may pass by itself.
                 if error.is_transient {
-                    self.warn_unreachable(&error.error);
+                    self.warn_unreachable(error.error);
                 } else {
                     self.check_failed(error.error);
                 }
@@ -134,34 +135,30 @@ impl Messages {
         self.check_result.send_replace(Check::Passed);
     }
 
-    #[cfg_attr(not(feature = "tracing"), expect(unused_variables, reason = "there is no log"))]
-    fn warn_unreachable(&self, error: &RedisConnectError) {
+    fn warn_unreachable(&self, error: RedisConnectError) {
         if !self.warned_unreachable.swap(true, Ordering::Relaxed) {
-            #[cfg(feature = "tracing")]
-            tracing::warn!(target: "tower_lock", "requests get 503 until Redis can be reached: {error:?}");
+            self.server.background.log(move || {
+                warn!(target: "tower_lock", "requests get 503 until Redis can be reached: {error:?}");
+            });
         }
     }
 
     /// Logs the end of an outage, so that the last event of a log is not its beginning.
-    #[cfg_attr(not(feature = "tracing"), expect(unused_variables, clippy::unused_self, reason = "there is no log"))]
     fn log_recovery(&self, duration: Duration) {
-        #[cfg(feature = "tracing")]
-        {
-            let address = &self.server.address;
-            tracing::info!(target: "tower_lock", ?duration, "Redis at {address} can be reached again");
-        }
+        let address = self.server.address.clone();
+        self.server.background.log(move || {
+            info!(target: "tower_lock", ?duration, "Redis at {address} can be reached again");
+        });
     }
 
     fn check_failed(&self, error: RedisConnectError) {
-        #[cfg(feature = "tracing")]
-        {
-            let is_known =
-                matches!(&*self.check_result.borrow(), Check::Failed(known) if known.to_string() == error.to_string());
-            if !is_known {
-                tracing::error!(target: "tower_lock", "{error:?}");
-            }
+        let is_known =
+            matches!(&*self.check_result.borrow(), Check::Failed(known) if known.to_string() == error.to_string());
+        let error = Arc::new(error);
+        self.check_result.send_replace(Check::Failed(Arc::clone(&error)));
+        if !is_known {
+            self.server.background.log(move || error!(target: "tower_lock", "{error:?}"));
         }
-        self.check_result.send_replace(Check::Failed(Arc::new(error)));
     }
 
     /// The result of the self-test, or `Pending` at the deadline.

@@ -5,6 +5,7 @@ use std::fmt;
 use deadpool_redis::redis::{aio::PubSub, cmd, from_redis_value, make_extension_error};
 use futures_util::StreamExt;
 use tokio::time::timeout;
+use tracing::warn;
 
 use super::{
     error::{CallError, RedisConnectError},
@@ -51,7 +52,7 @@ pub(super) async fn self_test(server: &Server) -> Result<(PubSub, i64), SelfTest
     for connection in server.connections() {
         connection.ready().await.map_err(failed)?;
     }
-    check_server(acquire_conn, &server.address, &failed).await?;
+    check_server(acquire_conn, server, &failed).await?;
     let test_id = format!("self-test:{:016x}", Process::default().random_bits());
     let channel = server.keyspace.inbox(&test_id);
     let mut pubsub = server.connect_pubsub().await.map_err(failed)?;
@@ -115,9 +116,12 @@ pub(super) async fn self_test(server: &Server) -> Result<(PubSub, i64), SelfTest
 /// Checks the version and the eviction policy, by `INFO`: managed servers have no `CONFIG`.
 async fn check_server(
     connection: &SharedConnection,
-    address: &str,
+    server: &Server,
     failed: &(dyn Fn(CallError) -> SelfTestError + Sync),
 ) -> Result<(), SelfTestError> {
+    let warn = |message: &'static str| {
+        server.background.log(move || warn!(target: "tower_lock", "Redis: {message}"));
+    };
     let section = async |name: &str| match connection
         .query(Query::Command(cmd("INFO").arg(name)), connection.timeouts.call_deadline())
         .await
@@ -130,7 +134,7 @@ async fn check_server(
     match info.as_deref().and_then(|info| info_field(info, "redis_version")) {
         Some(version) if is_unsupported(version) => {
             return Err(RedisConnectError::UnsupportedVersion {
-                address: address.to_owned(),
+                address: server.address.clone(),
                 version: escape_control(version),
             }
             .into());
@@ -156,14 +160,6 @@ fn info_field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
 fn is_unsupported(version: &str) -> bool {
     version.split('.').next().and_then(|major| major.parse::<u32>().ok()).is_some_and(|major| major < 7)
 }
-
-#[cfg(feature = "tracing")]
-fn warn(message: &'static str) {
-    tracing::warn!(target: "tower_lock", "Redis: {message}");
-}
-
-#[cfg(not(feature = "tracing"))]
-fn warn(_: &'static str) {}
 
 #[cfg(test)]
 mod tests {

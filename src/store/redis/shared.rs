@@ -12,6 +12,7 @@ use std::{
 use deadpool_redis::redis::{Value, make_extension_error};
 use futures_util::future::join_all;
 use tokio::time::Instant;
+use tracing::warn;
 
 use super::{
     error::{CallError, NotReplicated},
@@ -19,11 +20,9 @@ use super::{
     topology::{connection::Query, server::Server},
     wire::{self, InvalidName, KeyError, ScriptCall, Timed, UnexpectedReply},
 };
-#[cfg(feature = "tracing")]
-use crate::limits::WARN_INTERVAL;
 use crate::{
     clock::{BootInstant, Clock},
-    limits::MAX_WAITING_REQUESTS,
+    limits::{MAX_WAITING_REQUESTS, WARN_INTERVAL},
     store::{
         AcquireReply, AcquireRequest, IfBusy, ReleaseReply, ReleaseRequest, StoreError,
         remote::{
@@ -43,7 +42,6 @@ pub(super) struct Shared {
     pub(super) acquires: SharedCalls<AcquireRequest, AcquireReply>,
     pub(super) releases: SharedCalls<ReleaseRequest, ReleaseReply>,
     pub(super) warned_of_missing_ttl: AtomicBool,
-    #[cfg(feature = "tracing")]
     pub(super) fence_warned_at: Mutex<Option<BootInstant>>,
 }
 
@@ -95,15 +93,12 @@ impl Shared {
 
     /// At most one warning in ten seconds: another program may write there repeatedly.
     fn warn_fence_replaced(&self) {
-        #[cfg(feature = "tracing")]
-        {
-            let now = self.clock.now();
-            let mut warned_at = self.fence_warned_at.lock();
-            if warned_at.is_none_or(|at| now.saturating_duration_since(at) >= WARN_INTERVAL) {
-                *warned_at = Some(now);
-                drop(warned_at);
-                self.server.warn_fence_replaced("another value");
-            }
+        let now = self.clock.now();
+        let mut warned_at = self.fence_warned_at.lock();
+        if warned_at.is_none_or(|at| now.saturating_duration_since(at) >= WARN_INTERVAL) {
+            *warned_at = Some(now);
+            drop(warned_at);
+            self.server.warn_fence_replaced("another value");
         }
     }
 
@@ -117,8 +112,9 @@ impl Shared {
             return;
         };
         if *lease_left == Duration::MAX && !self.warned_of_missing_ttl.swap(true, Ordering::Relaxed) {
-            #[cfg(feature = "tracing")]
-            tracing::warn!(target: "tower_lock", "a key in Redis has no TTL and stays locked: tower-lock did not write it");
+            self.server.background.log(|| {
+                warn!(target: "tower_lock", "a key in Redis has no TTL and stays locked: tower-lock did not write it");
+            });
         }
     }
 }

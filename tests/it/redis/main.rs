@@ -17,6 +17,7 @@ mod forged_messages;
 mod forks;
 mod interop;
 mod leases;
+mod logs;
 mod listing;
 mod network_faults;
 mod names;

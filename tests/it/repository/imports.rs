@@ -8,9 +8,10 @@ use std::{
 use super::{files, root, sources};
 
 /// The top-level modules by rank. A module imports only modules of lower ranks.
-const RANKS: [&[&str]; 15] = [
+const RANKS: [&[&str]; 16] = [
     &["limits"],
-    &["acquisition", "clock", "fencing", "missing", "process", "sync"],
+    &["acquisition", "clock", "fencing", "process", "sync"],
+    &["background"],
     &["lock_key"],
     &["store"],
     &["error", "owner"],

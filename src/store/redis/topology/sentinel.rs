@@ -26,6 +26,7 @@ use tokio::{
     sync::Notify,
     time::{sleep, timeout},
 };
+use tracing::{info, warn};
 
 use super::{
     replicas::is_replica,
@@ -33,6 +34,7 @@ use super::{
     socket::{Connected, Endpoint},
 };
 use crate::{
+    background::Background,
     store::{
         StoreErrorKind,
         redis::{
@@ -55,6 +57,7 @@ pub(crate) struct Sentinels {
     call_timeout: Duration,
     /// One of them has replied to the last request.
     are_reachable: AtomicBool,
+    background: Background,
 }
 
 /// One sentinel.
@@ -86,13 +89,15 @@ impl Sentinels {
         server: ConnectionInfo,
         connect_timeout: Duration,
         call_timeout: Duration,
+        background: Background,
     ) -> RedisResult<Self> {
         let node = |info| {
             let endpoint = Endpoint::new(Client::open(info)?, call_timeout, call_timeout);
             Ok(Node { endpoint, connection: Mutex::default() })
         };
         let nodes = nodes.into_iter().map(node).collect::<RedisResult<_>>()?;
-        Ok(Self { name, nodes, server, connect_timeout, call_timeout, are_reachable: AtomicBool::new(true) })
+        let are_reachable = AtomicBool::new(true);
+        Ok(Self { name, nodes, server, connect_timeout, call_timeout, are_reachable, background })
     }
 
     /// The master.
@@ -132,18 +137,22 @@ impl Sentinels {
         })
     }
 
-    #[cfg_attr(not(feature = "tracing"), expect(unused_variables, clippy::unused_self, reason = "there is no log"))]
     fn log_reachable(&self, before: bool, now: bool) {
-        #[cfg(feature = "tracing")]
-        match (before, now) {
-            (true, false) => tracing::warn!(
-                target: "tower_lock",
-                "no sentinel replies. Open connections work, but one that breaks is not replaced until a sentinel \
-                 replies: {self}",
-            ),
-            (false, true) => tracing::info!(target: "tower_lock", "a sentinel replies again: {self}"),
-            _ => {}
+        if before == now {
+            return;
         }
+        let sentinels = self.to_string();
+        self.background.log(move || {
+            if now {
+                info!(target: "tower_lock", "a sentinel replies again: {sentinels}");
+            } else {
+                warn!(
+                    target: "tower_lock",
+                    "no sentinel replies. Open connections work, but one that breaks is not replaced until a sentinel replies: \
+                     {sentinels}",
+                );
+            }
+        });
     }
 
     /// The reply of one sentinel, or its address and the error.

@@ -4,15 +4,19 @@ use std::sync::Arc;
 
 use deadpool_redis::redis::aio::PubSub;
 use tokio::time::timeout;
+use tracing::warn;
 
 use super::{
     connection::{SharedConnection, Timeouts},
     replicas::MinReplicas,
     servers::Topology,
 };
-use crate::store::{
-    StoreError,
-    redis::{error::CallError, wire::Keyspace},
+use crate::{
+    background::Background,
+    store::{
+        StoreError,
+        redis::{error::CallError, wire::Keyspace},
+    },
 };
 
 /// The server of a store.
@@ -24,6 +28,8 @@ pub(crate) struct Server {
     /// The user of the calls, for errors.
     pub(crate) user: String,
     pub(crate) keyspace: Keyspace,
+    /// For the logs of tasks that must not block.
+    pub(crate) background: Background,
     pub(crate) timeouts: Timeouts,
     /// The replicas that must have a grant or a renewal. `None`: it counts at once.
     pub(crate) min_replicas: Option<MinReplicas>,
@@ -56,15 +62,15 @@ impl Server {
 
     /// Warns that the stored value was not a fence, and that a script replaced it by the server's
     /// clock.
-    #[cfg_attr(not(feature = "tracing"), expect(unused_variables, clippy::unused_self, reason = "there is no log"))]
     pub(crate) fn warn_fence_replaced(&self, found: &str) {
-        #[cfg(feature = "tracing")]
-        tracing::warn!(
-            target: "tower_lock",
-            "the key of the last fencing token in Redis, `{key}`, contained {found}: not a number, or more than a day ahead of the \
-             clock of Redis. It was set to that clock, and tokens increase from there. No other program may write to this key. If the \
-             clock of Redis is wrong, correct it and `DEL {key}`",
-            key = self.keyspace.fence(),
-        );
+        let (key, found) = (self.keyspace.fence(), found.to_owned());
+        self.background.log(move || {
+            warn!(
+                target: "tower_lock",
+                "the key of the last fencing token in Redis, `{key}`, contained {found}: not a number, or more than a day ahead \
+                 of the clock of Redis. It was set to that clock, and tokens increase from there. No other program may write to \
+                 this key. If the clock of Redis is wrong, correct it and `DEL {key}`",
+            );
+        });
     }
 }
