@@ -122,12 +122,6 @@ impl AcquisitionIds {
         Self { manager: Arc::from(&*self.manager), sequence: Arc::clone(&self.sequence) }
     }
 
-    /// A generator for a child process of the same instance.
-    pub(crate) fn for_child(&self, random: u64) -> Self {
-        let instance = self.manager.rsplit_once(':').map_or(&*self.manager, |(instance, _)| instance);
-        Self::new(instance, random)
-    }
-
     /// Returns the id of the manager, which is the common part of all ids.
     pub fn manager(&self) -> &Arc<str> {
         &self.manager

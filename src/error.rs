@@ -141,6 +141,11 @@ pub(super) struct PendingReleases {
     pub(super) last_error: Option<StoreError>,
 }
 
+/// The manager is the copy of one of the parent process.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("this process is a forked child: create the store and the `LockManager` after the fork")]
+pub(super) struct Forked;
+
 impl LockError {
     pub(super) fn busy(lease_left: Duration, ahead: usize) -> Self {
         Self::Busy { lease_left, ahead }

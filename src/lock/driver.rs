@@ -28,11 +28,11 @@ use crate::{
     acquisition::AcquisitionIds,
     background::Background,
     clock::{BootInstant, Clock, LazyNow},
-    error::{LockError, LockLost},
+    error::{Forked, LockError, LockLost},
     limits::RECHECK_INTERVAL,
     lock_key::{LockKey, shards::KeyShards},
     owner::Owner,
-    process::{Process, ProcessMark},
+    process::ProcessMark,
     proto::{
         Action, Actions, Event, GuardEnd, LockRequest, QueuePosition, StoreCall, StoreOp, lease::LeaseBounds,
         section::ReleaseOutcome, table::LockTable, usage::Usage,
@@ -42,7 +42,7 @@ use crate::{
         StoreFuture, StoreTraits, YieldRequest,
     },
     sync::Mutex,
-    telemetry::{metrics::AcquireMetrics, report::Report, throttle::ThrottledLog},
+    telemetry::{self, metrics::AcquireMetrics, report::Report, throttle::ThrottledLog},
 };
 
 /// The waiters and the pending releases that one shard counts alone, so that an uncontended request
@@ -68,7 +68,6 @@ pub(crate) struct Driver {
     /// The state that another module keeps with this manager.
     extension: OnceLock<Box<dyn Any + Send + Sync>>,
     pub(crate) ids: AcquisitionIds,
-    process: Process,
     /// The process that created this driver. The copy in a forked child grants nothing, and sends
     /// nothing to the store.
     created_in: ProcessMark,
@@ -146,7 +145,7 @@ impl Driver {
         store: Arc<dyn LockStore>,
         clock: Clock,
         ids: AcquisitionIds,
-        process: Process,
+        created_in: ProcessMark,
         lease: Duration,
         max_detached: usize,
         start_watchdog: fn(&Arc<Self>),
@@ -168,8 +167,7 @@ impl Driver {
             max_detached,
             extension: OnceLock::new(),
             ids,
-            created_in: process.mark(),
-            process,
+            created_in,
             lease,
             store_warnings: ThrottledLog::default(),
             background: Background::default(),
@@ -186,14 +184,13 @@ impl Driver {
         driver
     }
 
-    /// Creates the driver of a forked child: with ids and an event sink of its own, and without
-    /// locks. The locks of this one belong to the parent: they are lost here, without a call to the
-    /// store.
-    pub(super) fn for_child(&self) -> Arc<Self> {
-        self.renewals.abandon();
-        let ids = self.ids.for_child(self.process.random_bits());
-        let (store, clock, process) = (Arc::clone(&self.store), self.clock.clone(), self.process.clone());
-        Self::new(store, clock, ids, process, self.lease, self.max_detached, self.start_watchdog)
+    /// Fails in a forked child. Its copy of the table shows the locks of its parent, whose ids it
+    /// would use.
+    pub(super) fn check_process(&self, operation: &'static str) -> Result<(), StoreError> {
+        if self.is_of_this_process() {
+            return Ok(());
+        }
+        Err(StoreError::new("lock", operation, StoreErrorKind::Unavailable).with_source(Forked))
     }
 
     /// Called for each request, each end of a guard and each store reply.
@@ -205,10 +202,7 @@ impl Driver {
 
     /// Requests a lock. Returns the number of the request, for [`cancel`](Self::cancel).
     pub(super) fn request(self: &Arc<Self>, key: &LockKey, request: LockRequest<Waiter>) -> u64 {
-        if !self.is_of_this_process() {
-            // The call was made before the fork, and is polled for the first time in the child. The
-            // copied table shows the locks of the parent.
-            let error = StoreError::new("lock", "acquire", StoreErrorKind::Unavailable);
+        if let Err(error) = self.check_process("acquire") {
             drop(request.waiter.send(Err(LockError::from(error).into())));
             return 0;
         }
@@ -345,6 +339,9 @@ impl Driver {
     }
 
     pub(super) fn held_count(&self) -> usize {
+        if !self.is_of_this_process() {
+            return 0;
+        }
         self.shards.iter().map(|shard| shard.lock().table.held_count()).sum()
     }
 
@@ -359,6 +356,9 @@ impl Driver {
     }
 
     pub(crate) fn hold_count(&self, key: &LockKey, owner: &Owner) -> u32 {
+        if !self.is_of_this_process() {
+            return 0;
+        }
         self.shards.of(key).lock().table.hold_count(key, owner, self.clock.now())
     }
 
@@ -370,6 +370,9 @@ impl Driver {
         owner: &Owner,
         route: impl FnOnce() -> Option<Arc<str>>,
     ) -> Option<LockError> {
+        if let Err(error) = self.check_process("acquire") {
+            return Some(error.into());
+        }
         let error = self.shards.of(key).lock().table.rejection_without_wait(key, owner, self.clock.now())?;
         AcquireMetrics::start(route().as_ref()).rejected(&error);
         Some(error)
@@ -394,8 +397,7 @@ impl Driver {
         sizes.fold((0, 0), |sum, size| (sum.0 + size.0, sum.1 + size.1))
     }
 
-    /// The state that another module keeps with this manager. The first call creates it. A child
-    /// process creates its own.
+    /// The state that another module keeps with this manager. The first call creates it.
     ///
     /// # Panics
     ///
@@ -665,7 +667,7 @@ impl Driver {
 
     /// Logs and counts in the background.
     pub(crate) fn report(&self, report: Report) {
-        self.background.run(self.runtime().as_ref(), move || report.process());
+        self.background.run(self.runtime().as_ref(), move || telemetry::process(&report));
     }
 
     /// Fires the timers that were lost, from this runtime.

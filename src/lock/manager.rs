@@ -1,8 +1,4 @@
-use std::{
-    fmt,
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::time::timeout;
 
@@ -29,11 +25,9 @@ use crate::{
 ///
 /// # Fork
 ///
-/// In a server that forks, create a `LockManager` in each child, after the fork. A manager that was
-/// created before the fork starts anew at its first use in a child, with its own acquisition ids
-/// and without locks. Guards that were copied from the parent are lost in the child, and their drop
-/// releases nothing. The manager must not be in use during the fork, because a mutex that another
-/// thread holds then is never unlocked in the child.
+/// In a server that forks, create the store and the `LockManager` in each child, after the fork.
+/// Each call of a manager that was created before fails in the child. Guards that were copied from
+/// the parent are not renewed there, and their drop releases nothing.
 pub struct LockManager {
     handle: Arc<Handle>,
     policy: LockPolicy,
@@ -44,8 +38,6 @@ pub struct LockManager {
 /// The state that all clones share.
 struct Handle {
     driver: Arc<Driver>,
-    /// Created at the first use in a forked child, where `driver` is a copy of the parent's.
-    child: OnceLock<Box<Self>>,
 }
 
 /// Builder for a [`LockManager`] with non-default settings.
@@ -156,7 +148,7 @@ impl LockManager {
     pub async fn inspect(&self, key: impl Into<LockKey>) -> Result<LockStatus, StoreError> {
         let key = key.into();
         let KeyStatus { holders, lease_left, waiting, .. } =
-            self.within("inspect", self.driver().store.inspect(key.clone())).await?;
+            self.within("inspect", |store| store.inspect(key.clone())).await?;
         let (holder, since) = holders.into_iter().next().map_or((None, None), |holder| (Some(holder.id), holder.since));
         let waiting_locally = self.driver().waiting_for(&key);
         Ok(LockStatus { holder, since, remaining: lease_left, waiting, waiting_locally })
@@ -176,7 +168,7 @@ impl LockManager {
     /// lock may have been revoked nevertheless.
     pub async fn force_release(&self, key: impl Into<LockKey>) -> Result<ForceReleaseReply, StoreError> {
         let request = ForceReleaseRequest::new(key.into(), LOCK_DELAY, proto::QUEUE);
-        self.within("force-release", self.driver().store.force_release(request)).await
+        self.within("force-release", |store| store.force_release(request)).await
     }
 
     /// Checks whether the store replies and can notify waiters, for a readiness probe. A store in
@@ -191,7 +183,7 @@ impl LockManager {
     /// Fails if the store does not reply, so that requests are rejected, or if it cannot notify
     /// waiters, so that requests wait longer than necessary.
     pub async fn health(&self) -> Result<(), StoreError> {
-        self.within("health", self.driver().store.health()).await
+        self.within("health", |store| store.health()).await
     }
 
     /// Returns the number of guards that this owner has for this key. Zero if it does not hold the
@@ -226,6 +218,10 @@ impl LockManager {
     ///
     /// If the future is dropped, the shutdown continues.
     pub async fn shutdown(&self, budget: Duration) -> usize {
+        if !self.driver().is_of_this_process() {
+            // A forked child holds nothing.
+            return 0;
+        }
         self.driver().shut_down();
         match timeout(budget, self.driver().wait_idle()).await {
             Ok(()) => 0,
@@ -303,13 +299,19 @@ impl LockManager {
         self.driver().size()
     }
 
-    async fn within<T: Unpin>(&self, operation: &'static str, reply: StoreFuture<T>) -> Result<T, StoreError> {
-        let reply = timeout(self.driver().call_timeout, reply).await;
+    async fn within<T: Unpin>(
+        &self,
+        operation: &'static str,
+        call: impl FnOnce(&dyn LockStore) -> StoreFuture<T>,
+    ) -> Result<T, StoreError> {
+        let driver = self.driver();
+        driver.check_process(operation)?;
+        let reply = timeout(driver.call_timeout, call(&*driver.store)).await;
         reply.unwrap_or_else(|_| Err(StoreError::new("lock", operation, StoreErrorKind::Timeout)))
     }
 
     pub(crate) fn driver(&self) -> &Arc<Driver> {
-        self.handle.driver()
+        &self.handle.driver
     }
 
     /// Whether the store keeps records.
@@ -319,25 +321,6 @@ impl LockManager {
 
     pub(crate) fn policy(&self) -> LockPolicy {
         self.policy
-    }
-}
-
-impl Handle {
-    fn new(driver: Arc<Driver>) -> Self {
-        Self { driver, child: OnceLock::new() }
-    }
-
-    /// The driver of this process.
-    fn driver(&self) -> &Arc<Driver> {
-        // The newest one first: a process may have the id that its grandparent had.
-        let mut newest = self;
-        while let Some(child) = newest.child.get() {
-            newest = child;
-        }
-        if newest.driver.is_of_this_process() {
-            return &newest.driver;
-        }
-        &newest.child.get_or_init(|| Box::new(Self::new(newest.driver.for_child()))).driver
     }
 }
 
@@ -429,8 +412,8 @@ impl LockManagerBuilder {
         let random = random.unwrap_or_else(|| process.random_bits());
         metrics::describe();
         let ids = AcquisitionIds::new(&instance, random);
-        let driver = Driver::new(store, clock, ids, process, lease, max_detached, watchdog::start);
-        LockManager { handle: Arc::new(Handle::new(driver)), policy: LockPolicy::new(), parent: Parent::default() }
+        let driver = Driver::new(store, clock, ids, process.mark(), lease, max_detached, watchdog::start);
+        LockManager { handle: Arc::new(Handle { driver }), policy: LockPolicy::new(), parent: Parent::default() }
     }
 }
 
@@ -454,9 +437,7 @@ impl Clone for LockManager {
 impl Drop for Handle {
     fn drop(&mut self) {
         // Nothing is left that could wait for them.
-        if self.driver.is_of_this_process()
-            && let held @ 1.. = self.driver.held_count()
-        {
+        if let held @ 1.. = self.driver.held_count() {
             self.driver.report(Report::Abandoned { held });
         }
     }

@@ -14,7 +14,6 @@ use tokio::{sync::Notify, task::AbortHandle};
 use super::driver_data::{Grant, Listed};
 use crate::{
     clock::{BootInstant, Clock},
-    error::LockLost,
     limits::{
         LATE_RENEWALS_PAUSE, LATE_RENEWALS_PER_LEASE, RENEWAL_BATCH_WINDOW, RENEWAL_BATCH_WINDOWS_PER_LEASE,
         RENEWALS_PER_LEASE,
@@ -207,22 +206,6 @@ impl RenewalQueue {
         let is_newest = task.number == number;
         self.has_task.store(is_newest || (task.handle.is_some() && task.ended < task.number), SeqCst);
         !is_newest
-    }
-
-    /// Ends all grants in this process, a forked child, without a call to the store: they belong to
-    /// the parent.
-    pub(super) fn abandon(&self) {
-        for tracked in self.tracked.iter() {
-            // A thread of the parent may have held the mutex at the fork, and would never unlock it
-            // here. Then the grants end at their deadlines, because nothing extends them.
-            let Some(tracked) = tracked.try_lock() else { continue };
-            let grants: Vec<_> = tracked.grants().collect();
-            drop(tracked);
-            for grant in grants {
-                grant.end(LockLost::Expired);
-                grant.data.ended.notify_waiters();
-            }
-        }
     }
 
     /// Takes the grants that need something now, and plans the others.

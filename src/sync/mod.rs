@@ -27,15 +27,6 @@ impl<T> Mutex<T> {
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         MutexGuard(self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
-
-    /// Returns `None` if another thread holds the lock.
-    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-        match self.0.try_lock() {
-            Ok(guard) => Some(MutexGuard(guard)),
-            Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(MutexGuard(poisoned.into_inner())),
-            Err(std::sync::TryLockError::WouldBlock) => None,
-        }
-    }
 }
 
 impl<T> Deref for MutexGuard<'_, T> {

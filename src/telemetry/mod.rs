@@ -8,3 +8,12 @@ pub(crate) mod report;
 pub(crate) mod throttle;
 pub(crate) mod route;
 pub(crate) mod span;
+
+use self::report::Report;
+use crate::background::isolated;
+
+/// Counts and logs an observation of a background task.
+pub(crate) fn process(report: &Report) {
+    isolated(|| metrics::record(report));
+    report.log();
+}

@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use tracing::warn;
 
-use super::metrics;
-use crate::{background::isolated, error::LockLost, store::StoreErrorKind};
+use crate::{error::LockLost, store::StoreErrorKind};
 
 /// An observation to log or to count.
 #[derive(Debug)]
@@ -28,15 +27,9 @@ pub(crate) enum Report {
 }
 
 impl Report {
-    /// Counts and logs the observation.
-    pub(crate) fn process(&self) {
-        isolated(|| metrics::record(self));
-        self.log();
-    }
-
     /// Writes the log line of this report. The lines are for operators, and name no key, because a
     /// key may be redacted.
-    fn log(&self) {
+    pub(super) fn log(&self) {
         match self {
             Self::Lost { fence, why } => {
                 let reason = match why {

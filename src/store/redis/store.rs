@@ -98,8 +98,6 @@ where
 impl LockStore for RedisStore {
     fn subscribe(&self, sink: EventSink) {
         for shared in self.servers.all() {
-            shared.acquires.after_fork();
-            shared.releases.after_fork();
             shared.messages.add(sink.clone());
         }
     }

@@ -21,7 +21,6 @@ use tokio::{
 use super::batch::{MAX_REQUESTS_PER_CALL, Shareable, next_call};
 use crate::{
     clock::BootInstant,
-    process::{Process, ProcessMark},
     store::{Many, ReplySender, StoreError, StoreErrorKind, StoreFuture},
     sync::Mutex,
 };
@@ -38,8 +37,6 @@ pub(crate) struct SharedCalls<R, T> {
 }
 
 struct State<R, T> {
-    /// The tasks of the parent process do not run in a child of `fork()`.
-    created_in: ProcessMark,
     waiting: VecDeque<Waiting<R, T>>,
     /// The calls under way, one for each task.
     calls: Vec<InFlight<T>>,
@@ -128,13 +125,7 @@ pub(crate) fn send_alone<R: Shareable + Send + 'static, S: SendRequests<R>>(
 impl<R, T> Default for SharedCalls<R, T> {
     fn default() -> Self {
         Self {
-            state: Mutex::new(State {
-                created_in: Process::default().mark(),
-                waiting: VecDeque::new(),
-                calls: Vec::new(),
-                next_task: 0,
-                watches: Vec::new(),
-            }),
+            state: Mutex::new(State { waiting: VecDeque::new(), calls: Vec::new(), next_task: 0, watches: Vec::new() }),
         }
     }
 }
@@ -209,17 +200,6 @@ where
             runtime.spawn(watch.run());
         }
         futures
-    }
-
-    /// Forgets the requests of the parent process, in a child of `fork()`.
-    pub(crate) fn after_fork(&self) {
-        let mut state = self.state.lock();
-        if !state.created_in.is_current() {
-            state.created_in = Process::default().mark();
-            // Not dropped: they would reply to the requests of the parent.
-            std::mem::forget((std::mem::take(&mut state.waiting), std::mem::take(&mut state.calls)));
-            state.watches.clear();
-        }
     }
 }
 

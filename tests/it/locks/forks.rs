@@ -1,9 +1,8 @@
-//! A process that was copied by `fork()`: the copy has its own ids, and holds no lock of its
-//! parent.
+//! A process that was copied by `fork()`: each call of the copied manager fails, and the copy of a
+//! guard does nothing.
 //!
 //! The process id is simulated: another number stands for the child (`tests/storm/tests/crash.rs`
-//! has a real fork). The handle of the parent that continues meanwhile is a second one with the
-//! same seed.
+//! has a real fork).
 
 use std::{
     future::IntoFuture,
@@ -14,11 +13,11 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 use tower_lock::{
-    LockError, LockLost, LockManager, MemoryStore, Owner,
+    LockError, LockManager, Owner, RunError,
     lock::ReleaseOutcome,
-    store::StoreErrorKind,
+    store::StoreError,
     test_util::{StoreOp, TestStore},
 };
 use tower_lock_testkit::{
@@ -35,43 +34,47 @@ fn forked() -> (TestStore, Arc<AtomicU32>, LockManager) {
     (store, process, locks)
 }
 
-async fn holder(locks: &LockManager) -> String {
-    locks.inspect(key()).await.expect("the store is up").holder.expect("a holder").manager().to_owned()
+#[track_caller]
+fn is_of_a_child(error: &StoreError) {
+    let text = format!("{error:?}");
+    assert!(
+        text.ends_with(": this process is a forked child: create the store and the `LockManager` after the fork"),
+        "{text}"
+    );
+}
+
+#[track_caller]
+fn is_rejected(error: LockError) {
+    let LockError::Store(error) = error else { panic!("{error:?}") };
+    is_of_a_child(&error);
 }
 
 /// Guarantee: G1.
 #[tokio::test(start_paused = true)]
-async fn forked_child_has_new_ids_and_holds_no_locks() {
+async fn each_call_fails_in_a_forked_child() {
     let (store, process, locks) = forked();
     let owner = Owner::new();
-    let guard = locks.lock(key()).owner(&owner).await.expect("free");
-    let parent = holder(&locks).await;
+    let _guard = locks.lock(key()).owner(&owner).await.expect("free");
+    let before = locks.lock(key()).owner(&owner).into_future();
+    let calls = || {
+        [StoreOp::Acquire, StoreOp::Release, StoreOp::Inspect, StoreOp::Force, StoreOp::Health]
+            .map(|op| store.on(op).calls())
+    };
+    let sent = calls();
     process.store(CHILD, SeqCst);
+    is_rejected(before.await.expect_err("no re-entry: the parent has it"));
+    is_rejected(locks.try_lock(key()).owner(&owner).await.expect_err("the same"));
+    is_rejected(locks.lock(("account", 8)).await.expect_err("a free key"));
+    match locks.once(("mail", 1)).run(async |_| ()).await {
+        Err(RunError::NotStarted(error)) => is_rejected(error),
+        other => panic!("{other:?}"),
+    }
+    is_of_a_child(&locks.inspect(key()).await.expect_err("a child"));
+    is_of_a_child(&locks.force_release(key()).await.expect_err("a child"));
+    is_of_a_child(&locks.health().await.expect_err("a child"));
     assert_eq!((locks.held_count(), locks.hold_count(key(), &owner)), (0, 0));
-    let again = locks.try_lock(key()).owner(&owner).await.expect_err("no re-entry: the parent has it");
-    assert!(matches!(again, LockError::Busy { .. }), "{again:?}");
-    let forked = Instant::now();
-    assert_eq!(guard.held_lock().lost().await, LockLost::Expired, "the copied guard");
-    assert_eq!(forked.elapsed(), Duration::ZERO, "at once, and not at the end of its lease");
-    assert_eq!(guard.release().await.expect("no call is needed"), ReleaseOutcome::NotHeld);
-    settle().await;
-    assert_eq!(
-        (store.on(StoreOp::Release).calls(), store.on(StoreOp::Yield).calls()),
-        (0, 0),
-        "the parent still holds it"
-    );
-    assert_eq!(holder(&locks).await, parent);
-    let other = locks.try_lock(("account", 8)).await.expect("free");
-    let state = locks.inspect(("account", 8)).await.expect("the store is up");
-    let child = state.holder.expect("held").manager().to_owned();
-    assert!(child.starts_with("api:") && child != parent, "{child} {parent}");
-    assert_eq!(other.release().await.expect("a store"), ReleaseOutcome::Released);
-    // A child of the child, even with the id of the grandparent.
-    process.store(PARENT, SeqCst);
-    let _third = locks.try_lock(("account", 9)).await.expect("free");
-    let state = locks.inspect(("account", 9)).await.expect("the store is up");
-    let third = state.holder.expect("held").manager().to_owned();
-    assert!(third != parent && third != child, "{third}");
+    assert_eq!(locks.shutdown(Duration::from_secs(60)).await, 0);
+    assert_eq!(calls(), sent, "nothing is sent");
 }
 
 /// The waiters in the copied table are those of the parent: dropping or releasing a guard must not
@@ -109,36 +112,4 @@ async fn forked_child_renews_no_lock_of_its_parent() {
     process.store(CHILD, SeqCst);
     sleep(Duration::from_secs(120)).await;
     assert_eq!((store.on(StoreOp::Renew).calls(), store.held_count()), (1, 0), "its lease has ended");
-}
-
-/// Guarantee: G1.
-#[tokio::test(start_paused = true)]
-async fn call_made_before_a_fork_gets_no_grant_in_the_child() {
-    let (store, process, locks) = forked();
-    let owner = Owner::new();
-    let _guard = locks.lock(key()).owner(&owner).await.expect("free");
-    let call = locks.lock(key()).owner(&owner).into_future();
-    process.store(CHILD, SeqCst);
-    let error = call.await.expect_err("a copied table grants nothing");
-    assert!(matches!(&error, LockError::Store(error) if error.kind() == StoreErrorKind::Unavailable), "{error:?}");
-    assert_eq!(store.on(StoreOp::Acquire).calls(), 1, "only the guard of the parent");
-}
-
-/// Guarantee: G1.
-#[tokio::test(start_paused = true)]
-async fn forked_child_subscribes_to_its_own_channel() {
-    let store = Arc::new(MemoryStore::new());
-    let [parent, child] = [PARENT, CHILD].map(|later| {
-        let process = Arc::new(AtomicU32::new(PARENT));
-        let locks = LockManager::builder(Arc::clone(&store)).seed(7).process_id(Arc::clone(&process)).build();
-        process.store(later, SeqCst);
-        locks
-    });
-    let guard = parent.lock(key()).await.expect("free");
-    let waiter = tokio::spawn(child.lock(key()).into_future());
-    settle().await;
-    assert!(!waiter.is_finished(), "one key, one holder");
-    assert_eq!(guard.release().await.expect("a store"), ReleaseOutcome::HandedOff);
-    let guard = soon("a grant", waiter).await.expect("no panic").expect("a grant");
-    assert_eq!(guard.release().await.expect("a store"), ReleaseOutcome::Released);
 }

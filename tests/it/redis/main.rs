@@ -14,7 +14,6 @@ mod command_counts;
 mod release_timing;
 mod fences;
 mod forged_messages;
-mod forks;
 mod interop;
 mod leases;
 mod logs;

@@ -17,9 +17,7 @@ fn manifest_names_direct_dependencies() {
             "{name} is no direct dependency"
         );
     }
-    assert!(
-        section(&manifest, "\n[features]\n", "\n[").contains(r#"default = ["axum", "memory", "signal", "tracing"]"#)
-    );
+    assert!(section(&manifest, "\n[features]\n", "\n[").contains(r#"default = ["axum", "memory", "signal"]"#));
     assert!(manifest.contains("edition = \"2024\"\nrust-version = \"1.88\"\n"));
 }
 

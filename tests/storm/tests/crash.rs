@@ -176,10 +176,10 @@ async fn stopped_head_of_the_queue_costs_an_offer_and_lock_delay() {
     environment.finish().await;
 }
 
-/// One handle in two processes: they share no keys, ids, connections or threads.
+/// Two managers in two processes: they share no keys, ids, connections or threads.
 /// Guarantee: G1.
 #[tokio::test]
-async fn forked_child_locks_by_the_parent_handle() {
+async fn forked_child_locks_by_a_manager_of_its_own() {
     if !RedisServer::is_available() {
         skipped("a fork", "redis-server");
         return;
