@@ -29,7 +29,7 @@ pub enum LockError {
         ahead: usize,
     },
     /// Too many callers wait already.
-    #[error("{bound}: {ahead} are ahead")]
+    #[error("{bound} ({ahead} are ahead)")]
     QueueFull {
         /// The number of callers in this process that are served first, the holder included. For
         /// [`QueueBound::Store`], the number of processes.
@@ -37,13 +37,13 @@ pub enum LockError {
         /// The bound that was reached.
         bound: QueueBound,
     },
-    /// The store failed or did not reply in time. The [source](std::error::Error::source) has the
-    /// reason.
+    /// The store failed or did not reply in time. The text and the sources are those of the error
+    /// of the store.
     ///
     /// It is also returned while 10,000 releases have not reached the store, because no lock is
     /// acquired then.
-    #[error("the lock store failed")]
-    Store(#[source] StoreError),
+    #[error(transparent)]
+    Store(StoreError),
     /// The call would wait in a task whose request holds the lock or waits for it.
     ///
     /// If the handler of the request awaits the task, each would wait for the other. See
@@ -87,7 +87,7 @@ pub enum LockLost {
     Expired,
     /// The store reports another holder or none: an operator has
     /// [revoked](crate::LockManager::force_release) the lock, or the store has lost its data.
-    #[error("the lock was lost: it was revoked")]
+    #[error("the lock was lost: it was revoked, or the store has lost its data")]
     Revoked,
     /// The fixed lease or the `max_hold` of the lock has passed.
     #[error("the lock was lost: its hold limit was reached")]

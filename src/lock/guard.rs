@@ -191,6 +191,6 @@ impl fmt::Debug for LockGuard {
 
 impl fmt::Debug for ReleaseFuture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Release").field("key", self.guard.key()).finish_non_exhaustive()
+        f.debug_struct("ReleaseFuture").field("key", self.guard.key()).finish_non_exhaustive()
     }
 }

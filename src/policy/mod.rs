@@ -59,26 +59,36 @@ macro_rules! settings {
                 /// Sets the minimum time from the grant until the key is free, also if the lock is
                 /// released earlier.
                 ///
-                /// Default: zero. A time longer than a day is reduced to a day.
+                /// Default: zero.
                 ///
                 /// Use it for a job that several machines start at about the same time and that
                 /// must run once. After a failure (a status of 400 or higher, an error,
                 /// [`LockGuard::release_after_failure`](crate::LockGuard::release_after_failure))
                 /// the key is free at once. A stream succeeds only if its client reads it to the
                 /// end, so such a job should respond with a complete body.
-                min_hold(duration: ::std::time::Duration),
+                ///
+                /// # Panics
+                ///
+                /// Panics if the time is longer than a day.
+                #[track_caller]
+                min_hold(duration: ::std::time::Duration) checked by min_hold_in_bounds,
                 /// Sets the lock-delay: how long the key stays blocked after its section has ended
                 /// abnormally (a panic, a drop, a loss). A statement of the section may still be in
                 /// flight during this time.
                 ///
-                /// Default: 1 second. A time longer than a day is reduced to a day. The lock-delay
-                /// should be longer than the slowest statement. Zero is for sections whose writes
-                /// check the fencing token. The name is that of Chubby (Burrows, 2006).
+                /// Default: 1 second. The lock-delay should be longer than the slowest statement.
+                /// Zero is for sections whose writes check the fencing token. The name is that of
+                /// Chubby (Burrows, 2006).
                 ///
                 /// Do not set a much longer time, because a client can cause an abnormal end. A
                 /// disconnect from a stream blocks the key for this time, and so does a disconnect
                 /// from a handler with [`OnDisconnect::Cancel`](crate::OnDisconnect::Cancel).
-                lock_delay(delay: ::std::time::Duration),
+                ///
+                /// # Panics
+                ///
+                /// Panics if the time is longer than a day.
+                #[track_caller]
+                lock_delay(delay: ::std::time::Duration) checked by lock_delay_in_bounds,
                 /// Sets how the key appears in logs.
                 ///
                 /// Default: [`LogKey::Full`](crate::LogKey::Full). Redact keys whose parts are
@@ -200,7 +210,7 @@ macro_rules! settings {
 /// Setters of all settings, for a type with a method `policy(self, LockPolicy) -> Self`.
 macro_rules! request_setters {
     (
-        calls { $($(#[$call_doc:meta])* $call:ident($call_arg:ident: $call_type:ty),)* }
+        calls { $($(#[$call_doc:meta])* $call:ident($call_arg:ident: $call_type:ty) $(checked by $call_check:ident)?,)* }
         requests {
             $($(#[$request_doc:meta])* $request:ident($request_arg:ident: $request_type:ty) $(checked by $check:ident)?,)*
         }
@@ -223,7 +233,7 @@ macro_rules! request_setters {
 /// Setters of the settings of every call.
 macro_rules! call_setters {
     (
-        calls { $($(#[$doc:meta])* $name:ident($arg:ident: $type:ty),)* }
+        calls { $($(#[$doc:meta])* $name:ident($arg:ident: $type:ty) $(checked by $check:ident)?,)* }
         requests { $($rest:tt)* }
     ) => {
         $(
@@ -237,13 +247,13 @@ macro_rules! call_setters {
 
 macro_rules! policy {
     (
-        calls { $($(#[$call_doc:meta])* $call:ident($call_arg:ident: $call_type:ty),)* }
+        calls { $($(#[$call_doc:meta])* $call:ident($call_arg:ident: $call_type:ty) $(checked by $call_check:ident)?,)* }
         requests {
             $($(#[$request_doc:meta])* $request:ident($request_arg:ident: $request_type:ty) $(checked by $check:ident)?,)*
         }
     ) => {
         policy! {
-            $($(#[$call_doc])* $call($call_arg: $call_type),)*
+            $($(#[$call_doc])* $call($call_arg: $call_type) $(checked by $call_check)?,)*
             $($(#[$request_doc])* $request($request_arg: $request_type) $(checked by $check)?,)*
         }
     };
@@ -299,6 +309,19 @@ settings!(policy);
 const fn error_status(status: StatusCode) -> StatusCode {
     assert!(matches!(status.as_u16(), 400..=599), "`wait_timeout_status` must be a 4xx or 5xx status");
     status
+}
+
+/// A time that was silently reduced would be noticed only when a key is free too early.
+#[track_caller]
+const fn min_hold_in_bounds(time: Duration) -> Duration {
+    assert!(time.as_nanos() <= MIN_HOLD_MAX.as_nanos(), "`min_hold` is at most a day");
+    time
+}
+
+#[track_caller]
+const fn lock_delay_in_bounds(time: Duration) -> Duration {
+    assert!(time.as_nanos() <= LOCK_DELAY_MAX.as_nanos(), "`lock_delay` is at most a day");
+    time
 }
 
 impl LockPolicy {
@@ -364,8 +387,8 @@ impl LockPolicy {
         HoldLimits {
             lease: self.lease.unwrap_or_default(),
             max_hold: self.max_hold,
-            min_hold: self.min_hold.unwrap_or_default().min(MIN_HOLD_MAX),
-            lock_delay: self.lock_delay.unwrap_or(LOCK_DELAY).min(LOCK_DELAY_MAX),
+            min_hold: self.min_hold.unwrap_or_default(),
+            lock_delay: self.lock_delay.unwrap_or(LOCK_DELAY),
         }
     }
 
@@ -377,6 +400,25 @@ impl LockPolicy {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_of_a_day_are_accepted() {
+        let day = Duration::from_secs(24 * 60 * 60);
+        let limits = LockPolicy::new().min_hold(day).lock_delay(day).call_hold_limits();
+        assert_eq!((limits.min_hold, limits.lock_delay), (day, day));
+    }
+
+    #[test]
+    #[should_panic(expected = "`min_hold` is at most a day")]
+    fn longer_minimum_hold_panics() {
+        let _ = LockPolicy::new().min_hold(Duration::from_secs(24 * 60 * 60 + 1));
+    }
+
+    #[test]
+    #[should_panic(expected = "`lock_delay` is at most a day")]
+    fn longer_lock_delay_panics() {
+        let _ = LockPolicy::new().lock_delay(Duration::MAX);
+    }
 
     #[test]
     fn the_timeout_status_is_any_client_or_server_error() {

@@ -914,7 +914,7 @@ fn the_bound_of_pending_releases_names_the_last_store_error() {
     let (1, Err(error)) = h.results.remove(0) else { panic!("{:?}", h.results) };
     let chain = std::iter::successors(Some(&error as &dyn Error), |&e| e.source());
     let texts: Vec<_> = chain.map(ToString::to_string).collect();
-    let [_, call, bound, last, cause] = &texts[..] else { panic!("{texts:?}") };
+    let [call, bound, last, cause] = &texts[..] else { panic!("{texts:?}") };
     assert!(call.contains("acquire") && !call.contains("release"), "{call}");
     assert!(bound.contains("releases have not reached the store"), "{bound}");
     assert!(last.contains("the test store") && last.contains("release"), "{last}");

@@ -12,7 +12,7 @@ use axum::{
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tower_lock::{
-    LockError, LockLayer, LockManager, Rejection, key,
+    LockError, LockLayer, LockLost, LockManager, Rejection, key,
     lock::QueueBound,
     store::StoreErrorKind,
     test_util::{Fault, StoreOp},
@@ -245,8 +245,12 @@ async fn errors_describe_the_problem_and_keep_their_source() {
     held.release().await.expect("the store is up");
     store.fault_all(Fault::Fail);
     let error: LockError = locks.try_lock(("k",)).await.expect_err("down");
-    assert_eq!(error.to_string(), "the lock store failed");
-    let source = error.source().expect("kept");
-    assert_eq!(source.to_string(), "the test store cannot be reached to acquire a lock");
-    assert_eq!(source.source().expect("kept").to_string(), "fault injected by the test");
+    assert_eq!(error.to_string(), "the test store cannot be reached to acquire a lock", "the reason");
+    assert_eq!(error.source().expect("kept").to_string(), "fault injected by the test", "no text twice");
+    let lost = LockLost::Revoked.to_string();
+    assert_eq!(lost, "the lock was lost: it was revoked, or the store has lost its data");
+    store.fault_all(Fault::None);
+    let release = locks.lock(("k",)).await.expect("free").release();
+    assert_eq!(format!("{release:?}"), "ReleaseFuture { key: LockKey(k), .. }");
+    release.await.expect("the store is up");
 }
