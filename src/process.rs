@@ -1,21 +1,11 @@
 //! The identity of the current process. `fork()` copies all state, ids and tables included.
 
-#[cfg(any(test, feature = "__internals"))]
-use std::sync::{
-    Arc,
-    atomic::{AtomicU32, Ordering},
-};
+#[cfg(feature = "__internals")]
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::{
     hash::{BuildHasher, RandomState},
     time::SystemTime,
 };
-
-/// The source of the process id: the system, or a test.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Process {
-    #[cfg(any(test, feature = "__internals"))]
-    simulated: Option<Arc<AtomicU32>>,
-}
 
 /// Mark of the process that created it. Its copy in a forked child is not current.
 ///
@@ -24,54 +14,42 @@ pub(crate) struct Process {
 #[derive(Debug)]
 pub(crate) struct ProcessMark {
     generation: forkguard::Guard,
-    #[cfg(any(test, feature = "__internals"))]
-    simulated: Option<(Arc<AtomicU32>, u32)>,
-}
-
-impl Process {
-    #[cfg(any(test, feature = "__internals"))]
-    pub(crate) fn simulated(id: Arc<AtomicU32>) -> Self {
-        Self { simulated: Some(id) }
-    }
-
-    /// A mark of the current process.
-    pub(crate) fn mark(&self) -> ProcessMark {
-        ProcessMark {
-            generation: forkguard::new(),
-            #[cfg(any(test, feature = "__internals"))]
-            simulated: self.simulated.as_ref().map(|id| (Arc::clone(id), id.load(Ordering::Relaxed))),
-        }
-    }
-
-    /// The process id: one `getpid`.
-    pub(crate) fn id(&self) -> u32 {
-        #[cfg(any(test, feature = "__internals"))]
-        if let Some(id) = &self.simulated {
-            return id.load(Ordering::Relaxed);
-        }
-        std::process::id()
-    }
-
-    /// 64 random bits that differ between processes, also after a `fork()`.
-    #[expect(clippy::disallowed_methods, reason = "an input of the random bits, never compared")]
-    pub(crate) fn random_bits(&self) -> u64 {
-        // The only source of random bits in the standard library: each state has its own keys.
-        bits(&RandomState::new(), self.id(), SystemTime::now())
-    }
+    #[cfg(feature = "__internals")]
+    is_copy: AtomicBool,
 }
 
 impl ProcessMark {
+    /// A mark of the current process.
+    pub(crate) fn new() -> Self {
+        Self {
+            generation: forkguard::new(),
+            #[cfg(feature = "__internals")]
+            is_copy: AtomicBool::new(false),
+        }
+    }
+
     /// Whether the current process created this mark.
     pub(crate) fn is_current(&self) -> bool {
-        #[cfg(any(test, feature = "__internals"))]
-        if let Some((id, marked)) = &self.simulated
-            && id.load(Ordering::Relaxed) != *marked
-        {
+        #[cfg(feature = "__internals")]
+        if self.is_copy.load(Ordering::Relaxed) {
             return false;
         }
         // A check changes the guard, and the mark stays the one of its process.
         !self.generation.clone().detected_fork()
     }
+
+    /// Makes this mark a copy in a forked child, for a test.
+    #[cfg(feature = "__internals")]
+    pub(crate) fn simulate_fork(&self) {
+        self.is_copy.store(true, Ordering::Relaxed);
+    }
+}
+
+/// 64 random bits that differ between processes, also after a `fork()`.
+#[expect(clippy::disallowed_methods, reason = "an input of the random bits, never compared")]
+pub(crate) fn random_bits() -> u64 {
+    // The only source of random bits in the standard library: each state has its own keys.
+    bits(&RandomState::new(), std::process::id(), SystemTime::now())
 }
 
 /// The random keys of a thread are created once, and `fork()` copies them: two children of a

@@ -70,7 +70,7 @@ pub(crate) struct Driver {
     pub(crate) ids: AcquisitionIds,
     /// The process that created this driver. The copy in a forked child grants nothing, and sends
     /// nothing to the store.
-    created_in: ProcessMark,
+    pub(super) created_in: ProcessMark,
     /// The longest lease that is requested of the store.
     pub(super) lease: Duration,
     store_warnings: ThrottledLog,
@@ -145,7 +145,6 @@ impl Driver {
         store: Arc<dyn LockStore>,
         clock: Clock,
         ids: AcquisitionIds,
-        created_in: ProcessMark,
         lease: Duration,
         max_detached: usize,
         start_watchdog: fn(&Arc<Self>),
@@ -167,7 +166,7 @@ impl Driver {
             max_detached,
             extension: OnceLock::new(),
             ids,
-            created_in,
+            created_in: ProcessMark::new(),
             lease,
             store_warnings: ThrottledLog::default(),
             background: Background::default(),
@@ -185,12 +184,17 @@ impl Driver {
     }
 
     /// Fails in a forked child. Its copy of the table shows the locks of its parent, whose ids it
-    /// would use.
+    /// would use. The log names the reason, because a client and a leader do not get it.
     pub(super) fn check_process(&self, operation: &'static str) -> Result<(), StoreError> {
         if self.is_of_this_process() {
             return Ok(());
         }
-        Err(StoreError::new("lock", operation, StoreErrorKind::Unavailable).with_source(Forked))
+        let error = StoreError::new("lock", operation, StoreErrorKind::Unavailable).with_source(Forked);
+        // On this thread: another thread of the parent may have had a mutex when it forked.
+        if let Some(warning) = self.store_warnings.store_failed(self.clock.now(), operation, &error) {
+            telemetry::process(&warning);
+        }
+        Err(error)
     }
 
     /// Called for each request, each end of a guard and each store reply.

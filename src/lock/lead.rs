@@ -45,7 +45,8 @@ impl LockManager {
     /// returns, the process releases the lock and calls again after a pause: 1 second at first, and
     /// twice the last pause if the term was shorter than 30 seconds, up to 30 seconds. A lost lock
     /// and an outage of the store have the same pause. The lock has the settings of the manager,
-    /// such as [`max_hold`](crate::LockPolicy::max_hold). A panic of the work is not caught.
+    /// such as [`max_hold`](crate::LockPolicy::max_hold). A panic of the work is not caught. In a
+    /// [forked child](LockManager#fork) the call returns at once.
     ///
     /// # Cancel safety
     ///
@@ -64,6 +65,8 @@ impl LockManager {
                 None | Some(Err(LockError::ShuttingDown)) => return,
                 // Another process leads.
                 Some(Err(LockError::TimedOut { .. })) => continue,
+                // A forked child never gets the lock. The log has the reason.
+                Some(Err(_)) if !self.driver().is_of_this_process() => return,
                 Some(_) => {}
             }
             if began.elapsed() > LEAD_PAUSE_MAX {

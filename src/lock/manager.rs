@@ -10,8 +10,7 @@ use crate::{
     lock_key::LockKey,
     owner::Owner,
     policy::LockPolicy,
-    process::Process,
-    proto,
+    process, proto,
     store::{ForceReleaseReply, ForceReleaseRequest, KeyStatus, LockStore, StoreError, StoreErrorKind, StoreFuture},
     telemetry::{metrics, report::Report},
 };
@@ -25,9 +24,10 @@ use crate::{
 ///
 /// # Fork
 ///
-/// In a server that forks, create the store and the `LockManager` in each child, after the fork.
-/// Each call of a manager that was created before fails in the child. Guards that were copied from
-/// the parent are not renewed there, and their drop releases nothing.
+/// In a server that forks, create the Tokio runtime, the store and the `LockManager` in each child,
+/// after the fork. Each call of a manager that was created before fails in the child, and a request
+/// gets 503. The log has the reason. Guards that were copied from the parent are not renewed there,
+/// and their drop releases nothing.
 pub struct LockManager {
     handle: Arc<Handle>,
     policy: LockPolicy,
@@ -47,7 +47,6 @@ pub struct LockManagerBuilder {
     store: Arc<dyn LockStore>,
     instance: Option<String>,
     random: Option<u64>,
-    process: Process,
     lease: Duration,
     clock: Clock,
     max_detached: usize,
@@ -74,7 +73,6 @@ impl LockManager {
             store: Arc::new(store),
             instance: None,
             random: None,
-            process: Process::default(),
             lease: LEASE,
             clock: Clock::default(),
             max_detached: MAX_DETACHED_HANDLERS,
@@ -183,7 +181,7 @@ impl LockManager {
     /// Fails if the store does not reply, so that requests are rejected, or if it cannot notify
     /// waiters, so that requests wait longer than necessary.
     pub async fn health(&self) -> Result<(), StoreError> {
-        self.within("health", |store| store.health()).await
+        self.within("health", <dyn LockStore>::health).await
     }
 
     /// Returns the number of guards that this owner has for this key. Zero if it does not hold the
@@ -299,6 +297,13 @@ impl LockManager {
         self.driver().size()
     }
 
+    /// Makes this process a forked child of that of the manager, for a test.
+    #[cfg(feature = "__internals")]
+    #[doc(hidden)]
+    pub fn simulate_fork(&self) {
+        self.driver().created_in.simulate_fork();
+    }
+
     async fn within<T: Unpin>(
         &self,
         operation: &'static str,
@@ -397,22 +402,15 @@ impl LockManagerBuilder {
         Self { random: Some(seed), ..self }
     }
 
-    /// Replaces the id of this process. Another number stands for a forked child.
-    #[cfg(feature = "__internals")]
-    #[doc(hidden)]
-    pub fn process_id(self, id: Arc<std::sync::atomic::AtomicU32>) -> Self {
-        Self { process: Process::simulated(id), ..self }
-    }
-
     /// Creates the manager.
     #[must_use]
     pub fn build(self) -> LockManager {
-        let Self { store, instance, random, process, lease, clock, max_detached } = self;
+        let Self { store, instance, random, lease, clock, max_detached } = self;
         let instance = instance.unwrap_or_else(this_instance);
-        let random = random.unwrap_or_else(|| process.random_bits());
+        let random = random.unwrap_or_else(process::random_bits);
         metrics::describe();
         let ids = AcquisitionIds::new(&instance, random);
-        let driver = Driver::new(store, clock, ids, process.mark(), lease, max_detached, watchdog::start);
+        let driver = Driver::new(store, clock, ids, lease, max_detached, watchdog::start);
         LockManager { handle: Arc::new(Handle { driver }), policy: LockPolicy::new(), parent: Parent::default() }
     }
 }

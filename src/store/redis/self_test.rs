@@ -13,7 +13,7 @@ use super::{
     topology::server::Server,
     wire::{self, SelfTestReport, escape_control},
 };
-use crate::{lock_key::LockKey, process::Process, store::StoreErrorKind};
+use crate::{lock_key::LockKey, process, store::StoreErrorKind};
 
 /// Error of the self-test.
 pub(super) struct SelfTestError {
@@ -53,7 +53,7 @@ pub(super) async fn self_test(server: &Server) -> Result<(PubSub, i64), SelfTest
         connection.ready().await.map_err(failed)?;
     }
     check_server(acquire_conn, server, &failed).await?;
-    let test_id = format!("self-test:{:016x}", Process::default().random_bits());
+    let test_id = format!("self-test:{:016x}", process::random_bits());
     let channel = server.keyspace.inbox(&test_id);
     let mut pubsub = server.connect_pubsub().await.map_err(failed)?;
     match timeout(timeouts.call, pubsub.subscribe(&channel)).await {

@@ -19,10 +19,7 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 
-use crate::{
-    process::{Process, ProcessMark},
-    sync::{Mutex, MutexGuard},
-};
+use crate::sync::{Mutex, MutexGuard};
 
 /// Connects to a server.
 pub(crate) trait Connect: fmt::Debug + Send + Sync + 'static {
@@ -65,8 +62,6 @@ pub(crate) enum LinkError<E> {
 /// One connection, from the start of its connect. A task of its own connects, so that a caller that
 /// gives up does not cancel it for the others.
 struct State<C: Connect> {
-    /// A child of `fork()` shares the socket with its parent and must not write to it.
-    created_in: ProcessMark,
     /// The name of the server, as soon as it was looked up.
     named: Arc<OnceLock<Arc<str>>>,
     result: watch::Receiver<Option<Result<C::Connection, Failure<C::Error>>>>,
@@ -166,7 +161,6 @@ impl<C: Connect> Link<C> {
         let (sender, result) = watch::channel(None);
         let (connect, connect_timeout) = (Arc::clone(&self.connect), self.connect_timeout);
         let state = Arc::new(State {
-            created_in: Process::default().mark(),
             named: Arc::default(),
             result,
             is_new: AtomicBool::new(true),
@@ -196,11 +190,8 @@ impl<C: Connect> Link<C> {
 }
 
 impl<C: Connect> State<C> {
-    /// Whether it was abandoned, has failed some time ago, or belongs to another process.
+    /// Whether it was abandoned, or has failed some time ago.
     fn is_unusable(&self) -> bool {
-        if !self.created_in.is_current() {
-            return true;
-        }
         match &*self.result.borrow() {
             Some(Ok(_)) => false,
             Some(Err(failure)) => failure.at.elapsed() >= RECONNECT_DELAY,
