@@ -22,7 +22,7 @@ use crate::{
     owner::Owner,
     policy::{LockPolicy, call_setters, settings},
     proto::{GuardEnd, LockRequest, QueuePosition, hold_limits::HoldLimits},
-    store::{Demand, Record, StoreError, StoreErrorKind},
+    store::{Demand, StoreError, StoreErrorKind},
     telemetry::metrics::AcquireMetrics,
 };
 
@@ -77,7 +77,7 @@ pub(crate) struct LockParams {
     pub(crate) owner: Option<Owner>,
     /// The label of its metrics.
     pub(crate) route: Option<Arc<str>>,
-    /// What it asks of the key. Only a [`ClaimFuture`] can receive a record.
+    /// What it asks of the key.
     pub(crate) demand: Demand,
 }
 
@@ -85,12 +85,20 @@ pin_project! {
     /// Future of a [`LockBuilder`]. Returns a [`LockGuard`].
     #[must_use = "futures do nothing unless you `.await` or poll them"]
     pub struct LockFuture {
+        #[pin]
+        acquire: AcquireFuture,
+    }
+}
+
+pin_project! {
+    /// Future of a request for a lock, or for the record of its key.
+    pub(crate) struct AcquireFuture {
         driver: Option<Arc<Driver>>,
         #[pin]
         state: State,
     }
 
-    impl PinnedDrop for LockFuture {
+    impl PinnedDrop for AcquireFuture {
         fn drop(this: Pin<&mut Self>) {
             let this = this.project();
             if let (Some(driver), StateProject::Waiting { pending, .. }) = (this.driver, this.state.project())
@@ -134,23 +142,6 @@ enum Request {
         handle: HandleSettings,
         demand: Demand,
     },
-}
-
-pin_project! {
-    /// Future of a request that the record of its key answers, too.
-    pub(crate) struct ClaimFuture {
-        #[pin]
-        lock: LockFuture,
-    }
-}
-
-/// The result of a claim.
-#[derive(Debug)]
-pub(crate) enum Claim {
-    /// The key has no record, and is held.
-    Granted(LockGuard),
-    /// The key has a record. Nothing is held.
-    Recorded(Arc<Record>),
 }
 
 /// A request whose result is awaited.
@@ -235,13 +226,13 @@ impl LockBuilder {
     }
 
     /// Requests the lock unless its key has a record.
-    pub(super) fn claim(self) -> ClaimFuture {
-        ClaimFuture { lock: self.into_future_of(Demand::new().unless_recorded()) }
+    pub(super) fn claim(self) -> AcquireFuture {
+        self.acquire(Demand::new().unless_recorded())
     }
 
-    fn into_future_of(self, demand: Demand) -> LockFuture {
+    fn acquire(self, demand: Demand) -> AcquireFuture {
         let Self { driver, key, policy, owner, handle } = self;
-        LockFuture::with_request(driver, Request::Call { key, owner, policy, handle, demand })
+        AcquireFuture::with_request(driver, Request::Call { key, owner, policy, handle, demand })
     }
 }
 
@@ -250,11 +241,11 @@ impl IntoFuture for LockBuilder {
     type IntoFuture = LockFuture;
 
     fn into_future(self) -> LockFuture {
-        self.into_future_of(Demand::new())
+        LockFuture { acquire: self.acquire(Demand::new()) }
     }
 }
 
-impl LockFuture {
+impl AcquireFuture {
     pub(crate) fn new(driver: Arc<Driver>, params: LockParams) -> Self {
         Self::with_request(driver, Request::Layer(params))
     }
@@ -262,8 +253,12 @@ impl LockFuture {
     fn with_request(driver: Arc<Driver>, request: Request) -> Self {
         Self { driver: Some(driver), state: State::Created { request: Some(request) } }
     }
+}
 
-    fn poll_claim(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Claim, LockError>> {
+impl Future for AcquireFuture {
+    type Output = Result<LockGuard, NotGranted>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
         let driver = this.driver.as_ref().expect("not polled after completion");
         if let StateProject::Created { request } = this.state.as_mut().project() {
@@ -325,15 +320,14 @@ impl LockFuture {
                 section.delivered();
                 let metrics = waiting.granted(&section.data.metrics);
                 let driver = this.driver.take().expect("polled after completion");
-                Ok(Claim::Granted(LockGuard::new(driver, section, metrics)))
+                Ok(LockGuard::new(driver, section, metrics))
             }
-            Err(NotGranted::Recorded(record)) => {
-                waiting.recorded();
-                Ok(Claim::Recorded(record))
-            }
-            Err(NotGranted::Rejected(error)) => {
-                waiting.rejected(&error);
-                Err(error)
+            Err(why) => {
+                match &why {
+                    NotGranted::Recorded(_) => waiting.recorded(),
+                    NotGranted::Rejected(error) => waiting.rejected(error),
+                }
+                Err(why)
             }
         })
     }
@@ -343,24 +337,7 @@ impl Future for LockFuture {
     type Output = Result<LockGuard, LockError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.poll_claim(cx).map(|result| match result? {
-            Claim::Granted(guard) => Ok(guard),
-            Claim::Recorded(_) => unreachable!("a request that ignores records"),
-        })
-    }
-}
-
-impl ClaimFuture {
-    pub(crate) fn new(driver: Arc<Driver>, params: LockParams) -> Self {
-        Self { lock: LockFuture::new(driver, params) }
-    }
-}
-
-impl Future for ClaimFuture {
-    type Output = Result<Claim, LockError>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.project().lock.poll_claim(cx)
+        self.project().acquire.poll(cx).map_err(NotGranted::into_error)
     }
 }
 
@@ -429,7 +406,7 @@ fn no_reply_error(position: QueuePosition) -> LockError {
 
 impl fmt::Debug for LockFuture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match &self.state {
+        f.write_str(match &self.acquire.state {
             State::Created { .. } => "LockFuture(created)",
             State::Waiting { pending: Some(_), .. } => "LockFuture(waiting)",
             State::Waiting { pending: None, .. } => "LockFuture(done)",

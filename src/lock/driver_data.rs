@@ -11,7 +11,7 @@ use crate::{
     clock::BootInstant,
     error::{LockError, LockLost},
     proto::{DriverTypes, grant, section, section::ReleaseOutcome},
-    store::{Record, StoreError},
+    store::{Record, StoreError, StoreErrorKind},
     sync::oneshot::Oneshot,
     telemetry::metrics::SectionMetrics,
 };
@@ -72,6 +72,17 @@ pub(crate) struct SectionData {
     /// The result of the release, for the guard that waits for it.
     pub(super) release_outcome: Oneshot<Result<ReleaseOutcome, StoreError>>,
     pub(crate) metrics: SectionMetrics,
+}
+
+impl NotGranted {
+    /// The error of a request that asked for no record: a store that replies with one all the same
+    /// violates its contract.
+    pub(crate) fn into_error(self) -> LockError {
+        match self {
+            Self::Rejected(error) => error,
+            Self::Recorded(_) => StoreError::new("lock", "acquire", StoreErrorKind::Protocol).into(),
+        }
+    }
 }
 
 impl From<LockError> for NotGranted {

@@ -21,8 +21,9 @@ mod watchdog;
 mod shuttle_tests;
 
 pub(crate) use self::{
-    acquire::{Claim, ClaimFuture, LockParams},
+    acquire::{AcquireFuture, LockParams},
     driver::Driver,
+    driver_data::NotGranted,
     request_scope::{RequestInfo, RequestScope},
 };
 pub use self::{

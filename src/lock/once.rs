@@ -1,6 +1,6 @@
 use std::{convert::Infallible, time::Duration};
 
-use super::{HeldLock, LockBuilder, LockManager, acquire::Claim};
+use super::{HeldLock, LockBuilder, LockManager, driver_data::NotGranted};
 use crate::{
     error::{LockError, RunError},
     limits::{KEEP_FOR, KEEP_FOR_MAX, KEEP_FOR_MIN},
@@ -133,9 +133,10 @@ impl OnceBuilder {
             return Err(LockError::Store(error).into());
         }
         let owner = lock.effective_owner();
-        let guard = match lock.owner(&owner).claim().await? {
-            Claim::Granted(guard) => guard,
-            Claim::Recorded(_) => return Ok(OnceOutcome::Already),
+        let guard = match lock.owner(&owner).claim().await {
+            Ok(guard) => guard,
+            Err(NotGranted::Recorded(_)) => return Ok(OnceOutcome::Already),
+            Err(NotGranted::Rejected(error)) => return Err(error.into()),
         };
         let done = guard.while_held(owner.scope(work(guard.held_lock()))).await?;
         let release = match &done {

@@ -34,8 +34,8 @@ use crate::key_source::KeyRejection;
 use crate::rejection::RejectionBody;
 use crate::{
     body::{budget::Reservation, request_body::BodyObserver},
-    error::LockLost,
-    lock::{Claim, ClaimFuture, Driver, HeldLock, LockParams, RequestInfo, RequestScope},
+    error::{LockError, LockLost},
+    lock::{AcquireFuture, Driver, HeldLock, LockParams, NotGranted, RequestInfo, RequestScope},
     lock_key::LockKey,
     owner::{Identity, Owner},
     policy::LockPolicy,
@@ -93,14 +93,6 @@ struct ExtraLocks {
     /// The handler has returned: no lock is added.
     is_closed: bool,
     locks: Vec<RequestLock>,
-}
-
-/// The result of a [claim](RequestContext::claim).
-pub(super) enum ClaimedLock {
-    /// The key is held.
-    Granted(RequestLock),
-    /// The key has this record, and is not held.
-    Recorded(Arc<Record>, LockSpan),
 }
 
 /// Counts a lock request that waits, until it is dropped.
@@ -281,8 +273,9 @@ impl RequestContext {
         async move {
             let policy = &self.0.params.handler_policy;
             self.reserve_for_waiting(route, &key, body, policy)?;
-            let ClaimedLock::Granted(lock) = self.request_lock(route, key, policy, Demand::new()).await? else {
-                unreachable!("a request that ignores records")
+            let lock = match self.request_lock(route, key, policy, Demand::new()).await {
+                Ok(lock) => lock,
+                Err((why, mut span)) => return Err(self.rejected(&mut span, why.into_error(), policy)),
             };
             // The server may not have noticed the disconnect.
             if client.is_some_and(ClientConnection::is_closed) {
@@ -293,28 +286,36 @@ impl RequestContext {
         }
     }
 
-    /// Acquires the lock of a layer whose record answers the request. Another request with the key
-    /// is in flight if the key is busy.
+    /// Acquires the lock of a layer whose record answers the request: `Ok(Err(..))`. Another request
+    /// with the key is in flight if the key is busy.
     pub(super) async fn claim(
         &self,
         route: &Route,
         key: LockKey,
         client: Option<&ClientConnection>,
         body: Option<&mut Reservation>,
-    ) -> Result<ClaimedLock, Rejection> {
+    ) -> Result<Result<RequestLock, (Arc<Record>, LockSpan)>, Rejection> {
         let policy = self.policy();
         self.reserve_for_waiting(route, &key, body, policy).map_err(Rejection::into_in_flight)?;
-        let claimed = self
-            .request_lock(route, key, policy, Demand::new().unless_recorded())
-            .await
-            .map_err(Rejection::into_in_flight)?;
-        match claimed {
-            ClaimedLock::Granted(lock) if client.is_some_and(ClientConnection::is_closed) => {
+        match self.request_lock(route, key, policy, Demand::new().unless_recorded()).await {
+            Ok(lock) if client.is_some_and(ClientConnection::is_closed) => {
                 lock.cancel();
                 Err(Rejection::Disconnected)
             }
-            claimed => Ok(claimed),
+            Ok(lock) => Ok(Ok(lock)),
+            Err((NotGranted::Recorded(record), mut span)) => {
+                span.recorded();
+                Ok(Err((record, span)))
+            }
+            Err((NotGranted::Rejected(error), mut span)) => {
+                Err(self.rejected(&mut span, error, policy).into_in_flight())
+            }
         }
+    }
+
+    fn rejected(&self, span: &mut LockSpan, error: LockError, policy: &LockPolicy) -> Rejection {
+        span.rejected(&error);
+        Rejection::from_lock_error(error, &self.0.params.hold_estimate, policy.timeout_status())
     }
 
     /// Ensures that the waiters of one key do not use the whole body budget.
@@ -345,9 +346,8 @@ impl RequestContext {
         key: LockKey,
         policy: &LockPolicy,
         demand: Demand,
-    ) -> impl Future<Output = Result<ClaimedLock, Rejection>> {
+    ) -> impl Future<Output = Result<RequestLock, (NotGranted, LockSpan)>> {
         async move {
-            let hold_estimate = &self.0.params.hold_estimate;
             let mut span = LockSpan::start(route, &key, policy.shows_key());
             if self.0.client_wait.is_some() {
                 self.0.is_wait_applied.store(true, Release);
@@ -360,19 +360,12 @@ impl RequestContext {
                 route: route.label(),
                 demand,
             };
-            match ClaimFuture::new(Arc::clone(&self.0.driver), params).await {
-                Ok(Claim::Granted(guard)) => {
+            match AcquireFuture::new(Arc::clone(&self.0.driver), params).await {
+                Ok(guard) => {
                     span.granted(|| guard.hold_count(), guard.fencing_token());
-                    Ok(ClaimedLock::Granted(RequestLock::new(guard, span, Arc::clone(hold_estimate), policy)))
+                    Ok(RequestLock::new(guard, span, Arc::clone(&self.0.params.hold_estimate), policy))
                 }
-                Ok(Claim::Recorded(record)) => {
-                    span.recorded();
-                    Ok(ClaimedLock::Recorded(record, span))
-                }
-                Err(error) => {
-                    span.rejected(&error);
-                    Err(Rejection::from_lock_error(error, hold_estimate, policy.timeout_status()))
-                }
+                Err(why) => Err((why, span)),
             }
         }
     }

@@ -21,7 +21,7 @@ use crate::{
     key_source::{KeyRejection, KeySource},
     lock_key::LockKey,
     middleware::{
-        context::{ClaimedLock, RequestContext},
+        context::RequestContext,
         future::ResponseFuture,
         handler::LockedRequest,
         manager_state::ManagerState,
@@ -127,8 +127,8 @@ where
     let LockedRequest { head, reservation, .. } = &mut request;
     let client = head.as_ref().and_then(|head| head.extensions.get());
     let lock = match context.claim(route, key.clone(), client, reservation.as_mut()).await {
-        Ok(ClaimedLock::Granted(lock)) => lock,
-        Ok(ClaimedLock::Recorded(record, span)) => {
+        Ok(Ok(lock)) => lock,
+        Ok(Err((record, span))) => {
             let mut answer = replay(&record, &fingerprint);
             // The store has dropped the body. The application may have it.
             if let (Err(Rejection::AnswerNotKept { .. }), Some(find_answer)) = (&answer, &config.find_answer)
