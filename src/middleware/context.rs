@@ -286,8 +286,8 @@ impl RequestContext {
         }
     }
 
-    /// Acquires the lock of a layer whose record answers the request: `Ok(Err(..))`. Another request
-    /// with the key is in flight if the key is busy.
+    /// Acquires the lock of a layer whose record answers the request: `Ok(Err(..))`. Another
+    /// request with the key is in flight if the key is busy.
     pub(super) async fn claim(
         &self,
         route: &Route,

@@ -343,8 +343,9 @@ async fn server_without_a_version_is_warned_of_and_works() {
     let log = Log::default();
     let guard = log.listen();
     let store = RedisStore::connect(&url).await.expect("it works");
+    let warning = "WARN tower_lock: Redis: its version cannot be read";
+    until("a warning", async || log.text().contains(warning)).await;
     drop(guard);
-    assert!(log.text().contains("WARN tower_lock: Redis: its version cannot be read"), "{}", log.text());
     works(store).await;
 }
 
@@ -355,13 +356,15 @@ async fn evicting_server_is_warned_of() {
         let log = Log::default();
         let guard = log.listen();
         let store = RedisStore::connect(&environment.redis.url()).await.expect("it works");
+        // The log has a thread of its own.
+        sleep(ms(200)).await;
         drop((guard, store));
         log.text()
     };
     environment.command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]).await;
     assert_eq!(warned().await, "", "without a limit it evicts no keys");
     environment.command(&["CONFIG", "SET", "maxmemory", "100mb"]).await;
-    assert!(warned().await.contains("use `noeviction`"), "{}", warned().await);
+    until("a warning", async || warned().await.contains("use `noeviction`")).await;
     environment.command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]).await;
     assert_eq!(warned().await, "");
 }
@@ -503,6 +506,7 @@ async fn lazy_store_starts_without_redis() {
     redis.restart().await;
     until("it is ready", async || locks.health().await.is_ok()).await;
     let recovered = format!("Redis at {} can be reached again", redis.address());
+    until("a line of the log", async || log.text().contains(&recovered)).await;
     assert_eq!(log.text().matches(&recovered).count(), 1, "{}", log.text());
     drop(guard);
     locks.lock(key()).await.expect("up").release().await.expect("held");
