@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use super::{
-    driver_data::{Grant, GrantData, NotGranted, Section, TokioDriver, Waiter},
+    driver_data::{Grant, NotGranted, Section, TokioDriver, Waiter},
     lost_timers::LostTimers,
     renewal_queue::{Inserted, RenewalQueue},
 };
@@ -523,10 +523,8 @@ impl Driver {
             Action::Untrack(grant) => {
                 self.renewals.remove(&grant);
                 grant.data.ended.notify_waiters();
-                if let Some(why) = GrantData::loss_to_report(&grant) {
-                    self.report(Report::Lost { fence: grant.fence(), why });
-                }
             }
+            Action::Lost(fence, why) => self.report(Report::Lost { fence, why }),
             Action::SectionEnded(grant) => grant.data.ended.notify_waiters(),
             Action::ReleaseOutcome(section, outcome) => drop(section.data.release_outcome.send(outcome)),
             Action::WakeAt(at) => self.schedule_wakeup(key, at),

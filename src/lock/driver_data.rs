@@ -2,14 +2,14 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+    atomic::{AtomicU64, Ordering},
 };
 
 use tokio::sync::Notify;
 
 use crate::{
     clock::BootInstant,
-    error::{LockError, LockLost},
+    error::LockError,
     proto::{DriverTypes, grant, section, section::ReleaseOutcome},
     store::{Record, StoreError, StoreErrorKind},
     sync::oneshot::Oneshot,
@@ -47,7 +47,6 @@ impl DriverTypes for TokioDriver {
 pub(crate) struct GrantData {
     /// Where the watchdog lists the grant.
     pub(super) listed: AtomicListed,
-    is_loss_reported: AtomicBool,
     /// Notified when the grant or one of its sections has ended.
     pub(super) ended: Notify,
 }
@@ -116,23 +115,6 @@ impl AtomicListed {
             0 => Listed::No,
             raw if raw & Self::RECENT != 0 => Listed::Recent(raw & !Self::RECENT),
             raw => Listed::Planned(BootInstant::from_nanos(raw)),
-        }
-    }
-}
-
-impl GrantData {
-    /// The reason of a loss, at the first call. `None` if the lock was not lost.
-    pub(super) fn loss_to_report(grant: &Grant) -> Option<LockLost> {
-        let why = grant.end_reason().filter(|why| why.is_loss())?;
-        (!grant.data.is_loss_reported.swap(true, Ordering::AcqRel)).then_some(why)
-    }
-}
-
-impl SectionData {
-    /// Counts the section as lost if it is, once.
-    pub(super) fn record_loss(section: &Section) {
-        if section.end_reason().is_some_and(LockLost::is_loss) {
-            section.data.metrics.record_loss();
         }
     }
 }

@@ -7,12 +7,7 @@ use std::{
     time::Duration,
 };
 
-use super::{
-    HeldLock,
-    driver::Driver,
-    driver_data::{Section, SectionData},
-    held::loss,
-};
+use super::{HeldLock, driver::Driver, driver_data::Section};
 use crate::{
     error::LockLost,
     fencing::FencingToken,
@@ -94,7 +89,7 @@ impl LockGuard {
 
     /// Returns why the lock is not held any more, if it is not.
     pub(crate) fn loss(&self) -> Option<LockLost> {
-        loss(&self.section, &self.driver)
+        self.section.loss(self.driver.clock.now())
     }
 
     /// The time since the grant.
@@ -158,7 +153,6 @@ impl LockGuard {
     fn end(&mut self, end: GuardEnd) -> Option<ReleaseOutcome> {
         self.is_ended = true;
         // Before the next waiter is woken: a recorder that blocks delays this task alone.
-        SectionData::record_loss(&self.section);
         self.metrics.finish(&self.section.data.metrics, || self.held_for());
         self.driver.end_guard(&self.section, end)
     }

@@ -9,11 +9,7 @@ use std::{
 
 use tokio::time::{Sleep, sleep};
 
-use super::{
-    driver::Driver,
-    driver_data::{Section, SectionData},
-    request_scope::RequestScope,
-};
+use super::{driver::Driver, driver_data::Section, request_scope::RequestScope};
 use crate::{
     error::{InsufficientTime, LockLost},
     fencing::FencingToken,
@@ -72,7 +68,7 @@ impl HeldLock {
     /// above three fifths of that lease.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        remaining(&self.section, &self.driver)
+        self.section.remaining(self.driver.clock.now())
     }
 
     /// Completes when the lock is not held any more. Returns the reason: a loss or the release.
@@ -120,7 +116,7 @@ impl HeldLock {
             }
         })
         .await;
-        self.loss_reason()
+        self.section.loss_reason()
     }
 
     /// Checks that the lock is held for at least this time, for example before a commit.
@@ -133,7 +129,7 @@ impl HeldLock {
     pub fn ensure_remaining(&self, required: Duration) -> Result<(), InsufficientTime> {
         let remaining = self.remaining();
         if remaining.is_zero() {
-            Err(self.loss_reason().into())
+            Err(self.section.loss_reason().into())
         } else if remaining < required {
             Err(InsufficientTime::TooShort { remaining, required })
         } else {
@@ -158,11 +154,11 @@ impl HeldLock {
         let mut work = pin!(work);
         let mut lost = pin!(self.lost());
         poll_fn(|cx| {
-            if self.remaining().is_zero() {
-                return Poll::Ready(Err(self.loss_reason()));
+            if let Some(why) = self.loss() {
+                return Poll::Ready(Err(why));
             }
             if let Poll::Ready(output) = work.as_mut().poll(cx) {
-                return Poll::Ready(if self.remaining().is_zero() { Err(self.loss_reason()) } else { Ok(output) });
+                return Poll::Ready(self.loss().map_or(Ok(output), Err));
             }
             // After the work, because work that completes at once needs no timer.
             lost.as_mut().poll(cx).map(Err)
@@ -172,30 +168,8 @@ impl HeldLock {
 
     /// Returns why the lock is not held any more, if it is not.
     pub(crate) fn loss(&self) -> Option<LockLost> {
-        loss(&self.section, &self.driver)
+        self.section.loss(self.driver.clock.now())
     }
-
-    fn loss_reason(&self) -> LockLost {
-        loss_reason(&self.section)
-    }
-}
-
-/// How long the section is held at least.
-fn remaining(section: &Section, driver: &Driver) -> Duration {
-    let left = section.remaining(driver.clock.now());
-    if left.is_zero() {
-        SectionData::record_loss(section);
-    }
-    left
-}
-
-/// Why the section is not held any more, if it is not.
-pub(super) fn loss(section: &Section, driver: &Driver) -> Option<LockLost> {
-    remaining(section, driver).is_zero().then(|| loss_reason(section))
-}
-
-fn loss_reason(section: &Section) -> LockLost {
-    section.end_reason().unwrap_or(LockLost::Expired)
 }
 
 impl fmt::Debug for HeldLock {

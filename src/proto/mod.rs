@@ -40,6 +40,7 @@
 //! - [`Verify`](Action::Verify): call [`Grant::verify`], and track the grant anew if it returns
 //!   `true`.
 //! - [`Untrack`](Action::Untrack): stop the checks, and notify the tasks that observe the grant.
+//! - [`Lost`](Action::Lost): report the loss of a section, for logs and metrics.
 //! - [`SectionEnded`](Action::SectionEnded): notify the tasks that observe the section.
 //! - [`ReleaseOutcome`](Action::ReleaseOutcome): send the outcome to the guard that waits for it.
 //! - [`SendWaiting`](Action::SendWaiting): feed in [`Event::SlotFreed`] for this other key.
@@ -134,6 +135,8 @@ pub enum Action<D: DriverTypes> {
     Verify(Arc<Grant<D>>),
     /// Ends the checks of the grant, and notifies the tasks that observe it. The grant has ended.
     Untrack(Arc<Grant<D>>),
+    /// A section with this fence was lost before its last guard ended.
+    Lost(u64, LockLost),
     /// Notifies the tasks that observe the section of this grant. The section has ended, and the
     /// grant continues.
     SectionEnded(Arc<Grant<D>>),

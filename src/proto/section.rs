@@ -122,6 +122,16 @@ impl<D: DriverTypes> Section<D> {
         self.deadline.end_reason().or_else(|| self.grant.end_reason())
     }
 
+    /// Why the section has ended. Only for a section without remaining time.
+    pub fn loss_reason(&self) -> LockLost {
+        self.end_reason().unwrap_or(LockLost::Expired)
+    }
+
+    /// Why the section has ended, if no time remains. Once there is a reason, it stays.
+    pub fn loss(&self, now: BootInstant) -> Option<LockLost> {
+        self.remaining(now).is_zero().then(|| self.loss_reason())
+    }
+
     /// Ends the section, unless it has ended.
     pub(super) fn end(&self, reason: LockLost) {
         self.deadline.end(reason);

@@ -29,6 +29,8 @@ struct Harness {
     recalled: Vec<(u32, LockError)>,
     wakeups: Vec<BootInstant>,
     resumed: Vec<LockKey>,
+    /// The losses that were reported, with the fences of their sections.
+    lost: Vec<(u64, LockLost)>,
     tracked: usize,
     verifications: usize,
 }
@@ -45,6 +47,7 @@ fn harness() -> Harness {
         recalled: Vec::new(),
         wakeups: Vec::new(),
         resumed: Vec::new(),
+        lost: Vec::new(),
         tracked: 0,
         verifications: 0,
     }
@@ -76,6 +79,7 @@ impl Harness {
                 Action::Track(_) => self.tracked += 1,
                 Action::SendWaiting(key) => self.resumed.push(key),
                 Action::Verify(_) => self.verifications += 1,
+                Action::Lost(fence, why) => self.lost.push((fence, why)),
                 Action::Untrack(_) | Action::SectionEnded(_) | Action::ReleaseOutcome(..) => {}
             }
         }
@@ -404,6 +408,26 @@ fn a_renewal_refused_during_a_yield_waits_for_the_yield_reply() {
         h.reply(AcquireReply::Granted { fence: 9 });
         h.expect_grant(2);
     }
+}
+
+/// An operator is alarmed once for each section that did not run alone, and for nothing else.
+#[test]
+fn each_lost_section_is_reported_once() {
+    let mut h = harness();
+    h.request(1, true);
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    h.advance(ms(60_000));
+    assert_eq!(h.end_guard(&section, GuardEnd::Released), Some(ReleaseOutcome::NotHeld));
+    h.handle(Event::Lost(section.grant.id.clone(), LockLost::Expired));
+    assert_eq!(h.lost, [(section.token.fence(), LockLost::Expired)]);
+    // The same during a yield, under which no section runs.
+    let (mut h, section, call) = yielding();
+    h.advance(ms(60_000));
+    h.handle(Event::Lost(section.grant.id.clone(), LockLost::Expired));
+    h.handle(Event::Yielded(call.number, Err(StoreError::new("test", "yield", StoreErrorKind::Timeout))));
+    assert_eq!(section.grant.end_reason(), Some(LockLost::Expired));
+    assert_eq!(h.lost, []);
 }
 
 /// I7: the message ends nothing, but no section starts before the store has confirmed the grant.

@@ -7,7 +7,7 @@ mod enabled {
     use std::{
         sync::{
             Arc,
-            atomic::{AtomicBool, AtomicU32, Ordering},
+            atomic::{AtomicU32, Ordering},
         },
         time::Duration,
     };
@@ -35,7 +35,6 @@ mod enabled {
     #[derive(Debug, Default)]
     pub(crate) struct SectionMetrics {
         guards: AtomicU32,
-        is_loss_recorded: AtomicBool,
     }
 
     /// One handler that finishes without its client.
@@ -146,16 +145,6 @@ mod enabled {
         }
     }
 
-    impl SectionMetrics {
-        /// Counts the loss of a section, once. It is called where the work under the lock notices
-        /// the loss.
-        pub(crate) fn record_loss(&self) {
-            if !self.is_loss_recorded.swap(true, Ordering::AcqRel) {
-                isolated(|| counter!("tower_lock_lost_total").increment(1));
-            }
-        }
-    }
-
     impl DetachedMetrics {
         pub(crate) fn start() -> Self {
             isolated(|| gauge!("tower_lock_detached").increment(1));
@@ -172,6 +161,7 @@ mod enabled {
     /// Records a report of a background task.
     pub(crate) fn record(report: &Report) {
         match report {
+            Report::Lost { .. } => counter!("tower_lock_lost_total").increment(1),
             Report::Renewed { margins } => {
                 let histogram = histogram!("tower_lock_renew_margin_seconds");
                 margins.iter().for_each(|margin| histogram.record(*margin));
@@ -239,10 +229,6 @@ mod disabled {
 
     impl GuardMetrics {
         pub(crate) fn finish(&self, _: &SectionMetrics, _: impl FnOnce() -> Duration) {}
-    }
-
-    impl SectionMetrics {
-        pub(crate) fn record_loss(&self) {}
     }
 
     impl DetachedMetrics {

@@ -10,7 +10,7 @@ use crate::{error::LockLost, store::StoreErrorKind};
 #[derive(Debug)]
 #[cfg_attr(not(feature = "metrics"), allow(dead_code, reason = "some are only counted"))]
 pub(crate) enum Report {
-    /// A grant ended before its section was released.
+    /// A section was lost before its last guard ended.
     Lost { fence: u64, why: LockLost },
     /// A grant has not been renewed for two thirds of its lease.
     RenewalLate { fence: u64 },

@@ -345,18 +345,13 @@ impl<D: DriverTypes> LockEntry<D> {
 
     /// Ends a section or grant whose limit or deadline has passed.
     pub(super) fn check_expired(&mut self, env: &mut Env<'_, D>) {
-        let lost = match self.attempt.as_ref().map(|attempt| (attempt, &attempt.state)) {
-            Some((attempt, State::Holding(holding))) => {
-                let end_reason = match &holding.active {
-                    Some(active) => active.section.remaining(env.now()).is_zero().then(|| active.section.end_reason()),
-                    None => holding.grant.remaining(env.now()).is_zero().then(|| holding.grant.end_reason()),
-                };
-                end_reason.map(|reason| (attempt.id.clone(), reason.unwrap_or(LockLost::Expired)))
-            }
-            _ => None,
+        let Some(Attempt { id, state: State::Holding(holding), .. }) = &self.attempt else { return };
+        let lost = match &holding.active {
+            Some(active) => active.section.loss(env.now()),
+            None => holding.grant.remaining(env.now()).is_zero().then_some(LockLost::Expired),
         };
-        if let Some((id, reason)) = lost {
-            self.on_lost(&id, reason, env);
+        if let Some(why) = lost {
+            self.on_lost(&id.clone(), why, env);
         }
     }
 
@@ -387,6 +382,9 @@ impl<D: DriverTypes> LockEntry<D> {
                 let active = holding.active.take();
                 if let Some(active) = &active {
                     active.section.end(holding.grant.end_reason().unwrap_or(reason));
+                    if let Some(why) = active.section.end_reason().filter(|why| why.is_loss()) {
+                        env.actions.push(Action::Lost(holding.token.fence(), why));
+                    }
                 }
                 holding.grant.end(reason);
                 active.map_or(Duration::ZERO, |active| active.section.lock_delay)
