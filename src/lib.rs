@@ -150,7 +150,7 @@
 pub mod key;
 pub mod lock;
 pub mod middleware;
-mod replay;
+pub mod replay;
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 pub mod extract;
@@ -205,12 +205,12 @@ pub use self::{
     fencing::FencingToken,
     lock::{HeldLock, LockGuard, LockManager, LockManagerBuilder, LockStatus},
     lock_key::LockKey,
-    middleware::{AnswerError, LockLayer, LockManagerLayer, Once, ReplayLayer},
+    middleware::{LockLayer, LockManagerLayer},
     owner::Owner,
     policy::{LockPolicy, LogKey, OnDisconnect, OnLost, ReleaseAt, RequestBodyMode},
     proto::lease::Lease,
     rejection::Rejection,
-    replay::keep::Keep,
+    replay::{AnswerError, Keep, Once, ReplayLayer},
 };
 /// The version of `deadpool_redis` whose types this crate uses.
 #[cfg(feature = "redis")]

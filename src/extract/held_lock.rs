@@ -6,7 +6,7 @@ use axum::{
 };
 use http::{Method, StatusCode, request::Parts};
 
-use crate::{lock::HeldLock, middleware::unlocked::Unlocked, telemetry::route::Route};
+use crate::{lock::HeldLock, middleware::service::Unlocked, telemetry::route::Route};
 
 /// Rejection of [`HeldLock`] as an extractor: the request holds no lock.
 ///

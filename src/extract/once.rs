@@ -7,7 +7,7 @@ use axum::{
 use http::{Method, StatusCode, request::Parts};
 
 use crate::{
-    middleware::{AnswerError, Once, OnceAnswer, Unrecorded},
+    replay::{AnswerError, Once, OnceAnswer, Unrecorded},
     telemetry::route::Route,
 };
 

@@ -13,56 +13,80 @@ use crate::{
     rejection::{OnReject, retry_after::HoldEstimate},
 };
 
-pub(super) type Skip = dyn Fn(&Parts) -> bool + Send + Sync;
+pub(crate) type Skip = dyn Fn(&Parts) -> bool + Send + Sync;
 
 /// Shared by a layer and all its services.
-pub(super) struct LayerConfig<K> {
-    pub(super) locks: LockManager,
-    pub(super) key: K,
+#[derive(Clone)]
+pub(crate) struct LayerConfig<K> {
+    pub(crate) route: RouteConfig,
+    pub(crate) key: K,
+    pub(crate) skip: Option<Arc<Skip>>,
+}
+
+/// The configuration that the layers of routes have in common.
+pub(crate) struct RouteConfig {
+    pub(crate) locks: LockManager,
     /// The settings of the route. Settings that it lacks are inherited per request.
-    pub(super) policy: LockPolicy,
-    pub(super) skip: Option<Arc<Skip>>,
-    pub(super) on_reject: OnReject,
-    pub(super) name: Option<&'static str>,
-    pub(super) hold_estimate: Arc<HoldEstimate>,
-    pub(super) params: PerOuter<Arc<LayerParams>>,
+    pub(crate) policy: LockPolicy,
+    pub(crate) on_reject: OnReject,
+    pub(crate) name: Option<&'static str>,
+    pub(crate) hold_estimate: Arc<HoldEstimate>,
+    params: PerOuter<Arc<LayerParams>>,
 }
 
 /// A value that depends on the configuration of the outer layers. Requests with the same one as the
 /// first request share its value.
-pub(super) struct PerOuter<T>(OnceLock<(Option<Arc<InheritedConfig>>, T)>);
+pub(crate) struct PerOuter<T>(OnceLock<(Option<Arc<InheritedConfig>>, T)>);
 
 /// The parameters with which a layer acquires locks.
-pub(super) struct LayerParams {
+pub(crate) struct LayerParams {
     /// The settings of the lock of the layer.
-    pub(super) policy: LockPolicy,
+    pub(crate) policy: LockPolicy,
     /// Those of the locks that the handler acquires.
-    pub(super) handler_policy: LockPolicy,
-    pub(super) on_reject: OnReject,
-    pub(super) hold_estimate: Arc<HoldEstimate>,
-    pub(super) name: Option<&'static str>,
+    pub(crate) handler_policy: LockPolicy,
+    pub(crate) on_reject: OnReject,
+    pub(crate) hold_estimate: Arc<HoldEstimate>,
+    pub(crate) name: Option<&'static str>,
 }
 
 /// The configuration of the outer layers. It is in the extensions of the request, in an `Arc`.
 #[derive(Clone, Debug)]
-pub(super) struct InheritedConfig {
-    pub(super) layer_policy: LockPolicy,
-    pub(super) manager_policy: LockPolicy,
-    pub(super) on_reject: OnReject,
+pub(crate) struct InheritedConfig {
+    pub(crate) layer_policy: LockPolicy,
+    pub(crate) manager_policy: LockPolicy,
+    pub(crate) on_reject: OnReject,
 }
 
 impl<K> LayerConfig<K> {
-    pub(super) fn skips(&self, head: &Parts) -> bool {
+    pub(crate) fn skips(&self, head: &Parts) -> bool {
         self.skip.as_ref().is_some_and(|skip| skip(head))
     }
 
-    pub(super) fn params(&self, head: &Parts) -> Arc<LayerParams> {
+    pub(crate) fn params(&self, head: &Parts) -> Arc<LayerParams> {
+        self.route.params(head, self.route.policy)
+    }
+}
+
+impl RouteConfig {
+    pub(crate) fn new(locks: &LockManager, policy: LockPolicy) -> Self {
+        Self {
+            locks: locks.clone(),
+            policy,
+            on_reject: OnReject::default(),
+            name: None,
+            hold_estimate: Arc::default(),
+            params: PerOuter::default(),
+        }
+    }
+
+    /// The parameters of a request. The locks that its handler acquires have the settings of
+    /// `handler`, and inherit the others.
+    pub(crate) fn params(&self, head: &Parts, handler: LockPolicy) -> Arc<LayerParams> {
         self.params.get_or_create(&head.extensions, |outside| {
-            let policy = InheritedConfig::policy(outside, self.policy, &self.locks);
             Arc::new(LayerParams {
-                policy,
-                handler_policy: policy,
-                on_reject: self.on_reject.or(outside.map(InheritedConfig::on_reject)).clone(),
+                policy: InheritedConfig::policy(outside, self.policy, &self.locks),
+                handler_policy: InheritedConfig::policy(outside, handler, &self.locks),
+                on_reject: self.on_reject.or(outside.map(|outside| &outside.on_reject)).clone(),
                 hold_estimate: Arc::clone(&self.hold_estimate),
                 name: self.name,
             })
@@ -72,7 +96,7 @@ impl<K> LayerConfig<K> {
 
 impl<T: Clone> PerOuter<T> {
     /// The value of a request with these extensions.
-    pub(super) fn get_or_create(
+    pub(crate) fn get_or_create(
         &self,
         extensions: &Extensions,
         create: impl FnOnce(Option<&InheritedConfig>) -> T,
@@ -90,6 +114,13 @@ impl<T: Clone> PerOuter<T> {
     }
 }
 
+/// A copy belongs to another configuration.
+impl<T> Clone for PerOuter<T> {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}
+
 impl<T> Default for PerOuter<T> {
     fn default() -> Self {
         Self(OnceLock::new())
@@ -104,7 +135,7 @@ impl<T> fmt::Debug for PerOuter<T> {
 
 impl InheritedConfig {
     /// The inner layer wins.
-    pub(super) fn merged_with(&self, outer: Option<&Self>) -> Self {
+    pub(crate) fn merged_with(&self, outer: Option<&Self>) -> Self {
         let Some(outer) = outer else { return self.clone() };
         Self {
             layer_policy: self.layer_policy.or(outer.layer_policy),
@@ -115,7 +146,7 @@ impl InheritedConfig {
 
     /// The settings of a request: those of the route, else of the nearest outer layer, else of the
     /// manager.
-    pub(super) fn policy(outside: Option<&Self>, route: LockPolicy, locks: &LockManager) -> LockPolicy {
+    pub(crate) fn policy(outside: Option<&Self>, route: LockPolicy, locks: &LockManager) -> LockPolicy {
         match outside {
             Some(Self { layer_policy: layers, manager_policy: of_locks, .. }) => {
                 route.or(*layers).or(*of_locks).or(locks.policy())
@@ -123,24 +154,12 @@ impl InheritedConfig {
             None => route.or(locks.policy()),
         }
     }
-
-    pub(super) fn on_reject(&self) -> &OnReject {
-        &self.on_reject
-    }
 }
 
 /// A layer that is changed after it was cloned belongs to another route: its estimate starts anew.
-impl<K: Clone> Clone for LayerConfig<K> {
+impl Clone for RouteConfig {
     fn clone(&self) -> Self {
-        Self {
-            locks: self.locks.clone(),
-            key: self.key.clone(),
-            policy: self.policy,
-            skip: self.skip.clone(),
-            on_reject: self.on_reject.clone(),
-            name: self.name,
-            hold_estimate: Arc::default(),
-            params: PerOuter::default(),
-        }
+        let Self { locks, policy, on_reject, name, .. } = self;
+        Self { on_reject: on_reject.clone(), name: *name, ..Self::new(locks, *policy) }
     }
 }

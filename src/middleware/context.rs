@@ -12,28 +12,30 @@ use std::{
     time::Duration,
 };
 
-use http::{Extensions, HeaderMap, Method};
 #[cfg(feature = "axum")]
-use http::{Response, request::Parts};
+use http::Response;
+use http::{Extensions, Method, request::Parts};
 use tokio::task::AbortHandle;
 
 use super::{
-    abort::AbortSignals,
     config::LayerParams,
     connection::ClientConnection,
-    disconnect::{DetachedPermit, RouteId},
-    manager_state::ManagerState,
+    disconnect::{DetachedHandlers, DetachedPermit, RouteId},
     prefer,
-    request_lock::RequestLock,
+    request_lock::{AbortSignals, RequestLock},
 };
 #[cfg(feature = "axum")]
-use crate::body::{reader::BodyReader, request_body::RequestBodyHandle};
+use crate::body::request_body::RequestBodyHandle;
 #[cfg(feature = "axum")]
 use crate::key_source::KeyRejection;
 #[cfg(feature = "axum")]
 use crate::rejection::RejectionBody;
 use crate::{
-    body::{budget::Reservation, request_body::BodyObserver},
+    body::{
+        budget::{BodyBudget, Reservation},
+        reader::BodyReader,
+        request_body::{BodyObserver, RequestBody},
+    },
     error::{LockError, LockLost},
     lock::{AcquireFuture, Driver, HeldLock, LockParams, NotGranted, RequestInfo, RequestScope},
     lock_key::LockKey,
@@ -46,7 +48,7 @@ use crate::{
 };
 
 /// One request at one layer, shared by the layer, its future, the handler and the extractors.
-/// The extensions of the request have it, in the view of its lock or on its own.
+/// Stored in the extensions of the request: inside its `HeldLock`, or alone if no lock is held.
 #[derive(Clone)]
 pub(crate) struct RequestContext(Arc<Identity<Inner>>);
 
@@ -95,18 +97,21 @@ struct ExtraLocks {
     locks: Vec<RequestLock>,
 }
 
+/// The state of the HTTP side that all layers of one manager share.
+#[derive(Debug)]
+struct ManagerState {
+    body_budget: Arc<BodyBudget>,
+    detached: Arc<DetachedHandlers>,
+}
+
 /// Counts a lock request that waits, until it is dropped.
 pub(crate) struct WaitingGuard<'a>(&'a RequestContext);
 
 impl RequestContext {
     /// Creates the context. Also returns whether it keeps its owner open, until
     /// [`close_owner`](Self::close_owner).
-    pub(super) fn new(
-        driver: &Arc<Driver>,
-        params: Arc<LayerParams>,
-        headers: &HeaderMap,
-        extensions: &Extensions,
-    ) -> (Self, bool) {
+    pub(super) fn new(driver: &Arc<Driver>, params: Arc<LayerParams>, head: &Parts) -> (Self, bool) {
+        let extensions = &head.extensions;
         let found = Self::of(extensions);
         let known = extensions.get::<Owner>().cloned().or_else(|| found.as_ref().map(Self::owner));
         let known = known.filter(|owner| !owner.is_closed());
@@ -127,7 +132,7 @@ impl RequestContext {
             (None, _) => (None, true),
         };
         let context = Self(Arc::new(Identity::new(Inner {
-            client_wait: params.policy.client_wait_limit().and_then(|max| prefer::requested_wait(headers, max)),
+            client_wait: params.policy.client_wait_limit().and_then(|max| prefer::requested_wait(&head.headers, max)),
             is_wait_applied: AtomicBool::new(false),
             other_owner,
             is_inner,
@@ -161,7 +166,7 @@ impl RequestContext {
         {
             *owner = self.owner();
         }
-        // One value for both: each one is a box.
+        // Inside of the `HeldLock`, because each extension costs an allocation.
         if let Some(mut lock) = lock {
             lock.set_request(self.request_scope());
             extensions.insert(lock);
@@ -202,11 +207,11 @@ impl RequestContext {
     }
 
     /// The route, as far as it was known when the request reached this layer.
-    pub(super) fn known_route(&self) -> &Route {
+    pub(crate) fn known_route(&self) -> &Route {
         &self.0.route
     }
 
-    pub(super) fn policy(&self) -> &LockPolicy {
+    pub(crate) fn policy(&self) -> &LockPolicy {
         &self.0.params.policy
     }
 
@@ -232,8 +237,17 @@ impl RequestContext {
 
     /// Whether the body is read before the lock is acquired. A `CONNECT` request is followed by a
     /// tunnel, which does not end.
-    pub(super) fn buffers_body(&self, method: &Method) -> bool {
+    pub(crate) fn buffers_body(&self, method: &Method) -> bool {
         self.0.params.policy.buffers_request() && method != Method::CONNECT
+    }
+
+    /// A reader of the body of the request, within the budget of the manager.
+    pub(crate) fn body_reader<'a>(
+        &'a self,
+        body: &'a mut RequestBody,
+        reservation: &'a mut Option<Reservation>,
+    ) -> BodyReader<'a> {
+        BodyReader::new(body, reservation, &ManagerState::of(&self.0.driver).body_budget, self.policy())
     }
 
     /// Reads the body of the request for an extractor, and puts it back for the handler.
@@ -251,8 +265,7 @@ impl RequestContext {
         let Some(shared) = head.extensions.get::<RequestBodyHandle>().cloned() else { return Ok(None) };
         let Some(mut body) = shared.take() else { return Ok(None) };
         let mut reservation = None;
-        let budget = &ManagerState::of(&self.0.driver).body_budget;
-        BodyReader::new(&mut body, &mut reservation, budget, self.policy())
+        self.body_reader(&mut body, &mut reservation)
             .read(head)
             .await
             .map_err(|rejection| KeyRejection::from(rejection).into_response(route, self.on_reject()))?;
@@ -288,7 +301,7 @@ impl RequestContext {
 
     /// Acquires the lock of a layer whose record answers the request: `Ok(Err(..))`. Another
     /// request with the key is in flight if the key is busy.
-    pub(super) async fn claim(
+    pub(crate) async fn claim(
         &self,
         route: &Route,
         key: LockKey,
@@ -377,7 +390,7 @@ impl RequestContext {
     }
 
     /// The same for a [claim](Self::claim).
-    pub(super) fn immediate_claim_rejection(&self, route: &Route, key: &LockKey) -> Option<Rejection> {
+    pub(crate) fn immediate_claim_rejection(&self, route: &Route, key: &LockKey) -> Option<Rejection> {
         self.rejection_without_wait(route, key, self.policy()).map(Rejection::into_in_flight)
     }
 
@@ -417,11 +430,11 @@ impl RequestContext {
     /// Keeps a lock until the end of the response. Returns it if the handler has returned.
     #[cfg_attr(not(feature = "axum"), expect(dead_code, reason = "used by extractors"))]
     pub(crate) fn keep(&self, lock: RequestLock) -> Result<(), RequestLock> {
-        let mut beyond = self.0.extra_locks.lock();
-        if beyond.is_closed {
+        let mut extra = self.0.extra_locks.lock();
+        if extra.is_closed {
             return Err(lock);
         }
-        beyond.locks.push(lock);
+        extra.locks.push(lock);
         self.count_lock();
         Ok(())
     }
@@ -432,9 +445,9 @@ impl RequestContext {
 
     /// Closes the context to further locks. The caller releases the locks that were kept.
     pub(super) fn close(&self) -> Vec<RequestLock> {
-        let mut beyond = self.0.extra_locks.lock();
-        beyond.is_closed = true;
-        std::mem::take(&mut beyond.locks)
+        let mut extra = self.0.extra_locks.lock();
+        extra.is_closed = true;
+        std::mem::take(&mut extra.locks)
     }
 
     /// Ends the time in which a slow client is aborted: no lock is held here.
@@ -455,8 +468,8 @@ impl RequestContext {
     /// the layer.
     pub(super) fn add_abort_signals(&self, signals: &mut AbortSignals, of_layer: usize) {
         if self.0.held.load(Acquire) > of_layer {
-            let beyond = self.0.extra_locks.lock();
-            signals.extend(beyond.locks.iter().skip(signals.len() - of_layer).map(RequestLock::abort_signal));
+            let extra = self.0.extra_locks.lock();
+            signals.extend(extra.locks.iter().skip(signals.len() - of_layer).map(RequestLock::abort_signal));
         }
     }
 
@@ -517,6 +530,15 @@ impl RequestContext {
 
     fn self_and_outer(&self) -> impl Iterator<Item = &Self> {
         std::iter::successors(Some(self), |context| context.0.outer.as_ref())
+    }
+}
+
+impl ManagerState {
+    fn of(driver: &Driver) -> &Self {
+        driver.extension(|| Self {
+            body_budget: Arc::default(),
+            detached: Arc::new(DetachedHandlers::new(driver.max_detached)),
+        })
     }
 }
 

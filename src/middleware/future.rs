@@ -8,7 +8,7 @@ use std::{
 use http::Response;
 use pin_project_lite::pin_project;
 
-use super::{context::RequestContext, prefer, response_body::ResponseBody};
+use super::{context::RequestContext, prefer, response::ResponseBody};
 use crate::telemetry::span::CapturedSpan;
 
 pin_project! {
@@ -69,14 +69,14 @@ struct Locking<B: 'static, E: 'static> {
 
 /// All steps of a request that needs a lock. Boxed, because futures of extractors have no names,
 /// and because a boxed future can move to a task.
-pub(super) type BoxedPipeline<B, E> = Pin<Box<dyn Future<Output = Result<Response<ResponseBody<B>>, E>> + Send>>;
+pub(crate) type BoxedPipeline<B, E> = Pin<Box<dyn Future<Output = Result<Response<ResponseBody<B>>, E>> + Send>>;
 
 impl<F, B, E> ResponseFuture<F, B, E> {
-    pub(super) fn pass_through(inner: F) -> Self {
+    pub(crate) fn pass_through(inner: F) -> Self {
         Self { state: State::PassThrough { inner } }
     }
 
-    pub(super) fn locking(context: RequestContext, pipeline: BoxedPipeline<B, E>) -> Self {
+    pub(crate) fn locking(context: RequestContext, pipeline: BoxedPipeline<B, E>) -> Self {
         let locking = Locking { context, pipeline: Some(pipeline), span: CapturedSpan::current() };
         Self { state: State::Locking { locking } }
     }

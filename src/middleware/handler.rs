@@ -1,8 +1,14 @@
 //! Runs the inner service under the locks of its request.
 
-use std::{future::Future, mem, pin::pin};
+use std::{
+    future::Future,
+    mem,
+    pin::{Pin, pin},
+    task::{Context, Poll, ready},
+};
 
 use http::{Request, Response, request::Parts};
+use pin_project_lite::pin_project;
 use tower::{Service, ServiceExt};
 
 use super::request_locks::RequestLocks;
@@ -17,27 +23,38 @@ use crate::{
 ///
 /// The steps of the request borrow it, because each future that owned it would contain it once
 /// more.
-pub(super) struct LockedRequest<S> {
+pub(crate) struct LockedRequest<S> {
     /// `None` after its call, as the head.
-    pub(super) inner: Option<S>,
-    pub(super) head: Option<Parts>,
-    pub(super) body: RequestBody,
+    pub(crate) inner: Option<S>,
+    pub(crate) head: Option<Parts>,
+    pub(crate) body: RequestBody,
     /// What the body uses of the budget until the service is called.
-    pub(super) reservation: Option<Reservation>,
-    pub(super) locks: RequestLocks,
+    pub(crate) reservation: Option<Reservation>,
+    pub(crate) locks: RequestLocks,
+}
+
+pin_project! {
+    /// The two parts of a request: up to the end of its handler, and then its response.
+    ///
+    /// Both parts share their memory, which the variables of one future would not.
+    #[project = PipelineProj]
+    pub(crate) enum Pipeline<H, R, F> {
+        Handler { #[pin] handler: H, finish: F },
+        Response { #[pin] response: R },
+    }
 }
 
 impl<S> LockedRequest<S> {
-    pub(super) fn new(inner: S, head: Parts, body: RequestBody, locks: RequestLocks) -> Self {
+    pub(crate) fn new(inner: S, head: Parts, body: RequestBody, locks: RequestLocks) -> Self {
         Self { inner: Some(inner), head: Some(head), body, reservation: None, locks }
     }
 
-    pub(super) fn head(&mut self) -> &mut Parts {
+    pub(crate) fn head(&mut self) -> &mut Parts {
         self.head.as_mut().expect("before the call")
     }
 
     /// Calls the inner service without a lock.
-    pub(super) async fn pass_through<B>(&mut self) -> Result<Response<B>, S::Error>
+    pub(crate) async fn pass_through<B>(&mut self) -> Result<Response<B>, S::Error>
     where
         S: Service<Request<RequestBody>, Response = Response<B>>,
     {
@@ -49,7 +66,7 @@ impl<S> LockedRequest<S> {
 
     /// Runs the inner service under the locks. The reservation of the body ends when the service is
     /// called. The handler finds `lock` in the extensions.
-    pub(super) fn run<B>(
+    pub(crate) fn run<B>(
         &mut self,
         lock: Option<HeldLock>,
     ) -> impl Future<Output = Result<Result<Response<B>, S::Error>, LockLost>>
@@ -82,6 +99,42 @@ impl<S> LockedRequest<S> {
             // Its resources are dropped before the locks are released.
             *inner = None;
             done
+        }
+    }
+}
+
+impl<H, R, F, D, T> Pipeline<H, R, F>
+where
+    H: Future<Output = Result<D, T>>,
+    R: Future<Output = T>,
+    F: FnOnce(D) -> R + Copy,
+{
+    /// A handler that fails has its result already.
+    pub(crate) fn new(handler: H, finish: F) -> Self {
+        Self::Handler { handler, finish }
+    }
+}
+
+impl<H, R, F, D, T> Future for Pipeline<H, R, F>
+where
+    H: Future<Output = Result<D, T>>,
+    R: Future<Output = T>,
+    F: FnOnce(D) -> R + Copy,
+{
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        loop {
+            match self.as_mut().project() {
+                PipelineProj::Handler { handler, finish } => match ready!(handler.poll(cx)) {
+                    Ok(done) => {
+                        let response = finish(done);
+                        self.set(Self::Response { response });
+                    }
+                    Err(result) => return Poll::Ready(result),
+                },
+                PipelineProj::Response { response } => return response.poll(cx),
+            }
         }
     }
 }

@@ -6,7 +6,7 @@ use http_body::Body;
 use tower::{BoxError, Layer};
 
 use super::{
-    config::{LayerConfig, PerOuter},
+    config::{LayerConfig, RouteConfig},
     service::LockService,
 };
 use crate::{
@@ -134,16 +134,7 @@ impl<K: KeySource> LockLayer<K> {
     /// ([`from_fields`](crate::key::from_fields)), or one key for all requests
     /// ([`fixed`](crate::key::fixed)).
     pub fn new(locks: &LockManager, key: K) -> Self {
-        let config = LayerConfig {
-            locks: locks.clone(),
-            key,
-            policy: LockPolicy::new(),
-            skip: None,
-            on_reject: OnReject::default(),
-            name: None,
-            hold_estimate: Arc::default(),
-            params: PerOuter::default(),
-        };
+        let config = LayerConfig { route: RouteConfig::new(locks, LockPolicy::new()), key, skip: None };
         Self { config: Arc::new(config) }
     }
 
@@ -151,7 +142,7 @@ impl<K: KeySource> LockLayer<K> {
 
     /// Sets each setting that this policy sets.
     pub fn policy(self, policy: LockPolicy) -> Self {
-        self.with(|config| config.policy = policy.or(config.policy))
+        self.with(|config| config.route.policy = policy.or(config.route.policy))
     }
 
     /// Runs requests that match this predicate without a lock.
@@ -209,21 +200,20 @@ impl<K: KeySource> LockLayer<K> {
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        self.with(|config| config.on_reject = OnReject::new(respond))
+        self.with(|config| config.route.on_reject = OnReject::new(respond))
     }
 
     /// Sets the name of the route in spans and metrics. Default: `none`.
     ///
     /// The matched path of an Axum router has precedence.
     pub fn route_name(self, name: &'static str) -> Self {
-        self.with(|config| config.name = Some(name))
+        self.with(|config| config.route.name = Some(name))
     }
 
-    fn with(mut self, change: impl FnOnce(&mut LayerConfig<K>)) -> Self {
-        let config = Arc::make_mut(&mut self.config);
-        change(config);
-        config.params = PerOuter::default();
-        self
+    fn with(self, change: impl FnOnce(&mut LayerConfig<K>)) -> Self {
+        let mut config = LayerConfig::clone(&self.config);
+        change(&mut config);
+        Self { config: Arc::new(config) }
     }
 }
 
@@ -243,7 +233,8 @@ impl<K> Clone for LockLayer<K> {
 
 impl<K> fmt::Debug for LockLayer<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let LayerConfig { locks, key: _, policy, skip, on_reject, name, hold_estimate, params: _ } = &*self.config;
+        let LayerConfig { route: RouteConfig { locks, policy, on_reject, name, hold_estimate, .. }, skip, .. } =
+            &*self.config;
         f.debug_struct("LockLayer")
             .field("locks", locks)
             .field("policy", policy)

@@ -11,12 +11,10 @@ use tower::{BoxError, Layer, Service};
 
 use super::{
     config::{InheritedConfig, LayerParams, PerOuter},
-    context::RequestContext,
     future::ResponseFuture,
-    pipeline::Pipeline,
+    handler::Pipeline,
     request_locks::RequestLocks,
-    response::{HandlerEnd, finish_response},
-    response_body::ResponseBody,
+    response::{HandlerEnd, ResponseBody, finish_response},
 };
 use crate::{
     body::request_body::RequestBody,
@@ -66,7 +64,7 @@ pub struct LockManagerService<S> {
 }
 
 /// Shared by a layer and all its services.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct ManagerConfig {
     locks: LockManager,
     inherited: InheritedConfig,
@@ -101,29 +99,25 @@ impl LockManagerLayer {
     settings!(request_setters);
 
     /// Sets each setting that this policy sets.
-    pub fn policy(mut self, policy: LockPolicy) -> Self {
-        let inherited = self.inherited_mut();
-        inherited.layer_policy = policy.or(inherited.layer_policy);
-        self
+    pub fn policy(self, policy: LockPolicy) -> Self {
+        self.with(|inherited| inherited.layer_policy = policy.or(inherited.layer_policy))
     }
 
     /// Sets the function that creates the responses to rejected requests, for routes that do not
     /// set their own. See [`LockLayer::on_reject`](crate::LockLayer::on_reject).
-    pub fn on_reject<F, B>(mut self, respond: F) -> Self
+    pub fn on_reject<F, B>(self, respond: F) -> Self
     where
         F: Fn(&Rejection) -> Response<B> + Send + Sync + 'static,
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        self.inherited_mut().on_reject = OnReject::new(respond);
-        self
+        self.with(|inherited| inherited.on_reject = OnReject::new(respond))
     }
 
-    /// A layer that is changed provides another configuration.
-    fn inherited_mut(&mut self) -> &mut InheritedConfig {
-        let config = Arc::make_mut(&mut self.config);
-        config.provided = PerOuter::default();
-        &mut config.inherited
+    fn with(self, change: impl FnOnce(&mut InheritedConfig)) -> Self {
+        let mut config = ManagerConfig::clone(&self.config);
+        change(&mut config.inherited);
+        Self { config: Arc::new(config) }
     }
 }
 
@@ -150,16 +144,13 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let mut request = request.map(RequestBody::new);
-        let config = &*self.config;
-        let Provided { inherited, params } = config.provided(request.extensions());
-        let driver = config.locks.driver();
-        let (context, keeps_owner_open) = RequestContext::new(driver, params, request.headers(), request.extensions());
-        let extensions = request.extensions_mut();
-        extensions.insert(inherited);
-        context.insert_into(extensions, None);
-        let method = request.method().clone();
-        let (mut head, mut body) = request.into_parts();
+        let (mut head, mut body) = request.map(RequestBody::new).into_parts();
+        let Provided { inherited, params } = self.config.provided(&head.extensions);
+        let request_locks = RequestLocks::new(self.config.locks.driver(), params, &head);
+        let context = request_locks.context().clone();
+        head.extensions.insert(inherited);
+        context.insert_into(&mut head.extensions, None);
+        let method = head.method.clone();
         // For extractors, which only Axum has.
         if cfg!(feature = "axum") && context.buffers_body(&method) {
             let (shared, handle) = body.share();
@@ -172,7 +163,6 @@ where
         context.set_running(true);
         let scope = context.request_scope();
         let handler = scope.clone().scope_sync(|| self.inner.call(request));
-        let request_locks = RequestLocks::new(context.clone(), keeps_owner_open);
         let handler = async move {
             let done = request_locks.run(pin!(scope.scope(handler))).await;
             Ok(HandlerEnd { locks: request_locks, method, done })
@@ -195,16 +185,5 @@ impl ManagerConfig {
             };
             Provided { inherited: Arc::new(inherited), params: Arc::new(params) }
         })
-    }
-}
-
-impl Clone for ManagerConfig {
-    fn clone(&self) -> Self {
-        Self {
-            locks: self.locks.clone(),
-            inherited: self.inherited.clone(),
-            hold_estimate: Arc::clone(&self.hold_estimate),
-            provided: PerOuter::default(),
-        }
     }
 }

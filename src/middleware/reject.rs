@@ -14,7 +14,7 @@ use crate::{
 impl KeyRejection {
     /// Replaces the server error of an extractor that needs a matched route by 404 if no route
     /// matched. A layer on a whole router also sees such requests.
-    pub(super) fn or_no_route(self, head: &Parts) -> Self {
+    pub(crate) fn or_no_route(self, head: &Parts) -> Self {
         match &self {
             Self::Response(response, Some(extractor))
                 if response.status().is_server_error() && reads_matched_path(extractor) && !has_matched_route(head) =>
@@ -25,7 +25,7 @@ impl KeyRejection {
         }
     }
 
-    pub(super) fn into_response(self, route: &Route, on_reject: &OnReject) -> Response<RejectionBody> {
+    pub(crate) fn into_response(self, route: &Route, on_reject: &OnReject) -> Response<RejectionBody> {
         match self {
             Self::Response(mut response, extractor) => {
                 let extractor = extractor.map(short_type_name);

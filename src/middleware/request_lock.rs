@@ -1,10 +1,15 @@
 //! One lock of a request, and the record of its hold.
 
-use std::{future::pending, sync::Arc};
+use std::{
+    future::{Future, pending},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
 
+use smallvec::SmallVec;
 use tokio::time::{Instant, sleep_until};
 
-use super::abort::{AbortAt, AbortSignal};
 use crate::{
     error::LockLost,
     lock::{HeldLock, LockGuard, ReleaseFuture},
@@ -22,6 +27,21 @@ pub(crate) struct RequestLock {
     /// `None` after the release.
     guard: Option<LockGuard>,
     abort_at: AbortAt,
+}
+
+/// Resolves when the work under a lock must be aborted.
+pub(super) type AbortSignal = Pin<Box<dyn Future<Output = LockLost> + Send>>;
+
+pub(super) type AbortSignals = SmallVec<[AbortSignal; 1]>;
+
+/// When the work under a lock is aborted.
+#[derive(Clone, Copy, Debug)]
+enum AbortAt {
+    /// When the lock is lost.
+    Loss,
+    /// At this instant, also if the lock is still held. `None`: later than any instant of the
+    /// clock.
+    Deadline(Option<Instant>),
 }
 
 impl RequestLock {
@@ -92,6 +112,15 @@ impl RequestLock {
         self.span.ended(hold);
         guard
     }
+}
+
+/// Polls all signals. Ready with the reason of the first one that is ready.
+pub(super) fn poll_any(signals: &mut AbortSignals, cx: &mut Context<'_>) -> Poll<LockLost> {
+    let ready = signals.iter_mut().find_map(|signal| match signal.as_mut().poll(cx) {
+        Poll::Ready(why) => Some(why),
+        Poll::Pending => None,
+    });
+    ready.map_or(Poll::Pending, Poll::Ready)
 }
 
 impl Drop for RequestLock {

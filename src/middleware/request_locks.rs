@@ -3,31 +3,33 @@
 use std::{
     future::{Future, poll_fn},
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
+use http::request::Parts;
 use smallvec::SmallVec;
 use tokio::{runtime::Handle, time::timeout};
 
 use super::{
-    abort::{AbortSignals, poll_any},
+    config::LayerParams,
     context::RequestContext,
-    request_lock::RequestLock,
+    record::{Ending, Recorder},
+    request_lock::{AbortSignals, RequestLock, poll_any},
 };
 use crate::{
     body::pace::TooSlow,
     error::LockLost,
     limits::RELEASE_WAIT,
-    lock::{ReleaseFuture, ReleaseOutcome},
-    replay::recorder::Recorder,
+    lock::{Driver, ReleaseFuture, ReleaseOutcome},
     store::NewRecord,
     telemetry::span::LockSpan,
 };
 
 /// Releases all locks of one request at one layer, each exactly once.
 ///
-/// It is in the response future, and then in the response body.
-pub(super) struct RequestLocks {
+/// Owned by the response future first, then by the response body.
+pub(crate) struct RequestLocks {
     context: RequestContext,
     /// The owner of the request is open until this layer has ended its part.
     keeps_owner_open: bool,
@@ -38,8 +40,8 @@ pub(super) struct RequestLocks {
     locks: SmallVec<[RequestLock; 1]>,
     /// The response is a failure: `min_hold` does not block the keys.
     has_failed: bool,
-    /// Decides on the record of the lock of the layer. Only a replay layer has it.
-    recorder: Option<Box<Recorder>>,
+    /// Decides on the record of the lock of the layer. Only a layer that keeps answers has it.
+    recorder: Option<Box<dyn Recorder>>,
     /// The record that the lock of the layer leaves.
     record: Option<Box<NewRecord>>,
 }
@@ -52,7 +54,9 @@ struct Releases {
 }
 
 impl RequestLocks {
-    pub(super) fn new(context: RequestContext, keeps_owner_open: bool) -> Self {
+    /// No lock yet, for the request with this head.
+    pub(crate) fn new(driver: &Arc<Driver>, params: Arc<LayerParams>, head: &Parts) -> Self {
+        let (context, keeps_owner_open) = RequestContext::new(driver, params, head);
         Self {
             context,
             keeps_owner_open,
@@ -64,24 +68,24 @@ impl RequestLocks {
         }
     }
 
-    pub(super) fn context(&self) -> &RequestContext {
+    pub(crate) fn context(&self) -> &RequestContext {
         &self.context
     }
 
     /// Adds the lock of the layer.
-    pub(super) fn add(&mut self, lock: RequestLock) {
+    pub(crate) fn add(&mut self, lock: RequestLock) {
         self.context.count_lock();
         self.locks.push(lock);
     }
 
-    pub(super) fn span(&self) -> Option<&LockSpan> {
+    pub(crate) fn span(&self) -> Option<&LockSpan> {
         self.locks.first().map(|lock| &lock.span)
     }
 
     /// Runs the handler while all locks are held (I6). It is in the
     /// [scope](RequestContext::request_scope) of its request, and marks its own
     /// [start](RequestContext::set_running).
-    pub(super) async fn run<F: Future>(&self, mut handler: Pin<&mut F>) -> Result<F::Output, LockLost> {
+    pub(crate) async fn run<F: Future>(&self, mut handler: Pin<&mut F>) -> Result<F::Output, LockLost> {
         let mut signals = AbortSignals::new();
         let abort_reason = || self.abort_reason().or_else(|| self.context.abort_reason(self.locks.len()));
         let done = poll_fn(|cx| {
@@ -137,21 +141,28 @@ impl RequestLocks {
         self.locks.iter().map(RequestLock::abort_signal).collect()
     }
 
-    pub(super) fn set_failed(&mut self) {
+    pub(crate) fn set_failed(&mut self) {
         self.has_failed = true;
     }
 
-    pub(super) fn set_recorder(&mut self, recorder: Recorder) {
+    pub(crate) fn set_recorder(&mut self, recorder: impl Recorder + 'static) {
         self.recorder = Some(Box::new(recorder));
     }
 
-    pub(super) fn recorder(&mut self) -> Option<&mut Recorder> {
+    pub(super) fn recorder(&mut self) -> Option<&mut (dyn Recorder + 'static)> {
         self.recorder.as_deref_mut()
     }
 
-    /// The response has ended well: decides which record is left.
-    pub(super) fn set_record(&mut self, record: impl FnOnce(Recorder) -> Option<NewRecord>) {
-        self.record = self.recorder.take().and_then(|recorder| record(*recorder)).map(Box::new);
+    /// The response has ended well: its recorder decides which record is left.
+    pub(super) fn set_ending(&mut self, ending: Ending<'_>) {
+        let record = self.recorder.take().and_then(|recorder| recorder.record(ending));
+        self.record = record.map(Box::new);
+    }
+
+    /// Sets the record that is left, without a recorder.
+    pub(crate) fn set_record(&mut self, record: NewRecord) {
+        self.recorder = None;
+        self.record = Some(Box::new(record));
     }
 
     /// A lock was lost while the handler ran or its response streamed. The drop releases all locks
@@ -176,7 +187,7 @@ impl RequestLocks {
     ///
     /// After that wait, or if the store fails, the response is sent all the same. A key is then
     /// free at the end of its lease at the latest.
-    pub(super) async fn release_all(&mut self) {
+    pub(crate) async fn release_all(&mut self) {
         let mut releases = self.start_releases();
         // A store that replies at once needs no timer.
         if poll_fn(|cx| Poll::Ready(self.poll_releases(&mut releases, cx).is_ready())).await {
@@ -209,7 +220,7 @@ impl RequestLocks {
         releases
     }
 
-    /// Ready when all locks are released. Says so if one was not held any more.
+    /// Completes when all releases have. Logs a lock that had been lost before.
     fn poll_releases(&self, releases: &mut Releases, cx: &mut Context<'_>) -> Poll<()> {
         while let Some((release, lock)) = releases.pending.first_mut() {
             if matches!(ready!(Pin::new(release).poll(cx)), Ok(ReleaseOutcome::NotHeld)) {

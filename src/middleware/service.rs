@@ -12,18 +12,13 @@ use tower::{BoxError, Service, ServiceExt, util::Oneshot};
 
 use super::{
     config::LayerConfig,
-    context::RequestContext,
     future::ResponseFuture,
-    handler::LockedRequest,
-    manager_state::ManagerState,
-    pipeline::Pipeline,
+    handler::{LockedRequest, Pipeline},
     request_locks::RequestLocks,
-    response::{HandlerEnd, ResponseResult, finish_response},
-    response_body::ResponseBody,
-    unlocked::Unlocked,
+    response::{HandlerEnd, ResponseBody, ResponseResult, finish_response},
 };
 use crate::{
-    body::{reader::BodyReader, request_body::RequestBody},
+    body::request_body::RequestBody,
     key_source::{KeyRejection, KeySource},
     lock::HeldLock,
     rejection::RejectionBody,
@@ -36,6 +31,16 @@ use crate::{
 pub struct LockService<S, K> {
     inner: S,
     config: Arc<LayerConfig<K>>,
+}
+
+/// Why a request passed its [`LockLayer`](crate::LockLayer) without a lock. It is in the extensions
+/// of the request, for the error of an extractor that needs the lock.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Unlocked {
+    /// A predicate of the layer matched.
+    Skipped,
+    /// The key function returned `None`.
+    NoKey,
 }
 
 impl<S, K> LockService<S, K> {
@@ -67,14 +72,12 @@ where
         let inner = self.inner.clone();
         let (mut head, body) = request.map(RequestBody::new).into_parts();
         if self.config.skips(&head) {
-            mark_unlocked(&mut head, Unlocked::Skipped);
+            leave_for_extractors(&mut head, Unlocked::Skipped);
             return ResponseFuture::pass_through(inner.oneshot(Request::from_parts(head, body)));
         }
-        let (driver, params) = (self.config.locks.driver(), self.config.params(&head));
-        let (context, keeps_owner_open) = RequestContext::new(driver, params, &head.headers, &head.extensions);
-        let locks = RequestLocks::new(context.clone(), keeps_owner_open);
-        let request = LockedRequest::new(inner, head, body, locks);
-        let handler = run_locked(Arc::clone(&self.config), request);
+        let locks = RequestLocks::new(self.config.route.locks.driver(), self.config.params(&head), &head);
+        let context = locks.context().clone();
+        let handler = run_locked(Arc::clone(&self.config), LockedRequest::new(inner, head, body, locks));
         ResponseFuture::locking(context, Box::pin(Pipeline::new(handler, finish_response)))
     }
 }
@@ -116,12 +119,11 @@ async fn lock_request<S, K: KeySource>(
     let context = locks.context();
     let waits = context.start_waiting();
     let route = context.known_route();
-    let budget = &ManagerState::of(config.locks.driver()).body_budget;
-    let mut reader = BodyReader::new(body, reservation, budget, context.policy());
+    let mut reader = context.body_reader(body, reservation);
     let key = match config.key.extract_key(head, &mut reader).await {
         Ok(Some(key)) => key,
         Ok(None) => {
-            mark_unlocked(head, Unlocked::NoKey);
+            leave_for_extractors(head, Unlocked::NoKey);
             return Ok(None);
         }
         Err(rejection) => return Err(rejection.or_no_route(head).into_response(route, context.on_reject())),
@@ -143,10 +145,10 @@ async fn lock_request<S, K: KeySource>(
     Ok(Some(held_lock))
 }
 
-fn mark_unlocked(head: &mut Parts, why: Unlocked) {
-    // For extractors, which only Axum has.
+/// Leaves a value for the extractors of the handler, which only Axum has.
+pub(crate) fn leave_for_extractors<T: Clone + Send + Sync + 'static>(head: &mut Parts, value: T) {
     if cfg!(feature = "axum") {
-        head.extensions.insert(why);
+        head.extensions.insert(value);
     }
 }
 

@@ -4,29 +4,24 @@ use bytes::Bytes;
 use http::{Method, Response, request::Parts};
 use tower::BoxError;
 
+use super::{docs_link::DocsLink, idempotency_key::IdempotencyKeyField, recorder::AnswerSettings};
 use crate::{
-    lock::LockManager,
     lock_key::LockKey,
-    middleware::config::{InheritedConfig, LayerParams, PerOuter},
+    middleware::config::{LayerParams, RouteConfig},
     policy::LockPolicy,
-    rejection::{OnReject, Rejection, RejectionBody, retry_after::HoldEstimate},
-    replay::{docs_link::DocsLink, idempotency_key::IdempotencyKeyField, recorder::AnswerSettings},
+    rejection::{OnReject, Rejection, RejectionBody},
 };
 
 /// Shared by a replay layer and all its services.
+#[derive(Clone)]
 pub(super) struct ReplayConfig<K> {
-    pub(super) locks: LockManager,
+    pub(super) route: RouteConfig,
     pub(super) scope: K,
     pub(super) key_field: IdempotencyKeyField,
     pub(super) is_required: bool,
     /// `None`: the default.
     pub(super) methods: Option<Vec<Method>>,
-    pub(super) policy: LockPolicy,
-    pub(super) on_reject: OnReject,
     pub(super) docs: Option<DocsLink>,
-    pub(super) name: Option<&'static str>,
-    pub(super) hold_estimate: Arc<HoldEstimate>,
-    pub(super) params: PerOuter<Arc<LayerParams>>,
     pub(super) answers: Arc<AnswerSettings>,
     pub(super) find_answer: Option<Arc<FindAnswer>>,
 }
@@ -49,18 +44,10 @@ impl<K> ReplayConfig<K> {
         }
     }
 
+    /// The wait of this layer is for an answer, and its other settings are for its record: the
+    /// handler has none of them.
     pub(super) fn params(&self, head: &Parts) -> Arc<LayerParams> {
-        self.params.get_or_create(&head.extensions, |outside| {
-            Arc::new(LayerParams {
-                policy: InheritedConfig::policy(outside, self.policy, &self.locks),
-                // The wait of this layer is for an answer, and its other settings are for its
-                // record.
-                handler_policy: InheritedConfig::policy(outside, LockPolicy::new(), &self.locks),
-                on_reject: self.on_reject.or(outside.map(InheritedConfig::on_reject)).clone(),
-                hold_estimate: Arc::clone(&self.hold_estimate),
-                name: self.name,
-            })
-        })
+        self.route.params(head, LockPolicy::new())
     }
 
     pub(super) fn respond(&self, rejection: Rejection, on_reject: &OnReject) -> Response<RejectionBody> {
@@ -69,26 +56,5 @@ impl<K> ReplayConfig<K> {
             docs.add_to(&mut response);
         }
         response
-    }
-}
-
-/// A layer that is changed after it was cloned belongs to another route: its estimate starts anew.
-impl<K: Clone> Clone for ReplayConfig<K> {
-    fn clone(&self) -> Self {
-        Self {
-            locks: self.locks.clone(),
-            scope: self.scope.clone(),
-            key_field: self.key_field,
-            is_required: self.is_required,
-            methods: self.methods.clone(),
-            policy: self.policy,
-            on_reject: self.on_reject.clone(),
-            docs: self.docs.clone(),
-            name: self.name,
-            hold_estimate: Arc::default(),
-            params: PerOuter::default(),
-            answers: Arc::clone(&self.answers),
-            find_answer: self.find_answer.clone(),
-        }
     }
 }

@@ -1,8 +1,10 @@
 //! Which answers are kept.
 
+use bytes::Bytes;
 use http::response::Parts;
+use http_body::Frame;
 
-use crate::rejection::Rejection;
+use crate::{middleware::record::Ending, rejection::Rejection};
 
 /// Whether the response of a handler is kept for retries. It goes into the extensions of the
 /// response.
@@ -21,18 +23,6 @@ pub enum Keep {
 /// The decision of the application for responses without a [`Keep`].
 pub(crate) type KeepIf = dyn Fn(&Parts) -> bool + Send + Sync;
 
-/// How a response that is kept has ended. One that ended in any other way leaves no record: its
-/// lock was lost, its handler failed, or its stream broke off.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ending {
-    /// The body is complete in memory.
-    Complete { bytes: usize, has_trailers: bool },
-    /// A body that was sent while it was produced has reached its end.
-    Streamed,
-    /// The lock was released before the body: a tunnel, or `ReleaseAt::ResponseHead`.
-    ReleasedAtHead,
-}
-
 /// Whether a response with this head is kept, if it ends well.
 pub(crate) fn is_wanted(head: &Parts, keep_if: Option<&KeepIf>) -> bool {
     // A rejection says that the handler did not run, or that its end is unknown.
@@ -46,23 +36,20 @@ pub(crate) fn is_wanted(head: &Parts, keep_if: Option<&KeepIf>) -> bool {
     }
 }
 
-/// Whether the body of a response that ended like this is kept. Otherwise a retry is rejected, and
-/// does not run the handler.
-pub(crate) fn keeps_body(ending: Ending, keep_up_to: usize) -> bool {
-    match ending {
-        // An answer without its trailers would be another one.
-        Ending::Complete { bytes, has_trailers } => bytes <= keep_up_to && !has_trailers,
-        Ending::Streamed | Ending::ReleasedAtHead => false,
-    }
+/// The frames of the body that is kept with an answer that ended like this. Without a body, a retry
+/// is rejected and does not run the handler.
+pub(crate) fn kept_frames(ending: Ending<'_>, keep_up_to: usize) -> Option<&[Frame<Bytes>]> {
+    let Ending::Complete(frames) = ending else { return None };
+    let bytes: usize = frames.iter().filter_map(Frame::data_ref).map(Bytes::len).sum();
+    // An answer without its trailers would be another one.
+    (bytes <= keep_up_to && !frames.iter().any(Frame::is_trailers)).then_some(frames)
 }
 
 #[cfg(test)]
 mod tests {
-    use http::Response;
+    use http::{HeaderMap, Response};
 
     use super::*;
-
-    const COMPLETE: Ending = Ending::Complete { bytes: 100, has_trailers: false };
 
     fn head(status: u16) -> Parts {
         Response::builder().status(status).body(()).expect("a response").into_parts().0
@@ -79,15 +66,18 @@ mod tests {
         for status in [200, 201, 204, 303, 304, 399] {
             assert!(is_wanted(&head(status), None), "{status}");
         }
-        assert!(keeps_body(COMPLETE, 100), "just fits");
+        let frames = [Frame::data(Bytes::from_static(&[1; 60])), Frame::data(Bytes::from_static(&[2; 40]))];
+        assert!(kept_frames(Ending::Complete(&frames), 100).is_some(), "just fits");
     }
 
     #[test]
     fn large_and_streamed_answers_leave_a_tombstone() {
-        assert!(!keeps_body(COMPLETE, 99));
-        assert!(!keeps_body(Ending::Streamed, 100));
-        assert!(!keeps_body(Ending::ReleasedAtHead, 100));
-        assert!(!keeps_body(Ending::Complete { bytes: 1, has_trailers: true }, 100));
+        let large = [Frame::data(Bytes::from_static(&[1; 101]))];
+        let trailers = [Frame::data(Bytes::from_static(b"1")), Frame::trailers(HeaderMap::new())];
+        let endings = [Ending::Complete(&large), Ending::Complete(&trailers), Ending::Streamed, Ending::ReleasedAtHead];
+        for ending in endings {
+            assert!(kept_frames(ending, 100).is_none(), "{ending:?}");
+        }
     }
 
     #[test]

@@ -5,7 +5,10 @@ use http::{HeaderName, Method, Response, request, response::Parts};
 use http_body::Body;
 use tower::{BoxError, Layer};
 
-use super::{config::ReplayConfig, service::ReplayService};
+use super::{
+    config::ReplayConfig, docs_link::DocsLink, headers::HeaderFilter, idempotency_key::IdempotencyKeyField,
+    recorder::AnswerSettings, service::ReplayService,
+};
 use crate::{
     body::reader::BodyReader,
     key_source::{
@@ -15,12 +18,9 @@ use crate::{
     limits::{KEEP_FOR, KEEP_FOR_MAX, KEEP_FOR_MIN, KEEP_UP_TO, KEEP_UP_TO_MAX},
     lock::LockManager,
     lock_key::LockKey,
-    middleware::config::PerOuter,
+    middleware::config::RouteConfig,
     policy::{LockPolicy, OnDisconnect, OnLost, ReleaseAt},
     rejection::{OnReject, Rejection},
-    replay::{
-        docs_link::DocsLink, headers::HeaderFilter, idempotency_key::IdempotencyKeyField, recorder::AnswerSettings,
-    },
 };
 
 /// Layer that sends the answer of the first request to each of its retries.
@@ -142,17 +142,12 @@ impl<K: KeySource> ReplayLayer<K> {
             keep_if: None,
         };
         let config = ReplayConfig {
-            locks: locks.clone(),
+            route: RouteConfig::new(locks, policy),
             scope,
             key_field: IdempotencyKeyField::new(header("idempotency-key")),
             is_required: false,
             methods: None,
-            policy,
-            on_reject: OnReject::default(),
             docs: None,
-            name: None,
-            hold_estimate: Arc::default(),
-            params: PerOuter::default(),
             answers: Arc::new(answers),
             find_answer: None,
         };
@@ -284,7 +279,7 @@ impl<K: KeySource, V> ReplayLayer<K, V> {
     /// The layer calls it under the lock of the key, before it runs a handler. It also calls it if
     /// the store has kept the answer without its body. The argument is
     /// [`Once::key`](crate::Once::key). The function returns the bytes of
-    /// [`OnceAnswer::as_bytes`](crate::middleware::OnceAnswer::as_bytes), or `None` if there are
+    /// [`OnceAnswer::as_bytes`](crate::replay::OnceAnswer::as_bytes), or `None` if there are
     /// none. If it fails, or returns other bytes, the request is rejected with 503.
     ///
     /// ```
@@ -325,7 +320,7 @@ impl<K: KeySource, V> ReplayLayer<K, V> {
     /// The settings are those of the lock of the key. Locks that the handler acquires have the
     /// settings of the outer layers.
     pub fn policy(self, policy: LockPolicy) -> Self {
-        self.with(|config| config.policy = policy.or(config.policy))
+        self.with(|config| config.route.policy = policy.or(config.route.policy))
     }
 
     /// Sets the function that creates the responses to rejected requests. See
@@ -336,21 +331,20 @@ impl<K: KeySource, V> ReplayLayer<K, V> {
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        self.with(|config| config.on_reject = OnReject::new(respond))
+        self.with(|config| config.route.on_reject = OnReject::new(respond))
     }
 
     /// Sets the name of the route in spans and metrics. Default: `none`.
     ///
     /// The matched path of an Axum router has precedence.
     pub fn route_name(self, name: &'static str) -> Self {
-        self.with(|config| config.name = Some(name))
+        self.with(|config| config.route.name = Some(name))
     }
 
-    fn with(mut self, change: impl FnOnce(&mut ReplayConfig<K>)) -> Self {
-        let config = Arc::make_mut(&mut self.config);
-        change(config);
-        config.params = PerOuter::default();
-        self
+    fn with(self, change: impl FnOnce(&mut ReplayConfig<K>)) -> Self {
+        let mut config = ReplayConfig::clone(&self.config);
+        change(&mut config);
+        Self { config: Arc::new(config), values: self.values }
     }
 
     fn with_answers(self, change: impl FnOnce(&mut AnswerSettings)) -> Self {
@@ -385,13 +379,13 @@ impl KeySource for WholeRequest {
 
 impl<K, V> fmt::Debug for ReplayLayer<K, V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ReplayConfig { locks, key_field, is_required, methods, policy, answers, find_answer, .. } = &*self.config;
+        let ReplayConfig { route, key_field, is_required, methods, answers, find_answer, .. } = &*self.config;
         f.debug_struct("ReplayLayer")
-            .field("locks", locks)
+            .field("locks", &route.locks)
             .field("key", key_field)
             .field("required", is_required)
             .field("methods", methods)
-            .field("policy", policy)
+            .field("policy", &route.policy)
             .field("answers", answers)
             .field("finds_answers", &find_answer.is_some())
             .finish_non_exhaustive()

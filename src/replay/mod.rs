@@ -1,10 +1,27 @@
-//! The parts of replay that need no lock: the key and the fingerprint of a request, and the answer
-//! that is kept for its retries.
+//! Replay of answers: each retry of a request gets the first answer.
+//!
+//! A client repeats a request when it has received no answer. The first attempt may have run: a
+//! second run would pay twice. [`ReplayLayer`] runs one attempt, and keeps its answer for the
+//! others. The [guide](crate::guide::idempotency) shows how.
 
+// In the order in which a request reaches them.
+mod layer;
+mod config;
+mod service;
 pub(crate) mod idempotency_key;
 pub(crate) mod fingerprint;
-pub(crate) mod keep;
-pub(crate) mod headers;
+mod once;
+mod recorder;
+mod keep;
+mod headers;
 pub(crate) mod answer;
-pub(crate) mod recorder;
-pub(crate) mod docs_link;
+mod docs_link;
+
+#[cfg(feature = "axum")]
+pub(crate) use self::once::Unrecorded;
+pub use self::{
+    keep::Keep,
+    layer::ReplayLayer,
+    once::{AnswerError, Once, OnceAnswer},
+    service::ReplayService,
+};

@@ -6,12 +6,8 @@ use http_body::Body;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use tower::BoxError;
 
-use crate::{
-    fencing::FencingToken,
-    lock::HeldLock,
-    lock_key::LockKey,
-    replay::{answer::Answer, fingerprint::Fingerprint, keep::Keep, recorder::AnswerSettings},
-};
+use super::{answer::Answer, fingerprint::Fingerprint, keep::Keep, recorder::AnswerSettings};
+use crate::{fencing::FencingToken, lock::HeldLock, lock_key::LockKey};
 
 /// The idempotency key of a request that runs for the first time, for a handler that stores its
 /// answer in its own transaction.
@@ -75,6 +71,18 @@ pub enum AnswerError {
     /// The body failed.
     #[error("the body of the answer failed")]
     Body(#[source] BoxError),
+}
+
+/// Why a request passed its replay layer without a record. It is in the extensions of the request,
+/// for the error of [`Once`] as an extractor.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Unrecorded {
+    /// Its method has no keys at this layer.
+    Method,
+    /// It has no key, and the layer does not require one.
+    NoKey,
+    /// The scope of the layer returned `None`.
+    NoScope,
 }
 
 impl Once {

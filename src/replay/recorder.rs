@@ -10,9 +10,12 @@ use super::{
     answer::Answer,
     fingerprint::Fingerprint,
     headers::HeaderFilter,
-    keep::{Ending, KeepIf, is_wanted, keeps_body},
+    keep::{KeepIf, is_wanted, kept_frames},
 };
-use crate::store::{NewRecord, Record};
+use crate::{
+    middleware::record::{Ending, Recorder},
+    store::NewRecord,
+};
 
 /// What is kept of an answer.
 #[derive(Clone)]
@@ -23,74 +26,50 @@ pub(crate) struct AnswerSettings {
     pub(crate) keep_if: Option<Arc<KeepIf>>,
 }
 
-/// Decides which record the lock of a replay layer leaves.
+/// Keeps the answer of the handler.
 #[derive(Debug)]
-pub(crate) struct Recorder {
+pub(super) struct AnswerRecorder {
     settings: Arc<AnswerSettings>,
     fingerprint: Fingerprint,
     /// The response head, if the response is kept.
     head: Option<(StatusCode, HeaderMap)>,
 }
 
-impl AnswerSettings {
-    /// The record of an answer to the request with this fingerprint.
-    fn record(&self, answer: Answer, fingerprint: &Fingerprint) -> NewRecord {
-        NewRecord { record: answer.into_record(fingerprint), keep_for: self.keep_for }
+impl AnswerRecorder {
+    pub(super) fn new(settings: Arc<AnswerSettings>, fingerprint: Fingerprint) -> Self {
+        Self { settings, fingerprint, head: None }
     }
 }
 
-impl Recorder {
-    pub(crate) fn new(settings: Arc<AnswerSettings>, fingerprint: Fingerprint) -> Self {
-        Self { settings, fingerprint, head: None }
-    }
-
-    /// Called with the response head of the handler.
-    pub(crate) fn see_head(&mut self, head: &Parts) {
+impl Recorder for AnswerRecorder {
+    fn see_head(&mut self, head: &Parts) {
         if is_wanted(head, self.settings.keep_if.as_deref()) {
             self.head = Some((head.status, self.settings.headers.apply(&head.headers)));
         }
     }
 
-    /// The number of body bytes that are kept.
-    pub(crate) fn keep_up_to(&self) -> usize {
+    fn keep_up_to(&self) -> usize {
         if self.head.is_some() { self.settings.keep_up_to } else { 0 }
     }
 
-    /// The record of a response that is complete in memory.
-    pub(crate) fn complete(self, frames: &[Frame<Bytes>]) -> Option<NewRecord> {
-        let data = || frames.iter().filter_map(Frame::data_ref);
-        let bytes = data().map(Bytes::len).sum();
-        let has_trailers = frames.iter().any(Frame::is_trailers);
-        // Copied: a frame may be a small part of a large buffer, which it would keep for as long.
-        let body = || data().fold(BytesMut::with_capacity(bytes), extended).freeze();
-        self.record(Ending::Complete { bytes, has_trailers }, body)
-    }
-
-    /// The record of a response whose body was not kept.
-    pub(crate) fn without_body(self, ending: Ending) -> Option<NewRecord> {
-        self.record(ending, Bytes::new)
-    }
-
-    /// The record of an answer that the application has found.
-    pub(crate) fn found(self, record: Record) -> NewRecord {
-        NewRecord { record, keep_for: self.settings.keep_for }
-    }
-
-    fn record(self, ending: Ending, body: impl FnOnce() -> Bytes) -> Option<NewRecord> {
-        let Self { settings, fingerprint, head } = self;
+    fn record(self: Box<Self>, ending: Ending<'_>) -> Option<NewRecord> {
+        let Self { settings, fingerprint, head } = *self;
         let (status, headers) = head?;
-        let answer = if keeps_body(ending, settings.keep_up_to) {
-            Answer::new(status, headers, body())
-        } else {
-            Answer::tombstone(status, &headers)
+        let answer = match kept_frames(ending, settings.keep_up_to) {
+            Some(frames) => Answer::new(status, headers, copied(frames)),
+            None => Answer::tombstone(status, &headers),
         };
-        Some(settings.record(answer, &fingerprint))
+        Some(NewRecord { record: answer.into_record(&fingerprint), keep_for: settings.keep_for })
     }
 }
 
-fn extended(mut body: BytesMut, frame: &Bytes) -> BytesMut {
-    body.extend_from_slice(frame);
-    body
+/// The bytes of these frames. Copied: a frame may be a small part of a large buffer, which it would
+/// keep for as long.
+fn copied(frames: &[Frame<Bytes>]) -> Bytes {
+    let data = frames.iter().filter_map(Frame::data_ref);
+    let mut body = BytesMut::with_capacity(data.clone().map(Bytes::len).sum());
+    data.for_each(|frame| body.extend_from_slice(frame));
+    body.freeze()
 }
 
 impl fmt::Debug for AnswerSettings {
@@ -119,11 +98,11 @@ mod tests {
             headers: HeaderFilter::default(),
             keep_if: None,
         };
-        let mut recorder = Recorder::new(Arc::new(settings), Fingerprint::from_bytes([7; 32]));
+        let mut recorder = Box::new(AnswerRecorder::new(Arc::new(settings), Fingerprint::from_bytes([7; 32])));
         recorder.see_head(&Response::new(()).into_parts().0);
         let buffer = Bytes::from(vec![1; 1 << 20]);
         let frame = buffer.slice(..8);
-        let new = recorder.complete(&[Frame::data(frame.clone())]).expect("a record");
+        let new = recorder.record(Ending::Complete(&[Frame::data(frame.clone())])).expect("a record");
         let body = new.record.body.expect("a body");
         assert!(body == frame && body.as_ptr() != frame.as_ptr(), "a copy");
     }

@@ -6,32 +6,32 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, Response, request::Parts};
+use http::{Request, Response};
 use http_body::Body;
 use tokio::time::timeout;
 use tower::{BoxError, Service, ServiceExt, util::Oneshot};
 
 use super::{
+    answer::Answer,
     config::{FoundAnswer, ReplayConfig},
-    once::Once,
-    unrecorded::Unrecorded,
+    fingerprint::Fingerprint,
+    once::{Once, Unrecorded},
+    recorder::AnswerRecorder,
 };
 use crate::{
-    body::{reader::BodyReader, request_body::RequestBody},
+    body::request_body::RequestBody,
     key_source::{KeyRejection, KeySource},
     lock_key::LockKey,
     middleware::{
         context::RequestContext,
         future::ResponseFuture,
         handler::LockedRequest,
-        manager_state::ManagerState,
         request_locks::RequestLocks,
-        response::{self, HandlerEnd},
-        response_body::ResponseBody,
+        response::{self, HandlerEnd, ResponseBody},
+        service::leave_for_extractors,
     },
     rejection::Rejection,
-    replay::{answer::Answer, fingerprint::Fingerprint, recorder::Recorder},
-    store::{Record, StoreError, StoreErrorKind},
+    store::{NewRecord, Record, StoreError, StoreErrorKind},
     telemetry::{metrics::count_replay, route::Route, span::LockSpan},
 };
 
@@ -82,12 +82,11 @@ where
         let inner = self.inner.clone();
         let (mut head, body) = request.map(RequestBody::new).into_parts();
         if !self.config.applies_to(&head.method) {
-            mark_unrecorded(&mut head, Unrecorded::Method);
+            leave_for_extractors(&mut head, Unrecorded::Method);
             return ResponseFuture::pass_through(inner.oneshot(Request::from_parts(head, body)));
         }
-        let (driver, params) = (self.config.locks.driver(), self.config.params(&head));
-        let (context, keeps_owner_open) = RequestContext::new(driver, params, &head.headers, &head.extensions);
-        let locks = RequestLocks::new(context.clone(), keeps_owner_open);
+        let locks = RequestLocks::new(self.config.route.locks.driver(), self.config.params(&head), &head);
+        let context = locks.context().clone();
         let request = LockedRequest::new(inner, head, body, locks);
         let pipeline = replayed(Arc::clone(&self.config), self.values.clone(), request);
         ResponseFuture::locking(context, Box::pin(pipeline))
@@ -150,7 +149,7 @@ where
 
     let held_lock = lock.held_lock();
     request.locks.add(lock);
-    request.locks.set_recorder(Recorder::new(Arc::clone(&config.answers), fingerprint));
+    request.locks.set_recorder(AnswerRecorder::new(Arc::clone(&config.answers), fingerprint));
     if let Some(find_answer) = &config.find_answer {
         let search = context.request_scope().scope(find_answer(key.clone()));
         let found = match request.locks.run(pin!(search)).await {
@@ -179,18 +178,17 @@ async fn keyed_request<K: KeySource, S>(
 ) -> Result<Option<KeyedRequest>, KeyRejection> {
     let LockedRequest { head, body, reservation, .. } = request;
     let head = head.as_mut().expect("before the call");
-    let budget = &ManagerState::of(config.locks.driver()).body_budget;
-    let body = &mut BodyReader::new(body, reservation, budget, context.policy());
+    let body = &mut context.body_reader(body, reservation);
     let text = if config.key_field.reads_body() { body.read(head).await? } else { Bytes::new() };
     let Some(key) = config.key_field.read(head, &text).await? else {
         if config.is_required {
             return Err(config.key_field.missing().into());
         }
-        mark_unrecorded(head, Unrecorded::NoKey);
+        leave_for_extractors(head, Unrecorded::NoKey);
         return Ok(None);
     };
     let Some(scope) = config.scope.extract_key(head, body).await? else {
-        mark_unrecorded(head, Unrecorded::NoScope);
+        leave_for_extractors(head, Unrecorded::NoScope);
         return Ok(None);
     };
     let key = key.lock_key(&scope);
@@ -208,13 +206,6 @@ async fn keyed_request<K: KeySource, S>(
         None => Fingerprint::of_request(head, &content),
     };
     Ok(Some(KeyedRequest { key, fingerprint }))
-}
-
-fn mark_unrecorded(head: &mut Parts, why: Unrecorded) {
-    // For the extractor, which only Axum has.
-    if cfg!(feature = "axum") {
-        head.extensions.insert(why);
-    }
 }
 
 /// The answer in a record, for a request with this fingerprint.
@@ -255,7 +246,7 @@ async fn replay_found<K, B: 'static>(
     let result = read_found(found).and_then(|record| Ok((replay(&record, fingerprint)?, record)));
     let response = match result {
         Ok((response, record)) => {
-            locks.set_record(|recorder| Some(recorder.found(record)));
+            locks.set_record(NewRecord { record, keep_for: config.answers.keep_for });
             count(route, locks.span(), "replayed");
             response
         }

@@ -12,8 +12,8 @@ use pin_project_lite::pin_project;
 use tower::BoxError;
 
 use super::{
-    complete_body::{CompleteBody, Frames},
-    streaming_body::StreamingBody,
+    eager::{Frames, data_len},
+    streaming::StreamingBody,
 };
 use crate::rejection::RejectionBody;
 
@@ -48,6 +48,18 @@ pin_project! {
     }
 }
 
+/// A body that was complete before its head was sent.
+struct CompleteBody {
+    frames: <Frames as IntoIterator>::IntoIter,
+    /// Follows the frames.
+    error: Option<BoxError>,
+    /// The length that the body announced, less the bytes that were sent. A body that is shorter
+    /// than announced, or that failed, must not look complete to the client.
+    announced: Option<u64>,
+    /// For a response without content (`HEAD`): whether the inner body was empty.
+    was_empty: Option<bool>,
+}
+
 /// Needed by outer layers that create responses, such as the timeout of `tower-http`.
 impl<B: Default> Default for ResponseBody<B> {
     fn default() -> Self {
@@ -56,19 +68,19 @@ impl<B: Default> Default for ResponseBody<B> {
 }
 
 impl<B> ResponseBody<B> {
-    pub(super) fn pass_through(inner: B) -> Self {
+    pub(crate) fn pass_through(inner: B) -> Self {
         Self { state: State::PassThrough { inner } }
     }
 
     /// A body that is complete in memory.
-    pub(super) fn replayed(body: Bytes) -> Self {
+    pub(crate) fn replayed(body: Bytes) -> Self {
         let announced = Some(body.len() as u64);
         let frames: Frames = (!body.is_empty()).then(|| Frame::data(body)).into_iter().collect();
         let frames = frames.into_iter();
         Self { state: State::Complete { complete: CompleteBody { frames, error: None, announced, was_empty: None } } }
     }
 
-    pub(super) fn rejected(body: RejectionBody) -> Self {
+    pub(crate) fn rejected(body: RejectionBody) -> Self {
         Self { state: State::Rejected { body } }
     }
 }
@@ -135,6 +147,35 @@ where
             State::Streaming { stream } => stream.size_hint(),
             State::Rejected { body } => body.size_hint(),
         }
+    }
+}
+
+impl CompleteBody {
+    fn next_frame(&mut self) -> Option<Result<Frame<Bytes>, BoxError>> {
+        let frame = self.frames.next();
+        if let (Some(announced), Some(data)) = (&mut self.announced, frame.as_ref().and_then(Frame::data_ref)) {
+            *announced = announced.saturating_sub(data.len() as u64);
+        }
+        frame.map(Ok).or_else(|| self.error.take().map(Err))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        let nothing_left =
+            self.frames.as_slice().is_empty() && self.error.is_none() && self.announced.unwrap_or(0) == 0;
+        self.was_empty.unwrap_or(nothing_left)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        // Not exact if it was not before: hyper would send a `Content-Length`, and then no
+        // trailers.
+        self.announced.map_or_else(
+            || {
+                let mut at_least = SizeHint::new();
+                at_least.set_lower(data_len(self.frames.as_slice()));
+                at_least
+            },
+            SizeHint::with_exact,
+        )
     }
 }
 

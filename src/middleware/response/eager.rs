@@ -10,17 +10,18 @@ use std::{
 use bytes::Bytes;
 use http_body::{Body, Frame};
 use http_body_util::Full;
+use smallvec::SmallVec;
 use tokio::{runtime::Handle, time::timeout};
 use tower::BoxError;
 
-use super::{
-    complete_body::{Frames, data_len},
-    request_locks::RequestLocks,
-};
 use crate::{
     error::LockLost,
     limits::{EAGER_BYTES, EAGER_FRAMES, KEPT_BYTES_PER_FRAME, RELEASE_WAIT},
+    middleware::request_locks::RequestLocks,
 };
+
+/// The frames that were read before the head was sent: mostly one, without allocation.
+pub(super) type Frames = SmallVec<[Frame<Bytes>; 1]>;
 
 pub(super) enum ReadAhead<B> {
     /// The body has ended and was dropped.
@@ -105,6 +106,10 @@ where
         Some(why) => Err(why),
         None => Ok(ReadAhead::Complete { frames, error }),
     }
+}
+
+pub(super) fn data_len<'a>(frames: impl IntoIterator<Item = &'a Frame<Bytes>>) -> u64 {
+    frames.into_iter().filter_map(Frame::data_ref).map(|data| data.len() as u64).sum()
 }
 
 impl<B: Body<Data = Bytes, Error: Into<BoxError>> + 'static> EagerBody<B> {

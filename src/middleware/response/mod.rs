@@ -1,6 +1,11 @@
 //! When the locks of a request are released: at the response head, at the end of the body, or on
 //! failure.
 
+mod body;
+mod eager;
+mod streaming;
+mod shared;
+
 use std::future::{Future, poll_fn};
 
 use bytes::Bytes;
@@ -8,28 +13,27 @@ use http::{HeaderMap, Method, Response, StatusCode, header};
 use http_body::Body;
 use tower::BoxError;
 
-use super::{
-    complete_body::data_len,
-    eager::{EagerBody, ReadAhead, read_ready},
-    request_locks::RequestLocks,
-    response_body::ResponseBody,
-    streaming_body::StreamingBody,
+pub use self::body::ResponseBody;
+use self::{
+    eager::{EagerBody, ReadAhead, data_len, read_ready},
+    streaming::StreamingBody,
 };
-use crate::{error::LockLost, rejection::Rejection, replay::keep::Ending};
+use super::{record::Ending, request_locks::RequestLocks};
+use crate::{error::LockLost, rejection::Rejection};
 
 /// The response to a request, or the error of the inner service.
-pub(super) type ResponseResult<B, E> = Result<Response<ResponseBody<B>>, E>;
+pub(crate) type ResponseResult<B, E> = Result<Response<ResponseBody<B>>, E>;
 
 /// The result of a handler, and the locks that it ran under.
-pub(super) struct HandlerEnd<B, E> {
-    pub(super) locks: RequestLocks,
-    pub(super) method: Method,
-    pub(super) done: Result<Result<Response<B>, E>, LockLost>,
+pub(crate) struct HandlerEnd<B, E> {
+    pub(crate) locks: RequestLocks,
+    pub(crate) method: Method,
+    pub(crate) done: Result<Result<Response<B>, E>, LockLost>,
 }
 
 /// Turns the result of the handler into the response, and releases the locks or moves them to its
 /// body.
-pub(super) fn finish_response<B, E>(end: HandlerEnd<B, E>) -> impl Future<Output = ResponseResult<B, E>>
+pub(crate) fn finish_response<B, E>(end: HandlerEnd<B, E>) -> impl Future<Output = ResponseResult<B, E>>
 where
     B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
@@ -65,14 +69,14 @@ where
             }
         }
         if locks.context().policy().releases_at_head() || starts_tunnel(&method, head.status) {
-            locks.set_record(|recorder| recorder.without_body(Ending::ReleasedAtHead));
+            locks.set_ending(Ending::ReleasedAtHead);
             locks.release_all().await;
             return Ok(Response::from_parts(head, ResponseBody::pass_through(body)));
         }
         if !has_content(&method, head.status) || body.is_end_stream() {
             let empty = ResponseBody::without_content(&body);
             drop(body);
-            locks.set_record(|recorder| recorder.complete(&[]));
+            locks.set_ending(Ending::Complete(&[]));
             locks.release_all().await;
             return Ok(Response::from_parts(head, empty));
         }
@@ -83,10 +87,10 @@ where
                 if error.is_some() {
                     locks.set_failed();
                 } else if length.is_none_or(|length| length == data_len(&frames)) {
-                    locks.set_record(|recorder| recorder.complete(&frames));
+                    locks.set_ending(Ending::Complete(&frames));
                 } else {
                     // A body of another length than its head announces is not what its client gets.
-                    locks.set_record(|recorder| recorder.without_body(Ending::Streamed));
+                    locks.set_ending(Ending::Streamed);
                 }
                 locks.release_all().await;
                 ResponseBody::complete(frames, error, hint)
@@ -108,7 +112,7 @@ where
 }
 
 /// The response to a request whose lock was lost before anything was sent.
-pub(super) fn aborted<B>(locks: RequestLocks, why: LockLost) -> Response<ResponseBody<B>> {
+pub(crate) fn aborted<B>(locks: RequestLocks, why: LockLost) -> Response<ResponseBody<B>> {
     let rejection = if why == LockLost::HoldLimitReached { Rejection::HoldLimitReached } else { Rejection::Lost };
     let response = locks.context().on_reject().respond(rejection).map(ResponseBody::rejected);
     locks.lost(why);

@@ -1,16 +1,28 @@
 //! The body of a streaming response, shared by its reader and its monitor.
+//!
+//! The server polls the body, but not while its client does not read. The monitor is a task that
+//! aborts the stream meanwhile.
 
-use std::{mem, pin::Pin, task::Waker};
+use std::{future::poll_fn, mem, pin::Pin, sync::Weak, task::Waker, time::Duration};
 
-use tokio::time::Instant;
+use tokio::{
+    task::AbortHandle,
+    time::{Instant, sleep, timeout_at},
+};
 use tower::BoxError;
 
-use super::request_locks::RequestLocks;
 use crate::{
     body::pace::{Pace, TooSlow},
     error::LockLost,
+    middleware::{
+        request_lock::{AbortSignals, poll_any},
+        request_locks::RequestLocks,
+    },
     sync::Mutex,
 };
+
+/// The pause before the next attempt to abort a stream that is being polled.
+const POLL_RETRY: Duration = Duration::from_millis(10);
 
 /// The body, and the state through which the server that polls it and its monitor communicate.
 pub(super) struct SharedBody<B>(Mutex<SharedState<B>>);
@@ -48,6 +60,9 @@ pub(super) enum AbortReason {
     Lost(LockLost),
     TooSlow(TooSlow),
 }
+
+/// The handle of the task. Its drop ends the task.
+pub(super) struct StallMonitor(pub(super) Option<AbortHandle>);
 
 impl<B> SharedBody<B> {
     pub(super) fn new(body: LockedBody<B>, pace: Pace) -> Self {
@@ -126,11 +141,46 @@ impl<B> SharedBody<B> {
     }
 }
 
+/// Aborts the stream when a lock is lost or its reader is too slow, also if the stream is not
+/// polled.
+pub(super) async fn monitor<B>(body: Weak<SharedBody<B>>, mut signals: AbortSignals, idle: Duration) {
+    let mut next_check = Instant::now().checked_add(idle);
+    loop {
+        let lost = poll_fn(|cx| poll_any(&mut signals, cx));
+        let lost = match next_check {
+            Some(at) => timeout_at(at, lost).await.ok(),
+            None => Some(lost.await),
+        };
+        let Some(body) = body.upgrade() else { return };
+        if let Some(why) = lost {
+            while !body.abort(AbortReason::Lost(why)) {
+                sleep(POLL_RETRY).await;
+            }
+            return;
+        }
+        let now = Instant::now();
+        next_check = match body.check_pace(now) {
+            // The reader may be next at any time.
+            Ok(at) => at.or_else(|| now.checked_add(idle)),
+            Err(why) if body.abort(AbortReason::TooSlow(why)) => return,
+            Err(_) => now.checked_add(POLL_RETRY),
+        };
+    }
+}
+
 impl From<AbortReason> for BoxError {
     fn from(reason: AbortReason) -> Self {
         match reason {
             AbortReason::Lost(why) => why.into(),
             AbortReason::TooSlow(why) => why.into(),
+        }
+    }
+}
+
+impl Drop for StallMonitor {
+    fn drop(&mut self) {
+        if let Some(task) = self.0.take() {
+            task.abort();
         }
     }
 }

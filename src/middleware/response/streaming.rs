@@ -19,12 +19,15 @@ use tokio::{
 use tower::BoxError;
 
 use super::{
-    complete_body::{Frames, data_len},
-    request_locks::RequestLocks,
-    shared_body::{AbortReason, LockedBody, SharedBody},
-    stall_monitor::{self, StallMonitor},
+    eager::{Frames, data_len},
+    shared::{AbortReason, LockedBody, SharedBody, StallMonitor, monitor},
 };
-use crate::{body::pace::Pace, error::LockLost, limits::RELEASE_WAIT, replay::keep::Ending};
+use crate::{
+    body::pace::Pace,
+    error::LockLost,
+    limits::RELEASE_WAIT,
+    middleware::{record::Ending, request_locks::RequestLocks},
+};
 
 /// Passes frames through, and holds the last one until the locks are released: a client with a
 /// complete response finds its keys free.
@@ -81,7 +84,7 @@ where
         pace.start_waiting(Instant::now());
         let context = locks.context().clone();
         let body = Arc::new(SharedBody::new(LockedBody { inner, locks }, pace));
-        let monitor = StallMonitor(context.spawn(stall_monitor::monitor(Arc::downgrade(&body), signals, idle)));
+        let monitor = StallMonitor(context.spawn(monitor(Arc::downgrade(&body), signals, idle)));
         Self { shared: body, read_ahead, hint, unseen: length, phase: Phase::Streaming, monitor }
     }
 
@@ -194,7 +197,7 @@ where
         if tail.iter().any(Result::is_err) {
             locks.set_failed();
         } else {
-            locks.set_record(|recorder| recorder.without_body(Ending::Streamed));
+            locks.set_ending(Ending::Streamed);
         }
         self.phase = Phase::Releasing(Box::pin(async move { locks.release_all().await }), tail);
     }

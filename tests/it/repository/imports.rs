@@ -21,8 +21,8 @@ const RANKS: [&[&str]; 16] = [
     &["rejection"],
     &["body"],
     &["key_source"],
-    &["replay"],
     &["middleware"],
+    &["replay"],
     &["extract"],
     &["internals", "key", "lib", "test_util"],
 ];
