@@ -26,4 +26,4 @@ pub use self::{
     service::LockService,
 };
 pub use crate::body::request_body::RequestBody;
-pub use crate::rejection::{Rejection, RejectionBody};
+pub use crate::rejection::RejectionBody;

@@ -170,16 +170,13 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
     ///
     /// After this time the caller stops waiting and treats the outcome as unknown, and an `acquire`
     /// [expires](AcquireRequest::valid_for). A request is rejected after twice this time without a
-    /// reply. The default of the stores of this crate is [`CALL_TIMEOUT`].
+    /// reply. The default of the stores of this crate is half a second.
     fn call_timeout(&self) -> Duration;
 
     /// Checks whether the store replies and can send events, for a readiness probe. Changes
     /// nothing.
     fn health(&self) -> StoreFuture<()>;
 }
-
-/// Default of [`LockStore::call_timeout`]: 500 ms.
-pub const CALL_TIMEOUT: Duration = crate::limits::STORE_CALL_TIMEOUT;
 
 // === impl LockStore ===
 

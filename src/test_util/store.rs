@@ -17,12 +17,12 @@ use tokio::{
 
 use crate::{
     clock::Clock,
+    limits::STORE_CALL_TIMEOUT,
     lock_key::LockKey,
     store::{
-        AcquireReply, AcquireRequest, CALL_TIMEOUT, DeleteRecordReply, EventSink, ForceReleaseReply,
-        ForceReleaseRequest, KeyStatus, ListReply, ListRequest, LockStore, Many, MemoryStore, ReleaseReply,
-        ReleaseRequest, RenewReply, RenewRequest, StoreError, StoreErrorKind, StoreEvent, StoreFuture, StoreTraits,
-        YieldReply, YieldRequest,
+        AcquireReply, AcquireRequest, DeleteRecordReply, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus,
+        ListReply, ListRequest, LockStore, Many, MemoryStore, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest,
+        StoreError, StoreErrorKind, StoreEvent, StoreFuture, StoreTraits, YieldReply, YieldRequest,
     },
     sync::Mutex,
 };
@@ -317,7 +317,7 @@ impl LockStore for TestStore {
     }
 
     fn call_timeout(&self) -> Duration {
-        self.shared.call_timeout.unwrap_or(CALL_TIMEOUT)
+        self.shared.call_timeout.unwrap_or(STORE_CALL_TIMEOUT)
     }
 
     fn health(&self) -> StoreFuture<()> {

@@ -11,13 +11,14 @@ use self::{
     records::Records,
 };
 use super::{
-    AcquireReply, AcquireRequest, CALL_TIMEOUT, DeleteRecordReply, EventSink, ForceReleaseReply, ForceReleaseRequest,
-    KeyStatus, ListReply, ListRequest, LockStore, Many, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest,
-    StoreError, StoreErrorKind, StoreEvent, StoreFuture, StoreTraits, YieldReply, YieldRequest,
+    AcquireReply, AcquireRequest, DeleteRecordReply, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus,
+    ListReply, ListRequest, LockStore, Many, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreError,
+    StoreErrorKind, StoreEvent, StoreFuture, StoreTraits, YieldReply, YieldRequest,
 };
 use crate::{
     acquisition::AcquisitionId,
     clock::{BootInstant, Clock},
+    limits::STORE_CALL_TIMEOUT,
     lock_key::{LockKey, shards::KeyShards},
     sync::Mutex,
 };
@@ -207,7 +208,7 @@ impl LockStore for MemoryStore {
     }
 
     fn call_timeout(&self) -> Duration {
-        CALL_TIMEOUT
+        STORE_CALL_TIMEOUT
     }
 
     fn health(&self) -> StoreFuture<()> {

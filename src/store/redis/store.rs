@@ -14,11 +14,12 @@ use super::{
     wire,
 };
 use crate::{
+    limits::STORE_CALL_TIMEOUT,
     lock_key::LockKey,
     store::{
-        AcquireReply, AcquireRequest, CALL_TIMEOUT, DeleteRecordReply, EventSink, ForceReleaseReply,
-        ForceReleaseRequest, KeyStatus, ListReply, ListRequest, LockStore, Many, ReleaseReply, ReleaseRequest,
-        RenewReply, RenewRequest, StoreFuture, StoreTraits, YieldReply, YieldRequest, remote::batching::SharedCalls,
+        AcquireReply, AcquireRequest, DeleteRecordReply, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus,
+        ListReply, ListRequest, LockStore, Many, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreFuture,
+        StoreTraits, YieldReply, YieldRequest, remote::batching::SharedCalls,
     },
 };
 
@@ -198,7 +199,7 @@ impl LockStore for RedisStore {
     }
 
     fn call_timeout(&self) -> Duration {
-        self.servers.all().map(|shared| shared.server.timeouts.call).max().unwrap_or(CALL_TIMEOUT)
+        self.servers.all().map(|shared| shared.server.timeouts.call).max().unwrap_or(STORE_CALL_TIMEOUT)
     }
 
     fn health(&self) -> StoreFuture<()> {
