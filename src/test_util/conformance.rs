@@ -45,12 +45,14 @@ const EVENT_TIMEOUT: Duration = Duration::from_secs(5);
 
 type Clause = fn(World) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
+type ForTraits = fn(StoreTraits) -> bool;
+
 macro_rules! clauses {
     ($($clause:ident),* $(,)?) => { &[$((stringify!($clause), |world| Box::pin($clause(world)))),*] };
 }
 
 /// The clauses, and the traits of the stores that they are for.
-const CLAUSES: &[(fn(StoreTraits) -> bool, &[(&str, Clause)])] = &[
+const CLAUSES: &[(ForTraits, &[(&str, Clause)])] = &[
     (
         |_| true,
         clauses![

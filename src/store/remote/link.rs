@@ -64,12 +64,14 @@ pub(crate) enum LinkError<E> {
 struct State<C: Connect> {
     /// The name of the server, as soon as it was looked up.
     named: Arc<OnceLock<Arc<str>>>,
-    result: watch::Receiver<Option<Result<C::Connection, Failure<C::Error>>>>,
+    result: watch::Receiver<Option<ConnectResult<C>>>,
     /// No reply has arrived on it yet.
     is_new: AtomicBool,
     /// Consecutive calls without a reply in time.
     timeouts: AtomicU32,
 }
+
+type ConnectResult<C> = Result<<C as Connect>::Connection, Failure<<C as Connect>::Error>>;
 
 /// A failed connect. The next one begins after [`RECONNECT_DELAY`].
 struct Failure<E> {

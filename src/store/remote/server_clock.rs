@@ -34,6 +34,7 @@ impl ServerClock {
     }
 
     /// The server's time at which a call expires. `None`: no reply has arrived yet.
+    #[must_use]
     pub fn expires_at(&self, called: BootInstant, valid_for: Duration) -> Option<i64> {
         let valid_for = i64::try_from(usable_part(valid_for).as_micros()).unwrap_or(i64::MAX);
         Some(self.estimate(called)?.saturating_add(valid_for))
