@@ -343,7 +343,7 @@ mod tests {
 
     /// Its runtime may be one that nothing drives.
     #[test]
-    fn a_renewal_that_does_not_end_is_repeated_in_the_last_third_of_the_lease() {
+    fn hanging_renewal_is_repeated_in_the_last_third_of_the_lease() {
         let grant = grant();
         let sent: Vec<_> =
             (10..29).filter(|second| matches!(next_check(&grant, *second), NextCheck::Renew(_))).collect();

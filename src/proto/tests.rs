@@ -366,7 +366,7 @@ fn repeated_revocation_messages_delay_a_grant_by_one_acquire() {
 }
 
 #[test]
-fn revocation_messages_during_a_yield_delay_a_section_by_one_yield() {
+fn revocations_during_a_yield_delay_a_section_by_one_yield() {
     for is_revoked in [false, true] {
         let (mut h, _, call) = yielding();
         h.handle(Event::Revoked(call.id()));
@@ -704,7 +704,7 @@ fn an_acquire_that_was_not_sent_leaves_nothing_to_release() {
 }
 
 #[test]
-fn an_acquire_that_was_sent_is_released_although_its_repetition_was_not_sent() {
+fn sent_acquire_is_released_although_its_repeat_was_not_sent() {
     let mut h = harness();
     let number = h.request(1, true);
     let call = h.take_call();
@@ -1332,7 +1332,7 @@ fn one_reply_with_a_record_answers_all_local_duplicates() {
 
 /// Guarantee: G18.
 #[test]
-fn duplicates_of_a_completed_section_get_its_record_without_a_call() {
+fn duplicates_of_a_section_get_its_record_without_a_call() {
     let mut h = harness();
     h.claim(1, WAIT);
     h.reply(GRANTED);

@@ -145,7 +145,7 @@ mod tests {
 
     /// I11
     #[test]
-    fn totals_are_never_too_small_and_at_most_the_allowances_too_large() {
+    fn totals_are_at_most_the_allowances_too_large() {
         const TABLES: usize = 8;
         const ALLOWANCE: usize = 2;
         let usage = Usage::new(TABLES, ALLOWANCE);

@@ -67,7 +67,7 @@ async fn section_that_outlives_ten_leases_keeps_its_key() {
 ///
 /// Guarantee: G15.
 #[tokio::test(start_paused = true)]
-async fn no_key_is_acquired_while_renewals_wait_too_long_for_their_turn() {
+async fn no_key_is_acquired_while_renewals_are_late() {
     let (store, locks) = store_and_locks();
     let mut guards = Vec::new();
     for n in 0..2_000 {

@@ -461,7 +461,7 @@ async fn record_stands_although_its_release_is_lost_late_or_repeated() {
 
 /// Guarantee: G18.
 #[tokio::test]
-async fn redis_that_stops_before_the_release_has_the_record_afterwards() {
+async fn redis_that_stops_before_the_release_has_the_record() {
     let Some(environment) = environment().await else { return };
     let work = Work::new();
     let apps = instances(&environment, Duration::ZERO, &work).await;

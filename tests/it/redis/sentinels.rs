@@ -73,7 +73,7 @@ async fn error_of_the_named_server_keeps_its_hint() {
 
 /// A connection that breaks is not replaced without a sentinel: the master may be another server.
 #[tokio::test]
-async fn open_connections_outlast_the_sentinels_and_a_warning_is_logged() {
+async fn connections_outlast_the_sentinels_and_a_warning_is_logged() {
     let Some(group) = sentinel_group(1).await else { return };
     let log = Log::default();
     let _listening = log.listen();

@@ -189,7 +189,7 @@ fn runtime() -> Runtime {
 /// Two calls of another runtime are under way and never end, and this is the only request.
 /// Guarantee: G5.
 #[test]
-fn request_is_served_while_the_calls_of_a_stopped_runtime_are_under_way() {
+fn request_is_served_while_a_stopped_runtime_has_calls() {
     for is_dropped in [false, true] {
         let (servers, other) = (runtime(), runtime());
         let Some(environment) = servers.block_on(environment()) else { return };

@@ -113,6 +113,17 @@ fn lines_of_comments_and_docs_have_at_most_100_columns() {
     assert!(wide.is_empty(), "{wide:#?}");
 }
 
+/// A longer name is not read as a sentence.
+#[test]
+fn names_of_tests_have_at_most_60_characters() {
+    let mut long = Vec::new();
+    for (file, text) in texts(&["rs"]) {
+        let names = text.lines().filter_map(|line| line.split_once("fn ")?.1.split(['(', '<']).next());
+        long.extend(names.filter(|name| name.len() > 60 && name.contains('_')).map(|name| format!("{file}: {name}")));
+    }
+    assert!(long.is_empty(), "{long:#?}");
+}
+
 #[test]
 fn retired_words_do_not_return() {
     let mut found = BTreeSet::new();

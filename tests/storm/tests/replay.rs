@@ -25,7 +25,7 @@ async fn storm(finds_answers: bool) -> Option<ReplayOutcome> {
 
 /// Guarantee: G18.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn storm_of_duplicates_runs_each_key_once_with_committed_answers() {
+async fn storm_of_duplicates_runs_each_key_once() {
     let Some(outcome) = storm(true).await else { return };
     let violations = outcome.violations();
     assert!(violations.is_empty(), "{violations:#?}");
