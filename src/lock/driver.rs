@@ -77,7 +77,9 @@ pub(crate) struct Driver {
     background: Background,
     /// I11: no code of others runs under one of these mutexes, and nothing is awaited.
     shards: KeyShards<Shard>,
-    lag_notices: Mutex<LagNotices>,
+    /// When the last notice that messages of the store may be lost was or will be sent to the
+    /// waiters. Many are combined into one.
+    lag_notice_at: Mutex<Option<BootInstant>>,
     /// Set once, and never cleared.
     is_shutting_down: AtomicBool,
     /// The runtime of the last call, for calls from threads without one.
@@ -110,18 +112,6 @@ struct Numbered<T> {
     numbers: SmallVec<[u64; 1]>,
     requests: Many<T>,
 }
-
-/// Notices that messages of the store may have been lost. Many of them are combined into one.
-#[derive(Debug, Default)]
-struct LagNotices {
-    /// When the last one was sent.
-    sent_at: Option<BootInstant>,
-    /// A task is about to send one.
-    is_pending: bool,
-}
-
-/// The task that sends a notice later. If it is dropped before, the next loss starts another one.
-struct PendingLagNotice(Arc<Driver>);
 
 /// A store call in flight. If its task is dropped, the call has failed.
 struct InFlightCall<T, F: FnOnce(Result<T, StoreError>) -> Event<TokioDriver>> {
@@ -171,7 +161,7 @@ impl Driver {
             store_warnings: ThrottledLog::default(),
             background: Background::default(),
             shards,
-            lag_notices: Mutex::default(),
+            lag_notice_at: Mutex::default(),
             is_shutting_down: AtomicBool::new(false),
             runtime: Mutex::default(),
             lost_timers: LostTimers::default(),
@@ -267,30 +257,22 @@ impl Driver {
     /// Notifies the waiters at once, and then at most once in each [`RECHECK_INTERVAL`].
     fn on_lagged(self: &Arc<Self>) {
         let now = self.clock.now();
-        let mut notices = self.lag_notices.lock();
-        if notices.is_pending {
-            return;
+        let at = {
+            let mut notice_at = self.lag_notice_at.lock();
+            let next = notice_at.map_or(now, |last| last.saturating_add(RECHECK_INTERVAL).max(now));
+            if notice_at.is_some_and(|last| last > now) {
+                return;
+            }
+            *notice_at.insert(next)
+        };
+        if at == now {
+            return self.broadcast_lagged();
         }
-        let left = notices
-            .sent_at
-            .map_or(Duration::ZERO, |sent_at| sent_at.saturating_add(RECHECK_INTERVAL).saturating_duration_since(now));
-        if left.is_zero() {
-            notices.sent_at = Some(now);
-            drop(notices);
-            self.broadcast_lagged();
-        } else {
-            notices.is_pending = true;
-            drop(notices);
-            let pending = PendingLagNotice(Arc::clone(self));
-            self.spawn(async move {
-                sleep(left).await;
-                pending.0.lag_notices.lock().sent_at = Some(pending.0.clock.now());
-                let driver = Arc::clone(&pending.0);
-                // Before the notice is sent: messages that are lost meanwhile need another one.
-                drop(pending);
-                driver.broadcast_lagged();
-            });
-        }
+        let driver = Arc::clone(self);
+        self.spawn(async move {
+            sleep(at.saturating_duration_since(now)).await;
+            driver.broadcast_lagged();
+        });
     }
 
     fn broadcast_lagged(self: &Arc<Self>) {
@@ -730,12 +712,6 @@ impl<T, F: FnOnce(Result<T, StoreError>) -> Event<TokioDriver>> Drop for InFligh
     fn drop(&mut self) {
         // The runtime has ended. Repeats fail the same way until a call comes from another runtime.
         self.finish(Err(StoreError::new("lock", self.operation, StoreErrorKind::Unavailable)));
-    }
-}
-
-impl Drop for PendingLagNotice {
-    fn drop(&mut self) {
-        self.0.lag_notices.lock().is_pending = false;
     }
 }
 

@@ -427,6 +427,26 @@ fn watchdog_is_replaced_after_its_runtime_ended() {
     });
 }
 
+/// Tokio runs a task that was just woken next on the same worker, and no other worker takes it: the
+/// watchdog would wait for a handler that blocks.
+/// Guarantee: G8.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn task_that_blocks_its_worker_delays_no_renewal() {
+    let lease = Duration::from_secs(2);
+    let locks = LockManager::builder(MemoryStore::new()).lease(lease).build();
+    let held = locks.lock(("held",)).await.expect("free");
+    let blocks = {
+        let locks = locks.clone();
+        tokio::spawn(async move {
+            // Its limit is due before the renewal of the other lock, so that it wakes the watchdog.
+            let _guard = locks.lock(("blocks",)).max_hold(Duration::from_millis(300)).await.expect("free");
+            std::thread::sleep(lease + lease / 2);
+        })
+    };
+    blocks.await.expect("no panic");
+    assert!(!held.held_lock().remaining().is_zero(), "renewed meanwhile");
+}
+
 /// I6: ready frames are read before the head is sent; but not past the deadline, and then they are
 /// not sent.
 /// Guarantee: G8.
