@@ -9,7 +9,8 @@ pub mod proto {
     pub use crate::{
         clock::{BootInstant, LazyNow},
         proto::{
-            Action, Actions, DriverTypes, Env, Event, GuardEnd, LockRequest, QueuePosition, StoreCall, StoreOp,
+            Action, Actions, DriverTypes, Env, Event, GuardEnd, LockRequest, QueuePosition,
+            calls::Calls,
             entry::LockEntry,
             grant::{Grant, NextCheck},
             hold_limits::HoldLimits,

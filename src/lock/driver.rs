@@ -11,7 +11,6 @@ use std::{
     time::Duration,
 };
 
-use smallvec::SmallVec;
 use tokio::{
     runtime::Handle,
     sync::Notify,
@@ -34,13 +33,14 @@ use crate::{
     owner::Owner,
     process::ProcessMark,
     proto::{
-        Action, Actions, Event, GuardEnd, LockRequest, QueuePosition, StoreCall, StoreOp, lease::LeaseBounds,
-        section::ReleaseOutcome, table::LockTable, usage::Usage,
+        Action, Actions, Event, GuardEnd, LockRequest, QueuePosition,
+        calls::{Calls, Numbered},
+        lease::LeaseBounds,
+        section::ReleaseOutcome,
+        table::LockTable,
+        usage::Usage,
     },
-    store::{
-        AcquireRequest, EventSink, LockStore, Many, ReleaseRequest, StoreError, StoreErrorKind, StoreEvent,
-        StoreFuture, StoreTraits, YieldRequest,
-    },
+    store::{EventSink, LockStore, Many, StoreError, StoreErrorKind, StoreEvent, StoreFuture, StoreTraits},
     sync::Mutex,
     telemetry::{self, metrics::AcquireMetrics, report::Report, throttle::ThrottledLog},
 };
@@ -96,21 +96,6 @@ pub(crate) struct Driver {
 struct Shard {
     table: LockTable<TokioDriver>,
     ids: AcquisitionIds,
-}
-
-/// The store calls of one event.
-#[derive(Default)]
-struct Calls {
-    releases: Option<Numbered<ReleaseRequest>>,
-    acquires: Option<Numbered<AcquireRequest>>,
-    /// A key has one attempt, and yields once at a time.
-    yields: Option<(u64, YieldRequest)>,
-}
-
-/// The requests of one call of the store, with their numbers.
-struct Numbered<T> {
-    numbers: SmallVec<[u64; 1]>,
-    requests: Many<T>,
 }
 
 /// A store call in flight. If its task is dropped, the call has failed.
@@ -417,7 +402,7 @@ impl Driver {
             let Shard { table, ids } = &mut *self.shards.of(key).lock();
             event(table, &now, ids, &mut actions)
         };
-        let waiting = self.execute_all(key, actions, now);
+        let waiting = self.execute_all(key, &mut actions, now);
         if !waiting.is_empty() {
             self.send_waiting_releases(waiting);
         }
@@ -430,20 +415,20 @@ impl Driver {
     fn execute_all<'a>(
         self: &'a Arc<Self>,
         key: &LockKey,
-        mut actions: Actions<TokioDriver>,
+        actions: &mut Actions<TokioDriver>,
         mut now: LazyNow<'a>,
     ) -> Vec<LockKey> {
-        let (mut next, mut waiting) = (Actions::new(), Vec::new());
+        let (mut following, mut waiting) = (Actions::new(), Vec::new());
+        // Two references are swapped, and not their content.
+        let (mut actions, mut next) = (&mut *actions, &mut following);
         while !actions.is_empty() {
             let mut feed = |event, now: &mut LazyNow<'a>| {
                 let Shard { table, ids } = &mut *self.shards.of(key).lock();
                 *now = LazyNow::new(&self.clock);
-                table.handle_event(key, now, ids, event, &mut next);
+                table.handle_event(key, now, ids, event, next);
             };
-            let mut calls = Calls::default();
-            for action in actions.drain(..) {
+            for action in actions.list.drain(..) {
                 match action {
-                    Action::Send(call) => calls.push(call),
                     Action::SendWaiting(key) => waiting.push(key),
                     action => {
                         if let Some(event) = self.execute(key, action, &now) {
@@ -452,7 +437,7 @@ impl Driver {
                     }
                 }
             }
-            self.send(key, calls, |event| feed(event, &mut now));
+            self.call(key, &mut actions.calls, |event| feed(event, &mut now));
             std::mem::swap(&mut actions, &mut next);
         }
         waiting
@@ -467,7 +452,7 @@ impl Driver {
                 let Shard { table, ids } = &mut *self.shards.of(&key).lock();
                 table.handle_event(&key, &now, ids, Event::SlotFreed, &mut actions);
             }
-            waiting.extend(self.execute_all(&key, actions, now));
+            waiting.extend(self.execute_all(&key, &mut actions, now));
         }
     }
 
@@ -481,7 +466,7 @@ impl Driver {
         now: &LazyNow<'_>,
     ) -> Option<Event<TokioDriver>> {
         match action {
-            Action::Send(_) | Action::SendWaiting(_) => unreachable!("collected by the caller"),
+            Action::SendWaiting(_) => unreachable!("collected by the caller"),
             Action::Grant(waiter, section) => {
                 // Its caller has disconnected: the section goes to the next waiter.
                 return waiter
@@ -514,41 +499,42 @@ impl Driver {
         None
     }
 
-    /// Makes the calls of one event together, and feeds in the replies that are ready.
-    fn send(self: &Arc<Self>, key: &LockKey, calls: Calls, mut feed: impl FnMut(Event<TokioDriver>)) {
+    /// Makes these calls, and feeds in the replies that are ready.
+    fn call(self: &Arc<Self>, key: &LockKey, calls: &mut Calls, mut feed: impl FnMut(Event<TokioDriver>)) {
+        let Calls { releases, acquires, yields } = calls;
         if !self.is_of_this_process() {
+            *calls = Calls::default();
             return;
         }
-        let Calls { releases, acquires, yields } = calls;
-        // The releases first: one of them may free the key that an acquire asks for.
-        if let Some(releases) = releases {
-            let replies = self.store.release(releases.requests);
-            self.await_replies(key, "release", releases.numbers, replies, Event::Released, &mut feed);
+        if let Some(Numbered { numbers, requests }) = releases.take() {
+            let replies = self.store.release(requests);
+            self.await_replies(key, "release", numbers, replies, Event::Released, &mut feed);
         }
-        if let Some(acquires) = acquires {
-            let replies = self.store.acquire(acquires.requests);
-            self.await_replies(key, "acquire", acquires.numbers, replies, Event::Acquired, &mut feed);
+        if let Some(Numbered { numbers, requests }) = acquires.take() {
+            let replies = self.store.acquire(requests);
+            self.await_replies(key, "acquire", numbers, replies, Event::Acquired, &mut feed);
         }
-        if let Some((number, request)) = yields {
+        if let Some((number, request)) = yields.take() {
             let reply = self.store.yield_to_queue(request);
-            if let Some(event) = self.await_reply(key, "yield", reply, move |reply| Event::Yielded(number, reply)) {
-                feed(event);
-            }
+            let reply = self.await_reply(key, "yield", reply, move |reply| Event::Yielded(number, reply));
+            reply.into_iter().for_each(feed);
         }
     }
 
+    /// A store that returns too few replies violates its contract.
     fn await_replies<T: Unpin + Send + 'static>(
         self: &Arc<Self>,
         key: &LockKey,
         operation: &'static str,
-        numbers: SmallVec<[u64; 1]>,
+        numbers: Many<u64>,
         replies: Many<StoreFuture<T>>,
         event: fn(u64, Result<T, StoreError>) -> Event<TokioDriver>,
         feed: &mut impl FnMut(Event<TokioDriver>),
     ) {
-        let missing = || StoreFuture::ready(Err(StoreError::new("lock", operation, StoreErrorKind::Protocol)));
-        let replies = replies.into_iter().chain(std::iter::repeat_with(missing));
-        for (number, reply) in numbers.into_iter().zip(replies) {
+        let mut replies = replies.into_iter();
+        for number in numbers {
+            let missing = || StoreFuture::ready(Err(StoreError::new("lock", operation, StoreErrorKind::Protocol)));
+            let reply = replies.next().unwrap_or_else(missing);
             if let Some(event) = self.await_reply(key, operation, reply, move |reply| event(number, reply)) {
                 feed(event);
             }
@@ -674,28 +660,6 @@ impl Driver {
     /// so that a table that was empty stays empty.
     fn is_idle(&self) -> bool {
         self.shards.iter().all(|shard| shard.lock().table.is_empty())
-    }
-}
-
-impl Calls {
-    fn push(&mut self, StoreCall { number, op }: StoreCall) {
-        match op {
-            StoreOp::Release(request) => Numbered::push(&mut self.releases, number, request),
-            StoreOp::Acquire(request) => Numbered::push(&mut self.acquires, number, request),
-            StoreOp::Yield(request) => self.yields = Some((number, request)),
-        }
-    }
-}
-
-impl<T> Numbered<T> {
-    fn push(calls: &mut Option<Self>, number: u64, request: T) {
-        match calls {
-            Some(calls) => {
-                calls.numbers.push(number);
-                calls.requests.push(request);
-            }
-            None => *calls = Some(Self { numbers: SmallVec::from_buf([number]), requests: request.into() }),
-        }
     }
 }
 

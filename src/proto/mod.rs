@@ -18,14 +18,13 @@
 //!   [`Event::Lagged`] or [`Event::Shutdown`] to each of them.
 //! - **Queries** do not change which waiter gets the key.
 //!
-//! After each event the driver unlocks the mutex and executes the actions in order. The calls of
-//! one event may be made together, after its other actions. An event that results from an action is
-//! fed in after that action; the actions of that event are executed after those of the first event.
-//! Each action is an obligation of the driver:
+//! After each event the driver unlocks the mutex, executes the actions in order, and then makes the
+//! [calls](calls::Calls) of the store. For each request it feeds in exactly one event with its
+//! number: [`Acquired`](Event::Acquired), [`Yielded`](Event::Yielded) or
+//! [`Released`](Event::Released). An error or a timeout is fed in as a result, too. An event that
+//! results from an action is fed in after that action; the actions of that event are executed after
+//! those of the first event. Each action is an obligation of the driver:
 //!
-//! - [`Send`](Action::Send): call the store, and feed in exactly one event with the number of the
-//!   call: [`Acquired`](Event::Acquired), [`Yielded`](Event::Yielded) or
-//!   [`Released`](Event::Released). An error or a timeout is fed in as a result, too.
 //! - [`Grant`](Action::Grant): send the section to the waiter, and call [`Section::delivered`] when
 //!   the waiter receives it. Each grant ends by exactly one
 //!   [`end_guard`](table::LockTable::end_guard) or [`Event::GuardEnded`]. If the waiter no longer
@@ -61,6 +60,7 @@ use smallvec::SmallVec;
 
 pub use self::queue::LockRequest;
 use self::{
+    calls::Calls,
     entry::LockEntry,
     grant::Grant,
     section::{ReleaseOutcome, Section},
@@ -75,13 +75,11 @@ use crate::{
     },
     lock_key::LockKey,
     proto::lease::LeaseBounds,
-    store::{
-        AcquireReply, AcquireRequest, NewRecord, QueueConfig, Record, ReleaseReply, ReleaseRequest, StoreError,
-        YieldReply, YieldRequest,
-    },
+    store::{AcquireReply, NewRecord, QueueConfig, Record, ReleaseReply, StoreError, YieldReply},
 };
 
 pub(crate) mod table;
+pub(crate) mod calls;
 pub(crate) mod usage;
 pub(crate) mod entry;
 mod attempt;
@@ -118,8 +116,6 @@ pub trait DriverTypes: Debug {
 /// The page of this module describes what the driver must do for each of them.
 #[derive(Debug)]
 pub enum Action<D: DriverTypes> {
-    /// Calls the store. The result is fed in as an event with the same number.
-    Send(StoreCall),
     /// Grants the section to the waiter.
     Grant(D::Waiter, Arc<Section<D>>),
     /// Rejects the waiter.
@@ -148,38 +144,13 @@ pub enum Action<D: DriverTypes> {
     SendWaiting(LockKey),
 }
 
-/// The actions of one event.
-pub type Actions<D> = SmallVec<[Action<D>; 2]>;
-
-/// One store call.
-#[derive(Clone, Debug)]
-pub struct StoreCall {
-    /// The number of the call, never used twice. The result is matched by it.
-    pub number: u64,
-    /// The operation.
-    pub op: StoreOp,
-}
-
-#[cfg(test)]
-impl StoreCall {
-    fn id(&self) -> AcquisitionId {
-        match &self.op {
-            StoreOp::Acquire(request) => request.id.clone(),
-            StoreOp::Yield(request) => request.id.clone(),
-            StoreOp::Release(request) => request.id.clone(),
-        }
-    }
-}
-
-/// A store operation.
-#[derive(Clone, Debug)]
-pub enum StoreOp {
-    /// `LockStore::acquire`.
-    Acquire(AcquireRequest),
-    /// `LockStore::yield_to_queue`.
-    Yield(YieldRequest),
-    /// `LockStore::release`.
-    Release(ReleaseRequest),
+/// The output of one event.
+#[derive(Debug)]
+pub struct Actions<D: DriverTypes> {
+    /// In order.
+    pub list: SmallVec<[Action<D>; 2]>,
+    /// The calls of the store, which follow the actions.
+    pub calls: Calls,
 }
 
 /// An input of the state machine.
@@ -283,11 +254,33 @@ impl QueuePosition {
     }
 }
 
+impl<D: DriverTypes> Actions<D> {
+    /// No output yet.
+    pub fn new() -> Self {
+        Self { list: SmallVec::new(), calls: Calls::default() }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.list.is_empty() && self.calls.is_empty()
+    }
+
+    fn push(&mut self, action: Action<D>) {
+        self.list.push(action);
+    }
+}
+
+impl<D: DriverTypes> Default for Actions<D> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl<D: DriverTypes> Env<'_, D> {
-    /// Builds a call. Its number is never used again, not even by another entry of the same key.
-    fn store_call(&mut self, op: StoreOp) -> StoreCall {
+    /// The number of the next request of the store. It is never used again, not even by another
+    /// entry of the same key.
+    fn next_call(&mut self) -> u64 {
         *self.last_number += 1;
-        StoreCall { number: *self.last_number, op }
+        *self.last_number
     }
 
     fn now(&self) -> BootInstant {

@@ -245,7 +245,9 @@ impl<D: DriverTypes> LockTable<D> {
         self.usage.change(self.allowance, self.counts, table);
         self.counts = table;
         // I2: after each event, because it may have ended a release, or may have had one wait.
-        actions.extend(self.usage.next_waiting_release().map(Action::SendWaiting));
+        if let Some(key) = self.usage.next_waiting_release() {
+            actions.push(Action::SendWaiting(key));
+        }
         match (before.is_queued, after.is_queued) {
             (false, true) => drop(self.queued.insert(key.clone(), ())),
             (true, false) => drop(self.queued.remove(key)),

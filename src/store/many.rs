@@ -1,17 +1,28 @@
 //! The requests of one call, and their replies.
 
-use std::ops::Deref;
-
-use smallvec::SmallVec;
+use std::{ops::Deref, slice, vec};
 
 /// The requests of one call of a store, or their replies, in order. A single one needs no
 /// allocation.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Many<T>(SmallVec<[T; 1]>);
+#[derive(Clone, Debug)]
+pub struct Many<T>(Values<T>);
+
+#[derive(Clone, Debug)]
+enum Values<T> {
+    /// The common case, which is moved often.
+    One(T),
+    Several(Vec<T>),
+}
 
 /// Iterator over the values of a [`Many`].
 #[derive(Debug)]
-pub struct IntoIter<T>(smallvec::IntoIter<[T; 1]>);
+pub struct IntoIter<T>(Iter<T>);
+
+#[derive(Debug)]
+enum Iter<T> {
+    One(Option<T>),
+    Several(vec::IntoIter<T>),
+}
 
 impl<T> Many<T> {
     /// Returns the only value.
@@ -22,27 +33,46 @@ impl<T> Many<T> {
     #[must_use]
     #[track_caller]
     pub fn into_single(self) -> T {
-        let mut values = self.0;
-        assert!(values.len() == 1, "{} values in place of one", values.len());
-        values.pop().expect("counted above")
+        match self.0 {
+            Values::One(value) => value,
+            Values::Several(mut values) => {
+                assert!(values.len() == 1, "{} values in place of one", values.len());
+                values.remove(0)
+            }
+        }
     }
-}
 
-impl<T> Many<T> {
+    /// Applies a function to each value, in order.
+    #[must_use]
+    pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> Many<U> {
+        Many(match self.0 {
+            Values::One(value) => Values::One(f(value)),
+            Values::Several(values) => Values::Several(values.into_iter().map(f).collect()),
+        })
+    }
+
     pub(crate) fn push(&mut self, value: T) {
-        self.0.push(value);
+        if let Values::Several(values) = &mut self.0 {
+            return values.push(value);
+        }
+        let first = std::mem::replace(&mut self.0, Values::Several(Vec::new()));
+        self.0 = Values::Several(Self(first).into_iter().chain([value]).collect());
     }
 }
 
 impl<T> From<T> for Many<T> {
     fn from(value: T) -> Self {
-        Self(SmallVec::from_buf([value]))
+        Self(Values::One(value))
     }
 }
 
 impl<T> FromIterator<T> for Many<T> {
     fn from_iter<I: IntoIterator<Item = T>>(values: I) -> Self {
-        Self(values.into_iter().collect())
+        let mut values = values.into_iter();
+        match (values.next(), values.next()) {
+            (Some(first), None) => Self::from(first),
+            (first, second) => Self(Values::Several(first.into_iter().chain(second).chain(values).collect())),
+        }
     }
 }
 
@@ -50,7 +80,10 @@ impl<T> Deref for Many<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        &self.0
+        match &self.0 {
+            Values::One(value) => slice::from_ref(value),
+            Values::Several(values) => values,
+        }
     }
 }
 
@@ -59,7 +92,10 @@ impl<T> IntoIterator for Many<T> {
     type IntoIter = IntoIter<T>;
 
     fn into_iter(self) -> IntoIter<T> {
-        IntoIter(self.0.into_iter())
+        IntoIter(match self.0 {
+            Values::One(value) => Iter::One(Some(value)),
+            Values::Several(values) => Iter::Several(values.into_iter()),
+        })
     }
 }
 
@@ -67,11 +103,17 @@ impl<T> Iterator for IntoIter<T> {
     type Item = T;
 
     fn next(&mut self) -> Option<T> {
-        self.0.next()
+        match &mut self.0 {
+            Iter::One(value) => value.take(),
+            Iter::Several(values) => values.next(),
+        }
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        self.0.size_hint()
+        match &self.0 {
+            Iter::One(value) => value.iter().size_hint(),
+            Iter::Several(values) => values.size_hint(),
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -165,7 +166,7 @@ pub struct ReleaseRequest {
     pub queue: QueueConfig,
     /// The record to leave, if the acquisition holds the key. It replaces an earlier one. Default:
     /// none, and an earlier one stays.
-    pub record: Option<NewRecord>,
+    pub record: Option<Arc<NewRecord>>,
 }
 
 /// The reply of [`LockStore::release`].
@@ -348,7 +349,7 @@ impl ReleaseRequest {
     /// Leaves this record for `keep_for`, if the acquisition holds the key.
     #[must_use]
     pub fn record(mut self, record: Record, keep_for: Duration) -> Self {
-        self.record = Some(NewRecord { record, keep_for });
+        self.record = Some(Arc::new(NewRecord { record, keep_for }));
         self
     }
 }

@@ -278,7 +278,7 @@ impl LockStore for TestStore {
             let run = move |memory: &MemoryStore| memory.acquire(request.clone().into()).into_single();
             self.call(StoreOp::Acquire, Some(valid_for), run)
         };
-        requests.into_iter().map(acquire).collect()
+        requests.map(acquire)
     }
 
     fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
@@ -289,7 +289,7 @@ impl LockStore for TestStore {
         let release = |request: ReleaseRequest| {
             self.call(StoreOp::Release, None, move |memory| memory.release(request.clone().into()).into_single())
         };
-        requests.into_iter().map(release).collect()
+        requests.map(release)
     }
 
     fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {

@@ -9,8 +9,9 @@ use crate::{
     error::{LockError, PendingReleases, QueueBound},
     limits::{LOCK_DELAY, MAX_WAITERS_PER_PROCESS, RECHECK_INTERVAL},
     proto::{
-        Action, DriverTypes, Env, QUEUE, StoreOp,
+        DriverTypes, Env, QUEUE,
         attempt::{Attempt, State},
+        calls::Numbered,
         pending_release::PendingRelease,
     },
     store::{AcquireReply, AcquireRequest, IfBusy, StoreError, StoreErrorKind},
@@ -48,12 +49,12 @@ impl<D: DriverTypes> LockEntry<D> {
         let (key, lease) = (env.key.clone(), lease.saturating_add(lock_delay));
         let request = AcquireRequest::new(key, attempt.id.clone(), lease, if_busy, QUEUE, env.lease.call_timeout)
             .demand(attempt.demand);
-        let call = env.store_call(StoreOp::Acquire(request));
-        attempt.in_flight.start(call.number, env.now());
+        let number = env.next_call();
+        Numbered::push(&mut env.actions.calls.acquires, number, request);
+        attempt.in_flight.start(number, env.now());
         attempt.recheck_after_reply = false;
         attempt.revoked_meanwhile = false;
         attempt.retry_at = None;
-        env.actions.push(Action::Send(call));
     }
 
     /// The lease that the first waiter needs: a longer one would block the key for longer after a

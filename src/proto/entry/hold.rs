@@ -10,7 +10,7 @@ use crate::{
     fencing::FencingToken,
     limits::{LOCAL_HANDOFF_SECTIONS, LOCAL_HANDOFF_TIME, MIN_REMAINING_DIVISOR},
     proto::{
-        Action, DriverTypes, Env, GuardEnd, LockRequest, QUEUE, StoreOp,
+        Action, DriverTypes, Env, GuardEnd, LockRequest, QUEUE,
         attempt::{ActiveSection, Attempt, Holding, State},
         deliveries::{DELIVERY_CHECK, Deliveries},
         grant::Grant,
@@ -202,7 +202,8 @@ impl<D: DriverTypes> LockEntry<D> {
             QUEUE,
             env.lease.call_timeout,
         );
-        let call = env.store_call(StoreOp::Yield(request.demand(demand)));
+        let number = env.next_call();
+        env.actions.calls.yields = Some((number, request.demand(demand)));
         let mut attempt = Attempt {
             state: State::Yielding { holding, next_id, is_renewal_refused: false },
             lease,
@@ -210,11 +211,10 @@ impl<D: DriverTypes> LockEntry<D> {
             demand,
             ..attempt
         };
-        attempt.in_flight.start(call.number, env.now());
+        attempt.in_flight.start(number, env.now());
         attempt.recheck_after_reply = false;
         attempt.revoked_meanwhile = false;
         self.attempt = Some(attempt);
-        env.actions.push(Action::Send(call));
     }
 
     pub(super) fn on_yield_reply(&mut self, number: u64, reply: Result<YieldReply, StoreError>, env: &mut Env<'_, D>) {

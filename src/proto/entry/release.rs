@@ -7,8 +7,9 @@ use crate::{
     clock::BootInstant,
     error::LockLost,
     proto::{
-        Action, DriverTypes, Env, QUEUE, StoreOp,
+        Action, DriverTypes, Env, QUEUE,
         attempt::{Attempt, State},
+        calls::Numbered,
         in_flight::backoff,
         pending_release::PendingRelease,
         section::{ReleaseOutcome, Section},
@@ -217,9 +218,9 @@ pub(super) fn send_release<D: DriverTypes>(release: &mut PendingRelease<D>, env:
         return env.usage.wait_for_slot(env.key.clone());
     }
     let mut request = ReleaseRequest::new(env.key.clone(), release.id.clone(), release.block_for, QUEUE);
-    request.record = release.record.as_deref().cloned();
-    let call = env.store_call(StoreOp::Release(request));
-    release.in_flight = Some(call.number);
+    request.record = release.record.clone();
+    let number = env.next_call();
+    Numbered::push(&mut env.actions.calls.releases, number, request);
+    release.in_flight = Some(number);
     release.sent_at = env.now();
-    env.actions.push(Action::Send(call));
 }

@@ -159,7 +159,7 @@ impl LockStore for MemoryStore {
     fn acquire(&self, requests: Many<AcquireRequest>) -> Many<StoreFuture<AcquireReply>> {
         let acquire =
             |request: AcquireRequest| self.execute(self.keys.of(&request.key), |keys, cx| keys.acquire(cx, request));
-        requests.into_iter().map(acquire).collect()
+        requests.map(acquire)
     }
 
     fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
@@ -172,7 +172,7 @@ impl LockStore for MemoryStore {
     fn release(&self, requests: Many<ReleaseRequest>) -> Many<StoreFuture<ReleaseReply>> {
         let release =
             |request: ReleaseRequest| self.execute(self.keys.of(&request.key), |keys, cx| keys.release(cx, &request));
-        requests.into_iter().map(release).collect()
+        requests.map(release)
     }
 
     fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {

@@ -156,7 +156,7 @@ where
             Some(reply) => StoreFuture::ready(reply),
             None => Self::push(sender, request.into(), sender.now()).into_single(),
         };
-        requests.into_iter().map(push).collect()
+        requests.map(push)
     }
 
     /// The validity of the requests counts from `called`, however late their futures are polled.
@@ -170,7 +170,7 @@ where
                 let sender = Arc::clone(sender);
                 StoreFuture::new(async move { Self::push(&sender, request.into(), called).into_single().await })
             };
-            return requests.into_iter().map(push_later).collect();
+            return requests.map(push_later);
         };
         let mut state = sender.calls().state.lock();
         let push = |request| {
@@ -181,7 +181,7 @@ where
             state.waiting.push_back(Waiting { request, called, reply });
             future
         };
-        let futures = requests.into_iter().map(push).collect();
+        let futures = requests.map(push);
         let id = runtime.id();
         let (stale, task) = state.restart(&**sender, id);
         // The task of another runtime may take these requests, and then stop.

@@ -10,8 +10,8 @@ use std::{
 use tower_lock::{
     __internals::{
         proto::{
-            self, Action, Actions, BootInstant, DriverTypes, Event, GuardEnd, LEASE, LOCK_DELAY, LazyNow, LockRequest,
-            LockTable, NextCheck, RECHECK_INTERVAL, RENEWAL_BATCH_WINDOW, STORE_CALL_TIMEOUT, StoreCall, StoreOp,
+            self, Action, Actions, BootInstant, Calls, DriverTypes, Event, GuardEnd, LEASE, LOCK_DELAY, LazyNow,
+            LockRequest, LockTable, NextCheck, RECHECK_INTERVAL, RENEWAL_BATCH_WINDOW, STORE_CALL_TIMEOUT,
         },
         redis_wire::{KeyReplies, Keyspace, ScriptCall, Timed, parse_acquire, parse_release, parse_renew, parse_yield},
         remote::{ServerClock, next_call},
@@ -426,9 +426,9 @@ impl SimProcess {
     }
 
     fn execute(&mut self, now: BootInstant, key: &LockKey, actions: Actions<Simulated>) {
-        for action in actions {
+        let Actions { list, calls: Calls { releases, acquires, yields } } = actions;
+        for action in list {
             match action {
-                Action::Send(call) => self.send(now, key, call),
                 Action::Grant(client, section) => {
                     section.delivered();
                     self.mutant_memory.waiting.remove(&client);
@@ -461,6 +461,15 @@ impl SimProcess {
                 Action::WakeAt(at) => self.effects.push_back(Effect::Wake(at, Timer::Wakeup(key.clone(), at))),
             }
         }
+        for (number, request) in releases.into_iter().flatten() {
+            self.send_release(now, key, number, request);
+        }
+        for (number, request) in acquires.into_iter().flatten() {
+            self.send_acquire(now, key, number, request);
+        }
+        if let Some((number, request)) = yields {
+            self.send_yield(now, key, number, request);
+        }
         let (table, effects) = (&self.table, &mut self.effects);
         let same_id = self.settings.mutation == Some(Mutation::SameId);
         self.ids_sent.retain(|(key, id)| {
@@ -479,64 +488,59 @@ impl SimProcess {
         }
     }
 
-    fn send(&mut self, now: BootInstant, key: &LockKey, call: StoreCall) {
-        let StoreCall { number, op } = call;
-        let operation = match op {
-            StoreOp::Acquire(mut request) => {
-                self.track_id(key, &request.id);
-                let is_waiting = self.mutant_memory.waiting.values().any(|(wanted, waits, _)| wanted == key && *waits);
-                if self.is(Mutation::EnqueuePerCall) && !is_waiting {
-                    request.if_busy = IfBusy::Fail;
-                }
-                request.lease = self.lease(request.lease);
-                Operation::Acquire(number, request)
-            }
-            StoreOp::Yield(mut request) => {
-                self.track_id(key, &request.id);
-                self.track_id(key, &request.next_id);
-                if self.is(Mutation::NoYield) {
-                    let fence = self.mutant_memory.fences.entry(key.clone()).or_default();
-                    *fence += 1;
-                    let fence = *fence;
-                    return self.on(now, key, Event::Yielded(number, Ok(YieldReply::Extended { fence })));
-                }
-                request.lease = self.lease(request.lease);
-                Operation::Yield(number, request)
-            }
-            StoreOp::Release(mut request) => {
-                let id = request.id.clone();
-                self.track_id(key, &id);
-                let skipped = match self.settings.mutation {
-                    Some(Mutation::ReleaseOnce) => self.mutant_memory.released.contains(&id),
-                    Some(Mutation::NoReleaseInDoubt) => self.mutant_memory.unanswered.contains(&id),
-                    Some(Mutation::ForgetYieldedId) => self.mutant_memory.yielded.contains(&id),
-                    _ => false,
-                };
-                if skipped {
-                    return self.on(now, key, Event::Released(number, Ok(ReleaseReply::NotHolder)));
-                }
-                let without_delay = self.is(Mutation::NoLockDelay)
-                    || self.is(Mutation::NoLockDelayOnRetry) && self.mutant_memory.failed.contains(&id);
-                if without_delay {
-                    request.block_for = Duration::ZERO;
-                }
-                self.mutant_memory.plain_grants.remove(key);
-                let without_record = self.is(Mutation::NoRecordOnRetry) && self.mutant_memory.failed.contains(&id);
-                if without_record {
-                    request.record = None;
-                }
-                if let Some(new) = request.record.as_ref().filter(|_| self.is(Mutation::RecordBeforeReply)) {
-                    let waiting = &self.mutant_memory.waiting;
-                    let duplicates = waiting.iter().filter(|(_, (wanted, ..))| wanted == key);
-                    let first =
-                        duplicates.filter(|(_, (.., unless_recorded))| *unless_recorded).map(|(id, _)| *id).min();
-                    let record = Arc::new(new.record.clone());
-                    self.effects.extend(first.map(|client| Effect::Recorded(client, record)));
-                }
-                Operation::Release(number, request)
-            }
+    fn send_release(&mut self, now: BootInstant, key: &LockKey, number: u64, mut request: ReleaseRequest) {
+        let id = request.id.clone();
+        self.track_id(key, &id);
+        let skipped = match self.settings.mutation {
+            Some(Mutation::ReleaseOnce) => self.mutant_memory.released.contains(&id),
+            Some(Mutation::NoReleaseInDoubt) => self.mutant_memory.unanswered.contains(&id),
+            Some(Mutation::ForgetYieldedId) => self.mutant_memory.yielded.contains(&id),
+            _ => false,
         };
-        self.call(now, key.clone(), operation);
+        if skipped {
+            return self.on(now, key, Event::Released(number, Ok(ReleaseReply::NotHolder)));
+        }
+        let without_delay = self.is(Mutation::NoLockDelay)
+            || self.is(Mutation::NoLockDelayOnRetry) && self.mutant_memory.failed.contains(&id);
+        if without_delay {
+            request.block_for = Duration::ZERO;
+        }
+        self.mutant_memory.plain_grants.remove(key);
+        let without_record = self.is(Mutation::NoRecordOnRetry) && self.mutant_memory.failed.contains(&id);
+        if without_record {
+            request.record = None;
+        }
+        if let Some(new) = request.record.as_ref().filter(|_| self.is(Mutation::RecordBeforeReply)) {
+            let waiting = &self.mutant_memory.waiting;
+            let duplicates = waiting.iter().filter(|(_, (wanted, ..))| wanted == key);
+            let first = duplicates.filter(|(_, (.., unless_recorded))| *unless_recorded).map(|(id, _)| *id).min();
+            let record = Arc::new(new.record.clone());
+            self.effects.extend(first.map(|client| Effect::Recorded(client, record)));
+        }
+        self.call(now, key.clone(), Operation::Release(number, request));
+    }
+
+    fn send_acquire(&mut self, now: BootInstant, key: &LockKey, number: u64, mut request: AcquireRequest) {
+        self.track_id(key, &request.id);
+        let is_waiting = self.mutant_memory.waiting.values().any(|(wanted, waits, _)| wanted == key && *waits);
+        if self.is(Mutation::EnqueuePerCall) && !is_waiting {
+            request.if_busy = IfBusy::Fail;
+        }
+        request.lease = self.lease(request.lease);
+        self.call(now, key.clone(), Operation::Acquire(number, request));
+    }
+
+    fn send_yield(&mut self, now: BootInstant, key: &LockKey, number: u64, mut request: YieldRequest) {
+        self.track_id(key, &request.id);
+        self.track_id(key, &request.next_id);
+        if self.is(Mutation::NoYield) {
+            let fence = self.mutant_memory.fences.entry(key.clone()).or_default();
+            *fence += 1;
+            let fence = *fence;
+            return self.on(now, key, Event::Yielded(number, Ok(YieldReply::Extended { fence })));
+        }
+        request.lease = self.lease(request.lease);
+        self.call(now, key.clone(), Operation::Yield(number, request));
     }
 
     fn call(&mut self, now: BootInstant, key: LockKey, mut operation: Operation) {

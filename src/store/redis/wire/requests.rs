@@ -69,7 +69,7 @@ impl Keyspace {
             call.arg(Ms(request.block_for));
         }
         self.queues(&mut call, &locks);
-        if let Some(NewRecord { record, keep_for }) = &first.record {
+        if let Some(NewRecord { record, keep_for }) = first.record.as_deref() {
             call.arg(self.record(locks[0]));
             call.arg(Ms(*keep_for));
             call.data.push(record.head.clone());

@@ -174,7 +174,7 @@ impl Simulation {
 pub(crate) fn new_record(record: Record, keep_for: Duration) -> Arc<NewRecord> {
     let (key, id) = (LockKey::from(("key", 0)), AcquisitionId::from_text(""));
     let request = ReleaseRequest::new(key, id, Duration::ZERO, QUEUE).record(record, keep_for);
-    Arc::new(request.record.expect("set above"))
+    request.record.expect("set above")
 }
 
 fn head_of(record: &Record) -> String {
