@@ -1328,6 +1328,14 @@ impl Harness {
         self.execute(actions);
     }
 
+    /// The demand of the acquire that waits for its reply first.
+    fn acquire_demand(&self) -> Demand {
+        match &self.calls[0].op {
+            StoreOp::Acquire(request) => request.demand,
+            other => panic!("{other:?}"),
+        }
+    }
+
     fn reply_released(&mut self, reply: Result<ReleaseReply, StoreError>) {
         let number = self.take_call().number;
         self.handle(Event::Released(number, reply));
@@ -1455,24 +1463,18 @@ fn a_lost_section_leaves_no_record() {
 fn a_plain_grant_is_not_handed_to_a_duplicate() {
     let mut h = harness();
     h.request(1, true);
-    assert!(matches!(
-        h.calls[0].op,
-        StoreOp::Acquire(AcquireRequest { demand: Demand { unless_recorded: false }, .. })
-    ));
+    assert_eq!(h.acquire_demand(), Demand::new());
     h.reply(GRANTED);
     let section = h.expect_grant(1);
     h.claim(2, WAIT);
     h.request(3, true);
     h.end_guard(&section, GuardEnd::Released);
     h.reply_freed();
-    assert!(matches!(h.calls[0].op, StoreOp::Acquire(AcquireRequest { demand: Demand { unless_recorded: true }, .. })));
+    assert_eq!(h.acquire_demand(), Demand::new().unless_recorded());
     let record = new_record().record.clone();
     h.reply(AcquireReply::Recorded(record.clone()));
     assert_eq!(h.take_recorded(&record), [2]);
-    assert!(matches!(
-        h.calls[0].op,
-        StoreOp::Acquire(AcquireRequest { demand: Demand { unless_recorded: false }, .. })
-    ));
+    assert_eq!(h.acquire_demand(), Demand::new());
     h.reply(GRANTED);
     h.expect_grant(3);
 }
@@ -1541,7 +1543,7 @@ fn a_used_up_batch_of_a_plain_grant_is_released_for_a_duplicate() {
     h.now = h.now.saturating_add(ms(110));
     h.end_guard(&section, GuardEnd::Released);
     h.reply_freed();
-    assert!(matches!(h.calls[0].op, StoreOp::Acquire(AcquireRequest { demand: Demand { unless_recorded: true }, .. })));
+    assert_eq!(h.acquire_demand(), Demand::new().unless_recorded());
 }
 
 /// It gets the record of the section, or runs after it.
@@ -1571,5 +1573,5 @@ fn a_grant_for_a_plain_waiter_is_not_given_to_a_duplicate() {
     h.reply(GRANTED);
     assert!(h.results.is_empty());
     h.reply_freed();
-    assert!(matches!(h.calls[0].op, StoreOp::Acquire(AcquireRequest { demand: Demand { unless_recorded: true }, .. })));
+    assert_eq!(h.acquire_demand(), Demand::new().unless_recorded());
 }
