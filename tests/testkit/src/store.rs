@@ -265,8 +265,10 @@ impl Intercept for Unordered {
     fn yield_to_queue(&self, store: &Arc<dyn LockStore>, request: YieldRequest) -> StoreFuture<YieldReply> {
         let store = Arc::clone(store);
         let (key, next_id, queue) = (request.key.clone(), request.next_id.clone(), request.queue);
+        // Executed in time, whenever the future is polled.
+        let reply = store.yield_to_queue(request);
         StoreFuture::new(async move {
-            let reply = store.yield_to_queue(request).await?;
+            let reply = reply.await?;
             let YieldReply::NotHolder(AcquireReply::Queued { lease_left, .. }) = reply else { return Ok(reply) };
             store.release_one(ReleaseRequest::new(key, next_id, Duration::ZERO, queue)).await?;
             let busy = AcquireReply::Busy { lease_left };
