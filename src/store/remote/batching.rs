@@ -4,19 +4,10 @@
 //! call. So nothing waits for company, and under load Redis executes one script for up to 64 keys.
 //! One task sends one call after the other: a request needs no task and no timer of its own.
 
-use std::{
-    collections::VecDeque,
-    fmt,
-    marker::PhantomData,
-    sync::{Arc, Weak},
-    time::Duration,
-};
+use std::{collections::VecDeque, fmt, marker::PhantomData, sync::Arc, time::Duration};
 
 use futures_util::future::{BoxFuture, join_all};
-use tokio::{
-    runtime::{self, Handle},
-    time::sleep,
-};
+use tokio::runtime::Handle;
 
 use super::batch::{MAX_REQUESTS_PER_CALL, Shareable, next_call};
 use crate::{
@@ -41,8 +32,6 @@ struct State<R, T> {
     /// The calls under way, one for each task.
     calls: Vec<InFlight<T>>,
     next_task: u64,
-    /// The runtimes with a task that looks for stopped calls of others.
-    watches: Vec<runtime::Id>,
 }
 
 struct Waiting<R, T> {
@@ -55,7 +44,6 @@ struct Waiting<R, T> {
 /// stop.
 struct InFlight<T> {
     task: u64,
-    runtime: runtime::Id,
     since: BootInstant,
     replies: Vec<ReplySender<T>>,
 }
@@ -124,17 +112,8 @@ pub(crate) fn send_alone<R: Shareable + Send + 'static, S: SendRequests<R>>(
 
 impl<R, T> Default for SharedCalls<R, T> {
     fn default() -> Self {
-        Self {
-            state: Mutex::new(State { waiting: VecDeque::new(), calls: Vec::new(), next_task: 0, watches: Vec::new() }),
-        }
+        Self { state: Mutex::new(State { waiting: VecDeque::new(), calls: Vec::new(), next_task: 0 }) }
     }
-}
-
-/// Looks for stopped calls of other runtimes, which may have taken requests of this one.
-struct Watch<R: Shareable, S: SendRequests<R>> {
-    sender: Weak<S>,
-    runtime: runtime::Id,
-    request: PhantomData<fn(R)>,
 }
 
 impl<R, T> SharedCalls<R, T>
@@ -182,22 +161,12 @@ where
             future
         };
         let futures = requests.map(push);
-        let id = runtime.id();
-        let (stale, task) = state.restart(&**sender, id);
-        // The task of another runtime may take these requests, and then stop.
-        let is_watched = state.calls.iter().all(|call| call.runtime == id) || state.watches.contains(&id);
-        if !is_watched {
-            state.watches.push(id);
-        }
+        let (stale, task) = state.restart(&**sender);
         drop(state);
         // Their requests fail now.
         drop(stale);
         if let Some(number) = task {
             Task::spawn(sender, number, &runtime);
-        }
-        if !is_watched {
-            let watch = Watch { sender: Arc::downgrade(sender), runtime: id, request: PhantomData };
-            runtime.spawn(watch.run());
         }
         futures
     }
@@ -212,16 +181,16 @@ impl<R: Shareable, T> State<R, T> {
         others().count() < MAX_CALLS && (is_full || others().all(|call| is_long(call) && !shares_waits))
     }
 
-    /// Takes the calls whose tasks have stopped, and the number of a task to start in this runtime
-    /// if requests wait for one.
-    fn restart<S: SendRequests<R>>(&mut self, sender: &S, runtime: runtime::Id) -> (Vec<InFlight<T>>, Option<u64>) {
+    /// Takes the calls whose tasks have stopped with their runtimes, and the number of a task to
+    /// start if requests wait for one.
+    fn restart<S: SendRequests<R>>(&mut self, sender: &S) -> (Vec<InFlight<T>>, Option<u64>) {
         let (now, stale_after) = (sender.now(), sender.stale_after());
         let is_stale = |call: &InFlight<T>| now.saturating_duration_since(call.since) > stale_after;
         let stale = self.calls.extract_if(.., |call| is_stale(call)).collect();
         let starts = !self.waiting.is_empty() && self.may_call(None, now, sender.shares_waits());
         if starts {
             self.next_task += 1;
-            self.calls.push(InFlight { task: self.next_task, runtime, since: now, replies: Vec::new() });
+            self.calls.push(InFlight { task: self.next_task, since: now, replies: Vec::new() });
         }
         (stale, starts.then_some(self.next_task))
     }
@@ -309,43 +278,110 @@ impl<R: Shareable, S: SendRequests<R>> Drop for Task<R, S> {
     }
 }
 
-impl<R: Shareable + Send + 'static, S: SendRequests<R>> Watch<R, S> {
-    async fn run(self) {
-        let Some(mut wait) = self.sender.upgrade().map(|sender| sender.stale_after()) else { return };
-        loop {
-            sleep(wait).await;
-            let Some(sender) = self.sender.upgrade() else { return };
-            wait = sender.stale_after();
-            let mut state = sender.calls().state.lock();
-            let (stale, task) = state.restart(&*sender, self.runtime);
-            let is_needed = state.calls.iter().any(|call| call.runtime != self.runtime);
-            if !is_needed {
-                state.watches.retain(|runtime| *runtime != self.runtime);
-            }
-            drop(state);
-            drop(stale);
-            if let Some(number) = task {
-                Task::spawn(&sender, number, &Handle::current());
-            }
-            if !is_needed {
-                return;
-            }
-        }
-    }
-}
-
-impl<R: Shareable, S: SendRequests<R>> Drop for Watch<R, S> {
-    fn drop(&mut self) {
-        // Dropped with its runtime, or at its end.
-        if let Some(sender) = self.sender.upgrade() {
-            sender.calls().state.lock().watches.retain(|runtime| *runtime != self.runtime);
-        }
-    }
-}
-
 impl<R, T> fmt::Debug for SharedCalls<R, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.state.lock();
         f.debug_struct("SharedCalls").field("waiting", &state.waiting.len()).field("calls", &state.calls.len()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        future::pending,
+        sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    };
+
+    use tokio::{
+        runtime::{Builder, Runtime},
+        task::yield_now,
+        time::timeout,
+    };
+
+    use super::*;
+    use crate::{
+        acquisition::AcquisitionIds,
+        lock_key::LockKey,
+        proto::QUEUE,
+        store::{ReleaseReply, ReleaseRequest},
+    };
+
+    const STALE_AFTER: Duration = Duration::from_secs(2);
+
+    #[derive(Default)]
+    struct Server {
+        calls: SharedCalls<ReleaseRequest, ReleaseReply>,
+        seconds: AtomicU64,
+        hangs: AtomicBool,
+    }
+
+    impl Sender for Server {
+        fn now(&self) -> BootInstant {
+            BootInstant::from_nanos(self.seconds.load(SeqCst) * 1_000_000_000)
+        }
+
+        fn stale_after(&self) -> Duration {
+            STALE_AFTER
+        }
+    }
+
+    impl SendRequests<ReleaseRequest> for Server {
+        type Reply = ReleaseReply;
+
+        const STORE: &'static str = "test";
+        const OPERATION: &'static str = "release";
+        const MAX_WAITING: usize = 100;
+
+        fn calls(&self) -> &SharedCalls<ReleaseRequest, ReleaseReply> {
+            &self.calls
+        }
+
+        fn shares_waits(&self) -> bool {
+            true
+        }
+
+        fn may_wait(_: &ReleaseRequest) -> Option<Duration> {
+            None
+        }
+
+        async fn send(
+            self: &Arc<Self>,
+            requests: Vec<ReleaseRequest>,
+            _: BootInstant,
+        ) -> Vec<Result<ReleaseReply, StoreError>> {
+            if self.hangs.load(SeqCst) {
+                pending::<()>().await;
+            }
+            requests.iter().map(|_| Ok(ReleaseReply::Freed)).collect()
+        }
+    }
+
+    fn runtime() -> Runtime {
+        Builder::new_current_thread().enable_time().build().expect("a runtime")
+    }
+
+    fn push(server: &Arc<Server>) -> StoreFuture<ReleaseReply> {
+        let id = AcquisitionIds::new("test", 1).next();
+        let request = ReleaseRequest::new(LockKey::from(("key",)), id, Duration::ZERO, QUEUE);
+        SharedCalls::push_valid(server, request.into(), |_| None).into_single()
+    }
+
+    /// The runtimes exist, and nothing drives them any more.
+    #[test]
+    fn calls_of_stopped_runtimes_delay_no_later_call() {
+        let server = Arc::new(Server::default());
+        server.hangs.store(true, SeqCst);
+        let stopped: Vec<_> = (0..=MAX_CALLS).map(|_| runtime()).collect();
+        for runtime in &stopped {
+            server.seconds.fetch_add(STALE_AFTER.as_secs() + 1, SeqCst);
+            runtime.block_on(async {
+                drop(push(&server));
+                yield_now().await;
+            });
+        }
+        server.hangs.store(false, SeqCst);
+        server.seconds.fetch_add(STALE_AFTER.as_secs() + 1, SeqCst);
+        let reply = runtime().block_on(async { timeout(Duration::from_secs(5), push(&server)).await });
+        assert_eq!(reply.expect("in time").expect("a reply"), ReleaseReply::Freed);
     }
 }
