@@ -175,10 +175,28 @@ impl RequestLocks {
         }
     }
 
-    /// The reader of the response was too slow. The drop releases all locks after their lock-delay.
+    /// The reader of the response was too slow.
     pub(super) fn stalled(self, why: TooSlow) {
         if let Some(span) = self.span() {
             span.stalled(why);
+        }
+        self.abandon();
+    }
+
+    /// The response has no reader any more, and its rest was dropped. All locks are released after
+    /// their lock-delay, except for that of a layer that keeps answers: its record says that the
+    /// handler has returned, so that a retry does not run.
+    pub(super) fn abandon(mut self) {
+        self.set_ending(Ending::Streamed);
+        let Some(record) = self.record.take() else { return };
+        self.close_owner();
+        self.close();
+        self.context.clear_lock_count();
+        while let Some(lock) = self.locks.pop() {
+            if self.locks.is_empty() {
+                drop(lock.release_with_record(*record));
+                return;
+            }
         }
     }
 

@@ -121,7 +121,8 @@ impl Answer {
         let fingerprint = Fingerprint::from_bytes(take_array(&mut head)?);
         let status = u16::from_be_bytes(take_array(&mut head)?);
         let status = StatusCode::from_u16(status).map_err(|_| InvalidAnswer::InvalidStatus)?;
-        if status.is_informational() {
+        // An upgrade leaves a tombstone. No server sends it as a response.
+        if status.is_informational() && record.body.is_some() {
             return Err(InvalidAnswer::InvalidStatus);
         }
         let count = u32::from_be_bytes(take_array(&mut head)?);

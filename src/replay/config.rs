@@ -35,8 +35,8 @@ impl<K> ReplayConfig<K> {
     /// Whether requests with this method can have a key.
     pub(super) fn applies_to(&self, method: &Method) -> bool {
         match &self.methods {
-            // A tunnel has no answer.
-            _ if method == Method::CONNECT => false,
+            // A tunnel has no answer, and an answer to `HEAD` has no body.
+            _ if [Method::CONNECT, Method::HEAD].contains(method) => false,
             Some(methods) => methods.contains(method),
             // Without a key, no such request must run.
             None if self.is_required => !method.is_safe(),

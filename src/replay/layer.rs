@@ -63,17 +63,16 @@ use crate::{
 /// | a status below 400, and a body in memory of at most [`keep_up_to`] | gets the answer |
 /// | a status below 400, and a longer body or a stream | 409 `answer-not-kept` |
 /// | a status of 400 or more | runs |
-/// | a panic, a lost lock, a stream that ended early | runs, after the lock-delay |
+/// | a panic, a lost lock, a stream that failed | runs, after the lock-delay |
 /// | a crash | runs, after the lease and the lock-delay |
 ///
 /// A 409 `answer-not-kept` has the status, the `Location` and the `ETag` of the answer.
 /// A stream whose frames are all ready when its head is sent is a body in memory.
 /// [`keep_if`](Self::keep_if) and [`Keep`](crate::Keep) change which answers are kept.
 ///
-/// If the client disconnects before it has the head, the handler finishes, its response is read to
-/// the end, and its record is left. A stream that has begun ends with its client, and leaves no
-/// record. While the store cannot be reached, requests
-/// with a key are rejected with 503: none runs without its record.
+/// If the client disconnects, the handler finishes, and its record is left. A stream is not read to
+/// its end without its client, and its record has no body. While the store cannot be reached,
+/// requests with a key are rejected with 503: none runs without its record.
 ///
 /// The layer keeps status, body and headers, except for headers of the connection and of the first
 /// attempt: `Connection` and the headers that it names, `Keep-Alive`, `TE`, `Trailer`,
@@ -237,7 +236,8 @@ impl<K: KeySource, V> ReplayLayer<K, V> {
     /// Sets the methods whose requests can have a key. Default: `POST` and `PATCH`, and the methods
     /// of [`required`](Self::required).
     ///
-    /// Requests with other methods run, and nothing is kept.
+    /// Requests with other methods run, and nothing is kept. The same holds for `CONNECT` and `HEAD`
+    /// in any case: a tunnel has no answer, and an answer to `HEAD` lacks its body.
     pub fn methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
         self.with(|config| config.methods = Some(methods.into_iter().collect()))
     }

@@ -11,6 +11,7 @@ use std::future::{Future, poll_fn};
 use bytes::Bytes;
 use http::{HeaderMap, Method, Response, StatusCode, header};
 use http_body::Body;
+use tokio::time::timeout;
 use tower::BoxError;
 
 pub use self::body::ResponseBody;
@@ -97,11 +98,20 @@ where
             }
             Ok(ReadAhead::Incomplete { inner, frames }) => {
                 let is_unread = locks.recorder().is_some() && locks.context().is_detached();
+                let idle = locks.context().policy().idle_timeout();
+                let kept = locks.recorder().map_or(0, |recorder| recorder.keep_up_to()) as u64;
+                let mut left = kept.checked_sub(data_len(&frames));
                 let mut stream = Box::new(StreamingBody::new(inner, frames.into_iter(), hint, length, locks));
                 if is_unread {
                     // The client has disconnected, and its retry asks for the record. The end of
-                    // the stream leaves it.
-                    while let Some(Ok(_)) = poll_fn(|cx| stream.poll_frame(cx)).await {}
+                    // the stream leaves it, or else the drop: a stream of any length costs no more
+                    // than an answer that is kept.
+                    let read = async {
+                        while let (Some(bytes), Some(Ok(frame))) = (left, poll_fn(|cx| stream.poll_frame(cx)).await) {
+                            left = bytes.checked_sub(data_len([&frame]));
+                        }
+                    };
+                    let _ = timeout(idle, read).await;
                 }
                 ResponseBody::streaming(stream)
             }

@@ -101,6 +101,14 @@ impl<B> SharedBody<B> {
         self.0.lock().state = BodyState::Done;
     }
 
+    /// Takes the body of a stream that its server has dropped.
+    pub(super) fn take(&self) -> Option<Box<LockedBody<B>>> {
+        match mem::replace(&mut self.0.lock().state, BodyState::Done) {
+            BodyState::Idle(body) => Some(body),
+            BodyState::Polling | BodyState::Aborted(_) | BodyState::Done => None,
+        }
+    }
+
     /// Aborts the stream. Returns false while it is polled: that poll checks its locks itself.
     pub(super) fn abort(&self, reason: AbortReason) -> bool {
         let mut shared = self.0.lock();

@@ -230,6 +230,17 @@ where
     }
 }
 
+impl<B> Drop for StreamingBody<B> {
+    fn drop(&mut self) {
+        // The client has disconnected, or the server has ended the connection.
+        if let Some(body) = self.shared.take() {
+            let LockedBody { inner, locks } = *body;
+            drop(inner);
+            locks.abandon();
+        }
+    }
+}
+
 fn reduced(hint: SizeHint, bytes: u64) -> SizeHint {
     let mut reduced = SizeHint::new();
     if let Some(upper) = hint.upper() {

@@ -1,11 +1,20 @@
 //! Which part of an answer a retry gets.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
 
 use axum::{
+    Router,
     body::{Body, Bytes},
-    http::{HeaderValue, Response, StatusCode, header::SET_COOKIE},
+    extract::State,
+    http::{HeaderValue, Method, Request, Response, StatusCode, header::SET_COOKIE},
     response::IntoResponse,
+    routing::get,
 };
 use http_body_util::{BodyExt, Collected};
 use tokio::time::sleep;
@@ -148,6 +157,35 @@ async fn answer_that_is_not_kept_does_not_run_again() {
         assert_eq!((runs(), store.held_count()), (1, 0), "{name}");
         sleep(keep_for / 4).await;
         assert_eq!(send(&app, request("a", "x")).await.headers()["location"], "/runs/2", "{name}");
+    }
+}
+
+/// A tunnel cannot be replayed.
+/// Guarantee: G18.
+#[tokio::test(start_paused = true)]
+async fn upgrade_does_not_run_again() {
+    let (_store, locks) = store_and_locks();
+    let (app, runs) = app(layer(&locks), |_| StatusCode::SWITCHING_PROTOCOLS);
+    assert_eq!(send(&app, request("a", "x")).await.status(), StatusCode::SWITCHING_PROTOCOLS);
+    let problem = problem(send(&app, request("a", "x")).await, 409, "answer-not-kept").await;
+    assert_eq!((problem["original_status"].as_u64(), runs()), (Some(101), 1));
+}
+
+/// An answer to `HEAD` has the length of a body that is not in it.
+#[tokio::test(start_paused = true)]
+async fn head_request_has_no_record() {
+    let (_store, locks) = store_and_locks();
+    let layer = layer(&locks).methods([Method::HEAD, Method::GET]);
+    let handler = |State(runs): State<Arc<AtomicUsize>>| async move {
+        runs.fetch_add(1, SeqCst);
+        vec![b'x'; 65_536]
+    };
+    let runs = Arc::<AtomicUsize>::default();
+    let app = Router::new().route("/", get(handler).route_layer(layer)).with_state(Arc::clone(&runs));
+    for run in 1..=2 {
+        let head = Request::head("/").header("idempotency-key", "a").body(Body::empty()).expect("a request");
+        let response = send(&app, head).await;
+        assert_eq!((&response.headers()["content-length"], runs.load(SeqCst)), (&"65536".parse().expect("text"), run));
     }
 }
 

@@ -1,11 +1,20 @@
 //! Attempts that overlap, and clients that disconnect.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{
+    collections::VecDeque,
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
 
 use axum::{
     body::Body,
     http::{Request, StatusCode},
 };
+use futures_util::stream;
 use tokio::time::{Instant, sleep};
 use tower_lock::{
     LockPolicy,
@@ -155,6 +164,31 @@ async fn client_disconnects_before_a_stream_and_it_runs_once() {
     sleep(5 * S).await;
     assert_eq!(run_of(send(&complete, request("b", "x")).await).await, (1, true));
     assert_eq!((runs(), store.held_count()), (1, 0));
+}
+
+/// Nobody reads it: no more is read than would be kept, or for longer than a reader may be idle.
+/// Guarantee: G18.
+#[tokio::test(start_paused = true)]
+async fn endless_stream_without_its_client_is_not_read_on() {
+    for (bytes, pause, most) in [(1 << 17, ms(1), 10), (1, S, 60)] {
+        let (store, locks) = store_and_locks();
+        let frames = Arc::<AtomicUsize>::default();
+        let of_body = Arc::clone(&frames);
+        let (app, runs) = app(layer(&locks), move |_| {
+            Body::from_stream(stream::unfold(Arc::clone(&of_body), move |frames| async move {
+                sleep(pause).await;
+                frames.fetch_add(1, SeqCst);
+                Some((Ok::<_, Infallible>(vec![b'x'; bytes]), frames))
+            }))
+        });
+        let first = spawn(&app, request("a", "x"));
+        sleep(ms(50)).await;
+        first.abort();
+        sleep(100 * S).await;
+        problem(send(&app, request("a", "x")).await, 409, "answer-not-kept").await;
+        assert_eq!((runs(), store.held_count()), (1, 0));
+        assert!(frames.load(SeqCst) <= most, "{} frames of {bytes} bytes", frames.load(SeqCst));
+    }
 }
 
 #[tokio::test(start_paused = true)]
