@@ -236,8 +236,8 @@ impl<K: KeySource, V> ReplayLayer<K, V> {
     /// Sets the methods whose requests can have a key. Default: `POST` and `PATCH`, and the methods
     /// of [`required`](Self::required).
     ///
-    /// Requests with other methods run, and nothing is kept. The same holds for `CONNECT` and `HEAD`
-    /// in any case: a tunnel has no answer, and an answer to `HEAD` lacks its body.
+    /// Requests with other methods run, and nothing is kept. The same holds for `CONNECT` and
+    /// `HEAD` in any case: a tunnel has no answer, and an answer to `HEAD` lacks its body.
     pub fn methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
         self.with(|config| config.methods = Some(methods.into_iter().collect()))
     }

@@ -138,7 +138,7 @@ async fn client_disconnects_and_its_retry_gets_the_answer() {
 }
 
 /// The response is read to its end without a client.
-/// Guarantee: G18.
+/// Guarantee: G4, G18.
 #[tokio::test(start_paused = true)]
 async fn client_disconnects_before_a_stream_and_it_runs_once() {
     let (store, locks) = store_and_locks();
@@ -167,7 +167,7 @@ async fn client_disconnects_before_a_stream_and_it_runs_once() {
 }
 
 /// Nobody reads it: no more is read than would be kept, or for longer than a reader may be idle.
-/// Guarantee: G18.
+/// Guarantee: G4, G18.
 #[tokio::test(start_paused = true)]
 async fn endless_stream_without_its_client_is_not_read_on() {
     for (bytes, pause, most) in [(1 << 17, ms(1), 10), (1, S, 60)] {
