@@ -115,6 +115,8 @@ if [ -z "$checks" ]; then
     command -v curl >/dev/null || packages+=(curl)
 fi
 if [ "$servers$long" ]; then python3 -m pip --version >/dev/null 2>&1 || packages+=(python3-pip); fi
+# `promtool`, which evaluates the alerting rules.
+if [ "$long" ]; then command -v promtool >/dev/null || packages+=(prometheus); fi
 if [ ${#packages[@]} -gt 0 ]; then
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         apt-get update -qq

@@ -408,7 +408,7 @@ impl LockManagerBuilder {
         let Self { store, instance, random, lease, clock, max_detached } = self;
         let instance = instance.unwrap_or_else(this_instance);
         let random = random.unwrap_or_else(process::random_bits);
-        metrics::describe();
+        metrics::register(lease, max_detached);
         let ids = AcquisitionIds::new(&instance, random);
         let driver = Driver::new(store, clock, ids, lease, max_detached, watchdog::start);
         LockManager { handle: Arc::new(Handle { driver }), policy: LockPolicy::new(), parent: Parent::default() }

@@ -41,8 +41,32 @@ mod enabled {
     #[derive(Debug)]
     pub(crate) struct DetachedMetrics(());
 
-    /// Describes each metric to the recorder that is installed when a manager is built.
-    pub(crate) fn describe() {
+    /// The operations of a store that are counted if they fail.
+    const STORE_OPERATIONS: [&str; 4] = ["acquire", "release", "renew", "yield"];
+    const STORE_ERROR_KINDS: [&str; 6] = ["unavailable", "timeout", "overloaded", "refused", "failover", "protocol"];
+
+    /// Describes each metric to the recorder that is installed when a manager is built, and exports
+    /// its settings and what is zero: `increase()` does not see the first event of a counter that
+    /// begins with it.
+    pub(crate) fn register(lease: Duration, max_detached: usize) {
+        isolated(|| {
+            counter!("tower_lock_lost_total").increment(0);
+            for op in STORE_OPERATIONS {
+                for kind in STORE_ERROR_KINDS {
+                    counter!("tower_lock_store_errors_total", "op" => op, "kind" => kind).increment(0);
+                }
+            }
+            // Not `set`: another manager of the process may hold locks already.
+            gauge!("tower_lock_held").increment(0);
+            gauge!("tower_lock_waiting").increment(0);
+            gauge!("tower_lock_detached").increment(0);
+            gauge!("tower_lock_lease_seconds").set(lease);
+            gauge!("tower_lock_max_detached").set(max_detached as f64);
+        });
+        describe();
+    }
+
+    fn describe() {
         isolated(|| {
             describe_gauge!("tower_lock_waiting", Unit::Count, "Calls that wait for a lock.");
             describe_counter!("tower_lock_acquire_total", Unit::Count, "Calls for a lock, by route and result.");
@@ -74,19 +98,35 @@ mod enabled {
                 Unit::Count,
                 "Handlers that finish although their client has disconnected."
             );
+            describe_gauge!("tower_lock_lease_seconds", Unit::Seconds, "The lease of the manager that was built last.");
+            describe_gauge!(
+                "tower_lock_max_detached",
+                Unit::Count,
+                "How many handlers may finish without their client, of the manager that was built last."
+            );
         });
     }
 
     /// Counts a request of a replay layer.
     pub(crate) fn count_replay(route: Option<Arc<str>>, result: &'static str) {
         let route = route.unwrap_or_else(|| "none".into());
-        isolated(|| counter!("tower_lock_replay_total", "route" => route, "result" => result).increment(1));
+        isolated(|| {
+            // The alerts use it: see `register`.
+            counter!("tower_lock_replay_total", "route" => Arc::clone(&route), "result" => "unrecorded").increment(0);
+            counter!("tower_lock_replay_total", "route" => route, "result" => result).increment(1);
+        });
     }
 
     impl AcquireMetrics {
         pub(crate) fn start(route: Option<&Arc<str>>) -> Self {
-            isolated(|| gauge!("tower_lock_waiting").increment(1));
-            Self { route: route.cloned().unwrap_or_else(|| "none".into()), started: Instant::now(), is_recorded: false }
+            let route = route.cloned().unwrap_or_else(|| "none".into());
+            isolated(|| {
+                gauge!("tower_lock_waiting").increment(1);
+                // The alerts use it: see `register`.
+                counter!("tower_lock_acquire_total", "route" => Arc::clone(&route), "result" => "queue_full")
+                    .increment(0);
+            });
+            Self { route, started: Instant::now(), is_recorded: false }
         }
 
         pub(crate) fn granted(mut self, section: &SectionMetrics) -> GuardMetrics {
@@ -207,7 +247,7 @@ mod disabled {
     #[derive(Debug)]
     pub(crate) struct DetachedMetrics(());
 
-    pub(crate) fn describe() {}
+    pub(crate) fn register(_: Duration, _: usize) {}
 
     pub(crate) fn record(_: &Report) {}
 

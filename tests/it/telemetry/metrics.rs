@@ -16,8 +16,8 @@ use metrics::Unit;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tokio::time::sleep;
 use tower_lock::{
-    LockLayer, Once, ReplayLayer, key,
-    test_util::{Fault, StoreOp},
+    LockLayer, LockManager, Once, ReplayLayer, key,
+    test_util::{Fault, StoreOp, TestStore},
 };
 use tower_lock_testkit::{
     app::{fetch, send},
@@ -81,7 +81,7 @@ fn every_metric_is_described_with_its_unit() {
             .filter(|name| name.starts_with("tower_lock_"))
             .collect();
         assert_eq!(described.keys().map(String::as_str).collect::<BTreeSet<_>>(), in_source);
-        assert_eq!(in_source.len(), 10);
+        assert_eq!(in_source.len(), 12);
     });
 }
 
@@ -129,24 +129,29 @@ async fn record_all(snapshotter: &Snapshotter) -> BTreeMap<String, f64> {
 #[test]
 fn the_names_and_labels_of_all_metrics_are_these() {
     watched(async |snapshotter| {
-        let names: Vec<_> = record_all(snapshotter).await.into_keys().collect();
+        let all = record_all(snapshotter).await.into_keys();
+        // Those of store errors begin with zero, all of them: see below.
+        let names: Vec<_> = all.filter(|name| !name.contains("_store_errors_")).collect();
         assert_eq!(
             names,
             [
                 "tower_lock_acquire_total{route=/goods/{id},result=granted}",
                 "tower_lock_acquire_total{route=/goods/{id},result=locked}",
+                "tower_lock_acquire_total{route=/goods/{id},result=queue_full}",
                 "tower_lock_acquire_total{route=none,result=cancelled}",
                 "tower_lock_acquire_total{route=none,result=granted}",
+                "tower_lock_acquire_total{route=none,result=queue_full}",
                 "tower_lock_acquire_total{route=none,result=store_unavailable}",
                 "tower_lock_detached{}",
                 "tower_lock_held{}",
                 "tower_lock_hold_seconds{route=/goods/{id}}",
                 "tower_lock_hold_seconds{route=none}",
+                "tower_lock_lease_seconds{}",
                 "tower_lock_lost_total{}",
+                "tower_lock_max_detached{}",
                 "tower_lock_renew_margin_seconds{}",
                 "tower_lock_replay_total{route=/claims,result=missing}",
-                "tower_lock_store_errors_total{op=acquire,kind=timeout}",
-                "tower_lock_store_errors_total{op=renew,kind=unavailable}",
+                "tower_lock_replay_total{route=/claims,result=unrecorded}",
                 "tower_lock_wait_seconds{route=/goods/{id},result=granted}",
                 "tower_lock_wait_seconds{route=/goods/{id},result=locked}",
                 "tower_lock_wait_seconds{route=none,result=cancelled}",
@@ -155,6 +160,52 @@ fn the_names_and_labels_of_all_metrics_are_these() {
                 "tower_lock_waiting{}",
             ]
         );
+    });
+}
+
+/// `increase()` of a counter that begins with its first event is zero.
+#[test]
+fn counters_of_the_alerts_begin_with_zero() {
+    watched(async |snapshotter| {
+        let store = TestStore::new();
+        let locks = LockManager::builder(store.clone()).lease(Duration::from_secs(5)).max_detached(7).build();
+        let built = seen(snapshotter);
+        let errors = built.iter().filter(|(name, _)| name.starts_with("tower_lock_store_errors_total{"));
+        assert_eq!(errors.map(|(_, count)| *count).collect::<Vec<_>>(), [0.0; 4 * 6]);
+        let others: Vec<_> = built.iter().filter(|(name, _)| !name.contains("_errors_")).collect();
+        assert_eq!(
+            others.iter().map(|(name, value)| (name.as_str(), **value)).collect::<Vec<_>>(),
+            [
+                ("tower_lock_detached{}", 0.0),
+                ("tower_lock_held{}", 0.0),
+                ("tower_lock_lease_seconds{}", 5.0),
+                ("tower_lock_lost_total{}", 0.0),
+                ("tower_lock_max_detached{}", 7.0),
+                ("tower_lock_waiting{}", 0.0),
+            ]
+        );
+        // Those of a route, with its first request.
+        let _first = locks.try_lock(("a",)).await.expect("free");
+        assert_eq!(seen(snapshotter)["tower_lock_acquire_total{route=none,result=queue_full}"], 0.0);
+        store.on(StoreOp::Acquire).fault(Fault::Hang);
+        assert!(locks.try_lock(("b",)).await.is_err());
+        store.on(StoreOp::Acquire).fault(Fault::None);
+        let guard = locks.try_lock(("b",)).await.expect("free");
+        store.on(StoreOp::Release).fault(Fault::Refuse);
+        assert!(guard.release().await.is_err());
+        store.on(StoreOp::Release).fault(Fault::None);
+        reported().await;
+        let errors =
+            seen(snapshotter).into_iter().filter(|(name, _)| name.starts_with("tower_lock_store_errors_total{"));
+        let (counted, zero): (Vec<_>, Vec<_>) = errors.partition(|(_, count)| *count > 0.0);
+        assert_eq!(
+            counted.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(),
+            [
+                "tower_lock_store_errors_total{op=acquire,kind=timeout}",
+                "tower_lock_store_errors_total{op=release,kind=refused}",
+            ]
+        );
+        assert_eq!(zero.len(), 4 * 6 - 2);
     });
 }
 
@@ -221,6 +272,7 @@ fn each_result_of_a_replay_layer_is_counted() {
         assert_eq!(results.map(counted), [2.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0]);
         let of_replay = seen.keys().filter(|name| name.starts_with("tower_lock_replay_total"));
         assert_eq!(seen["tower_lock_replay_total{route=/revoked,result=unrecorded}"], 1.0);
-        assert_eq!(of_replay.count(), results.len() + 2);
+        // `unrecorded` of each route is there from its first request.
+        assert_eq!(of_replay.count(), results.len() + 3);
     });
 }

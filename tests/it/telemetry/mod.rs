@@ -2,4 +2,5 @@
 
 mod span;
 mod metrics;
+mod alerts;
 mod observers;

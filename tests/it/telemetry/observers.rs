@@ -80,8 +80,11 @@ impl Handle {
 }
 
 impl CounterFn for Handle {
-    fn increment(&self, _: u64) {
-        self.observed();
+    fn increment(&self, by: u64) {
+        // A counter starts at zero.
+        if by > 0 {
+            self.observed();
+        }
     }
 
     fn absolute(&self, _: u64) {
