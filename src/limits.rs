@@ -152,6 +152,10 @@ pub(crate) const MAX_DETACHED_HANDLERS: usize = 1024;
 /// How long a complete response waits for the release of its lock before it is sent.
 pub(crate) const RELEASE_WAIT: Duration = Duration::from_millis(250);
 
+/// How long a response waits for its record if it must not be sent without. The store has replied
+/// by then, or its call has timed out.
+pub(crate) const RECORD_WAIT: Duration = Duration::from_secs(2);
+
 /// Waiters of one key.
 pub(crate) const MAX_WAITERS_PER_KEY: usize = 256;
 /// Waiters of one key that its record answers. More than of other waiters: one record answers all

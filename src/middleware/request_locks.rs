@@ -20,8 +20,9 @@ use super::{
 use crate::{
     body::pace::TooSlow,
     error::LockLost,
-    limits::RELEASE_WAIT,
+    limits::{RECORD_WAIT, RELEASE_WAIT},
     lock::{Driver, ReleaseFuture, ReleaseOutcome},
+    rejection::Rejection,
     store::NewRecord,
     telemetry::span::LockSpan,
 };
@@ -44,6 +45,8 @@ pub(crate) struct RequestLocks {
     recorder: Option<Box<dyn Recorder>>,
     /// The record that the lock of the layer leaves.
     record: Option<Box<NewRecord>>,
+    /// The response is sent only with this record.
+    requires_record: bool,
 }
 
 /// Releases that have started, in order.
@@ -51,6 +54,7 @@ struct Releases {
     pending: SmallVec<[(ReleaseFuture, RequestLock); 1]>,
     /// The last one leaves a record.
     leaves_record: bool,
+    is_recorded: bool,
 }
 
 impl RequestLocks {
@@ -65,6 +69,7 @@ impl RequestLocks {
             has_failed: false,
             recorder: None,
             record: None,
+            requires_record: false,
         }
     }
 
@@ -155,8 +160,9 @@ impl RequestLocks {
 
     /// The response has ended well: its recorder decides which record is left.
     pub(super) fn set_ending(&mut self, ending: Ending<'_>) {
-        let record = self.recorder.take().and_then(|recorder| recorder.record(ending));
-        self.record = record.map(Box::new);
+        let Some(recorder) = self.recorder.take() else { return };
+        self.requires_record = recorder.is_required();
+        self.record = recorder.record(ending).map(Box::new);
     }
 
     /// Sets the record that is left, without a recorder.
@@ -203,19 +209,21 @@ impl RequestLocks {
     /// Releases all locks and waits briefly, so that a client with a complete response finds its
     /// keys free.
     ///
-    /// After that wait, or if the store fails, the response is sent all the same. A key is then
-    /// free at the end of its lease at the latest.
-    pub(crate) async fn release_all(&mut self) {
+    /// After that wait, or if the store fails, the response is sent all the same, unless it
+    /// requires its record. A key is then free at the end of its lease at the latest.
+    pub(crate) async fn release_all(&mut self) -> Result<(), Rejection> {
         let mut releases = self.start_releases();
-        // A store that replies at once needs no timer.
-        if poll_fn(|cx| Poll::Ready(self.poll_releases(&mut releases, cx).is_ready())).await {
-            return;
+        // A store that replies at once needs no timer. A body may be polled without a runtime: then
+        // there is no timer, and the releases have started.
+        let has_ended = poll_fn(|cx| Poll::Ready(self.poll_releases(&mut releases, cx).is_ready())).await;
+        if !has_ended && Handle::try_current().is_ok() {
+            let wait = if self.requires_record { RECORD_WAIT } else { RELEASE_WAIT };
+            let _ = timeout(wait, poll_fn(|cx| self.poll_releases(&mut releases, cx))).await;
         }
-        // A body may be polled without a runtime: then there is no timer, and the releases have
-        // started.
-        if Handle::try_current().is_ok() {
-            let _ = timeout(RELEASE_WAIT, poll_fn(|cx| self.poll_releases(&mut releases, cx))).await;
+        if self.requires_record && releases.leaves_record && !releases.is_recorded {
+            return Err(Rejection::answer_unconfirmed());
         }
+        Ok(())
     }
 
     /// Starts the releases, in reverse order. The lock of the layer is the last one, and leaves the
@@ -225,7 +233,7 @@ impl RequestLocks {
         self.close_owner();
         self.close();
         self.context.clear_lock_count();
-        let mut releases = Releases { pending: SmallVec::new(), leaves_record: false };
+        let mut releases = Releases { pending: SmallVec::new(), leaves_record: false, is_recorded: false };
         while let Some(lock) = self.locks.pop() {
             releases.pending.push(match self.record.take_if(|_| self.locks.is_empty()) {
                 Some(record) => {
@@ -241,13 +249,17 @@ impl RequestLocks {
     /// Completes when all releases have. Logs a lock that had been lost before.
     fn poll_releases(&self, releases: &mut Releases, cx: &mut Context<'_>) -> Poll<()> {
         while let Some((release, lock)) = releases.pending.first_mut() {
-            if matches!(ready!(Pin::new(release).poll(cx)), Ok(ReleaseOutcome::NotHeld)) {
+            let outcome = ready!(Pin::new(release).poll(cx));
+            if matches!(outcome, Ok(ReleaseOutcome::NotHeld)) {
                 lock.span.released_late();
-                if releases.leaves_record && releases.pending.len() == 1 {
-                    self.context.count_unrecorded(&releases.pending[0].1.span);
+            }
+            let (_, lock) = releases.pending.remove(0);
+            if releases.leaves_record && releases.pending.is_empty() {
+                releases.is_recorded = matches!(outcome, Ok(ReleaseOutcome::Released | ReleaseOutcome::HandedOff));
+                if matches!(outcome, Ok(ReleaseOutcome::NotHeld)) {
+                    self.context.count_unrecorded(&lock.span);
                 }
             }
-            drop(releases.pending.remove(0));
         }
         Poll::Ready(())
     }

@@ -26,10 +26,10 @@ use crate::{
 
 /// Reason why a request was rejected.
 ///
-/// The handler was not started, except for `Lost` and `HoldLimitReached`. For `AnswerNotKept` it
-/// ran for an earlier request. The built-in response is `application/problem+json` (RFC 9457).
-/// [`LockLayer::on_reject`](crate::LockLayer::on_reject) replaces it. In both cases the extensions
-/// of the response contain this value, for outer layers.
+/// The handler was not started, except for `Lost`, `HoldLimitReached` and `AnswerUnconfirmed`. For
+/// `AnswerNotKept` it ran for an earlier request. The built-in response is
+/// `application/problem+json` (RFC 9457). [`LockLayer::on_reject`](crate::LockLayer::on_reject)
+/// replaces it. In both cases the extensions of the response contain this value, for outer layers.
 ///
 /// The page [`problem`](crate::problem) has the problem type of each reason, its status, and the
 /// advice for clients.
@@ -149,6 +149,16 @@ pub enum Rejection {
         /// The header `ETag` of the response. The built-in response has the same.
         etag: Option<HeaderValue>,
     },
+    /// The request was processed, and the store has not confirmed the record of its response.
+    /// Another attempt may run again. See
+    /// [`ReplayLayer::require_record`](crate::ReplayLayer::require_record).
+    ///
+    /// The client repeats the request with the same key, and gets the response when the record is
+    /// left.
+    AnswerUnconfirmed {
+        /// The time after which a retry may succeed.
+        retry_after: Duration,
+    },
 }
 
 /// Creates responses: with the function of the application, or the built-in ones.
@@ -206,6 +216,11 @@ impl Rejection {
         Self::from_lock_error(LockError::Store(source), &HoldEstimate::default(), StatusCode::CONFLICT)
     }
 
+    /// The rejection of a request that was processed, whose record the store has not confirmed.
+    pub(crate) fn answer_unconfirmed() -> Self {
+        Self::AnswerUnconfirmed { retry_after: RETRY_AFTER_MIN }
+    }
+
     /// The hold time of a route does not predict when the memory of other bodies is free.
     pub(crate) fn body_buffer_full() -> Self {
         let retry_after =
@@ -226,7 +241,8 @@ impl Rejection {
             | Self::ShuttingDown { .. }
             | Self::BodyBufferFull { .. }
             | Self::Lost
-            | Self::HoldLimitReached => StatusCode::SERVICE_UNAVAILABLE,
+            | Self::HoldLimitReached
+            | Self::AnswerUnconfirmed { .. } => StatusCode::SERVICE_UNAVAILABLE,
             Self::BodyTimeout | Self::Disconnected => StatusCode::REQUEST_TIMEOUT,
             Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::InvalidKey { status, .. } => *status,
@@ -254,6 +270,7 @@ impl Rejection {
             Self::IdempotencyKeyReused => "idempotency-key-reused",
             Self::InFlight { .. } => "in-flight",
             Self::AnswerNotKept { .. } => "answer-not-kept",
+            Self::AnswerUnconfirmed { .. } => "answer-unconfirmed",
         }
     }
 
@@ -261,12 +278,12 @@ impl Rejection {
     ///
     /// After `not-started` the request can be repeated, unchanged if it has a
     /// [`retry_after`](Self::retry_after), otherwise corrected. After `unknown`, check its effects
-    /// first. After `done`, do not repeat it: an earlier request with the same idempotency key was
-    /// processed.
+    /// first, or repeat it with the same idempotency key if it has one. After `done`, do not repeat
+    /// it: an earlier request with the same idempotency key was processed.
     #[must_use]
     pub fn outcome(&self) -> &'static str {
         match self {
-            Self::Lost | Self::HoldLimitReached => "unknown",
+            Self::Lost | Self::HoldLimitReached | Self::AnswerUnconfirmed { .. } => "unknown",
             Self::AnswerNotKept { .. } => "done",
             _ => "not-started",
         }
@@ -287,7 +304,8 @@ impl Rejection {
             | Self::StoreUnavailable { retry_after, .. }
             | Self::ShuttingDown { retry_after }
             | Self::BodyBufferFull { retry_after }
-            | Self::InFlight { retry_after } => Some(*retry_after),
+            | Self::InFlight { retry_after }
+            | Self::AnswerUnconfirmed { retry_after } => Some(*retry_after),
             Self::Disconnected
             | Self::BodyTimeout
             | Self::BodyTooLarge
@@ -344,6 +362,7 @@ impl Rejection {
                 | Self::IdempotencyKeyReused
                 | Self::InFlight { .. }
                 | Self::AnswerNotKept { .. }
+                | Self::AnswerUnconfirmed { .. }
         )
     }
 
@@ -368,6 +387,7 @@ impl Rejection {
             Self::IdempotencyKeyReused => "Idempotency key belongs to another request",
             Self::InFlight { .. } => "Request is being processed",
             Self::AnswerNotKept { .. } => "Response was not kept",
+            Self::AnswerUnconfirmed { .. } => "Response was not recorded in time",
         }
     }
 
@@ -393,6 +413,9 @@ impl Rejection {
             }
             Self::AnswerNotKept { .. } => {
                 "An earlier request with this idempotency key was processed, but its response was not kept. This one was not processed; do not repeat it."
+            }
+            Self::AnswerUnconfirmed { .. } => {
+                "The request was processed, but the store has not confirmed the record of its response. Retry it with the same key."
             }
             Self::Busy { .. } => {
                 "Another request holds the lock of this resource. The request was not processed and can be retried."
@@ -550,6 +573,7 @@ mod tests {
             Rejection::IdempotencyKeyReused,
             Rejection::InFlight { retry_after },
             Rejection::AnswerNotKept { original_status: status, location: None, etag: None },
+            Rejection::AnswerUnconfirmed { retry_after },
         ]
     }
 

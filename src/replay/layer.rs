@@ -93,6 +93,7 @@ use crate::{
 /// | the key of another request | 422 | `IdempotencyKeyReused` |
 /// | the first attempt still runs | 409 | `InFlight` |
 /// | its answer was not kept | 409 | `AnswerNotKept` |
+/// | no record, and [`require_record`](Self::require_record) | 503 | `AnswerUnconfirmed` |
 ///
 /// # Cancel safety
 ///
@@ -139,6 +140,7 @@ impl<K: KeySource> ReplayLayer<K> {
             keep_up_to: KEEP_UP_TO,
             headers: HeaderFilter::default(),
             keep_if: None,
+            is_record_required: false,
         };
         let config = ReplayConfig {
             route: RouteConfig::new(locks, policy),
@@ -196,6 +198,19 @@ impl<K: KeySource, V> ReplayLayer<K, V> {
     /// Do not keep server errors: every retry would get the error of a problem that is gone.
     pub fn keep_if(self, keep: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
         self.with_answers(|answers| answers.keep_if = Some(Arc::new(keep)))
+    }
+
+    /// Sends an answer only when the store has its record.
+    ///
+    /// Default: the answer is sent 250 ms after the handler has ended at the latest, also if the
+    /// store has not replied. If the process is then killed before the store has the record, a
+    /// retry runs again, although the client has its answer.
+    ///
+    /// With this setting the client gets 503 `answer-unconfirmed` in such a case: it repeats the
+    /// request with the same key, and gets the answer when the record is left. The response waits
+    /// for the store for at most 2 seconds. A stream ends with an error before its last frame.
+    pub fn require_record(self) -> Self {
+        self.with_answers(|answers| answers.is_record_required = true)
     }
 
     /// Keeps these headers of an answer, too.

@@ -24,6 +24,7 @@ pub(crate) struct AnswerSettings {
     pub(crate) keep_up_to: usize,
     pub(crate) headers: HeaderFilter,
     pub(crate) keep_if: Option<Arc<KeepIf>>,
+    pub(crate) is_record_required: bool,
 }
 
 /// Keeps the answer of the handler.
@@ -52,6 +53,10 @@ impl Recorder for AnswerRecorder {
         if self.head.is_some() { self.settings.keep_up_to } else { 0 }
     }
 
+    fn is_required(&self) -> bool {
+        self.settings.is_record_required
+    }
+
     fn record(self: Box<Self>, ending: Ending<'_>) -> Option<NewRecord> {
         let Self { settings, fingerprint, head } = *self;
         let (status, headers) = head?;
@@ -74,12 +79,13 @@ fn copied(frames: &[Frame<Bytes>]) -> Bytes {
 
 impl fmt::Debug for AnswerSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { keep_for, keep_up_to, headers, keep_if } = self;
+        let Self { keep_for, keep_up_to, headers, keep_if, is_record_required } = self;
         f.debug_struct("AnswerSettings")
             .field("keep_for", keep_for)
             .field("keep_up_to", keep_up_to)
             .field("headers", headers)
             .field("keep_if", &keep_if.is_some())
+            .field("is_record_required", is_record_required)
             .finish()
     }
 }
@@ -97,6 +103,7 @@ mod tests {
             keep_up_to: 100,
             headers: HeaderFilter::default(),
             keep_if: None,
+            is_record_required: false,
         };
         let mut recorder = Box::new(AnswerRecorder::new(Arc::new(settings), Fingerprint::from_bytes([7; 32])));
         recorder.see_head(&Response::new(()).into_parts().0);

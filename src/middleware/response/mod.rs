@@ -49,7 +49,7 @@ where
             Ok(Ok(response)) => response,
             Ok(Err(error)) => {
                 locks.set_failed();
-                locks.release_all().await;
+                let _ = locks.release_all().await;
                 return Err(error);
             }
             Err(why) => return Ok(aborted(locks, why)),
@@ -71,15 +71,19 @@ where
         }
         if locks.context().policy().releases_at_head() || starts_tunnel(&method, head.status) {
             locks.set_ending(Ending::ReleasedAtHead);
-            locks.release_all().await;
-            return Ok(Response::from_parts(head, ResponseBody::pass_through(body)));
+            return Ok(match locks.release_all().await {
+                Ok(()) => Response::from_parts(head, ResponseBody::pass_through(body)),
+                Err(why) => rejected(&locks, why),
+            });
         }
         if !has_content(&method, head.status) || body.is_end_stream() {
             let empty = ResponseBody::without_content(&body);
             drop(body);
             locks.set_ending(Ending::Complete(&[]));
-            locks.release_all().await;
-            return Ok(Response::from_parts(head, empty));
+            return Ok(match locks.release_all().await {
+                Ok(()) => Response::from_parts(head, empty),
+                Err(why) => rejected(&locks, why),
+            });
         }
         let hint = body.size_hint();
         let length = content_length(&head.headers).or_else(|| hint.exact());
@@ -93,7 +97,9 @@ where
                     // A body of another length than its head announces is not what its client gets.
                     locks.set_ending(Ending::Streamed);
                 }
-                locks.release_all().await;
+                if let Err(why) = locks.release_all().await {
+                    return Ok(rejected(&locks, why));
+                }
                 ResponseBody::complete(frames, error, hint)
             }
             Ok(ReadAhead::Incomplete { inner, frames }) => {
@@ -124,9 +130,14 @@ where
 /// The response to a request whose lock was lost before anything was sent.
 pub(crate) fn aborted<B>(locks: RequestLocks, why: LockLost) -> Response<ResponseBody<B>> {
     let rejection = if why == LockLost::HoldLimitReached { Rejection::HoldLimitReached } else { Rejection::Lost };
-    let response = locks.context().on_reject().respond(rejection).map(ResponseBody::rejected);
+    let response = rejected(&locks, rejection);
     locks.lost(why);
     response
+}
+
+/// The response in place of that of the handler.
+fn rejected<B>(locks: &RequestLocks, rejection: Rejection) -> Response<ResponseBody<B>> {
+    locks.context().on_reject().respond(rejection).map(ResponseBody::rejected)
 }
 
 /// Whether another protocol follows the head, without an end.

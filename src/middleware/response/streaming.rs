@@ -27,6 +27,7 @@ use crate::{
     error::LockLost,
     limits::RELEASE_WAIT,
     middleware::{record::Ending, request_locks::RequestLocks},
+    rejection::Rejection,
 };
 
 /// Passes frames through, and holds the last one until the locks are released: a client with a
@@ -54,7 +55,7 @@ enum Phase {
     /// short time for that, because hyper does not poll for the end over HTTP/1.1.
     HoldingLastFrame(Frame<Bytes>, Pin<Box<Sleep>>),
     /// The inner body has ended. The rest is returned when the locks are released.
-    Releasing(Pin<Box<dyn Future<Output = ()> + Send>>, Tail),
+    Releasing(Pin<Box<dyn Future<Output = Result<(), Rejection>> + Send>>, Tail),
     /// Only the rest is left.
     Done(Tail),
 }
@@ -130,8 +131,12 @@ where
                     }
                 }
                 Phase::Releasing(end, tail) => {
-                    ready!(end.as_mut().poll(cx));
-                    self.phase = Phase::Done(mem::take(tail));
+                    let tail = match ready!(end.as_mut().poll(cx)) {
+                        Ok(()) => mem::take(tail),
+                        // Without its last frame the response does not look complete.
+                        Err(why) => VecDeque::from([Err(why.into())]),
+                    };
+                    self.phase = Phase::Done(tail);
                 }
                 Phase::Done(tail) => return Poll::Ready(tail.pop_front()),
             }

@@ -217,6 +217,33 @@ async fn release_that_fails_is_repeated_with_its_record() {
     }
 }
 
+/// A client that has an answer gets no other one.
+/// Guarantee: G18.
+#[tokio::test(start_paused = true)]
+async fn required_record_is_left_before_its_answer_is_sent() {
+    let bodies: [fn() -> Body; 2] =
+        [|| Body::from("done"), || Body::new(ScriptedBody::new(paused(&[Step::Data(3), Step::Data(3)])))];
+    for body in bodies {
+        for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
+            let (store, locks) = store_and_locks();
+            let (app, runs) = app(layer(&locks).require_record(), move |_| body());
+            store.on(StoreOp::Release).fault(fault);
+            let first = send(&app, request("a", "x")).await;
+            if first.status().is_success() {
+                assert!(first.into_body().collect().await.is_err(), "{fault:?}: a stream without its end");
+            } else {
+                let problem = problem(first, 503, "answer-unconfirmed").await;
+                assert_eq!(problem["outcome"], "unknown");
+            }
+            store.on(StoreOp::Release).fault(Fault::None);
+            let is_left = async || send(&app, request("a", "x")).await.status() != StatusCode::SERVICE_UNAVAILABLE;
+            until("a record", async || is_left().await && store.held_count() == 0).await;
+            assert_eq!(runs(), 1, "{fault:?}");
+            assert!(send(&app, request("b", "x")).await.into_body().collect().await.is_ok(), "{fault:?}");
+        }
+    }
+}
+
 /// Leaves a record for the requests with the idempotency key `a`.
 async fn leave(store: &TestStore, record: Record) {
     let queue = QueueConfig::new(3 * S, 10 * S, 10);
