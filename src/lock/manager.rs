@@ -138,18 +138,14 @@ impl LockManager {
     }
 
     /// Returns the state of this key in the store: its holder, the time of the grant, and the
-    /// number of waiters. Changes nothing.
+    /// number of waiters. Changes nothing. [`OnceBuilder::inspect`](super::OnceBuilder::inspect)
+    /// does it for work that runs once.
     ///
     /// # Errors
     ///
     /// Fails if the store does not reply within its [call timeout](LockStore::call_timeout).
     pub async fn inspect(&self, key: impl Into<LockKey>) -> Result<LockStatus, StoreError> {
-        let key = key.into();
-        let KeyStatus { holders, lease_left, waiting, .. } =
-            self.within("inspect", |store| store.inspect(key.clone())).await?;
-        let (holder, since) = holders.into_iter().next().map_or((None, None), |holder| (Some(holder.id), holder.since));
-        let waiting_locally = self.driver().waiting_for(&key);
-        Ok(LockStatus { holder, since, remaining: lease_left, waiting, waiting_locally })
+        self.driver().inspect(key.into()).await
     }
 
     /// Revokes the lock from its holder.
@@ -166,7 +162,7 @@ impl LockManager {
     /// lock may have been revoked nevertheless.
     pub async fn force_release(&self, key: impl Into<LockKey>) -> Result<ForceReleaseReply, StoreError> {
         let request = ForceReleaseRequest::new(key.into(), LOCK_DELAY, proto::QUEUE);
-        self.within("force-release", |store| store.force_release(request)).await
+        self.driver().within("force-release", |store| store.force_release(request)).await
     }
 
     /// Checks whether the store replies and can notify waiters, for a readiness probe. A store in
@@ -181,7 +177,7 @@ impl LockManager {
     /// Fails if the store does not reply, so that requests are rejected, or if it cannot notify
     /// waiters, so that requests wait longer than necessary.
     pub async fn health(&self) -> Result<(), StoreError> {
-        self.within("health", <dyn LockStore>::health).await
+        self.driver().within("health", <dyn LockStore>::health).await
     }
 
     /// Returns the number of guards that this owner has for this key. Zero if it does not hold the
@@ -304,17 +300,6 @@ impl LockManager {
         self.driver().created_in.simulate_fork();
     }
 
-    async fn within<T: Unpin>(
-        &self,
-        operation: &'static str,
-        call: impl FnOnce(&dyn LockStore) -> StoreFuture<T>,
-    ) -> Result<T, StoreError> {
-        let driver = self.driver();
-        driver.check_process(operation)?;
-        let reply = timeout(driver.call_timeout, call(&*driver.store)).await;
-        reply.unwrap_or_else(|_| Err(StoreError::new("lock", operation, StoreErrorKind::Timeout)))
-    }
-
     pub(crate) fn driver(&self) -> &Arc<Driver> {
         &self.handle.driver
     }
@@ -326,6 +311,34 @@ impl LockManager {
 
     pub(crate) fn policy(&self) -> LockPolicy {
         self.policy
+    }
+}
+
+impl Driver {
+    pub(super) async fn inspect(&self, key: LockKey) -> Result<LockStatus, StoreError> {
+        let KeyStatus { holders, lease_left, waiting, record_left, .. } =
+            self.within("inspect", |store| store.inspect(key.clone())).await?;
+        let holder = holders.into_iter().next();
+        Ok(LockStatus {
+            holder_connected: holder.as_ref().and_then(|holder| holder.connected),
+            since: holder.as_ref().and_then(|holder| holder.since),
+            holder: holder.map(|holder| holder.id),
+            remaining: lease_left,
+            record_left,
+            waiting,
+            waiting_locally: self.waiting_for(&key),
+        })
+    }
+
+    /// A call of an operator, within the call timeout of the store.
+    pub(super) async fn within<T: Unpin>(
+        &self,
+        operation: &'static str,
+        call: impl FnOnce(&dyn LockStore) -> StoreFuture<T>,
+    ) -> Result<T, StoreError> {
+        self.check_process(operation)?;
+        let reply = timeout(self.call_timeout, call(&*self.store)).await;
+        reply.unwrap_or_else(|_| Err(StoreError::new("lock", operation, StoreErrorKind::Timeout)))
     }
 }
 

@@ -9,8 +9,8 @@ use serde::{Serialize, Serializer, ser::SerializeStruct};
 
 use crate::acquisition::AcquisitionId;
 
-/// State of a key in the store: its holder, the time of the grant, the time that remains, and the
-/// number of waiters.
+/// State of a key in the store: its holder, the time of the grant, the time that remains, the
+/// number of waiters, and the record of finished work.
 ///
 /// Returned by [`LockManager::inspect`](crate::lock::LockManager::inspect).
 /// [`Display`](fmt::Display) writes one line for a log or a terminal, wrapped here:
@@ -21,13 +21,21 @@ use crate::acquisition::AcquisitionId;
 /// ```
 ///
 /// [`Serialize`] is for an admin page. The names of the fields are stable: `holder` (the text of
-/// the [`AcquisitionId`], or null), `since_unix_ms` (or null), `remaining_ms` (null if the key has
-/// no TTL), `waiting`, `waiting_locally`.
+/// the [`AcquisitionId`], or null), `holder_connected` (or null), `since_unix_ms` (or null),
+/// `remaining_ms` (null if the key has no TTL), `record_left_ms` (or null), `waiting`,
+/// `waiting_locally`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LockStatus {
     /// The holder. `None` if the key has none.
     pub holder: Option<AcquisitionId>,
+    /// Whether the process of the holder is connected to the store. `None` if the key has no
+    /// holder, if the holder is another program, or if the store does not know.
+    ///
+    /// After a crash it is `Some(false)`, and the key is blocked for the time that
+    /// [remains](Self::remaining). A process whose connection broke is not connected either, until
+    /// it has another one.
+    pub holder_connected: Option<bool>,
     /// The time of the grant, by the clock of the store.
     ///
     /// `None` if the key has no holder, or if the holder is another program. For sections that were
@@ -43,6 +51,9 @@ pub struct LockStatus {
     /// [`min_hold`](crate::LockPolicy::min_hold). [`Duration::MAX`] if the key has no TTL: another
     /// program has written it, and it must be deleted manually.
     pub remaining: Duration,
+    /// How long the store keeps the record of the key: [`once`](crate::LockManager::once) has run
+    /// its work. `None` if the key has no record.
+    pub record_left: Option<Duration>,
     /// The number of processes in the queue of the store. The process of the holder is not counted,
     /// even if calls wait in it.
     pub waiting: usize,
@@ -53,11 +64,14 @@ pub struct LockStatus {
 /// A time as in RFC 3339, in UTC and milliseconds.
 struct Rfc3339(SystemTime);
 
+/// Seconds and milliseconds.
+struct Seconds(Duration);
+
 // === impl LockStatus ===
 
 impl fmt::Display for LockStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { holder, since, remaining, waiting, waiting_locally } = self;
+        let Self { holder, holder_connected, since, remaining, record_left, waiting, waiting_locally } = self;
         match holder {
             // Another program may have written any text: a line break must not start another line
             // of a log.
@@ -68,10 +82,16 @@ impl fmt::Display for LockStatus {
         if let Some(since) = since {
             write!(f, " since {}", Rfc3339(*since))?;
         }
+        if *holder_connected == Some(false) {
+            f.write_str(", its process is not connected")?;
+        }
         if *remaining == Duration::MAX {
             f.write_str(", without an end")?;
         } else if !remaining.is_zero() {
-            write!(f, ", {}.{:03}s left", remaining.as_secs(), remaining.subsec_millis())?;
+            write!(f, ", {} left", Seconds(*remaining))?;
+        }
+        if let Some(left) = record_left {
+            write!(f, ", recorded for another {}", Seconds(*left))?;
         }
         let processes = if *waiting == 1 { "process" } else { "processes" };
         let calls = if *waiting_locally == 1 { "call" } else { "calls" };
@@ -81,12 +101,14 @@ impl fmt::Display for LockStatus {
 
 impl Serialize for LockStatus {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { holder, since, remaining, waiting, waiting_locally } = self;
+        let Self { holder, holder_connected, since, remaining, record_left, waiting, waiting_locally } = self;
         let since = since.and_then(|since| since.duration_since(SystemTime::UNIX_EPOCH).ok());
-        let mut state = serializer.serialize_struct("LockStatus", 5)?;
+        let mut state = serializer.serialize_struct("LockStatus", 7)?;
         state.serialize_field("holder", holder)?;
+        state.serialize_field("holder_connected", holder_connected)?;
         state.serialize_field("since_unix_ms", &since.map(whole_ms))?;
         state.serialize_field("remaining_ms", &(*remaining != Duration::MAX).then(|| whole_ms(*remaining)))?;
+        state.serialize_field("record_left_ms", &record_left.map(whole_ms))?;
         state.serialize_field("waiting", waiting)?;
         state.serialize_field("waiting_locally", waiting_locally)?;
         state.end()
@@ -95,6 +117,12 @@ impl Serialize for LockStatus {
 
 fn whole_ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{:03}s", self.0.as_secs(), self.0.subsec_millis())
+    }
 }
 
 impl fmt::Display for Rfc3339 {
@@ -128,8 +156,10 @@ mod tests {
     fn state(holder: Option<&str>, since_ms: Option<u64>, remaining: Duration, waiting: usize) -> LockStatus {
         LockStatus {
             holder: holder.map(AcquisitionId::from_text),
+            holder_connected: since_ms.map(|_| true),
             since: since_ms.map(|ms| SystemTime::UNIX_EPOCH + Duration::from_millis(ms)),
             remaining,
+            record_left: None,
             waiting,
             waiting_locally: 2 - waiting,
         }
@@ -152,6 +182,14 @@ mod tests {
                 "no holder, but blocked, 0.998s left, 2 processes waiting, 0 calls waiting here",
             ),
             (state(None, None, ms(0), 0), "free, 0 processes waiting, 2 calls waiting here"),
+            (
+                LockStatus { record_left: Some(ms(86_399_001)), ..state(None, None, ms(0), 0) },
+                "free, recorded for another 86399.001s, 0 processes waiting, 2 calls waiting here",
+            ),
+            (
+                LockStatus { holder_connected: Some(false), ..state(Some("api-7:5a:2"), Some(0), ms(500), 0) },
+                "held by api-7:5a:2 since 1970-01-01T00:00:00.000Z, its process is not connected, 0.500s left, 0 processes waiting, 2 calls waiting here",
+            ),
         ] {
             assert_eq!(state.to_string(), line);
         }
@@ -163,12 +201,12 @@ mod tests {
         let held = state(Some("a:1f:2"), Some(1_795_317_600_123), Duration::from_micros(30_500_900), 1);
         assert_eq!(
             serde_json::to_string(&held).expect("it serializes"),
-            r#"{"holder":"a:1f:2","since_unix_ms":1795317600123,"remaining_ms":30500,"waiting":1,"waiting_locally":1}"#
+            r#"{"holder":"a:1f:2","holder_connected":true,"since_unix_ms":1795317600123,"remaining_ms":30500,"record_left_ms":null,"waiting":1,"waiting_locally":1}"#
         );
-        let foreign = state(None, None, Duration::MAX, 0);
+        let foreign = LockStatus { record_left: Some(Duration::from_millis(7)), ..state(None, None, Duration::MAX, 0) };
         assert_eq!(
             serde_json::to_string(&foreign).expect("it serializes"),
-            r#"{"holder":null,"since_unix_ms":null,"remaining_ms":null,"waiting":0,"waiting_locally":2}"#
+            r#"{"holder":null,"holder_connected":null,"since_unix_ms":null,"remaining_ms":null,"record_left_ms":7,"waiting":0,"waiting_locally":2}"#
         );
     }
 

@@ -5,6 +5,7 @@ use std::{future::IntoFuture, pin::pin, sync::Arc, time::Duration};
 use axum::{Router, http::StatusCode, routing::get};
 use futures_util::{future::join, poll};
 use tokio::{
+    runtime::Builder,
     sync::Notify,
     task::JoinSet,
     time::{Instant, sleep},
@@ -37,6 +38,7 @@ async fn inspect_reports_holder_lease_and_waiters() {
     let held = two.inspect(key()).await.expect("up");
     let holder = held.holder.expect("a holder");
     assert_eq!((holder.instance(), held.waiting, held.waiting_locally), ("api-7-f3", 1, 1));
+    assert_eq!((held.holder_connected, held.record_left), (Some(true), None));
     assert_eq!(one.inspect(key()).await.expect("up").waiting_locally, 0, "two waiters in the other process");
     let since = held.since.expect("waiting for a short time");
     assert!(since + Duration::from_millis(1) >= before && since <= after, "{since:?}");
@@ -50,6 +52,25 @@ async fn inspect_reports_holder_lease_and_waiters() {
     let asked = Instant::now();
     assert_eq!(two.inspect(key()).await.expect_err("silent").operation(), "inspect");
     assert_eq!(asked.elapsed(), Duration::from_millis(500));
+}
+
+#[test]
+fn status_says_whether_the_holder_is_connected() {
+    let store = TestStore::new();
+    let runtime = || Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
+    let operator = LockManager::new(store.clone());
+    let connected = || {
+        let status = runtime().block_on(operator.inspect(key())).expect("up");
+        (status.holder.is_some(), status.holder_connected, status.to_string().contains("is not connected"))
+    };
+    assert_eq!(connected(), (false, None, false), "free");
+    let process = runtime();
+    let (locks, dies) = (LockManager::new(store.clone()), store.clone());
+    let guard = process.block_on(async move { locks.lock(key()).await.expect("free") });
+    assert_eq!(connected(), (true, Some(true), false));
+    dies.on(StoreOp::Release).fault(Fault::Fail);
+    drop((guard, process));
+    assert_eq!(connected(), (true, Some(false), true), "died before its release");
 }
 
 /// Guarantee: G8.
