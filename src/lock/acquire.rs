@@ -220,6 +220,14 @@ impl LockBuilder {
         Ok(done)
     }
 
+    pub(super) fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
+    pub(super) fn key(&self) -> &LockKey {
+        &self.key
+    }
+
     /// The owner of the call, for the scope of its work.
     pub(super) fn effective_owner(&self) -> Owner {
         self.owner.clone().or_else(Owner::current).unwrap_or_else(Owner::new)

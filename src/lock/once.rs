@@ -1,17 +1,17 @@
 use std::{convert::Infallible, time::Duration};
 
-use super::{HeldLock, LockBuilder, LockManager, driver_data::NotGranted};
+use super::{HeldLock, LockBuilder, LockManager, LockStatus, driver_data::NotGranted};
 use crate::{
     error::{LockError, RunError},
     limits::{KEEP_FOR, KEEP_FOR_MAX, KEEP_FOR_MIN},
     lock_key::LockKey,
     policy::{LockPolicy, call_setters, settings},
-    store::{NewRecord, Record, StoreError, StoreErrorKind},
+    store::{DeleteRecordReply, NewRecord, Record, StoreError, StoreErrorKind},
 };
 
 /// Builder of work that runs once for its key. Created by [`LockManager::once`].
 #[derive(Debug)]
-#[must_use = "nothing runs before `run`"]
+#[must_use = "nothing happens before `run`, `inspect` or `forget`"]
 pub struct OnceBuilder {
     lock: LockBuilder,
     keep_for: Duration,
@@ -56,16 +56,15 @@ impl LockManager {
     /// # }
     /// ```
     ///
-    /// The key is in the namespace `once`: it excludes no [`lock`](Self::lock) of the same tuple.
+    /// The lock has a name of its own, `+once:digest:2026-11-22`: it excludes no
+    /// [`lock`](Self::lock) of the same tuple, and no other call can name it.
+    /// [`inspect`](OnceBuilder::inspect) shows it, and [`forget`](OnceBuilder::forget) deletes its
+    /// record.
     ///
     /// If the process is killed after the work and before its record, the work runs again. Only a
     /// record in the transaction of the work prevents that.
     pub fn once(&self, key: impl Into<LockKey>) -> OnceBuilder {
-        let key = key.into();
-        let key = match key.is_raw() {
-            false => LockKey::from(("once", key.as_str())),
-            true => LockKey::from(("once", "raw", key.as_str())),
-        };
+        let key = key.into().once();
         OnceBuilder { lock: self.lock(key), keep_for: KEEP_FOR, is_supported: self.records_supported() }
     }
 }
@@ -147,5 +146,55 @@ impl OnceBuilder {
         // stays held until then.
         let _ = release.await;
         Ok(OnceOutcome::Ran(done))
+    }
+    /// Returns the key of the lock under which the work runs, for
+    /// [`force_release`](LockManager::force_release).
+    #[must_use]
+    pub fn key(&self) -> &LockKey {
+        self.lock.key()
+    }
+
+    /// Returns the state of the work: its holder while it runs, and how long it counts as done.
+    /// Changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store does not reply within its call timeout.
+    pub async fn inspect(self) -> Result<LockStatus, StoreError> {
+        self.lock.driver().inspect(self.lock.key().clone()).await
+    }
+
+    /// Deletes the record of the work, so that the next call runs it again. Returns whether there
+    /// was one.
+    ///
+    /// ```
+    /// # use tower_lock::{LockManager, RunError, lock::OnceOutcome};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), RunError> {
+    /// # let locks = LockManager::in_memory();
+    /// # async fn send_digest() {}
+    /// locks.once(("digest", "2026-11-22")).run(async |_lock| send_digest().await).await?;
+    /// assert!(locks.once(("digest", "2026-11-22")).forget().await?);
+    /// let again = locks.once(("digest", "2026-11-22"));
+    /// assert_eq!(again.run(async |_lock| send_digest().await).await?, OnceOutcome::Ran(()));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`LockError::Busy`] while the work runs, and with [`LockError::Store`] if the
+    /// store does not reply within its call timeout, or keeps no
+    /// [records](crate::store::StoreTraits::records).
+    pub async fn forget(self) -> Result<bool, LockError> {
+        let (driver, key) = (self.lock.driver(), self.lock.key());
+        match driver.within("delete-record", |store| store.delete_record(key.clone())).await? {
+            DeleteRecordReply::Deleted => Ok(true),
+            DeleteRecordReply::NotFound => Ok(false),
+            DeleteRecordReply::Busy => {
+                let LockStatus { remaining, waiting, .. } = driver.inspect(key.clone()).await?;
+                Err(LockError::busy(remaining, 1 + waiting))
+            }
+        }
     }
 }

@@ -190,6 +190,24 @@ impl LockKey {
         Self::composed(&mut key)
     }
 
+    /// The key of work that runs once for this key.
+    pub(crate) fn once(&self) -> Self {
+        let mut key = KeyWriter::empty();
+        match self.kind {
+            // The text is escaped already, and an operator reads it.
+            KeyKind::Composed => {
+                key.reserved("once");
+                key.push(":");
+                key.push(&self.text);
+            }
+            KeyKind::Raw => {
+                key.reserved("once-raw");
+                key.part(&self.text);
+            }
+        }
+        Self::composed(&mut key)
+    }
+
     /// The key that was written.
     pub(crate) fn composed(writer: &mut KeyWriter) -> Self {
         Self::new(writer.finish(), KeyKind::Composed)
@@ -329,6 +347,19 @@ mod tests {
         assert_eq!(LockKey::raw(""), Err(RawKeyError::Empty));
         assert_eq!(LockKey::raw("x".repeat(MAX_RAW_KEY_BYTES + 1)), Err(RawKeyError::TooLong));
         assert_ne!(LockKey::raw("n:1").expect("valid"), LockKey::from(("n", 1)), "raw and composed keys differ");
+    }
+
+    #[test]
+    fn keys_of_work_that_runs_once_are_no_other_keys() {
+        let key = LockKey::from(("nightly", "a b", 7));
+        assert_eq!(key.once().as_str(), "+once:nightly:a%20b:7");
+        let raw = LockKey::raw("nightly:{7}").expect("valid");
+        assert_eq!(raw.once().as_str(), "+once-raw:nightly%3A%7B7%7D");
+        assert_eq!(LockKey::from(("+once", "nightly")).as_str(), "%2Bonce:nightly", "a caller cannot write it");
+        let long = |c: &str| LockKey::from(("n", c.repeat(300))).once();
+        assert!(long("x").as_str().starts_with("+once:n:xx") && long("x").as_str().len() <= MAX_KEY_BYTES);
+        assert_ne!(long("x"), long("y"));
+        assert_ne!(LockKey::from(("n", "x".repeat(254))).once(), LockKey::from(("n", "x".repeat(253))).once());
     }
 
     #[test]

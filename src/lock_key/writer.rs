@@ -36,6 +36,13 @@ impl KeyWriter {
         self.namespace_len = self.len;
     }
 
+    /// A namespace of this crate. `+` is escaped in every other one.
+    pub(crate) fn reserved(&mut self, namespace: &'static str) {
+        self.push("+");
+        self.push(namespace);
+        self.namespace_len = self.len;
+    }
+
     pub(super) fn push(&mut self, text: &str) {
         let text = text.as_bytes();
         let fits = text.len().min(MAX_KEY_BYTES - self.len);
@@ -104,8 +111,8 @@ pub(super) fn hex(hash: Sha256) -> String {
     })
 }
 
-/// Whether a character is not escaped. `:` separates, `%` escapes, `~` marks a hash, `+` is
-/// reserved; braces are hash tags in Redis, brackets are patterns.
+/// Whether a character is not escaped. `:` separates, `%` escapes, `~` marks a hash, `+` a
+/// namespace of this crate; braces are hash tags in Redis, brackets are patterns.
 fn is_plain(c: char) -> bool {
     match c {
         ':' | '%' | '~' | '+' | '{' | '}' | '[' | ']' | '*' | '?' | '\\' | '"' | '\'' => false,

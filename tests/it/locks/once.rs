@@ -14,7 +14,7 @@ use tokio::{
     time::sleep,
 };
 use tower_lock::{
-    HeldLock, LockError, LockManager, RunError,
+    HeldLock, LockError, LockKey, LockManager, RunError,
     lock::OnceOutcome,
     test_util::{Fault, StoreOp, TestStore},
 };
@@ -111,13 +111,51 @@ async fn work_whose_lock_is_revoked_leaves_no_record() {
     let (_, locks) = store_and_locks();
     let revoke = async {
         sleep(ms(10)).await;
-        locks.force_release(("once", "job:1")).await.expect("revoked");
+        locks.force_release(locks.once(("job", 1)).key().clone()).await.expect("revoked");
     };
     let runs = AtomicUsize::new(0);
     let work = async |_: HeldLock| sleep(SECOND * 5).await;
     let (lost, ()) = tokio::join!(locks.once(("job", 1)).run(work), revoke);
     assert!(matches!(lost, Err(RunError::Lost(_))), "{lost:?}");
     assert_eq!(run(&locks, &runs).await, OnceOutcome::Ran(0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn operator_sees_the_work_and_repeats_it() {
+    let (store, locks) = store_and_locks();
+    let runs = AtomicUsize::new(0);
+    let status = async || {
+        let status = locks.once(("job", 1)).inspect().await.expect("up");
+        (status.holder.is_some(), status.record_left.is_some())
+    };
+    let forget = async || locks.once(("job", 1)).forget().await;
+    assert_eq!((status().await, forget().await.expect("up")), ((false, false), false), "never run");
+    tokio::join!(run(&locks, &runs), async {
+        sleep(ms(10)).await;
+        assert_eq!(status().await, (true, false), "it runs");
+        match forget().await {
+            Err(LockError::Busy { lease_left, ahead: 1 }) => assert!(lease_left > SECOND, "{lease_left:?}"),
+            other => panic!("{other:?}"),
+        }
+    });
+    assert_eq!((status().await, run(&locks, &runs).await), ((false, true), OnceOutcome::Already));
+    assert!(forget().await.expect("up"));
+    assert_eq!((status().await, run(&locks, &runs).await), ((false, false), OnceOutcome::Ran(1)));
+    store.on(StoreOp::DeleteRecord).fault(Fault::Hang);
+    assert!(matches!(forget().await, Err(LockError::Store(error)) if error.operation() == "delete-record"));
+}
+
+/// The lock of a caller has another name, whatever its tuple is.
+#[tokio::test(start_paused = true)]
+async fn lock_of_a_caller_is_not_that_of_work() {
+    let (store, locks) = store_and_locks();
+    let named = |namespace| LockKey::from((namespace, "job", 1));
+    let mut held = Vec::new();
+    for key in [named("once"), named("+once"), LockKey::from(("job", 1)), LockKey::raw("+once:job:1").expect("valid")] {
+        held.push(locks.try_lock(key).await.expect("free"));
+    }
+    let runs = AtomicUsize::new(0);
+    assert_eq!((run(&locks, &runs).await, store.held_count()), (OnceOutcome::Ran(0), 4));
 }
 
 /// Guarantee: G18.

@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tower_lock::{
     AcquisitionId, RedisStore,
+    lock::OnceOutcome,
     store::{
         AcquireReply, AcquireRequest, AcquisitionIds, Demand, IfBusy, LockStore, QueueConfig, Record, ReleaseReply,
         ReleaseRequest, StoreErrorKind,
@@ -48,6 +49,21 @@ async fn record_is_a_hash_with_a_ttl() {
     let ttl = environment.command(&["PTTL", RECORD]).await.integer().expect("a number");
     assert!((50_000..=60_000).contains(&ttl), "{ttl}");
     assert!(matches!(store.acquire_one(acquire(&other)).await, Ok(AcquireReply::Recorded(_))));
+}
+
+/// An operator who has no instance at hand.
+#[tokio::test(flavor = "multi_thread")]
+async fn work_runs_again_after_the_command_of_the_guide() {
+    const RECIPES: &str = include_str!("../../../docs/guide/recipes.md");
+    let command = RECIPES.lines().find_map(|line| line.strip_prefix("redis-cli DEL ")).expect("a command");
+    let Some(environment) = environment().await else { return };
+    let locks = environment.instance("a").await;
+    let run = async || locks.once(("nightly-mail", "2026-11-23")).run(async |_| ()).await.expect("a result");
+    assert_eq!((run().await, run().await), (OnceOutcome::Ran(()), OnceOutcome::Already));
+    assert_eq!(environment.command(&["DEL", command.trim_matches('\'')]).await.integer(), Some(1));
+    assert_eq!((run().await, run().await), (OnceOutcome::Ran(()), OnceOutcome::Already));
+    assert!(locks.once(("nightly-mail", "2026-11-23")).forget().await.expect("up"), "the same by an instance");
+    assert_eq!(run().await, OnceOutcome::Ran(()));
 }
 
 #[tokio::test]
