@@ -143,7 +143,7 @@ impl<K: KeySource> ReplayLayer<K> {
             is_record_required: false,
         };
         let config = ReplayConfig {
-            route: RouteConfig::new(locks, policy),
+            route: RouteConfig::new(locks, policy, true),
             scope,
             key_field: IdempotencyKeyField::new(header("idempotency-key")),
             is_required: false,

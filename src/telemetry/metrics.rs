@@ -63,7 +63,19 @@ mod enabled {
             gauge!("tower_lock_lease_seconds").set(lease);
             gauge!("tower_lock_max_detached").set(max_detached as f64);
         });
+        register_route(None, false);
         describe();
+    }
+
+    /// Exports the counters of a route that alerts use, with zero.
+    pub(crate) fn register_route(route: Option<Arc<str>>, keeps_answers: bool) {
+        let route = route.unwrap_or_else(|| "none".into());
+        isolated(|| {
+            counter!("tower_lock_acquire_total", "route" => Arc::clone(&route), "result" => "queue_full").increment(0);
+            if keeps_answers {
+                counter!("tower_lock_replay_total", "route" => route, "result" => "unrecorded").increment(0);
+            }
+        });
     }
 
     fn describe() {
@@ -110,23 +122,13 @@ mod enabled {
     /// Counts a request of a replay layer.
     pub(crate) fn count_replay(route: Option<Arc<str>>, result: &'static str) {
         let route = route.unwrap_or_else(|| "none".into());
-        isolated(|| {
-            // The alerts use it: see `register`.
-            counter!("tower_lock_replay_total", "route" => Arc::clone(&route), "result" => "unrecorded").increment(0);
-            counter!("tower_lock_replay_total", "route" => route, "result" => result).increment(1);
-        });
+        isolated(|| counter!("tower_lock_replay_total", "route" => route, "result" => result).increment(1));
     }
 
     impl AcquireMetrics {
         pub(crate) fn start(route: Option<&Arc<str>>) -> Self {
-            let route = route.cloned().unwrap_or_else(|| "none".into());
-            isolated(|| {
-                gauge!("tower_lock_waiting").increment(1);
-                // The alerts use it: see `register`.
-                counter!("tower_lock_acquire_total", "route" => Arc::clone(&route), "result" => "queue_full")
-                    .increment(0);
-            });
-            Self { route, started: Instant::now(), is_recorded: false }
+            isolated(|| gauge!("tower_lock_waiting").increment(1));
+            Self { route: route.cloned().unwrap_or_else(|| "none".into()), started: Instant::now(), is_recorded: false }
         }
 
         pub(crate) fn granted(mut self, section: &SectionMetrics) -> GuardMetrics {
@@ -248,6 +250,8 @@ mod disabled {
     pub(crate) struct DetachedMetrics(());
 
     pub(crate) fn register(_: Duration, _: usize) {}
+
+    pub(crate) fn register_route(_: Option<Arc<str>>, _: bool) {}
 
     pub(crate) fn record(_: &Report) {}
 

@@ -52,7 +52,7 @@ impl Report {
                 route,
                 suppressed,
                 "the client disconnected and its handler was dropped: of the {max} handlers that may finish without a client \
-                 (`LockManagerBuilder::max_detached`), one route may have at most half of those that are free",
+                 (`LockManagerBuilder::max_detached`), one route may have at most half of those that are free, and one client a third of these",
             ),
             Self::Abandoned { held } => warn!(
                 target: "tower_lock",

@@ -135,6 +135,7 @@ fn the_names_and_labels_of_all_metrics_are_these() {
         assert_eq!(
             names,
             [
+                "tower_lock_acquire_total{route=/claims,result=queue_full}",
                 "tower_lock_acquire_total{route=/goods/{id},result=granted}",
                 "tower_lock_acquire_total{route=/goods/{id},result=locked}",
                 "tower_lock_acquire_total{route=/goods/{id},result=queue_full}",
@@ -176,6 +177,7 @@ fn counters_of_the_alerts_begin_with_zero() {
         assert_eq!(
             others.iter().map(|(name, value)| (name.as_str(), **value)).collect::<Vec<_>>(),
             [
+                ("tower_lock_acquire_total{route=none,result=queue_full}", 0.0),
                 ("tower_lock_detached{}", 0.0),
                 ("tower_lock_held{}", 0.0),
                 ("tower_lock_lease_seconds{}", 5.0),
@@ -185,8 +187,9 @@ fn counters_of_the_alerts_begin_with_zero() {
             ]
         );
         // Those of a route, with its first request.
-        let _first = locks.try_lock(("a",)).await.expect("free");
-        assert_eq!(seen(snapshotter)["tower_lock_acquire_total{route=none,result=queue_full}"], 0.0);
+        let layer = LockLayer::new(&locks, key::fixed(("a",)));
+        fetch(&Router::new().route("/", get(async || ()).route_layer(layer)), "/").await;
+        assert_eq!(seen(snapshotter)["tower_lock_acquire_total{route=/,result=queue_full}"], 0.0);
         store.on(StoreOp::Acquire).fault(Fault::Hang);
         assert!(locks.try_lock(("b",)).await.is_err());
         store.on(StoreOp::Acquire).fault(Fault::None);
