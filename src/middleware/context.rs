@@ -18,8 +18,8 @@ use http::{Extensions, Method, request::Parts};
 use tokio::task::AbortHandle;
 
 use super::{
+    client::{ClientConnection, ClientId},
     config::LayerParams,
-    connection::ClientConnection,
     disconnect::{DetachedHandlers, DetachedPermit, RouteId},
     prefer,
     request_lock::{AbortSignals, RequestLock},
@@ -57,6 +57,8 @@ struct Inner {
     params: Arc<LayerParams>,
     /// The route, as far as it was known when the request reached this layer.
     route: Route,
+    /// The client that a handler without its client is counted for.
+    client: Option<ClientId>,
     /// `None`: this context is the owner.
     other_owner: Option<Owner>,
     /// The wait that the client chose.
@@ -138,6 +140,7 @@ impl RequestContext {
             is_inner,
             outer,
             route: Route::from_extensions(extensions, params.name),
+            client: ClientId::of(extensions),
             driver: Arc::clone(driver),
             params,
             phase: AtomicU8::new(HandlerPhase::NotStarted as u8),
@@ -505,7 +508,7 @@ impl RequestContext {
         let is_to_finish = is_at_work && !is_inner && params.policy.finishes_after_disconnect();
         let permit = is_to_finish.then(|| {
             let handlers = &ManagerState::of(driver).detached;
-            DetachedPermit::acquire(handlers, driver, self.route_id())
+            DetachedPermit::acquire(handlers, driver, self.route_id(), self.0.client.clone())
         });
         let permit = permit.flatten();
         self.0.is_detached.store(permit.is_some(), Release);

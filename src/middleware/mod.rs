@@ -5,7 +5,7 @@ mod layer;
 pub(crate) mod config;
 pub(crate) mod service;
 mod reject;
-mod connection;
+mod client;
 mod manager_layer;
 pub(crate) mod context;
 mod disconnect;
@@ -18,7 +18,7 @@ pub(crate) mod response;
 pub(crate) mod future;
 
 pub use self::{
-    connection::ClientConnection,
+    client::{ClientConnection, ClientKey},
     future::ResponseFuture,
     layer::LockLayer,
     manager_layer::{LockManagerLayer, LockManagerService},

@@ -13,7 +13,7 @@ use axum::{
     Router,
     body::{Body, Bytes},
     extract::Request,
-    http::StatusCode,
+    http::{Extensions, StatusCode},
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{MethodRouter, get},
@@ -26,10 +26,11 @@ use tokio::{
 };
 use tower_lock::{
     HasLockKey, HeldLock, LockKey, LockLayer, LockManager, LockManagerLayer, Locked, OnDisconnect, key,
+    middleware::{ClientConnection, ClientKey},
     test_util::{Fault, StoreOp, TestStore},
 };
 use tower_lock_testkit::{
-    app::fetch,
+    app::{fetch, send},
     locks::{one_key, store_and_locks},
     wait::{settle, soon},
 };
@@ -344,6 +345,50 @@ async fn detached_handlers_are_bounded_per_process_and_route() {
             settle().await;
             assert_eq!((dropped(&flood), flood.said().last()), (6, Some(&"ends")));
         }
+    }
+}
+
+type Identify = Box<dyn Fn(bool, &mut Extensions)>;
+
+/// A client may use a third of what its route has left, if the layer can identify its clients.
+/// Guarantee: G4.
+#[tokio::test(start_paused = true)]
+async fn flooding_client_leaves_permits_for_others() {
+    const MAX: usize = 30;
+    let connections = [ClientConnection::new(|| false), ClientConnection::new(|| false)];
+    let of_connection = move |is_honest: bool, extensions: &mut Extensions| {
+        extensions.insert(connections[usize::from(is_honest)].clone());
+    };
+    let of_key = |is_honest: bool, extensions: &mut Extensions| {
+        // A probe of each request does not matter then.
+        extensions.insert(ClientConnection::new(|| false));
+        extensions.insert(ClientKey::new(if is_honest { "honest" } else { "flood" }));
+    };
+    let ways: [(Identify, bool); 3] =
+        [(Box::new(of_connection), true), (Box::new(of_key), true), (Box::new(|_, _| {}), false)];
+    for (identify, is_known) in ways {
+        let locks = LockManager::builder(TestStore::new()).max_detached(MAX).build();
+        let work = Work::default();
+        let key = key::from_fn(|path: axum::extract::Path<u32>| ("n", path.0));
+        let app = Router::new().route("/{n}", work.handler().route_layer(LockLayer::new(&locks, key)));
+        let begin = |n: usize, is_honest| {
+            let mut request = Request::get(format!("/{n}")).body(Body::empty()).expect("a request");
+            identify(is_honest, request.extensions_mut());
+            let app = app.clone();
+            tokio::spawn(async move { send(&app, request).await })
+        };
+        let flood: Vec<_> = (0..2 * MAX).map(|n| begin(n, false)).collect();
+        let honest = begin(9_999, true);
+        settle_until(|| work.said().len() == 2 * MAX + 1).await;
+        for request in flood {
+            request.abort();
+        }
+        let dropped = || work.said().iter().filter(|said| **said == "dropped").count();
+        let left = if is_known { MAX / 3 } else { MAX / 2 };
+        settle_until(|| dropped() == 2 * MAX - left).await;
+        leave(honest).await;
+        settle().await;
+        assert_eq!(dropped(), 2 * MAX - left + usize::from(!is_known));
     }
 }
 
