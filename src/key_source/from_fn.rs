@@ -59,11 +59,13 @@ use crate::{body::reader::BodyReader, lock_key::LockKey, rejection::RejectionBod
 ///
 /// Do not use an extractor that *takes* a part of the request (`WebSocketUpgrade`), because the
 /// handler would not find that part.
-pub fn from_fn<F, T, M>(f: F) -> impl KeySource
+pub fn from_fn<F, T, E, M>(f: F) -> impl KeySource
 where
-    F: KeyFn<T, ()>,
+    F: KeyFn<T>,
+    T: Extractors<(), E>,
     F::Output: KeyFnOutput<M>,
     T: 'static,
+    E: 'static,
     M: 'static,
 {
     from_fn_with_state((), f)
@@ -87,11 +89,13 @@ where
 /// LockLayer::new(locks, key::from_fn_with_state(db, tenant));
 /// # }
 /// ```
-pub fn from_fn_with_state<F, T, M, S>(state: S, f: F) -> impl KeySource
+pub fn from_fn_with_state<F, T, E, M, S>(state: S, f: F) -> impl KeySource
 where
-    F: KeyFn<T, S>,
+    F: KeyFn<T>,
+    T: Extractors<S, E>,
     F::Output: KeyFnOutput<M>,
     T: 'static,
+    E: 'static,
     M: 'static,
     S: Clone + Send + Sync + 'static,
 {
@@ -99,35 +103,62 @@ where
 }
 
 /// Source that calls a key function.
-struct FromFn<F, T, M, S> {
+struct FromFn<F, T, E, M, S> {
     f: F,
     state: S,
     // A function type: the layer is `Send` also if an extractor is not.
-    marker: PhantomData<fn() -> (T, M)>,
+    marker: PhantomData<fn() -> (T, E, M)>,
 }
 
-/// Function of extractors that returns a key.
+/// Function that returns a key.
 ///
-/// The trait is implemented for closures and functions of up to four extractors.
+/// The trait is implemented for closures and functions of up to four arguments. `T` is the tuple of
+/// their types.
 #[diagnostic::on_unimplemented(
-    message = "take up to four extractors with their types, of which only the last may read the body: `{Self}` is not a key function",
-    label = "not a key function for state `{S}`",
+    message = "take up to four extractors with their types: `{Self}` is not a key function",
+    label = "not a key function",
     note = "a key function takes up to four extractors, each with its type written out (`|Path(id): Path<u64>| ..`); only the last may read the body (`Json`, `Form`, `Bytes`)",
-    note = "it returns a tuple `(\"namespace\", part, ..)`, a `LockKey`, an `Option` or a `Result` of these, or a future of one",
-    note = "an extractor that needs the application's state needs `key::from_fn_with_state(state, ..)`"
+    note = "it returns a tuple `(\"namespace\", part, ..)`, a `LockKey`, an `Option` or a `Result` of these, or a future of one"
 )]
-pub trait KeyFn<T, S>: Clone + Send + Sync + 'static {
+pub trait KeyFn<T>: Clone + Send + Sync + 'static {
     /// The return type. It has no bound here, so that the compiler reports a wrong type as such.
     type Output;
 
-    fn call<M>(
-        &self,
+    fn call(&self, arguments: T) -> Self::Output;
+}
+
+/// Tuple of extractors, of which only the last may read the body. `M` is the tuple of their
+/// markers.
+///
+/// A trait of its own, so that the compiler names the argument that is no extractor.
+pub trait Extractors<S, M>: Sized {
+    fn extract(
         parts: &mut Parts,
         body: &mut BodyReader<'_>,
         state: &S,
-    ) -> impl Future<Output = Result<Option<LockKey>, KeyRejection>> + Send
-    where
-        Self::Output: KeyFnOutput<M>;
+    ) -> impl Future<Output = Result<Self, KeyRejection>> + Send;
+}
+
+/// One extractor. `M` says what it reads: [`HeadOnly`] or [`NeedsBody`]. `P` is its position.
+///
+/// With one implementation the compiler would report the bound of that one, without this text.
+#[diagnostic::on_unimplemented(
+    message = "derive `Deserialize` for its type, let only the last one read the body, or pass the state: `{Self}` is not an extractor of this key function",
+    label = "a key function with the state `{S}` cannot take this",
+    note = "`Path<T>`, `Query<T>`, `Json<T>` and `Form<T>` need a type with `#[derive(Deserialize)]`; `Uuid` has it with its feature `serde`",
+    note = "only the last may read the body (`Json`, `Form`, `Bytes`)",
+    note = "an extractor that needs the application's state needs `key::from_fn_with_state(state, ..)`"
+)]
+pub trait Extractor<S, M, P>: Sized {
+    const NEEDS_BODY: bool;
+
+    /// `copy` is a copy of the head, if an extractor needs the body.
+    fn extract(
+        parts: &mut Parts,
+        copy: &mut Option<Parts>,
+        body: &mut BodyReader<'_>,
+        state: &S,
+    ) -> impl Future<Output = Result<Self, KeyRejection>> + Send;
 }
 
 /// Return type of a key function: an [`IntoLockKey`], or a future of one.
@@ -141,15 +172,26 @@ pub trait KeyFnOutput<M> {
     fn into_key(self) -> impl Future<Output = Result<Option<LockKey>, Response<RejectionBody>>> + Send;
 }
 
-// Type parameters that keep the implementations of the two traits apart.
+// Type parameters that keep the implementations of these traits apart.
 
-/// All extractors of the key function read the head of the request.
+/// The extractor reads the head of the request.
 #[derive(Debug)]
 pub enum HeadOnly {}
 
-/// The last extractor of the key function reads the body.
+/// The extractor reads the body.
 #[derive(Debug)]
 pub enum NeedsBody {}
+
+/// The last argument.
+#[derive(Debug)]
+pub enum Last {}
+
+/// Another argument.
+#[derive(Debug)]
+pub enum NotLast {}
+
+/// Position of an extractor that may read the body.
+pub trait MayReadBody {}
 
 /// The key function returns its key.
 #[derive(Debug)]
@@ -159,82 +201,107 @@ pub enum Ready {}
 #[derive(Debug)]
 pub enum Async {}
 
-// === impl KeyFn ===
+// === impl KeyFn, Extractors ===
 
-macro_rules! from_head {
-    ($($part:ident)*) => {
-        impl<F, R, S, $($part,)*> KeyFn<(HeadOnly, $($part,)*), S> for F
-        where
-            F: Fn($($part,)*) -> R + Clone + Send + Sync + 'static,
-            S: Send + Sync,
-            $($part: FromRequestParts<S> + Send,)*
-        {
-            type Output = R;
-
-            #[allow(non_snake_case, unused_variables, reason = "unused without extractors")]
-            async fn call<M>(
-                &self,
-                parts: &mut Parts,
-                _: &mut BodyReader<'_>,
-                state: &S,
-            ) -> Result<Option<LockKey>, KeyRejection>
-            where
-                R: KeyFnOutput<M>,
-            {
-                $(let $part = $part::from_request_parts(parts, state).await.map_err(extractor_rejection::<$part, _>)?;)*
-                self($($part,)*).into_key().await.map_err(|response| KeyRejection::Response(response, None))
-            }
-        }
-    };
-}
-
-from_head!();
-from_head!(A);
-from_head!(A B);
-from_head!(A B C);
-from_head!(A B C D);
-
-// The last extractor has the default marker of `FromRequest`, which extractors of the head do not
-// have: this implementation and the one above never overlap.
-macro_rules! from_body {
-    ([$($part:ident)*] $last:ident) => {
-        impl<F, R, S, $($part,)* $last> KeyFn<(NeedsBody, $($part,)* $last,), S> for F
+macro_rules! arguments {
+    ($($part:ident $marker:ident)*; $last:ident $last_marker:ident) => {
+        impl<F, R, $($part,)* $last> KeyFn<($($part,)* $last,)> for F
         where
             F: Fn($($part,)* $last) -> R + Clone + Send + Sync + 'static,
-            S: Send + Sync,
-            $($part: FromRequestParts<S> + Send,)*
-            $last: FromRequest<S> + Send,
         {
             type Output = R;
 
             #[allow(non_snake_case, reason = "an extractor is named after its type")]
-            async fn call<M>(
-                &self,
-                parts: &mut Parts,
-                body: &mut BodyReader<'_>,
-                state: &S,
-            ) -> Result<Option<LockKey>, KeyRejection>
-            where
-                R: KeyFnOutput<M>,
-            {
-                // Extractors get a copy of the head: the handler must find every extension.
-                #[allow(unused_mut, reason = "a single extractor gets the request itself")]
-                let mut shown = parts.clone();
+            fn call(&self, ($($part,)* $last,): ($($part,)* $last,)) -> R {
+                self($($part,)* $last)
+            }
+        }
+
+        impl<S, $($part, $marker,)* $last, $last_marker> Extractors<S, ($($marker,)* $last_marker,)> for ($($part,)* $last,)
+        where
+            S: Send + Sync,
+            $($part: Extractor<S, $marker, NotLast> + Send,)*
+            $last: Extractor<S, $last_marker, Last> + Send,
+        {
+            #[allow(non_snake_case, reason = "an extractor is named after its type")]
+            async fn extract(parts: &mut Parts, body: &mut BodyReader<'_>, state: &S) -> Result<Self, KeyRejection> {
+                // Extractors of a request get a copy of the head: the handler must find every
+                // extension.
+                let mut copy = $last::NEEDS_BODY.then(|| parts.clone());
                 // An invalid head is rejected before its body is read.
-                $(let $part = $part::from_request_parts(&mut shown, state).await.map_err(extractor_rejection::<$part, _>)?;)*
-                let bytes = body.read(parts).await?;
-                let request = Request::from_parts(shown, Body::from(bytes));
-                let $last = $last::from_request(request, state).await.map_err(extractor_rejection::<$last, _>)?;
-                self($($part,)* $last).into_key().await.map_err(|response| KeyRejection::Response(response, None))
+                $(let $part = $part::extract(parts, &mut copy, body, state).await?;)*
+                let $last = $last::extract(parts, &mut copy, body, state).await?;
+                Ok(($($part,)* $last,))
             }
         }
     };
 }
 
-from_body!([] A);
-from_body!([A] B);
-from_body!([A B] C);
-from_body!([A B C] D);
+arguments!(; A MA);
+arguments!(A MA; B MB);
+arguments!(A MA B MB; C MC);
+arguments!(A MA B MB C MC; D MD);
+
+impl<F, R> KeyFn<()> for F
+where
+    F: Fn() -> R + Clone + Send + Sync + 'static,
+{
+    type Output = R;
+
+    fn call(&self, (): ()) -> R {
+        self()
+    }
+}
+
+impl<S: Sync> Extractors<S, ()> for () {
+    async fn extract(_: &mut Parts, _: &mut BodyReader<'_>, _: &S) -> Result<Self, KeyRejection> {
+        Ok(())
+    }
+}
+
+// === impl Extractor ===
+
+impl MayReadBody for Last {}
+
+impl<E, S, P> Extractor<S, HeadOnly, P> for E
+where
+    E: FromRequestParts<S> + Send,
+    S: Send + Sync,
+{
+    const NEEDS_BODY: bool = false;
+
+    async fn extract(
+        parts: &mut Parts,
+        copy: &mut Option<Parts>,
+        _: &mut BodyReader<'_>,
+        state: &S,
+    ) -> Result<Self, KeyRejection> {
+        E::from_request_parts(copy.as_mut().unwrap_or(parts), state).await.map_err(extractor_rejection::<E, _>)
+    }
+}
+
+// The default marker of `FromRequest`, which extractors of the head do not have: this
+// implementation and the one above never overlap.
+impl<E, S, P> Extractor<S, NeedsBody, P> for E
+where
+    E: FromRequest<S> + Send,
+    S: Send + Sync,
+    P: MayReadBody,
+{
+    const NEEDS_BODY: bool = true;
+
+    async fn extract(
+        parts: &mut Parts,
+        copy: &mut Option<Parts>,
+        body: &mut BodyReader<'_>,
+        state: &S,
+    ) -> Result<Self, KeyRejection> {
+        let bytes = body.read(parts).await?;
+        let head = copy.take().expect("the last extractor needs the body");
+        let request = Request::from_parts(head, Body::from(bytes));
+        E::from_request(request, state).await.map_err(extractor_rejection::<E, _>)
+    }
+}
 
 fn extractor_rejection<E, R: IntoResponse>(rejection: R) -> KeyRejection {
     KeyRejection::Response(rejection.into_response().map(RejectionBody::new), Some(type_name::<E>()))
@@ -259,19 +326,21 @@ where
 
 // === impl FromFn ===
 
-impl<F, T, M, S> KeySource for FromFn<F, T, M, S>
+impl<F, T, E, M, S> KeySource for FromFn<F, T, E, M, S>
 where
-    F: KeyFn<T, S, Output: KeyFnOutput<M>>,
-    T: 'static,
+    F: KeyFn<T, Output: KeyFnOutput<M>>,
+    T: Extractors<S, E> + 'static,
+    E: 'static,
     M: 'static,
     S: Clone + Send + Sync + 'static,
 {
     async fn extract_key(&self, head: &mut Parts, body: &mut BodyReader<'_>) -> Result<Option<LockKey>, KeyRejection> {
-        self.f.call(head, body, &self.state).await
+        let arguments = T::extract(head, body, &self.state).await?;
+        self.f.call(arguments).into_key().await.map_err(|response| KeyRejection::Response(response, None))
     }
 }
 
-impl<F: Clone, T, M, S: Clone> Clone for FromFn<F, T, M, S> {
+impl<F: Clone, T, E, M, S: Clone> Clone for FromFn<F, T, E, M, S> {
     fn clone(&self) -> Self {
         Self { f: self.f.clone(), state: self.state.clone(), marker: PhantomData }
     }

@@ -7,12 +7,12 @@ use std::{fs, io::Write, path::Path, process::Command};
 const PINNED: &str = "rustc 1.95.";
 
 /// The file, and texts of its message. The first one is in the first line.
-const CASES: [(&str, &[&str]); 17] = [
+const CASES: [(&str, &[&str]); 19] = [
     (
         "body_extractor_not_last",
         &[
-            "only the last may read the body",
-            "is not a key function",
+            "let only the last one read the body",
+            "`Json<u64>` is not an extractor of this key function",
             "the last may read the body (`Json`, `Form`, `Bytes`)",
         ],
     ),
@@ -21,7 +21,19 @@ const CASES: [(&str, &[&str]); 17] = [
         "closure_as_a_field",
         &["write `key::from_fields(\"order\", key::path_param(\"id\"))`", "for a key function use `key::from_fn("],
     ),
-    ("extractor_without_state", &["is not a key function", "needs `key::from_fn_with_state(state, ..)`"]),
+    (
+        "deserialize_forgotten",
+        &[
+            "derive `Deserialize` for its type",
+            "`Json<Claim>` is not an extractor",
+            "Path<Claim>` is not an extractor",
+            "a type with `#[derive(Deserialize)]`",
+        ],
+    ),
+    (
+        "extractor_without_state",
+        &["or pass the state: `State<Db>` is not an extractor", "needs `key::from_fn_with_state(state, ..)`"],
+    ),
     ("five_extractors", &["take up to four extractors", "is not a key function"]),
     ("five_fields", &["a tuple of two to four fields"]),
     (
@@ -52,7 +64,7 @@ const CASES: [(&str, &[&str]); 17] = [
             "the namespace, a `&'static str`",
         ],
     ),
-    ("no_extractor", &["take up to four extractors with their types", "is not a key function"]),
+    ("no_extractor", &["`Claim` is not an extractor of this key function"]),
     (
         "no_namespace",
         &["return `(\"namespace\", part, ..)`", "`u64` is not a return type of a key function", "(`(\"order\", id)`)"],
@@ -65,6 +77,10 @@ const CASES: [(&str, &[&str]); 17] = [
             "`String` is not a lock key",
             "a `&'static str`: `(\"order\", id)`, `(\"nightly\",)`",
         ],
+    ),
+    (
+        "uuid_without_serde",
+        &["Path<Uuid>` is not an extractor of this key function", "`Uuid` has it with its feature `serde`"],
     ),
     ("uuid_without_its_feature", &["turn on the feature `uuid` for `Uuid`: `Uuid` cannot be part of a lock key"]),
 ];
