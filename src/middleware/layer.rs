@@ -217,7 +217,8 @@ impl<K: KeySource> LockLayer<K> {
     }
 }
 
-impl<S, K> Layer<S> for LockLayer<K> {
+// Its service needs `Clone`: here, the compiler names the bound and the type.
+impl<S: Clone, K> Layer<S> for LockLayer<K> {
     type Service = LockService<S, K>;
 
     fn layer(&self, inner: S) -> Self::Service {

@@ -367,7 +367,8 @@ impl<K: KeySource, V> ReplayLayer<K, V> {
     }
 }
 
-impl<S, K, V: Clone> Layer<S> for ReplayLayer<K, V> {
+// Its service needs `Clone`: here, the compiler names the bound and the type.
+impl<S: Clone, K, V: Clone> Layer<S> for ReplayLayer<K, V> {
     type Service = ReplayService<S, K, V>;
 
     fn layer(&self, inner: S) -> Self::Service {

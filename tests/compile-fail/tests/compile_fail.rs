@@ -7,7 +7,7 @@ use std::{fs, io::Write, path::Path, process::Command};
 const PINNED: &str = "rustc 1.95.";
 
 /// The file, and texts of its message. The first one is in the first line.
-const CASES: [(&str, &[&str]); 19] = [
+const CASES: [(&str, &[&str]); 20] = [
     (
         "body_extractor_not_last",
         &[
@@ -70,6 +70,10 @@ const CASES: [(&str, &[&str]); 19] = [
         &["return `(\"namespace\", part, ..)`", "`u64` is not a return type of a key function", "(`(\"order\", id)`)"],
     ),
     ("redis_without_its_feature", &["`tower_lock::RedisStore`", "gated behind the `redis` feature"]),
+    (
+        "service_not_clone",
+        &["the trait bound `Counter: Clone` is not satisfied", "annotating `Counter` with `#[derive(Clone)]`"],
+    ),
     (
         "text_as_a_key",
         &[
