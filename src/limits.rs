@@ -182,6 +182,13 @@ pub(crate) const MAX_IDEMPOTENCY_KEY_BYTES: usize = 255;
 pub(crate) const KEEP_UP_TO: usize = 64 << 10;
 /// The maximum of that limit.
 pub(crate) const KEEP_UP_TO_MAX: usize = 1 << 20;
+/// Answers of one scope that are kept, unless the layer sets another limit: a tenth of those of the
+/// store in memory.
+pub(crate) const MAX_SCOPE_ANSWERS: usize = 10_000;
+/// Bytes of the bodies of these answers.
+pub(crate) const MAX_SCOPE_BYTES: usize = 8 << 20;
+/// Scopes of one layer whose answers are counted.
+pub(crate) const MAX_SCOPES: usize = 65_536;
 /// Bytes of the head of a record in Redis.
 #[cfg(feature = "redis")]
 pub(crate) const MAX_RECORD_HEAD_BYTES: usize = 64 << 10;

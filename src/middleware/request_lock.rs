@@ -22,7 +22,7 @@ use crate::{
 /// One lock of a request. Its drop releases it after the lock-delay, as the drop of a guard does.
 #[derive(Debug)]
 pub(crate) struct RequestLock {
-    pub(super) span: LockSpan,
+    pub(crate) span: LockSpan,
     hold_estimate: Arc<HoldEstimate>,
     /// `None` after the release.
     guard: Option<LockGuard>,
@@ -89,6 +89,11 @@ impl RequestLock {
     /// key.
     pub(super) fn cancel(self) {
         self.span.disconnected();
+        self.release_unused();
+    }
+
+    /// Releases a lock under which nothing ran.
+    pub(crate) fn release_unused(self) {
         drop(self.release(true));
     }
 

@@ -14,7 +14,7 @@ use tower::BoxError;
 
 pub use self::body::RejectionBody;
 use self::{
-    field_error::FieldError,
+    field_error::{FieldError, FieldLocation, FieldProblem},
     problem::Problem,
     retry_after::{HoldEstimate, retry_after},
 };
@@ -159,6 +159,11 @@ pub enum Rejection {
         /// The time after which a retry may succeed.
         retry_after: Duration,
     },
+    /// The scope of the request has as many answers as it may have. See
+    /// [`ReplayLayer::scope_limits`](crate::ReplayLayer::scope_limits).
+    ///
+    /// The client repeats the request when its earlier answers have expired.
+    TooManyAnswers,
 }
 
 /// Creates responses: with the function of the application, or the built-in ones.
@@ -221,6 +226,18 @@ impl Rejection {
         Self::AnswerUnconfirmed { retry_after: RETRY_AFTER_MIN }
     }
 
+    /// The rejection of a request whose replay layer requires a scope, and has none for it.
+    pub(crate) fn no_scope() -> Self {
+        Self::InvalidKey { status: StatusCode::BAD_REQUEST, field: None, extractor: None }
+    }
+
+    /// The rejection of a request with two media types.
+    pub(crate) fn duplicate_content_type() -> Self {
+        let field =
+            FieldError { location: FieldLocation::Header, name: "content-type", problem: FieldProblem::Duplicate };
+        Self::InvalidKey { status: StatusCode::BAD_REQUEST, field: Some(field), extractor: None }
+    }
+
     /// The hold time of a route does not predict when the memory of other bodies is free.
     pub(crate) fn body_buffer_full() -> Self {
         let retry_after =
@@ -243,6 +260,7 @@ impl Rejection {
             | Self::Lost
             | Self::HoldLimitReached
             | Self::AnswerUnconfirmed { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            Self::TooManyAnswers => StatusCode::TOO_MANY_REQUESTS,
             Self::BodyTimeout | Self::Disconnected => StatusCode::REQUEST_TIMEOUT,
             Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::InvalidKey { status, .. } => *status,
@@ -271,6 +289,7 @@ impl Rejection {
             Self::InFlight { .. } => "in-flight",
             Self::AnswerNotKept { .. } => "answer-not-kept",
             Self::AnswerUnconfirmed { .. } => "answer-unconfirmed",
+            Self::TooManyAnswers => "too-many-answers",
         }
     }
 
@@ -315,7 +334,8 @@ impl Rejection {
             | Self::IdempotencyKeyMissing { .. }
             | Self::IdempotencyKeyInvalid { .. }
             | Self::IdempotencyKeyReused
-            | Self::AnswerNotKept { .. } => None,
+            | Self::AnswerNotKept { .. }
+            | Self::TooManyAnswers => None,
         }
     }
 
@@ -363,6 +383,7 @@ impl Rejection {
                 | Self::InFlight { .. }
                 | Self::AnswerNotKept { .. }
                 | Self::AnswerUnconfirmed { .. }
+                | Self::TooManyAnswers
         )
     }
 
@@ -388,6 +409,7 @@ impl Rejection {
             Self::InFlight { .. } => "Request is being processed",
             Self::AnswerNotKept { .. } => "Response was not kept",
             Self::AnswerUnconfirmed { .. } => "Response was not recorded in time",
+            Self::TooManyAnswers => "Too many responses are kept",
         }
     }
 
@@ -413,6 +435,9 @@ impl Rejection {
             }
             Self::AnswerNotKept { .. } => {
                 "An earlier request with this idempotency key was processed, but its response was not kept. This one was not processed; do not repeat it."
+            }
+            Self::TooManyAnswers => {
+                "As many responses as one client may have are kept for its retries. The request was not processed; repeat it when they have expired."
             }
             Self::AnswerUnconfirmed { .. } => {
                 "The request was processed, but the store has not confirmed the record of its response. Retry it with the same key."
@@ -447,7 +472,7 @@ impl Rejection {
                 "The memory for bodies of waiting requests is exhausted. The request was not processed and can be retried."
             }
             Self::InvalidKey { .. } => {
-                "Invalid lock key: the request body could not be read to its end, or the store does not accept the key. The request was not processed."
+                "Invalid lock key: the request body could not be read to its end, the client of the request is not known, or the store does not accept the key. The request was not processed."
             }
             Self::Lost => {
                 "The lock was lost while the request was being processed. It may have been partially processed; check its effects before retrying."
@@ -543,11 +568,7 @@ impl fmt::Debug for OnReject {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        field_error::{FieldLocation, FieldProblem},
-        problem::TYPE_BASE,
-        *,
-    };
+    use super::{problem::TYPE_BASE, *};
 
     /// One of each variant, in the order of `code`.
     fn all() -> Vec<Rejection> {
@@ -574,6 +595,7 @@ mod tests {
             Rejection::InFlight { retry_after },
             Rejection::AnswerNotKept { original_status: status, location: None, etag: None },
             Rejection::AnswerUnconfirmed { retry_after },
+            Rejection::TooManyAnswers,
         ]
     }
 

@@ -4,7 +4,12 @@ use bytes::Bytes;
 use http::{Method, Response, request::Parts};
 use tower::BoxError;
 
-use super::{docs_link::DocsLink, idempotency_key::IdempotencyKeyField, recorder::AnswerSettings};
+use super::{
+    docs_link::DocsLink,
+    idempotency_key::IdempotencyKeyField,
+    recorder::AnswerSettings,
+    scope_usage::{ScopeLimits, ScopeUsage},
+};
 use crate::{
     lock_key::LockKey,
     middleware::config::{LayerParams, RouteConfig},
@@ -23,6 +28,9 @@ pub(super) struct ReplayConfig<K> {
     pub(super) methods: Option<Vec<Method>>,
     pub(super) docs: Option<DocsLink>,
     pub(super) answers: Arc<AnswerSettings>,
+    pub(super) scope_limits: ScopeLimits,
+    /// Shared by all clones, because they share a store.
+    pub(super) scope_usage: Arc<ScopeUsage>,
     pub(super) find_answer: Option<Arc<FindAnswer>>,
 }
 

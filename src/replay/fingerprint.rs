@@ -4,15 +4,19 @@ use std::fmt;
 
 #[cfg(feature = "axum")]
 use axum::extract::OriginalUri;
-use http::{HeaderMap, Uri, header::CONTENT_TYPE, request::Parts};
+use http::{
+    HeaderMap, HeaderValue, Uri,
+    header::{CONTENT_ENCODING, CONTENT_TYPE},
+    request::Parts,
+};
 use sha2::{Digest, Sha256};
 
 use crate::lock_key::LockKey;
 
 /// A SHA-256 of the parts of a request that its retries have in common.
 ///
-/// Headers are not a part of it, except for the media type: signatures and timestamps differ per
-/// attempt.
+/// Headers are not a part of it, except for those that say how to read the body: signatures and
+/// timestamps differ per attempt.
 #[doc(hidden)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Fingerprint([u8; Self::LEN]);
@@ -23,11 +27,12 @@ struct FieldHasher(Sha256);
 impl Fingerprint {
     pub(crate) const LEN: usize = 32;
 
-    /// The fingerprint of method, path, query, media type and body.
+    /// The fingerprint of method, path, query, media type, content encoding and body.
     pub(crate) fn of_request(head: &Parts, body: &[u8]) -> Self {
         let mut fields = FieldHasher::of_target(b'r', head);
         fields.add_optional(uri(head).query().map(str::as_bytes));
         fields.add_optional(media_type(&head.headers).as_deref());
+        fields.add(&content_encodings(&head.headers));
         fields.add(body);
         fields.finish()
     }
@@ -98,6 +103,12 @@ fn media_type(headers: &HeaderMap) -> Option<Vec<u8>> {
     let value = headers.get(CONTENT_TYPE)?.as_bytes();
     let essence = value.split(|&byte| byte == b';').next().unwrap_or_default();
     Some(essence.trim_ascii().to_ascii_lowercase())
+}
+
+/// The list of encodings, without spaces and in lower case. One line or several are the same list.
+fn content_encodings(headers: &HeaderMap) -> Vec<u8> {
+    let lines: Vec<_> = headers.get_all(CONTENT_ENCODING).iter().map(HeaderValue::as_bytes).collect();
+    lines.join(&b',').into_iter().filter(|byte| !b" \t".contains(byte)).map(|byte| byte.to_ascii_lowercase()).collect()
 }
 
 #[cfg(test)]

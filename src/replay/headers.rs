@@ -2,7 +2,7 @@
 
 use http::{
     HeaderMap, HeaderName,
-    header::{CONNECTION, CONTENT_LENGTH, DATE, SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE},
+    header::{AGE, CONNECTION, CONTENT_LENGTH, DATE, SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE},
 };
 
 /// Headers of one connection or of the framing of one message, besides `proxy-*` and the names in
@@ -11,7 +11,9 @@ const OF_THE_MESSAGE: [HeaderName; 7] =
     [CONNECTION, CONTENT_LENGTH, HeaderName::from_static("keep-alive"), TE, TRAILER, TRANSFER_ENCODING, UPGRADE];
 
 /// Headers that are about the first attempt, or for its client alone.
-const OF_THE_FIRST_ATTEMPT: [HeaderName; 5] = [
+const OF_THE_FIRST_ATTEMPT: [HeaderName; 7] = [
+    AGE,
+    HeaderName::from_static("authentication-info"),
     DATE,
     HeaderName::from_static("preference-applied"),
     HeaderName::from_static("server-timing"),

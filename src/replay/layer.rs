@@ -7,7 +7,7 @@ use tower::{BoxError, Layer};
 
 use super::{
     config::ReplayConfig, docs_link::DocsLink, headers::HeaderFilter, idempotency_key::IdempotencyKeyField,
-    recorder::AnswerSettings, service::ReplayService,
+    recorder::AnswerSettings, scope_usage::ScopeLimits, service::ReplayService,
 };
 use crate::{
     body::reader::BodyReader,
@@ -77,7 +77,8 @@ use crate::{
 /// The layer keeps status, body and headers, except for headers of the connection and of the first
 /// attempt: `Connection` and the headers that it names, `Keep-Alive`, `TE`, `Trailer`,
 /// `Transfer-Encoding`, `Upgrade`, `Proxy-*`, `Content-Length` (it is set anew), `Date`,
-/// `Set-Cookie`, `Preference-Applied`, `Server-Timing` and `Traceparent`.
+/// `Set-Cookie`, `Age`, `Authentication-Info`, `Preference-Applied`, `Server-Timing` and
+/// `Traceparent`.
 ///
 /// If the process is killed after the handler has committed its work and before the record is left,
 /// a retry runs the handler again. [`Once`](crate::Once) closes this window.
@@ -93,6 +94,7 @@ use crate::{
 /// | the key of another request | 422 | `IdempotencyKeyReused` |
 /// | the first attempt still runs | 409 | `InFlight` |
 /// | its answer was not kept | 409 | `AnswerNotKept` |
+/// | its scope has too many answers | 429 | `TooManyAnswers` |
 /// | no record, and [`require_record`](Self::require_record) | 503 | `AnswerUnconfirmed` |
 ///
 /// # Cancel safety
@@ -117,8 +119,11 @@ impl<K: KeySource> ReplayLayer<K> {
     /// organisation and its user. Two clients that choose the same key have nothing in common.
     /// Without a scope, one client could read the answers of another one by its keys.
     /// [`key::fixed`](crate::key::fixed) is one scope for all clients, for routes whose answers are
-    /// public. A request for which a key function returns `None` runs without a record, also with
-    /// [`required`](Self::required).
+    /// public. A request for which a key function returns `None` runs without a record. With
+    /// [`required`](Self::required) it is rejected with 400.
+    ///
+    /// A service that selects its tenant by the host name has the tenant in the scope: the host is
+    /// not a part of the request that is compared.
     ///
     /// Do not use a token as the scope: a retry with a refreshed token would be another request.
     ///
@@ -150,6 +155,8 @@ impl<K: KeySource> ReplayLayer<K> {
             methods: None,
             docs: None,
             answers: Arc::new(answers),
+            scope_limits: ScopeLimits::default(),
+            scope_usage: Arc::default(),
             find_answer: None,
         };
         Self { config: Arc::new(config), values: WholeRequest }
@@ -188,6 +195,20 @@ impl<K: KeySource, V> ReplayLayer<K, V> {
     /// A longer answer is sent, but not kept: a retry gets 409 `answer-not-kept`, and does not run.
     pub fn keep_up_to(self, bytes: usize) -> Self {
         self.with_answers(|answers| answers.keep_up_to = bytes.min(KEEP_UP_TO_MAX))
+    }
+
+    /// Sets how many answers one scope may have within [`keep_for`](Self::keep_for). Default:
+    /// 10,000 answers, and 8 MiB of bodies.
+    ///
+    /// One client then does not use the memory that the answers of all clients share. Beyond
+    /// `answers`, a request with a new key is rejected with 429, and retries of earlier requests
+    /// get their answers. Beyond `body_bytes`, answers are kept without their bodies: a retry gets
+    /// 409 `answer-not-kept`.
+    ///
+    /// Each process counts what it has left itself, approximately. A scope of many clients, such as
+    /// [`key::fixed`](crate::key::fixed), needs larger limits.
+    pub fn scope_limits(self, answers: usize, body_bytes: usize) -> Self {
+        self.with(|config| config.scope_limits = ScopeLimits { answers, bytes: body_bytes })
     }
 
     /// Decides which answers are kept, in place of the default: those with a status below 400.
@@ -271,9 +292,9 @@ impl<K: KeySource, V> ReplayLayer<K, V> {
 
     /// Sets the values that two attempts of one request have in common, besides method and path.
     ///
-    /// Default: query, media type and body, byte for byte. A client that serializes its request
-    /// anew for each attempt may change the order of members or the form of numbers. The values of
-    /// a key function are compared after they are parsed:
+    /// Default: query, media type, content encoding and body, byte for byte. A client that
+    /// serializes its request anew for each attempt may change the order of members or the form of
+    /// numbers. The values of a key function are compared after they are parsed:
     ///
     /// ```
     /// # use axum::Json;

@@ -12,6 +12,7 @@ pub(crate) mod idempotency_key;
 pub(crate) mod fingerprint;
 mod once;
 mod recorder;
+mod scope_usage;
 mod keep;
 mod headers;
 pub(crate) mod answer;

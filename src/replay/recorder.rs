@@ -11,8 +11,11 @@ use super::{
     fingerprint::Fingerprint,
     headers::HeaderFilter,
     keep::{KeepIf, is_wanted, kept_frames},
+    scope_usage::{ScopeLimits, ScopeUsage, Used},
 };
 use crate::{
+    clock::BootInstant,
+    lock_key::LockKey,
     middleware::record::{Ending, Recorder},
     store::NewRecord,
 };
@@ -32,13 +35,35 @@ pub(crate) struct AnswerSettings {
 pub(super) struct AnswerRecorder {
     settings: Arc<AnswerSettings>,
     fingerprint: Fingerprint,
+    scope: Scope,
     /// The response head, if the response is kept.
     head: Option<(StatusCode, HeaderMap)>,
 }
 
+/// The scope of a request, and what it keeps.
+#[derive(Debug)]
+pub(super) struct Scope {
+    pub(super) key: LockKey,
+    pub(super) limits: ScopeLimits,
+    pub(super) usage: Arc<ScopeUsage>,
+    /// When the request came.
+    pub(super) now: BootInstant,
+}
+
+impl Scope {
+    fn used(&self, keep_for: Duration) -> Used {
+        self.usage.of(&self.key, keep_for, self.now)
+    }
+
+    /// Whether a request with a new key is rejected.
+    pub(super) fn is_full(&self, keep_for: Duration) -> bool {
+        self.used(keep_for).answers >= self.limits.answers as f64
+    }
+}
+
 impl AnswerRecorder {
-    pub(super) fn new(settings: Arc<AnswerSettings>, fingerprint: Fingerprint) -> Self {
-        Self { settings, fingerprint, head: None }
+    pub(super) fn new(settings: Arc<AnswerSettings>, fingerprint: Fingerprint, scope: Scope) -> Self {
+        Self { settings, fingerprint, scope, head: None }
     }
 }
 
@@ -58,10 +83,14 @@ impl Recorder for AnswerRecorder {
     }
 
     fn record(self: Box<Self>, ending: Ending<'_>) -> Option<NewRecord> {
-        let Self { settings, fingerprint, head } = *self;
+        let Self { settings, fingerprint, scope, head } = *self;
         let (status, headers) = head?;
-        let answer = match kept_frames(ending, settings.keep_up_to) {
-            Some(frames) => Answer::new(status, headers, copied(frames)),
+        let left = scope.limits.bytes as f64 - scope.used(settings.keep_for).bytes;
+        let frames = kept_frames(ending, settings.keep_up_to).map(copied);
+        let body = frames.filter(|body| body.len() as f64 <= left);
+        scope.usage.add(&scope.key, body.as_ref().map_or(0, Bytes::len), settings.keep_for, scope.now);
+        let answer = match body {
+            Some(body) => Answer::new(status, headers, body),
             None => Answer::tombstone(status, &headers),
         };
         Some(NewRecord { record: answer.into_record(&fingerprint), keep_for: settings.keep_for })
@@ -105,7 +134,14 @@ mod tests {
             keep_if: None,
             is_record_required: false,
         };
-        let mut recorder = Box::new(AnswerRecorder::new(Arc::new(settings), Fingerprint::from_bytes([7; 32])));
+        let scope = Scope {
+            key: LockKey::from(("user", 7)),
+            limits: ScopeLimits::default(),
+            usage: Arc::default(),
+            now: BootInstant::default(),
+        };
+        let fingerprint = Fingerprint::from_bytes([7; 32]);
+        let mut recorder = Box::new(AnswerRecorder::new(Arc::new(settings), fingerprint, scope));
         recorder.see_head(&Response::new(()).into_parts().0);
         let buffer = Bytes::from(vec![1; 1 << 20]);
         let frame = buffer.slice(..8);

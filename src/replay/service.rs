@@ -6,7 +6,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{Request, Response, header::CONTENT_TYPE};
 use http_body::Body;
 use tokio::time::timeout;
 use tower::{BoxError, Service, ServiceExt, util::Oneshot};
@@ -16,7 +16,7 @@ use super::{
     config::{FoundAnswer, ReplayConfig},
     fingerprint::Fingerprint,
     once::{Once, Unrecorded},
-    recorder::AnswerRecorder,
+    recorder::{AnswerRecorder, Scope},
 };
 use crate::{
     body::request_body::RequestBody,
@@ -49,6 +49,7 @@ pub struct ReplayService<S, K, V> {
 struct KeyedRequest {
     /// The key of its lock and of its record.
     key: LockKey,
+    scope: LockKey,
     fingerprint: Fingerprint,
 }
 
@@ -109,7 +110,7 @@ where
     let context = request.locks.context().clone();
     let waits = context.start_waiting();
     let route = context.known_route();
-    let KeyedRequest { key, fingerprint } = match keyed_request(&config, &values, &context, &mut request).await {
+    let KeyedRequest { key, scope, fingerprint } = match keyed_request(&config, &values, &context, &mut request).await {
         Ok(Some(request)) => request,
         Ok(None) => {
             drop(waits);
@@ -147,9 +148,21 @@ where
     };
     drop(waits);
 
+    let scope = Scope {
+        key: scope,
+        limits: config.scope_limits,
+        usage: Arc::clone(&config.scope_usage),
+        now: config.route.locks.driver().now(),
+    };
+    // Only now: the retry of an earlier request gets its answer.
+    if scope.is_full(config.answers.keep_for) {
+        let response = reject(&config, &context, route, Some(&lock.span), Rejection::TooManyAnswers);
+        lock.release_unused();
+        return Ok(response);
+    }
     let held_lock = lock.held_lock();
     request.locks.add(lock);
-    request.locks.set_recorder(AnswerRecorder::new(Arc::clone(&config.answers), fingerprint));
+    request.locks.set_recorder(AnswerRecorder::new(Arc::clone(&config.answers), fingerprint, scope));
     if let Some(find_answer) = &config.find_answer {
         let search = context.request_scope().scope(find_answer(key.clone()));
         let found = match request.locks.run(pin!(search)).await {
@@ -188,6 +201,9 @@ async fn keyed_request<K: KeySource, S>(
         return Ok(None);
     };
     let Some(scope) = config.scope.extract_key(head, body).await? else {
+        if config.is_required {
+            return Err(Rejection::no_scope().into());
+        }
         leave_for_extractors(head, Unrecorded::NoScope);
         return Ok(None);
     };
@@ -203,9 +219,13 @@ async fn keyed_request<K: KeySource, S>(
     let content = body.read(head).await?;
     let fingerprint = match values {
         Some(values) => Fingerprint::of_values(head, &values),
+        // One reader may use the first media type, and another one the last.
+        None if head.headers.get_all(CONTENT_TYPE).iter().nth(1).is_some() => {
+            return Err(Rejection::duplicate_content_type().into());
+        }
         None => Fingerprint::of_request(head, &content),
     };
-    Ok(Some(KeyedRequest { key, fingerprint }))
+    Ok(Some(KeyedRequest { key, scope, fingerprint }))
 }
 
 /// The answer in a record, for a request with this fingerprint.
@@ -289,6 +309,7 @@ fn reject<K, B>(
         Rejection::IdempotencyKeyReused => Some("mismatch"),
         Rejection::InFlight { .. } => Some("in_flight"),
         Rejection::AnswerNotKept { .. } => Some("not_kept"),
+        Rejection::TooManyAnswers => Some("too_many"),
         // Counted by the metrics of locks.
         _ => None,
     };

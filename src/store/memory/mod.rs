@@ -57,6 +57,14 @@ pub struct MemoryStore {
     clock: Clock,
 }
 
+/// Reason of a refused acquire.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the records of this `MemoryStore` use nine tenths of its bounds; keys with a record keep it, and new ones are \
+     refused until records expire: shorten `keep_for`, or use Redis"
+)]
+struct TooManyRecords;
+
 impl MemoryStore {
     /// Creates an empty store.
     #[must_use]
@@ -157,9 +165,13 @@ impl LockStore for MemoryStore {
     }
 
     fn acquire(&self, requests: Many<AcquireRequest>) -> Many<StoreFuture<AcquireReply>> {
-        let acquire =
-            |request: AcquireRequest| self.execute(self.keys.of(&request.key), |keys, cx| keys.acquire(cx, request));
-        requests.map(acquire)
+        requests.map(|request: AcquireRequest| {
+            if request.demand.takes_record() && self.records.lock().are_full_for(&request.key, self.clock.now()) {
+                let error = StoreError::new("memory", "acquire", StoreErrorKind::Refused);
+                return StoreFuture::ready(Err(error.with_source(TooManyRecords)));
+            }
+            self.execute(self.keys.of(&request.key), |keys, cx| keys.acquire(cx, request))
+        })
     }
 
     fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {

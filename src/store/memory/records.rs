@@ -74,6 +74,19 @@ impl Records {
         self.free(now);
     }
 
+    /// Whether a key without a record must not get one: an older record would be dropped for it,
+    /// and its work would run again. The rest is for the work that is under way by then.
+    pub(super) fn are_full_for(&mut self, key: &LockKey, now: BootInstant) -> bool {
+        let is_near = |used: usize, max: usize| used >= max - max / 10;
+        let is_full =
+            is_near(self.by_key.len(), MAX_MEMORY_RECORDS) || is_near(self.head_bytes, MAX_MEMORY_RECORD_BYTES);
+        if !is_full || self.stored(key, now).is_some() {
+            return false;
+        }
+        self.free(now);
+        is_near(self.by_key.len(), MAX_MEMORY_RECORDS) || is_near(self.head_bytes, MAX_MEMORY_RECORD_BYTES)
+    }
+
     /// Removes expired records, then those beyond the bounds, the earliest end first.
     fn free(&mut self, now: BootInstant) {
         while let Some((&(end, _), key)) = self.by_end.first_key_value()

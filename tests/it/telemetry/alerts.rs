@@ -245,7 +245,7 @@ fn as_test(run: &Run, queries: &[(usize, String, Vec<Value>)]) -> Value {
 }
 
 /// Runs `promtool`. It reads YAML, which JSON is.
-fn test_rules(tests: Vec<Value>) {
+fn test_rules(tests: &[Value]) {
     let rules = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/observability/alerts.yml");
     let file = std::env::temp_dir().join(format!("tower-lock-alerts-{}.yml", std::process::id()));
     fs::write(&file, json!({ "rule_files": [rules], "evaluation_interval": "1m", "tests": tests }).to_string())
@@ -286,7 +286,7 @@ fn alerts_fire_for_what_a_process_exports() {
         (10, format!("count({query}) > bool 0"), vec![json!({ "labels": "{}", "value": 1 })])
     });
     tests.push(as_test(&runs[0], &shown.collect::<Vec<_>>()));
-    test_rules(tests);
+    test_rules(&tests);
 }
 
 #[test]

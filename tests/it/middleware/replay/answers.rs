@@ -92,6 +92,16 @@ async fn status_headers_and_body_survive_byte_for_byte() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn headers_of_the_first_attempt_are_not_replayed() {
+    let (_store, locks) = store_and_locks();
+    let headers = [("age", "7"), ("authentication-info", "nextnonce=1"), ("x-kept", "1")];
+    let (app, _) = app(layer(&locks), move |_| (headers, "run 1"));
+    assert_eq!(send(&app, request("a", "x")).await.headers()["age"], "7");
+    let retry = send(&app, request("a", "x")).await;
+    assert_eq!(headers.map(|(name, _)| retry.headers().contains_key(name)), [false, false, true]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn cookies_of_the_first_client_are_not_replayed() {
     let with_cookies = |_| {
         let mut response = "run 1".into_response();

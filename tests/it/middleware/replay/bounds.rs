@@ -1,18 +1,24 @@
 //! Bounds of answers, of records, and of requests that wait.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     body::Body,
-    http::{Request, StatusCode},
+    http::{HeaderValue, Request, StatusCode},
 };
 use futures_util::future::join_all;
 use tokio::time::sleep;
-use tower_lock::test_util::StoreOp;
+use tower_lock::{
+    LockKey, LockManager, MemoryStore, ReplayLayer,
+    key::{self, KeySource},
+    store::{AcquireRequest, AcquisitionIds, IfBusy, QueueConfig, Record, ReleaseRequest},
+    test_util::StoreOp,
+};
 use tower_lock_testkit::{
     app::send,
     body::{ScriptedBody, Step},
     locks::store_and_locks,
+    store::StoreExt,
     wait::settle,
 };
 
@@ -100,4 +106,69 @@ async fn ten_thousand_keys_leave_nothing_in_the_manager() {
     }
     settle().await;
     assert_eq!((runs(), store.held_count(), locks.size()), (10_000, 0, (0, 0)));
+}
+
+/// The scope of each request is its header `x-user`.
+fn by_user(locks: &LockManager) -> ReplayLayer<impl KeySource + use<>> {
+    ReplayLayer::new(locks, key::from_fields("user", key::header("x-user")))
+}
+
+fn of(user: &'static str, key: &str) -> Request<Body> {
+    let mut request = request(key, "x");
+    request.headers_mut().insert("x-user", HeaderValue::from_static(user));
+    request
+}
+
+/// A client with many answers gets no new ones, and takes nothing from another one.
+/// Guarantee: G18.
+#[tokio::test(start_paused = true)]
+async fn answers_of_one_scope_are_bounded() {
+    let (_store, locks) = store_and_locks();
+    let layer = by_user(&locks).keep_for(DAY).scope_limits(3, 25);
+    let (app, runs) = app(layer, |_| "ten bytes.");
+    let before = send(&app, of("ann", "a")).await;
+    assert_eq!(before.status(), StatusCode::OK);
+    for key in ["1", "2", "3"] {
+        assert_eq!(send(&app, of("mallory", key)).await.status(), StatusCode::OK);
+    }
+    assert_eq!(runs(), 4);
+    let problem_of_new = problem(send(&app, of("mallory", "4")).await, 429, "too-many-answers").await;
+    assert_eq!((&problem_of_new["outcome"], runs()), (&"not-started".into(), 4));
+    // Within its bytes the first two answers have their bodies.
+    for (key, is_kept) in [("1", true), ("2", true), ("3", false)] {
+        let retry = send(&app, of("mallory", key)).await;
+        assert_eq!(is_replayed(&retry), is_kept, "{key}");
+        if !is_kept {
+            problem(retry, 409, "answer-not-kept").await;
+        }
+    }
+    assert!(is_replayed(&send(&app, of("ann", "a")).await));
+    assert_eq!(send(&app, of("ann", "b")).await.status(), StatusCode::OK);
+    sleep(2 * DAY).await;
+    assert_eq!(send(&app, of("mallory", "4")).await.status(), StatusCode::OK, "the others have expired");
+}
+
+/// A record of the store in memory is not dropped for a newer one: its work would run again.
+/// Guarantee: G18.
+#[tokio::test(start_paused = true)]
+async fn full_store_in_memory_keeps_its_records() {
+    let memory = Arc::new(MemoryStore::new());
+    let locks = LockManager::new(Arc::clone(&memory));
+    let (app, runs) = app(by_user(&locks), created);
+    assert_eq!(run_of(send(&app, of("ann", "a")).await).await, (1, false));
+    let ids = AcquisitionIds::new("flood", 1);
+    let queue = QueueConfig::new(DAY, DAY, 10);
+    for n in 0..99_990 {
+        let (key, id) = (LockKey::from(("flood", n)), ids.next());
+        let acquire = AcquireRequest::new(key.clone(), id.clone(), DAY, IfBusy::Fail, queue, DAY);
+        drop(memory.acquire_one(acquire).await);
+        let release = ReleaseRequest::new(key, id, Duration::ZERO, queue).record(Record::new("head", None), DAY);
+        memory.release_one(release).await.expect("up");
+    }
+    let problem = problem(send(&app, of("mallory", "new")).await, 503, "store-unavailable").await;
+    assert_eq!((&problem["outcome"], runs()), (&"not-started".into(), 1));
+    assert_eq!(run_of(send(&app, of("ann", "a")).await).await, (1, true));
+    assert!(locks.try_lock(("any",)).await.is_ok(), "locks need no record");
+    sleep(DAY).await;
+    assert_eq!(run_of(send(&app, of("mallory", "new")).await).await, (2, false));
 }

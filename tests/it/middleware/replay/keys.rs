@@ -5,7 +5,10 @@ use std::collections::BTreeSet;
 use axum::{
     Extension, Json, Router,
     body::Body,
-    http::{HeaderValue, Method, Request, Response, StatusCode},
+    http::{
+        HeaderName, HeaderValue, Method, Request, Response, StatusCode,
+        header::{CONTENT_ENCODING, CONTENT_TYPE},
+    },
     middleware::{Next, from_fn},
 };
 use serde::Deserialize;
@@ -70,6 +73,38 @@ async fn request_without_a_scope_runs_without_a_record() {
         assert_eq!(run_of(send(&app, request("a", "x")).await).await, (run, false));
     }
     assert_eq!(store.on(StoreOp::Acquire).calls(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_without_a_required_scope_is_rejected() {
+    let (store, locks) = store_and_locks();
+    let scope = key::from_fn(|user: Option<Extension<User>>| user.map(|user| ("user", user.0.0)));
+    let (app, runs) = app(ReplayLayer::new(&locks, scope).required(), created);
+    problem(send(&app, request("a", "x")).await, 400, "invalid-key").await;
+    assert_eq!((runs(), store.on(StoreOp::Acquire).calls()), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn encoding_and_media_type_of_a_body_belong_to_its_request() {
+    let (_store, locks) = store_and_locks();
+    let (app, runs) = app(layer(&locks), created);
+    let of = |headers: &[(HeaderName, &'static str)]| {
+        let mut request = request("a", "x");
+        for (name, value) in headers {
+            request.headers_mut().append(name, HeaderValue::from_static(value));
+        }
+        request
+    };
+    let two = [(CONTENT_TYPE, "text/plain"), (CONTENT_TYPE, "application/json")];
+    let of_two = problem(send(&app, of(&two)).await, 400, "invalid-key").await;
+    assert!(of_two["detail"].as_str().is_some_and(|text| text.contains("content-type")), "{of_two}");
+    assert_eq!(runs(), 0);
+    let lists = [[(CONTENT_ENCODING, "gzip"), (CONTENT_ENCODING, "br")].to_vec(), vec![(CONTENT_ENCODING, "GZIP, br")]];
+    assert_eq!(run_of(send(&app, of(&lists[0])).await).await, (1, false));
+    assert_eq!(run_of(send(&app, of(&lists[1])).await).await, (1, true), "the same list");
+    for other in [&[][..], &[(CONTENT_ENCODING, "gzip")]] {
+        problem(send(&app, of(other)).await, 422, "idempotency-key-reused").await;
+    }
 }
 
 #[tokio::test(start_paused = true)]
