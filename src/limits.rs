@@ -91,6 +91,7 @@ pub(crate) const RECHECK_INTERVAL: Duration = Duration::from_millis(100);
 pub(crate) const MAX_UNCLAIMED_OFFER_RELEASES: usize = 8;
 
 /// The timeout of one call of the store.
+#[cfg(any(test, feature = "memory", feature = "redis", feature = "test-util"))]
 pub(crate) const STORE_CALL_TIMEOUT: Duration = Duration::from_millis(500);
 /// The timeout of connecting to Redis.
 #[cfg(feature = "redis")]

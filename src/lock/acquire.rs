@@ -23,7 +23,7 @@ use crate::{
     policy::{LockPolicy, call_setters, settings},
     proto::{GuardEnd, LockRequest, QueuePosition, hold_limits::HoldLimits},
     store::{Demand, StoreError, StoreErrorKind},
-    telemetry::metrics::AcquireMetrics,
+    telemetry::{metrics::AcquireMetrics, notice},
 };
 
 /// Builder of a call for a lock. Nothing happens before it is awaited.
@@ -53,12 +53,16 @@ use crate::{
 #[must_use = "nothing is locked before the call is awaited"]
 pub struct LockBuilder {
     driver: Arc<Driver>,
-    key: LockKey,
+    key: UnpolledKey,
     /// What this call sets.
     policy: LockPolicy,
     owner: Option<Owner>,
     handle: HandleSettings,
 }
+
+/// The key of a call until its first poll. The drop of a call that was never polled is logged.
+#[derive(Debug)]
+struct UnpolledKey(Option<LockKey>);
 
 /// The settings of a call that come from its handle.
 #[derive(Debug)]
@@ -136,7 +140,7 @@ enum Request {
     /// A call without HTTP. Its settings are merged at the first poll, because the task that polls
     /// decides on the owner and on the settings that are inherited.
     Call {
-        key: LockKey,
+        key: UnpolledKey,
         owner: Option<Owner>,
         policy: LockPolicy,
         handle: HandleSettings,
@@ -154,6 +158,7 @@ struct PendingAcquire {
 
 impl LockBuilder {
     pub(super) fn new(driver: Arc<Driver>, key: LockKey, policy: LockPolicy, parent: Parent) -> Self {
+        let key = UnpolledKey(Some(key));
         Self { driver, key, policy: LockPolicy::new(), owner: None, handle: HandleSettings { policy, parent } }
     }
 
@@ -220,12 +225,13 @@ impl LockBuilder {
         Ok(done)
     }
 
-    pub(super) fn driver(&self) -> &Driver {
-        &self.driver
+    pub(super) fn key(&self) -> &LockKey {
+        self.key.0.as_ref().expect("not polled yet")
     }
 
-    pub(super) fn key(&self) -> &LockKey {
-        &self.key
+    /// The key, for another call than that for the lock.
+    pub(super) fn into_key(self) -> (Arc<Driver>, LockKey) {
+        (self.driver, self.key.take())
     }
 
     /// The owner of the call, for the scope of its work.
@@ -356,8 +362,22 @@ impl Request {
             Self::Layer(params) => (params, None),
             Self::Call { key, owner, policy, handle, demand } => {
                 let (wait, limits) = effective_settings(policy, handle.policy);
-                (LockParams { key, wait, limits, owner, route: None, demand }, handle.parent.get())
+                (LockParams { key: key.take(), wait, limits, owner, route: None, demand }, handle.parent.get())
             }
+        }
+    }
+}
+
+impl UnpolledKey {
+    fn take(mut self) -> LockKey {
+        self.0.take().expect("taken once")
+    }
+}
+
+impl Drop for UnpolledKey {
+    fn drop(&mut self) {
+        if let Some(key) = &self.0 {
+            notice::dropped_unpolled(key);
         }
     }
 }

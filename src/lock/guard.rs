@@ -14,7 +14,7 @@ use crate::{
     lock_key::LockKey,
     proto::{GuardEnd, section::ReleaseOutcome},
     store::{NewRecord, StoreError},
-    telemetry::metrics::GuardMetrics,
+    telemetry::{metrics::GuardMetrics, notice},
 };
 
 /// Guard of a held lock. The lock is released when the guard is dropped or
@@ -161,6 +161,9 @@ impl LockGuard {
 impl Drop for LockGuard {
     fn drop(&mut self) {
         if !self.is_ended {
+            if self.loss().is_none() {
+                notice::dropped_guard(self.key(), self.section.token);
+            }
             self.end(GuardEnd::Dropped);
         }
     }

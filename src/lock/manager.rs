@@ -1,6 +1,12 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::time::timeout;
+#[cfg(feature = "memory")]
+use {
+    crate::{sync::Mutex, telemetry::notice},
+    std::sync::{LazyLock, Weak},
+    tokio::runtime,
+};
 
 use super::{LockBuilder, LockStatus, driver::Driver, request_scope::Parent, watchdog};
 use crate::{
@@ -54,11 +60,16 @@ pub struct LockManagerBuilder {
 
 impl LockManager {
     /// Creates a manager whose locks are shared within this process. Needs the feature `memory`.
+    ///
+    /// Locks of two managers do not exclude each other, so a second one on the same runtime logs a
+    /// warning, once. Clone the first one.
     #[cfg(feature = "memory")]
     #[cfg_attr(docsrs, doc(cfg(feature = "memory")))]
     #[must_use]
     pub fn in_memory() -> Self {
-        Self::new(crate::store::MemoryStore::new())
+        let locks = Self::new(crate::store::MemoryStore::new());
+        warn_of_second(locks.driver());
+        locks
     }
 
     /// Creates a manager of locks in this store. An `Arc` of a store is a store, too.
@@ -425,6 +436,31 @@ impl LockManagerBuilder {
         let ids = AcquisitionIds::new(&instance, random);
         let driver = Driver::new(store, clock, ids, lease, max_detached, watchdog::start);
         LockManager { handle: Arc::new(Handle { driver }), policy: LockPolicy::new(), parent: Parent::default() }
+    }
+}
+
+/// Warns, once for a runtime, if the manager that `in_memory` created before is still there. Of one
+/// runtime, because each test of a program has one.
+#[cfg(feature = "memory")]
+fn warn_of_second(driver: &Arc<Driver>) {
+    struct Last {
+        runtime: runtime::Id,
+        driver: Weak<Driver>,
+        has_warned: bool,
+    }
+    static LAST: LazyLock<Mutex<Option<Last>>> = LazyLock::new(Mutex::default);
+
+    let Ok(runtime) = runtime::Handle::try_current() else { return };
+    let mut next = Last { runtime: runtime.id(), driver: Arc::downgrade(driver), has_warned: false };
+    let mut last = LAST.lock();
+    let same = last.take().filter(|last| last.runtime == next.runtime);
+    let has_warned = same.as_ref().is_some_and(|last| last.has_warned);
+    let is_second = same.is_some_and(|last| last.driver.strong_count() > 0);
+    next.has_warned = has_warned || is_second;
+    *last = Some(next);
+    drop(last);
+    if is_second && !has_warned {
+        notice::second_in_memory();
     }
 }
 

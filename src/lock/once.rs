@@ -161,7 +161,8 @@ impl OnceBuilder {
     ///
     /// Fails if the store does not reply within its call timeout.
     pub async fn inspect(self) -> Result<LockStatus, StoreError> {
-        self.lock.driver().inspect(self.lock.key().clone()).await
+        let (driver, key) = self.lock.into_key();
+        driver.inspect(key).await
     }
 
     /// Deletes the record of the work, so that the next call runs it again. Returns whether there
@@ -187,12 +188,12 @@ impl OnceBuilder {
     /// store does not reply within its call timeout, or keeps no
     /// [records](crate::store::StoreTraits::records).
     pub async fn forget(self) -> Result<bool, LockError> {
-        let (driver, key) = (self.lock.driver(), self.lock.key());
+        let (driver, key) = self.lock.into_key();
         match driver.within("delete-record", |store| store.delete_record(key.clone())).await? {
             DeleteRecordReply::Deleted => Ok(true),
             DeleteRecordReply::NotFound => Ok(false),
             DeleteRecordReply::Busy => {
-                let LockStatus { remaining, waiting, .. } = driver.inspect(key.clone()).await?;
+                let LockStatus { remaining, waiting, .. } = driver.inspect(key).await?;
                 Err(LockError::busy(remaining, 1 + waiting))
             }
         }

@@ -4,6 +4,7 @@
 //! or block. Nothing here is called under a mutex of this crate, and their panics are contained.
 
 pub(crate) mod metrics;
+pub(crate) mod notice;
 pub(crate) mod report;
 pub(crate) mod throttle;
 pub(crate) mod route;

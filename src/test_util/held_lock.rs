@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use crate::{FencingToken, HeldLock, LockKey, LockManager, proto::section::Section};
+use crate::{FencingToken, HeldLock, LockKey, LockManager, MemoryStore, proto::section::Section};
 
 impl HeldLock {
     /// Creates a view of a lock that is never lost, for tests of a handler. Needs the feature
@@ -32,7 +32,7 @@ impl HeldLock {
     #[must_use]
     pub fn for_test(key: impl Into<LockKey>, token: u64) -> Self {
         let token = FencingToken::from_raw(token).expect("a token of 63 bits");
-        let driver = Arc::clone(LockManager::in_memory().driver());
+        let driver = Arc::clone(LockManager::new(MemoryStore::new()).driver());
         let section = Section::detached(key.into(), token, driver.ids.next());
         Self::new(Arc::new(section), driver)
     }

@@ -2,5 +2,6 @@
 
 mod span;
 mod metrics;
+mod notices;
 mod alerts;
 mod observers;
