@@ -168,12 +168,19 @@ fn every_guide_page_is_a_module_whose_links_are_items() {
         let tested_elsewhere = format!("#[cfg_attr(not(doctest), doc = include_str!(\"../{page}\"))]");
         let lib = lib.replace(&tested_elsewhere, &format!("#[doc = include_str!(\"../{page}\")]"));
         assert!(lib.contains(&module), "no module for {page}");
-        assert!(readme.contains(&format!("]: {page}\n")), "the README has no link to {page}");
+        assert!(readme.contains(&format!("]({page})")), "the README has no link to {page}");
         for (label, _) in links(&read(page.to_string())) {
             let is_defined = items.iter().any(|(item, _)| item.eq_ignore_ascii_case(label));
             assert!(is_defined, "{page}: src/links.md does not define [{label}]");
         }
     }
+}
+
+/// As `wc -w` counts. A new feature is a line of the guide, and seldom one of the README.
+#[test]
+fn readme_has_at_most_900_words() {
+    let words = read("README.md").split_whitespace().count();
+    assert!((500..=900).contains(&words), "{words}");
 }
 
 #[test]
