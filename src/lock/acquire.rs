@@ -22,7 +22,7 @@ use crate::{
     owner::Owner,
     policy::{LockPolicy, call_setters, settings},
     proto::{GuardEnd, LockRequest, QueuePosition, hold_limits::HoldLimits},
-    store::{Demand, StoreError, StoreErrorKind},
+    store::{Demand, StoreError},
     telemetry::{metrics::AcquireMetrics, notice},
 };
 
@@ -428,7 +428,7 @@ fn no_reply_error(position: QueuePosition) -> LockError {
     match position.store_error {
         Some(error) => error.into(),
         None if position.is_contended => LockError::busy(position.lease_left, position.ahead),
-        None => StoreError::new("lock", "acquire", StoreErrorKind::Timeout).into(),
+        None => StoreError::no_reply("acquire").into(),
     }
 }
 
@@ -445,6 +445,7 @@ impl fmt::Debug for LockFuture {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::StoreErrorKind;
 
     /// Guarantee: G6.
     #[test]

@@ -187,7 +187,8 @@ impl Driver {
         }
         if self.renewals.are_late(&self.clock) && !self.shards.of(key).lock().table.contains(key) {
             // The keys that are held come first.
-            let error = StoreError::new("lock", "acquire", StoreErrorKind::Overloaded);
+            let error = StoreError::new("lock", "acquire", StoreErrorKind::Overloaded)
+                .with_source("the renewals of held locks wait for their turn, and come first");
             drop(request.waiter.send(Err(LockError::from(error).into())));
             return 0;
         }
@@ -236,6 +237,7 @@ impl Driver {
             StoreEvent::Offered { .. } | StoreEvent::Revoked { .. } => {}
             StoreEvent::Freed { key } => self.handle_event(&key, Event::Freed),
             StoreEvent::Lagged => self.on_lagged(),
+            StoreEvent::Doubted => self.shards.iter().for_each(|shard| shard.lock().table.doubt(self.clock.now())),
         }
     }
 
@@ -565,7 +567,7 @@ impl Driver {
                 let call_timeout = self.call_timeout;
                 self.spawn(async move {
                     let reply = timeout(call_timeout, reply).await;
-                    finish(reply.unwrap_or_else(|_| Err(StoreError::new("lock", operation, StoreErrorKind::Timeout))));
+                    finish(reply.unwrap_or_else(|_| Err(StoreError::no_reply(operation))));
                 });
                 None
             }

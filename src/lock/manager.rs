@@ -17,7 +17,7 @@ use crate::{
     owner::Owner,
     policy::LockPolicy,
     process, proto,
-    store::{ForceReleaseReply, ForceReleaseRequest, KeyStatus, LockStore, StoreError, StoreErrorKind, StoreFuture},
+    store::{ForceReleaseReply, ForceReleaseRequest, KeyStatus, LockStore, StoreError, StoreFuture},
     telemetry::{metrics, report::Report},
 };
 
@@ -176,8 +176,8 @@ impl LockManager {
         self.driver().within("force-release", |store| store.force_release(request)).await
     }
 
-    /// Checks whether the store replies and can notify waiters, for a readiness probe. A store in
-    /// memory is always ready.
+    /// Checks whether the store accepts writes and can notify waiters, for a readiness probe. A
+    /// store in memory is always ready.
     ///
     /// The result has no effect on requests: while the store cannot be reached, they get 503 with
     /// or without a probe. The result is `Ok` during a [`shutdown`](Self::shutdown). A probe that
@@ -185,8 +185,8 @@ impl LockManager {
     ///
     /// # Errors
     ///
-    /// Fails if the store does not reply, so that requests are rejected, or if it cannot notify
-    /// waiters, so that requests wait longer than necessary.
+    /// Fails if the store does not reply or accepts no writes, so that requests are rejected, or if
+    /// it cannot notify waiters, so that requests wait longer than necessary.
     pub async fn health(&self) -> Result<(), StoreError> {
         self.driver().within("health", <dyn LockStore>::health).await
     }
@@ -349,7 +349,7 @@ impl Driver {
     ) -> Result<T, StoreError> {
         self.check_process(operation)?;
         let reply = timeout(self.call_timeout, call(&*self.store)).await;
-        reply.unwrap_or_else(|_| Err(StoreError::new("lock", operation, StoreErrorKind::Timeout)))
+        reply.unwrap_or_else(|_| Err(StoreError::no_reply(operation)))
     }
 }
 

@@ -11,7 +11,7 @@ use super::{driver::Driver, driver_data::Grant};
 use crate::{
     error::LockLost,
     limits::{MAX_RENEWAL_CALLS, MAX_RENEWALS_PER_CALL},
-    store::{RenewReply, RenewRequest, StoreError, StoreErrorKind},
+    store::{RenewReply, RenewRequest, StoreError},
     telemetry::report::Report,
 };
 
@@ -112,7 +112,7 @@ async fn renew(driver: Arc<Driver>, grants: Vec<Arc<Grant>>, turns: Arc<Semaphor
     };
     let requests = grants.iter().zip(&leases).map(request).collect();
     let replies = timeout(driver.call_timeout, driver.store.renew(requests)).await;
-    let replies = replies.unwrap_or_else(|_| Err(StoreError::new("lock", "renew", StoreErrorKind::Timeout)));
+    let replies = replies.unwrap_or_else(|_| Err(StoreError::no_reply("renew")));
     drop(turn);
     driver.record_reply("renew", &replies);
     let now = driver.clock.now();

@@ -9,7 +9,7 @@ use crate::{
     fencing::FencingToken,
     limits::{QUEUE_POLL_INTERVAL, RETRY_MIN},
     owner::Owner,
-    store::{Demand, NewRecord, StoreError, StoreErrorKind},
+    store::{Demand, NewRecord, StoreError},
 };
 
 /// One acquisition id, from its first store call to its release.
@@ -69,6 +69,8 @@ pub(super) struct Holding<D: DriverTypes> {
     pub(super) token: FencingToken,
     /// The start of the batch of local sections: the last grant or extension.
     pub(super) since: BootInstant,
+    /// When the call was sent to which the store replied then (I3).
+    pub(super) confirmed_at: BootInstant,
     /// The number of sections since then.
     pub(super) sections: u16,
     /// What the grant was asked for.
@@ -136,7 +138,7 @@ impl<D: DriverTypes> Attempt<D> {
     /// The error of the store, if the holder is unknown because of it.
     pub(super) fn store_error(&self) -> Option<StoreError> {
         let has_no_reply = matches!(self.state, State::Requesting);
-        let timeout = || StoreError::new("lock", "acquire", StoreErrorKind::Timeout);
+        let timeout = || StoreError::no_reply("acquire");
         self.in_flight.error().cloned().or_else(|| has_no_reply.then(timeout))
     }
 

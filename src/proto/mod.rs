@@ -234,6 +234,8 @@ pub struct Env<'a, D: DriverTypes> {
     pub usage: &'a Usage,
     /// The instant of the last [`LockTable::lagged`](table::LockTable::lagged).
     pub lagged_at: Option<BootInstant>,
+    /// The instant of the last [`LockTable::doubt`](table::LockTable::doubt).
+    pub doubted_at: Option<BootInstant>,
     /// No waiter is queued any more.
     pub is_shutting_down: bool,
     /// An entry without content, whose memory the others use during an event: neither the queue nor

@@ -42,6 +42,7 @@ pub struct LockTable<D: DriverTypes> {
     /// The keys in the store queue. Lost messages concern only these, however many keys are held.
     queued: KeyMap<()>,
     lagged_at: Option<BootInstant>,
+    doubted_at: Option<BootInstant>,
     /// Of a request or a call.
     last_number: u64,
     is_shutting_down: bool,
@@ -69,6 +70,7 @@ impl<D: DriverTypes> LockTable<D> {
             counts: EntryCounts::default(),
             queued: KeyMap::default(),
             lagged_at: None,
+            doubted_at: None,
             last_number: 0,
             is_shutting_down: false,
         }
@@ -134,6 +136,12 @@ impl<D: DriverTypes> LockTable<D> {
     pub fn lagged(&mut self, now: BootInstant) -> Vec<LockKey> {
         self.lagged_at = Some(now);
         self.queued.keys().cloned().collect()
+    }
+
+    /// Records that the store may have lost locks. The next section of a held key begins with a
+    /// call of the store.
+    pub fn doubt(&mut self, now: BootInstant) {
+        self.doubted_at = Some(now);
     }
 
     /// Rejects new keys from now on. Returns the keys that are to receive [`Event::Shutdown`].
@@ -224,6 +232,7 @@ impl<D: DriverTypes> LockTable<D> {
             lease: self.lease,
             usage: &self.usage,
             lagged_at: self.lagged_at,
+            doubted_at: self.doubted_at,
             is_shutting_down: self.is_shutting_down,
             spare: &mut self.spare,
             actions,

@@ -1172,6 +1172,28 @@ fn a_yielded_key_is_awaited_under_a_new_id_in_the_same_order() {
     assert!(h.calls.is_empty());
 }
 
+/// Guarantee: G11.
+#[test]
+fn no_local_section_starts_before_a_doubtful_store_has_replied() {
+    let mut h = harness();
+    h.request(1, true);
+    h.request(2, true);
+    h.request(3, true);
+    // A reply to a call that was sent before shows nothing.
+    h.table.doubt(h.now);
+    h.reply(GRANTED);
+    let first = h.expect_grant(1);
+    h.now = h.now.saturating_add(ms(1));
+    h.end_guard(&first, GuardEnd::Released);
+    let call = h.take_call();
+    assert!(matches!(call.op, StoreOp::Yield(_)), "{call:?}");
+    h.handle(Event::Yielded(call.number, Ok(YieldReply::Extended { fence: 9 })));
+    let second = h.expect_grant(2);
+    h.end_guard(&second, GuardEnd::Released);
+    assert!(h.expect_grant(3).token > second.token, "a local handoff");
+    assert!(h.calls.is_empty());
+}
+
 /// Holds a key and adds waiters until one is rejected. Returns the number of waiters and the bound
 /// that rejected the last.
 fn fill_queue(h: &mut Harness, n: usize) -> (usize, QueueBound) {

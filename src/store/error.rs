@@ -47,11 +47,22 @@ pub enum StoreErrorKind {
     Unsupported,
 }
 
+/// Source of an error that the caller of the store makes.
+#[derive(Debug, thiserror::Error)]
+#[error("no reply and no error within the call timeout: is the store stopped, or are too many calls under way?")]
+struct NoReply;
+
 impl StoreError {
     /// Creates an error of an operation of a store.
     #[must_use]
     pub fn new(store: &'static str, operation: &'static str, kind: StoreErrorKind) -> Self {
         Self(Arc::new(Inner { store, operation, kind, source: None }))
+    }
+
+    /// The error of an operation without a reply within the call timeout, as the caller of the
+    /// store measures it.
+    pub(crate) fn no_reply(operation: &'static str) -> Self {
+        Self::new("lock", operation, StoreErrorKind::Timeout).with_source(NoReply)
     }
 
     /// Sets the cause.

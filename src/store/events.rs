@@ -49,6 +49,10 @@ pub enum StoreEvent {
     },
     /// Events may have been lost. Every waiter should poll the store.
     Lagged,
+    /// The store may have lost locks: it was restarted, it was replaced, or it has lost data. The
+    /// manager starts no further section of a key that it holds before the store has confirmed
+    /// that it still does.
+    Doubted,
 }
 
 impl EventSink {

@@ -48,6 +48,7 @@ impl<D: DriverTypes> LockEntry<D> {
             grant: Arc::new(grant),
             token,
             since: env.now(),
+            confirmed_at: sent_at,
             sections: 0,
             demand: attempt.demand,
             active: None,
@@ -172,8 +173,10 @@ impl<D: DriverTypes> LockEntry<D> {
             return self.begin_release(Duration::ZERO, None, env);
         }
         // I7: a section that runs under a grant in doubt continues, but no other section starts
-        // under it. The yield shows whether the grant was revoked.
+        // under it. The yield shows whether the grant was revoked. The same applies to a store that
+        // may have lost the grant.
         let may_continue = !holding.grant.is_in_doubt()
+            && env.doubted_at.is_none_or(|doubted_at| holding.confirmed_at > doubted_at)
             && env.now().saturating_duration_since(holding.since) < LOCAL_HANDOFF_TIME
             && holding.sections < LOCAL_HANDOFF_SECTIONS
             && self
@@ -245,7 +248,7 @@ impl<D: DriverTypes> LockEntry<D> {
             let must_confirm = may_be_revoked && !attempt.is_verified && !self.queue.is_empty();
             attempt.is_verified = may_be_revoked;
             let is_lost = holding.grant.remaining(env.now()).is_zero();
-            let holding = Holding { token, since: env.now(), sections: 0, ..holding };
+            let holding = Holding { token, since: env.now(), confirmed_at: sent_at, sections: 0, ..holding };
             self.attempt = Some(Attempt { state: State::Holding(holding), ..attempt });
             // The grant is tracked again: it may have yielded before its first section, and then it
             // is not tracked yet.

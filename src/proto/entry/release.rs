@@ -14,7 +14,7 @@ use crate::{
         pending_release::PendingRelease,
         section::{ReleaseOutcome, Section},
     },
-    store::{AcquireReply, NewRecord, Record, ReleaseReply, ReleaseRequest, StoreError, StoreErrorKind},
+    store::{AcquireReply, NewRecord, Record, ReleaseReply, ReleaseRequest, StoreError},
 };
 
 impl<D: DriverTypes> LockEntry<D> {
@@ -184,7 +184,7 @@ impl<D: DriverTypes> LockEntry<D> {
             let has_expired =
                 release.expires_at() <= now && release.awaited_acquire.is_none() && release.in_flight.is_none();
             if is_blocking && (has_expired || release.times_out_at(timeout) <= now) {
-                let no_reply = || StoreError::new("lock", "release", StoreErrorKind::Timeout);
+                let no_reply = || StoreError::no_reply("release");
                 blocking_error = Some(release.error.clone().unwrap_or_else(no_reply));
             }
             if release.retry_at.is_some_and(|at| at <= now) && !has_expired {

@@ -95,6 +95,11 @@ impl Messages {
         self.inbox.wait_subscribed(&self.server.keyspace.inbox(manager)).await
     }
 
+    /// See [`Inbox::doubt`].
+    pub(super) fn doubt(&self) {
+        self.inbox.doubt();
+    }
+
     /// See [`Inbox::is_disconnected`].
     pub(super) fn are_disconnected(&self) -> bool {
         self.inbox.is_disconnected()
@@ -199,7 +204,7 @@ impl Messages {
             loop {
                 tokio::select! {
                     () = sleep(Self::HEALTH_INTERVAL) => {}
-                    () = self.signs.moved.notified() => {}
+                    () = self.signs.moved.notified() => self.inbox.doubt(),
                 }
                 *last_active.lock() = Instant::now();
                 let deadline = self.server.timeouts.call_deadline();

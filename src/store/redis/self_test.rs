@@ -1,8 +1,8 @@
 //! Checks of a server before it is used: version, permissions, pub/sub.
 
-use std::fmt;
+use std::{collections::HashMap, fmt};
 
-use deadpool_redis::redis::{aio::PubSub, cmd, from_redis_value, make_extension_error};
+use deadpool_redis::redis::{Value, aio::PubSub, cmd, from_redis_value, make_extension_error};
 use futures_util::StreamExt;
 use tokio::time::timeout;
 use tracing::warn;
@@ -113,7 +113,8 @@ pub(super) async fn self_test(server: &Server) -> Result<(PubSub, i64), SelfTest
     Ok((pubsub, now))
 }
 
-/// Checks the version and the eviction policy, by `INFO`: managed servers have no `CONFIG`.
+/// Checks the version, the eviction policy and the persistence, by `INFO`: managed servers have no
+/// `CONFIG`.
 async fn check_server(
     connection: &SharedConnection,
     server: &Server,
@@ -130,7 +131,8 @@ async fn check_server(
         Err(CallError::Redis(error)) if error.code() == Some("NOPERM") => Ok(None),
         Err(error) => Err(failed(error)),
     };
-    let (info, memory) = (section("server").await?, section("memory").await?);
+    let (info, memory, persistence) =
+        (section("server").await?, section("memory").await?, section("persistence").await?);
     match info.as_deref().and_then(|info| info_field(info, "redis_version")) {
         Some(version) if is_unsupported(version) => {
             return Err(RedisConnectError::UnsupportedVersion {
@@ -149,7 +151,27 @@ async fn check_server(
             "its `maxmemory-policy` evicts keys when memory is short, and an evicted lock has two holders: use `noeviction`",
         );
     }
+    let has_aof = persistence.is_some_and(|info| info_field(&info, "aof_enabled") == Some("1"));
+    if has_aof && default_user_lacks_permissions(connection).await {
+        warn(
+            "with `appendonly` it loses locks and records at a restart, because its default user lacks permissions, which \
+             the load of the file needs: `user default off ~* &* +@all`",
+        );
+    }
     Ok(())
+}
+
+/// On load the server checks the writes of scripts against its default user, also one that is off.
+/// `false`: most users may not read that.
+async fn default_user_lacks_permissions(connection: &SharedConnection) -> bool {
+    let mut command = cmd("ACL");
+    command.arg("GETUSER").arg("default");
+    let reply = connection.query(Query::Command(&command), connection.timeouts.call_deadline()).await;
+    let rules = reply.ok().and_then(|reply| from_redis_value::<HashMap<String, Value>>(reply).ok());
+    let has = |rules: &HashMap<String, Value>, name, expected: &str| {
+        rules.get(name).is_none_or(|rule| matches!(rule, Value::BulkString(rule) if *rule == expected.as_bytes()))
+    };
+    rules.is_some_and(|rules| !(has(&rules, "commands", "+@all") && has(&rules, "keys", "~*")))
 }
 
 fn info_field<'a>(info: &'a str, name: &str) -> Option<&'a str> {

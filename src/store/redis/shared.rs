@@ -18,7 +18,7 @@ use super::{
     error::{CallError, NotReplicated},
     messages::Messages,
     topology::{connection::Query, server::Server},
-    wire::{self, InvalidName, KeyError, ScriptCall, Timed, UnexpectedReply},
+    wire::{self, FenceMark, InvalidName, KeyError, ScriptCall, Timed, UnexpectedReply},
 };
 use crate::{
     clock::{BootInstant, Clock},
@@ -86,7 +86,10 @@ impl Shared {
     }
 
     pub(super) fn check_fence(&self, reply: &Value) {
-        if wire::fence_was_replaced(reply) {
+        let Some(mark) = wire::fence_mark(reply) else { return };
+        // Before the reply: the section that it starts may be the last local one.
+        self.messages.doubt();
+        if mark == FenceMark::Replaced {
             self.warn_fence_replaced();
         }
     }

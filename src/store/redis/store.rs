@@ -210,10 +210,11 @@ impl LockStore for RedisStore {
 }
 
 impl Shared {
-    /// Checks whether the server replies and can send messages.
+    /// Checks whether the server accepts writes and can send messages.
     async fn check(&self, deadline: Instant) -> Result<(), CallError> {
         let Self { server, messages, .. } = self;
-        try_join_all(server.connections().map(|connection| connection.ping(deadline))).await?;
+        let key = server.keyspace.health();
+        try_join_all(server.connections().map(|connection| connection.check_writes(&key, deadline))).await?;
         if let Some(min_replicas) = server.min_replicas {
             server.renew_conn.check_replicas(min_replicas, deadline).await?;
         }

@@ -32,6 +32,8 @@ struct State<R, T> {
     /// The calls under way, one for each task.
     calls: Vec<InFlight<T>>,
     next_task: u64,
+    /// The error of the last call, if it has failed and may be repeated.
+    failed: Option<StoreError>,
 }
 
 struct Waiting<R, T> {
@@ -76,9 +78,15 @@ pub(crate) trait SendRequests<R: Shareable>: Sender {
     /// How long a request may wait before it is sent. Otherwise it fails.
     fn may_wait(request: &R) -> Option<Duration>;
 
-    /// The error of a request that was not sent.
-    fn overloaded() -> StoreError {
-        StoreError::new(Self::STORE, Self::OPERATION, StoreErrorKind::Overloaded)
+    /// The error of a request that was not sent. `failed`: the error of the call before it.
+    fn not_sent(failed: Option<&StoreError>) -> StoreError {
+        let overloaded = || StoreError::new(Self::STORE, Self::OPERATION, StoreErrorKind::Overloaded);
+        match failed {
+            // It has waited for a server that moves, and may go on waiting.
+            Some(error) if error.is_failover() => error.clone(),
+            Some(error) => overloaded().with_source(error.clone()),
+            None => overloaded().with_source("more requests wait for the server than it replies to in time"),
+        }
     }
 
     /// Sends one call. The replies are in the order of the requests. `called` is the instant of the
@@ -112,7 +120,7 @@ pub(crate) fn send_alone<R: Shareable + Send + 'static, S: SendRequests<R>>(
 
 impl<R, T> Default for SharedCalls<R, T> {
     fn default() -> Self {
-        Self { state: Mutex::new(State { waiting: VecDeque::new(), calls: Vec::new(), next_task: 0 }) }
+        Self { state: Mutex::new(State { waiting: VecDeque::new(), calls: Vec::new(), next_task: 0, failed: None }) }
     }
 }
 
@@ -154,7 +162,7 @@ where
         let mut state = sender.calls().state.lock();
         let push = |request| {
             if state.waiting.len() >= S::MAX_WAITING {
-                return StoreFuture::ready(Err(S::overloaded()));
+                return StoreFuture::ready(Err(S::not_sent(state.failed.as_ref())));
             }
             let (reply, future) = StoreFuture::channel(S::STORE, S::OPERATION);
             state.waiting.push_back(Waiting { request, called, reply });
@@ -214,7 +222,8 @@ impl<R: Shareable + Send + 'static, S: SendRequests<R>> Task<R, S> {
     async fn run(self) {
         while let Some((requests, called)) = self.next_call() {
             let replies = self.sender.send(requests, called).await;
-            let senders = self.take_senders();
+            let failed = replies.iter().find_map(|reply| reply.as_ref().err().filter(|error| error.is_transient()));
+            let senders = self.take_senders(failed.cloned());
             // A task that counted as stopped has none.
             for (sender, reply) in senders.into_iter().zip(replies) {
                 sender.send(reply);
@@ -251,15 +260,17 @@ impl<R: Shareable + Send + 'static, S: SendRequests<R>> Task<R, S> {
             }
             (_, None) => None,
         };
+        let failed = state.failed.clone().filter(|_| !late.is_empty());
         drop(state);
         for Waiting { reply, .. } in late {
-            reply.send(Err(S::overloaded()));
+            reply.send(Err(S::not_sent(failed.as_ref())));
         }
         next
     }
 
-    fn take_senders(&self) -> Vec<ReplySender<S::Reply>> {
+    fn take_senders(&self, failed: Option<StoreError>) -> Vec<ReplySender<S::Reply>> {
         let mut state = self.sender.calls().state.lock();
+        state.failed = failed;
         let call = state.calls.iter_mut().find(|call| call.task == self.number);
         call.map(|call| std::mem::take(&mut call.replies)).unwrap_or_default()
     }

@@ -119,6 +119,12 @@ impl Inbox {
         }
     }
 
+    /// Notifies all managers that the server may have lost locks.
+    pub(crate) fn doubt(&self) {
+        let sinks: Vec<_> = self.subscriptions.lock().values().map(|subscription| subscription.sink.clone()).collect();
+        sinks.iter().for_each(|sink| sink.send(StoreEvent::Doubted));
+    }
+
     /// Waits before the next session: longer after each one that has not worked. `recovered` ends
     /// the wait.
     pub(crate) async fn pause(&self, backoff: &mut Backoff, has_worked: bool, recovered: &Notify) {
@@ -126,6 +132,8 @@ impl Inbox {
             backoff.0 = RETRY_MIN;
         }
         self.disconnected_since.lock().get_or_insert_with(Instant::now);
+        // The server may have been restarted or replaced.
+        self.doubt();
         // With jitter: instances that were disconnected together do not reconnect together.
         let delay = sleep(backoff.0.mul_f64(0.5 + fastrand::f64()));
         backoff.0 = (2 * backoff.0).min(RETRY_MAX);

@@ -319,6 +319,7 @@ async fn hanging_release_is_reported_and_repeated_until_answered() {
     let asked = Instant::now();
     let error = guard.release().await.expect_err("no reply");
     assert_eq!((error.kind(), asked.elapsed().as_millis() / 10), (StoreErrorKind::Timeout, 50));
+    assert!(format!("{error:?}").contains("within the call timeout"), "{error:?}");
     // No other call is sent for this key meanwhile, so its holder is unknown; after a second the
     // store is called nevertheless.
     let error = locks.lock(key()).await.expect_err("no reply of the store");

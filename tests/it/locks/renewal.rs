@@ -77,6 +77,7 @@ async fn no_key_is_acquired_while_renewals_are_late() {
     sleep(Duration::from_secs(13)).await;
     let refused = locks.try_lock(key()).await.expect_err("the last renewals waited for three seconds");
     assert!(matches!(&refused, LockError::Store(e) if e.kind() == StoreErrorKind::Overloaded), "{refused:?}");
+    assert!(format!("{refused:?}").contains("the renewals of held locks"), "{refused:?}");
     let held = locks.try_lock(("n", 0)).await.expect_err("held");
     assert!(matches!(held, LockError::Busy { .. }), "{held:?}");
     sleep(Duration::from_secs(3)).await;

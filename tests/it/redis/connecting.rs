@@ -349,6 +349,37 @@ async fn server_without_a_version_is_warned_of_and_works() {
     works(store).await;
 }
 
+/// On load Redis checks the writes of scripts against its default user.
+#[tokio::test]
+async fn default_user_that_loses_the_append_only_file_is_warned_of() {
+    if environment().await.is_none() {
+        return;
+    }
+    for (rules, is_enough) in [(&["off"][..], false), (&["off", "~*", "&*", "+@all"], true)] {
+        let options = RedisServer::options().set("appendonly", "yes").set("appendfsync", "always");
+        let mut redis = options.user("locks", "secret", rules.iter().copied()).start().await;
+        let log = Log::default();
+        let guard = log.listen();
+        let store = RedisStore::connect(&redis.url()).await.expect("it works");
+        if is_enough {
+            // The log has a thread of its own.
+            sleep(ms(200)).await;
+            assert_eq!(log.text(), "");
+        } else {
+            until("a warning", async || log.text().contains("`user default off ~* &* +@all`")).await;
+        }
+        drop(guard);
+        let locks = LockManager::new(store);
+        locks.once(("job",)).run(async |_| {}).await.expect("free");
+        let held = locks.lock(key()).await.expect("free");
+        redis.restart().await;
+        let kept = redis.command(&["EXISTS", "lock:k", "tower-lock:lock:r:{lock:+once:job}"]).await.integer();
+        // Redis may learn to keep them.
+        assert!(kept == Some(2) || !is_enough, "{kept:?}, {rules:?}");
+        drop(held);
+    }
+}
+
 #[tokio::test]
 async fn evicting_server_is_warned_of() {
     let Some(environment) = environment().await else { return };

@@ -48,6 +48,8 @@ async fn out_of_memory_rejects_new_locks_and_keeps_held_ones() {
         Err(LockError::Store(error)) => assert_error(&error, StoreErrorKind::Refused, "OOM", "raise `maxmemory`"),
         other => panic!("{other:?}"),
     }
+    let error = one.health().await.expect_err("it accepts no new lock");
+    assert!(error.to_string().contains("OOM") && error.to_string().contains("raise `maxmemory`"), "{error}");
     let owner = one.inspect(key()).await.expect("a reply").holder.expect("held");
     let renewal = store.renew(vec![RenewRequest::new(key(), owner, Duration::from_secs(30))]).await;
     assert_eq!(renewal.expect("a reply"), [RenewReply::Extended]);
@@ -55,6 +57,8 @@ async fn out_of_memory_rejects_new_locks_and_keeps_held_ones() {
     let guard = waiting.await.expect("runs").expect("handed off");
     guard.release().await.expect("released");
     environment.command(&["CONFIG", "SET", "maxmemory", "0"]).await;
+    one.health().await.expect("as before");
+    assert_eq!(environment.command(&["EXISTS", "tower-lock:lock:h"]).await.integer(), Some(0), "checked, not written");
     one.try_lock(("another",)).await.expect("as before").release().await.expect("held");
     environment.wait_until_clean().await;
 }

@@ -144,6 +144,44 @@ async fn planned_failover_rejects_no_request_that_waits() {
     assert!(refused.is_empty(), "{refused:?}");
 }
 
+/// Requests that arrive while an acquire waits for the replicas share the next one, and wait longer
+/// than they may while the master hangs.
+/// Guarantee: G6.
+#[tokio::test]
+async fn failover_rejects_no_request_that_waits_for_replicas() {
+    let Some(group) = group(2).await else { return };
+    let store = RedisStore::builder().min_replicas(1, ms(100)).connect(&group.url()).await.expect("it is up");
+    let locks = LockManager::new(store);
+    let is_over = Arc::new(AtomicBool::new(false));
+    let requests = (0..32).map(|number| {
+        let (locks, is_over) = (locks.clone(), Arc::clone(&is_over));
+        tokio::spawn(async move {
+            let mut refused = Vec::new();
+            while !is_over.load(SeqCst) {
+                // Longer than a lease: the promoted server may lack the release before.
+                match locks.lock(("n", number)).wait(Duration::from_secs(60)).await {
+                    Ok(guard) => drop(guard.release().await),
+                    Err(error) => refused.push(error),
+                }
+                sleep(ms(5)).await;
+            }
+            refused
+        })
+    });
+    let requests: Vec<_> = requests.collect();
+    let old = &group.servers()[0];
+    until("a request", async || scripts(old).await > 100).await;
+    old.freeze();
+    let promoted = group.promoted(old).await;
+    old.thaw();
+    let earlier = scripts(promoted).await;
+    until("requests go on", async || scripts(promoted).await > earlier + 100).await;
+    is_over.store(true, SeqCst);
+    let ended = soon("the requests", join_all(requests)).await;
+    let refused: Vec<_> = ended.into_iter().flat_map(|refused| refused.expect("no panic")).collect();
+    assert!(refused.is_empty(), "{} of them: {:?}", refused.len(), refused.first());
+}
+
 /// Each failover of a master whose newest writes no replica has.
 /// Guarantee: G1.
 #[tokio::test]

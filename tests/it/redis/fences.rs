@@ -3,23 +3,27 @@
 use std::{
     collections::BTreeSet,
     error::Error,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering::SeqCst},
+    },
     time::Duration,
 };
 
 use futures_util::future::join_all;
+use tokio::time::sleep;
 use tower_lock::{
     AcquisitionId, LockKey, RedisStore,
     store::{
-        AcquireReply, AcquireRequest, AcquisitionIds, IfBusy, LockStore, QueueConfig, ReleaseReply, ReleaseRequest,
-        YieldReply, YieldRequest,
+        AcquireReply, AcquireRequest, AcquisitionIds, EventSink, IfBusy, LockStore, QueueConfig, ReleaseReply,
+        ReleaseRequest, StoreErrorKind, StoreEvent, YieldReply, YieldRequest,
     },
 };
 use tower_lock_testkit::store::{StoreExt, open_sink};
 use tower_lock_testkit::{
     locks::key,
     log::Log,
-    wait::{ms, until},
+    wait::{ms, soon, until},
 };
 
 use crate::support::environment;
@@ -94,6 +98,63 @@ async fn fence_rises_over_flushall_and_restart() {
         guard.release().await.expect("held");
     }
     drop(RedisStore::connect(&environment.redis.url()).await.expect("and another one"));
+}
+
+/// The counter is gone, and the locks may be gone with it: the next section of a held key begins
+/// with a call, and not with the token of the old grant.
+/// Guarantee: G11.
+#[tokio::test]
+async fn lost_counter_ends_local_handoffs() {
+    let Some(environment) = environment().await else { return };
+    let (ours, other) = (environment.direct_instance("a").await, environment.direct_instance("b").await);
+    let first = ours.lock(key()).await.expect("free");
+    let waiter = tokio::spawn(ours.lock(key()).wait(Duration::from_secs(60)).into_future());
+    until("it waits", async || ours.inspect(key()).await.is_ok_and(|key| key.waiting_locally == 1)).await;
+    environment.command(&["FLUSHALL"]).await;
+    // The first reply after the loss shows it.
+    drop(ours.lock(("another key",)).await.expect("free").release());
+    let theirs = other.lock(key()).await.expect("lost by its holder");
+    assert!(theirs.fencing_token() > first.fencing_token());
+    drop(first.release());
+    sleep(ms(100)).await;
+    assert!(!waiter.is_finished(), "it waits behind the new holder");
+    let token = theirs.fencing_token();
+    theirs.release().await.expect("held");
+    let next = soon("its turn", waiter).await.expect("no panic").expect("a grant");
+    assert!(next.fencing_token() > token);
+}
+
+/// The server may have been restarted or replaced. Then it may have lost its locks, too.
+/// Guarantee: G11.
+#[tokio::test]
+async fn store_doubts_a_server_that_disconnects_or_becomes_a_replica() {
+    let Some(environment) = environment().await else { return };
+    let store = RedisStore::connect(&environment.redis.url()).await.expect("it is up");
+    let doubts = Arc::new(AtomicU32::new(0));
+    let count = |doubts: &Arc<AtomicU32>, event| {
+        if event == StoreEvent::Doubted {
+            doubts.fetch_add(1, SeqCst);
+        }
+    };
+    store.subscribe(EventSink::new("a:01", &doubts, count));
+    let is_subscribed =
+        async || !environment.command(&["PUBSUB", "CHANNELS", "tower-lock:lock:in:*"]).await.items().is_empty();
+    until("it is subscribed", is_subscribed).await;
+    assert_eq!(doubts.load(SeqCst), 0);
+    environment.command(&["CLIENT", "KILL", "TYPE", "pubsub"]).await;
+    until("it was disconnected", async || doubts.load(SeqCst) == 1).await;
+    until("it is subscribed again", is_subscribed).await;
+    environment.command(&["REPLICAOF", "127.0.0.1", "1"]).await;
+    let refused = store.acquire_one(AcquireRequest::new(
+        key(),
+        AcquisitionIds::new("a", 1).next(),
+        ms(60_000),
+        IfBusy::Fail,
+        TERMS,
+        ms(5_000),
+    ));
+    assert_eq!(refused.await.expect_err("a replica").kind(), StoreErrorKind::Failover);
+    until("it is a replica", async || doubts.load(SeqCst) > 1).await;
 }
 
 /// Written by another program or by mistake. Each of these values used to fail every acquire until

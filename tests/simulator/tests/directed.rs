@@ -822,6 +822,28 @@ fn repeated_release_confirms_its_record() {
     );
 }
 
+/// The process has lost the key, and the next holder has left a record: the release of the former
+/// one leaves none, and its duplicates get that of the store.
+#[test]
+fn release_after_a_loss_confirms_no_record_of_another_holder() {
+    holds(
+        |scheduler| {
+            scheduler.claim(A, 1, true, None);
+            scheduler.run_all(&[A]);
+            scheduler.claim(A, 2, true, None);
+            scheduler.force(Duration::ZERO);
+            scheduler.claim(B, 3, true, None);
+            scheduler.run_all(&[B]);
+            scheduler.complete(3, "three", None, ms(60_000));
+            scheduler.run_all(&[B]);
+            scheduler.complete(1, "one", None, ms(60_000));
+            scheduler.run_all(&[A]);
+            scheduler.heads() == [(2, "three".to_owned())] && scheduler.is_clean(&[A, B])
+        },
+        &["any_record_before"],
+    );
+}
+
 #[test]
 fn record_without_a_body_replaces_one_with_a_body() {
     holds(

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 use tower_lock::{
     __internals::redis_wire::{
-        Keyspace, ScriptCall, Timed, fence_was_replaced, parse_acquire, parse_force, parse_inspect, parse_release,
+        FenceMark, Keyspace, ScriptCall, Timed, fence_mark, parse_acquire, parse_force, parse_inspect, parse_release,
         parse_renew, parse_self_test, parse_yield,
     },
     AcquisitionId, LockKey,
@@ -34,7 +34,7 @@ const EXCHANGES: [&str; 10] = [
 ];
 
 /// Over all files of the recording, in the order above.
-const SHA1: &str = "25cf3671129a9a149090493bbfea102a4f0586bf";
+const SHA1: &str = "a5be8d57e832b2a37abc165af16b3f404c81bc4d";
 
 // === the format of an exchange, one step per line ===
 
@@ -256,7 +256,11 @@ impl Request {
             }),
         };
         let means = means.unwrap_or_else(|_| "no reply of ours".to_owned());
-        if fence_was_replaced(reply) { format!("{means}, fence replaced") } else { means }
+        match fence_mark(reply) {
+            Some(FenceMark::Replaced) => format!("{means}, fence replaced"),
+            Some(FenceMark::Missing) => format!("{means}, fence missing"),
+            None => means,
+        }
     }
 }
 

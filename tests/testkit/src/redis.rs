@@ -30,6 +30,7 @@ pub struct RedisServer {
 #[must_use = "options start nothing"]
 pub struct RedisOptions {
     arguments: Vec<String>,
+    user: Option<String>,
     password: Option<String>,
 }
 
@@ -48,6 +49,13 @@ impl RedisOptions {
         }
         self.arguments.extend([format!("--{directive}"), value.to_owned()]);
         self
+    }
+
+    /// Adds a user, as which commands are run. The default user gets these rules.
+    pub fn user<'a>(mut self, name: &str, password: &str, default: impl IntoIterator<Item = &'a str>) -> Self {
+        (self.user, self.password) = (Some(name.to_owned()), Some(password.to_owned()));
+        let password = format!(">{password}");
+        self.args(["--user", name, "on", &password, "~*", "&*", "+@all", "--user", "default"]).args(default)
     }
 
     /// Adds command line arguments.
@@ -115,7 +123,7 @@ impl RedisOptions {
     async fn connect(&self, address: SocketAddr) -> io::Result<Connection> {
         let mut connection = Connection::open(address).await?;
         if let Some(password) = &self.password {
-            connection.command(&["AUTH", password]).await?;
+            connection.command(&["AUTH", self.user.as_deref().unwrap_or("default"), password]).await?;
         }
         Ok(connection)
     }
@@ -160,7 +168,9 @@ impl RedisServer {
     #[must_use]
     pub fn url_at(&self, address: SocketAddr) -> String {
         match &self.options.password {
-            Some(password) => format!("redis://:{password}@{address}"),
+            Some(password) => {
+                format!("redis://{}:{password}@{address}", self.options.user.as_deref().unwrap_or_default())
+            }
             None => format!("redis://{address}"),
         }
     }

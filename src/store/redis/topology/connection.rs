@@ -113,9 +113,13 @@ impl SharedConnection {
         retry(|| self.call_replicated(call, min_replicas, deadline)).await
     }
 
-    /// Sends a `PING`. It detects a connection that broke while idle, before a request does.
-    pub(crate) async fn ping(&self, deadline: Instant) -> Result<(), CallError> {
-        self.query_retry(Query::Command(&cmd("PING")), deadline).await.map(drop)
+    /// Sends a write of this key that changes nothing, because nobody makes the key. A server
+    /// that is full, cannot save or is a replica refuses it. It also detects a connection that
+    /// broke while idle, before a request does.
+    pub(crate) async fn check_writes(&self, key: &str, deadline: Instant) -> Result<(), CallError> {
+        let mut write = cmd("SET");
+        write.arg(key).arg("").arg("XX");
+        self.query_retry(Query::Command(&write), deadline).await.map(drop)
     }
 
     /// Executes a script. Also returns whether enough replicas have its writes, and all writes
@@ -140,7 +144,7 @@ impl SharedConnection {
     }
 
     /// Asks the server for its role, and abandons the connection if it is a replica. It also tests
-    /// the connection, as [`ping`](Self::ping).
+    /// the connection.
     pub(crate) async fn check_role(&self, deadline: Instant) -> Result<(), CallError> {
         match self.query_retry(Query::Command(&cmd("ROLE")), deadline).await {
             Ok(role) if is_replica(&role) => {
@@ -165,8 +169,7 @@ impl SharedConnection {
         Ok(self.link.ready().await?)
     }
 
-    /// The number of subscribers of a channel. It also tests the connection, as
-    /// [`ping`](Self::ping).
+    /// The number of subscribers of a channel. It also tests the connection.
     pub(crate) async fn subscriber_count(&self, channel: &str) -> Option<u64> {
         let mut command = cmd("PUBSUB");
         command.arg("NUMSUB").arg(channel);

@@ -82,6 +82,11 @@ impl Keyspace {
         format!("tower-lock:{}:f", self.prefix)
     }
 
+    /// A key that nobody makes, for health checks.
+    pub fn health(&self) -> String {
+        format!("tower-lock:{}:h", self.prefix)
+    }
+
     /// The channel of one process, by the manager of its acquisition ids. It contains the prefix,
     /// so that an ACL for another application does not cover it.
     pub fn inbox(&self, manager: &str) -> String {

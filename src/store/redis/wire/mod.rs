@@ -15,7 +15,7 @@ pub use self::{keyspace::LockName, replies::KeyReplies};
 pub use self::{
     keyspace::{InvalidName, Keyspace},
     replies::{
-        KeyError, SelfTestReport, Timed, UnexpectedReply, escape_control, fence_was_replaced, parse_acquire,
+        FenceMark, KeyError, SelfTestReport, Timed, UnexpectedReply, escape_control, fence_mark, parse_acquire,
         parse_delete_record, parse_force, parse_inspect, parse_release, parse_renew, parse_scan, parse_self_test,
         parse_yield,
     },

@@ -27,6 +27,15 @@ pub enum Timed<T> {
     Expired,
 }
 
+/// What a script has found in place of the last fence. It has set the fence to the clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FenceMark {
+    /// The value of another program.
+    Replaced,
+    /// Nothing: the server may have lost its locks, too.
+    Missing,
+}
+
 /// The replies to several requests.
 pub type KeyReplies<T> = Vec<Result<T, KeyError>>;
 
@@ -201,14 +210,22 @@ pub fn parse_self_test(reply: &Value) -> Result<SelfTestReport, UnexpectedReply>
     Ok(SelfTestReport { now: *now, receivers: parse_u64(receivers)?, invalid_fence, refused })
 }
 
-/// Whether a script has replaced an invalid fence by the clock.
-pub fn fence_was_replaced(reply: &Value) -> bool {
-    matches!(reply, Value::Array(elements) if elements.last().is_some_and(is_replaced_marker))
+/// What a script has found in place of the last fence, if its reply says so.
+pub fn fence_mark(reply: &Value) -> Option<FenceMark> {
+    if let Value::Array(elements) = reply { elements.last().and_then(parse_fence_mark) } else { None }
 }
 
-/// The marker is an array: a plain text could be a field that another program wrote.
-fn is_replaced_marker(value: &Value) -> bool {
-    matches!(value, Value::Array(mark) if matches!(mark.as_slice(), [mark] if is(mark, "fence replaced")))
+/// The mark is an array: a plain text could be a field that another program wrote.
+fn parse_fence_mark(value: &Value) -> Option<FenceMark> {
+    match value {
+        Value::Array(mark) if matches!(mark.as_slice(), [mark] if is(mark, "fence replaced")) => {
+            Some(FenceMark::Replaced)
+        }
+        Value::Array(mark) if matches!(mark.as_slice(), [mark] if is(mark, "fence missing")) => {
+            Some(FenceMark::Missing)
+        }
+        _ => None,
+    }
 }
 
 /// Escapes control characters in foreign text, so that it is one line of a log.
@@ -216,11 +233,11 @@ pub fn escape_control(text: &str) -> String {
     text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
 }
 
-/// The elements of a reply, without the marker of [`fence_was_replaced`].
+/// The elements of a reply, without the [`fence_mark`].
 fn elements(reply: &Value) -> Result<&[Value], UnexpectedReply> {
     match reply {
         Value::Array(elements) => match elements.as_slice() {
-            [elements @ .., last] if is_replaced_marker(last) => Ok(elements),
+            [elements @ .., last] if parse_fence_mark(last).is_some() => Ok(elements),
             elements => Ok(elements),
         },
         _ => Err(UnexpectedReply),

@@ -14,7 +14,7 @@
 --        {now, 'full', ms left, waiting}
 --        {now, 'recorded', head, body or nil}
 --        {now, 'each', reply ..} of several requests: as above without the time, or {'error', text}
---        -1 ms: the lock has no TTL. Each may end in {'fence replaced'}: see fence.lua
+--        -1 ms: the lock has no TTL. Each may end in a mark of the fence: see fence.lua
 
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
@@ -34,9 +34,9 @@ local function is_fence(stored, now)
   return last and last < now + 86400000000
 end
 
--- Whether an invalid fence was replaced by the clock. The reply then ends in
--- {'fence replaced'}.
-local replaced = false
+-- The end of the reply: an invalid fence was replaced by the clock, or there was none. The server
+-- may then have lost its locks, too.
+local fence_mark
 
 -- The next fence: larger than each one before it, and at least the clock.
 local function next_fence(now)
@@ -46,13 +46,16 @@ local function next_fence(now)
     fence = t[1] * 1000000 + t[2]
   end
   local stored = redis.pcall('SET', ARGV[1], text(fence), 'GET')
-  if not stored then return fence end
+  if not stored then
+    fence_mark = {'fence missing'}
+    return fence
+  end
   if type(stored) == 'table' then
     if not string.find(stored.err, 'WRONGTYPE', 1, true) then error(stored) end
     redis.call('SET', ARGV[1], text(fence))
-    replaced = true
+    fence_mark = {'fence replaced'}
   elseif not is_fence(stored, fence) then
-    replaced = true
+    fence_mark = {'fence replaced'}
   else
     local last = tonumber(stored)
     if last >= fence then
@@ -79,7 +82,7 @@ if redis.call('EXISTS', unpack(names)) == 0 then
   local fence = next_fence(now)
   local fence_text = text(fence)
   for i = 1, n do grant(i, fence_text) end
-  return {now, 'granted', fence, replaced and {'fence replaced'} or nil}
+  return {now, 'granted', fence, fence_mark}
 end
 
 -- Included by every script that may find a key free: offers, queue entries and grants. It needs
@@ -231,5 +234,5 @@ else
   reply = {'each'}
   for i = 1, n do reply[i + 1] = acquire_one(i) end
 end
-if replaced then reply[#reply + 1] = {'fence replaced'} end
+if fence_mark then reply[#reply + 1] = fence_mark end
 return {now, unpack(reply)}

@@ -9,7 +9,7 @@
 -- reply  {now, 'expired'}
 --        {now, 'extended', fence}
 --        as of acquire, for the next id: the old id holds nothing any more
---        Each may end in {'fence replaced'}: see fence.lua
+--        Each may end in a mark of the fence: see fence.lua
 
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
@@ -29,9 +29,9 @@ local function is_fence(stored, now)
   return last and last < now + 86400000000
 end
 
--- Whether an invalid fence was replaced by the clock. The reply then ends in
--- {'fence replaced'}.
-local replaced = false
+-- The end of the reply: an invalid fence was replaced by the clock, or there was none. The server
+-- may then have lost its locks, too.
+local fence_mark
 
 -- The next fence: larger than each one before it, and at least the clock.
 local function next_fence(now)
@@ -41,13 +41,16 @@ local function next_fence(now)
     fence = t[1] * 1000000 + t[2]
   end
   local stored = redis.pcall('SET', ARGV[1], text(fence), 'GET')
-  if not stored then return fence end
+  if not stored then
+    fence_mark = {'fence missing'}
+    return fence
+  end
   if type(stored) == 'table' then
     if not string.find(stored.err, 'WRONGTYPE', 1, true) then error(stored) end
     redis.call('SET', ARGV[1], text(fence))
-    replaced = true
+    fence_mark = {'fence replaced'}
   elseif not is_fence(stored, fence) then
-    replaced = true
+    fence_mark = {'fence replaced'}
   else
     local last = tonumber(stored)
     if last >= fence then
@@ -199,7 +202,7 @@ end
 if not stored then
   local reply = recorded(lock, queue, ARGV[11], ARGV[6], ARGV[3])
     or acquire(lock, queue, ARGV[6], ARGV[7], '1', ARGV[3], ARGV[4], ARGV[5])
-  if replaced then reply[#reply + 1] = {'fence replaced'} end
+  if fence_mark then reply[#reply + 1] = fence_mark end
   return {now, unpack(reply)}
 end
 if offer_next(lock, queue, false, ARGV[3]) then
@@ -207,11 +210,11 @@ if offer_next(lock, queue, false, ARGV[3]) then
   -- The offer may be for the next id, which was enqueued already because this yield got no reply:
   -- it gets the key or a queue entry, and not both.
   local reply = acquire(lock, queue, ARGV[6], ARGV[7], '1', ARGV[3], ARGV[4], ARGV[5])
-  if replaced then reply[#reply + 1] = {'fence replaced'} end
+  if fence_mark then reply[#reply + 1] = fence_mark end
   return {now, unpack(reply)}
 end
 -- PEXPIRE is first, because Redis accepts it when it is out of memory, and then accepts the rest.
 redis.call('PEXPIRE', lock, ARGV[7])
 local fence = next_fence()
 redis.call('HSET', lock, ARGV[8], text(fence))
-return {now, 'extended', fence, replaced and {'fence replaced'} or nil}
+return {now, 'extended', fence, fence_mark}

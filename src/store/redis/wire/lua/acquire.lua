@@ -14,7 +14,7 @@
 --        {now, 'full', ms left, waiting}
 --        {now, 'recorded', head, body or nil}
 --        {now, 'each', reply ..} of several requests: as above without the time, or {'error', text}
---        -1 ms: the lock has no TTL. Each may end in {'fence replaced'}: see fence.lua
+--        -1 ms: the lock has no TTL. Each may end in a mark of the fence: see fence.lua
 
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
@@ -37,7 +37,7 @@ if redis.call('EXISTS', unpack(names)) == 0 then
   local fence = next_fence(now)
   local fence_text = text(fence)
   for i = 1, n do grant(i, fence_text) end
-  return {now, 'granted', fence, replaced and {'fence replaced'} or nil}
+  return {now, 'granted', fence, fence_mark}
 end
 
 --@include queue.lua
@@ -61,5 +61,5 @@ else
   reply = {'each'}
   for i = 1, n do reply[i + 1] = acquire_one(i) end
 end
-if replaced then reply[#reply + 1] = {'fence replaced'} end
+if fence_mark then reply[#reply + 1] = fence_mark end
 return {now, unpack(reply)}

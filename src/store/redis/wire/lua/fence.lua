@@ -12,9 +12,9 @@ local function is_fence(stored, now)
   return last and last < now + 86400000000
 end
 
--- Whether an invalid fence was replaced by the clock. The reply then ends in
--- {'fence replaced'}.
-local replaced = false
+-- The end of the reply: an invalid fence was replaced by the clock, or there was none. The server
+-- may then have lost its locks, too.
+local fence_mark
 
 -- The next fence: larger than each one before it, and at least the clock.
 local function next_fence(now)
@@ -24,13 +24,16 @@ local function next_fence(now)
     fence = t[1] * 1000000 + t[2]
   end
   local stored = redis.pcall('SET', ARGV[1], text(fence), 'GET')
-  if not stored then return fence end
+  if not stored then
+    fence_mark = {'fence missing'}
+    return fence
+  end
   if type(stored) == 'table' then
     if not string.find(stored.err, 'WRONGTYPE', 1, true) then error(stored) end
     redis.call('SET', ARGV[1], text(fence))
-    replaced = true
+    fence_mark = {'fence replaced'}
   elseif not is_fence(stored, fence) then
-    replaced = true
+    fence_mark = {'fence replaced'}
   else
     local last = tonumber(stored)
     if last >= fence then

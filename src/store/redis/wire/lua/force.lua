@@ -6,7 +6,7 @@
 -- reply  {'free'}
 --        {'revoked', acquisition id}
 --        {'unblocked', ms left (-1: it had no TTL)}
---        Each may end in {'fence replaced'}: see fence.lua
+--        Each may end in a mark of the fence: see fence.lua
 
 --@include fence.lua
 --@include queue.lua
@@ -43,5 +43,5 @@ if reply[1] == 'revoked' then
   if ARGV[2] ~= '0' then return reply end
 end
 offer_next(KEYS[1], ARGV[4], false, ARGV[3])
-if replaced then reply[#reply + 1] = {'fence replaced'} end
+if fence_mark then reply[#reply + 1] = fence_mark end
 return reply

@@ -13,7 +13,7 @@
 -- reply  {'freed'}: all keys
 --        {'handed off'}, {'not holder'} or {'recorded before'}
 --        {'each', reply ..} of several requests: as above, or {'error', text}
---        Each may end in {'fence replaced'}: see fence.lua
+--        Each may end in a mark of the fence: see fence.lua
 
 -- A key of another type holds nothing of this acquisition, and its error would be permanent. Any
 -- other error is returned, and the caller repeats the release.
@@ -86,5 +86,5 @@ else
   reply = {'each'}
   for i = 1, n do reply[i + 1] = finish_one(i) end
 end
-if replaced then reply[#reply + 1] = {'fence replaced'} end
+if fence_mark then reply[#reply + 1] = fence_mark end
 return reply

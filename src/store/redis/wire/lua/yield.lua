@@ -9,7 +9,7 @@
 -- reply  {now, 'expired'}
 --        {now, 'extended', fence}
 --        as of acquire, for the next id: the old id holds nothing any more
---        Each may end in {'fence replaced'}: see fence.lua
+--        Each may end in a mark of the fence: see fence.lua
 
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
@@ -29,7 +29,7 @@ end
 if not stored then
   local reply = recorded(lock, queue, ARGV[11], ARGV[6], ARGV[3])
     or acquire(lock, queue, ARGV[6], ARGV[7], '1', ARGV[3], ARGV[4], ARGV[5])
-  if replaced then reply[#reply + 1] = {'fence replaced'} end
+  if fence_mark then reply[#reply + 1] = fence_mark end
   return {now, unpack(reply)}
 end
 if offer_next(lock, queue, false, ARGV[3]) then
@@ -37,11 +37,11 @@ if offer_next(lock, queue, false, ARGV[3]) then
   -- The offer may be for the next id, which was enqueued already because this yield got no reply:
   -- it gets the key or a queue entry, and not both.
   local reply = acquire(lock, queue, ARGV[6], ARGV[7], '1', ARGV[3], ARGV[4], ARGV[5])
-  if replaced then reply[#reply + 1] = {'fence replaced'} end
+  if fence_mark then reply[#reply + 1] = fence_mark end
   return {now, unpack(reply)}
 end
 -- PEXPIRE is first, because Redis accepts it when it is out of memory, and then accepts the rest.
 redis.call('PEXPIRE', lock, ARGV[7])
 local fence = next_fence()
 redis.call('HSET', lock, ARGV[8], text(fence))
-return {now, 'extended', fence, replaced and {'fence replaced'} or nil}
+return {now, 'extended', fence, fence_mark}
