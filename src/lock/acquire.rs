@@ -81,6 +81,8 @@ pub(crate) struct LockParams {
     pub(crate) owner: Option<Owner>,
     /// The label of its metrics.
     pub(crate) route: Option<Arc<str>>,
+    /// Whether it is that of a replay layer.
+    pub(crate) is_claim: bool,
     /// What it asks of the key.
     pub(crate) demand: Demand,
 }
@@ -362,7 +364,8 @@ impl Request {
             Self::Layer(params) => (params, None),
             Self::Call { key, owner, policy, handle, demand } => {
                 let (wait, limits) = effective_settings(policy, handle.policy);
-                (LockParams { key: key.take(), wait, limits, owner, route: None, demand }, handle.parent.get())
+                let key = key.take();
+                (LockParams { key, wait, limits, owner, route: None, is_claim: false, demand }, handle.parent.get())
             }
         }
     }
@@ -384,8 +387,8 @@ impl Drop for UnpolledKey {
 
 impl PendingAcquire {
     fn send(driver: &Arc<Driver>, params: LockParams, parent: Option<Owner>) -> Self {
-        let LockParams { key, wait, limits, owner, route, demand } = params;
-        let waiting = AcquireMetrics::start(route.as_ref());
+        let LockParams { key, wait, limits, owner, route, is_claim, demand } = params;
+        let waiting = AcquireMetrics::start(route.as_ref(), is_claim);
         let waiter: Waiter = Arc::default();
         let owner = owner.or_else(Owner::current);
         let parent = parent.filter(|_| owner.is_none());

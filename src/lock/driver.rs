@@ -336,18 +336,18 @@ impl Driver {
     }
 
     /// The rejection that a request of this owner would get now if it did not wait, as far as this
-    /// process knows. It is counted as a call of this route.
+    /// process knows. It is counted as the call of these metrics.
     pub(crate) fn rejection_without_wait(
         &self,
         key: &LockKey,
         owner: &Owner,
-        route: impl FnOnce() -> Option<Arc<str>>,
+        metrics: impl FnOnce() -> AcquireMetrics,
     ) -> Option<LockError> {
         if let Err(error) = self.check_process("acquire") {
             return Some(error.into());
         }
         let error = self.shards.of(key).lock().table.rejection_without_wait(key, owner, self.clock.now())?;
-        AcquireMetrics::start(route().as_ref()).rejected(&error);
+        metrics().rejected(&error);
         Some(error)
     }
 

@@ -52,7 +52,8 @@ pub struct LockStatus {
     /// program has written it, and it must be deleted manually.
     pub remaining: Duration,
     /// How long the store keeps the record of the key: [`once`](crate::LockManager::once) has run
-    /// its work. `None` if the key has no record.
+    /// its work, or a [`ReplayLayer`](crate::ReplayLayer) has kept an answer. `None` if the key has
+    /// no record.
     pub record_left: Option<Duration>,
     /// The number of processes in the queue of the store. The process of the holder is not counted,
     /// even if calls wait in it.

@@ -208,6 +208,17 @@ impl LockKey {
         Self::composed(&mut key)
     }
 
+    /// The key of the requests with this idempotency key. It is a hash: both may be personal data.
+    pub(crate) fn replay(scope: &Self, idempotency_key: &str) -> Self {
+        let mut key = KeyWriter::empty();
+        key.reserved("replay");
+        // Two scopes never share a key.
+        key.part(&scope.is_raw());
+        key.part(&scope.text);
+        key.part(&idempotency_key);
+        Self::new(key.finish_hashed(), KeyKind::Composed)
+    }
+
     /// The key that was written.
     pub(crate) fn composed(writer: &mut KeyWriter) -> Self {
         Self::new(writer.finish(), KeyKind::Composed)

@@ -2,7 +2,10 @@
 
 use std::{
     fmt,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+    },
 };
 
 use http::{Extensions, request::Parts};
@@ -11,7 +14,7 @@ use crate::{
     lock::LockManager,
     policy::LockPolicy,
     rejection::{OnReject, retry_after::HoldEstimate},
-    telemetry::{metrics, route::Route},
+    telemetry::{metrics, notice, route::Route},
 };
 
 pub(crate) type Skip = dyn Fn(&Parts) -> bool + Send + Sync;
@@ -22,6 +25,14 @@ pub(crate) struct LayerConfig<K> {
     pub(crate) route: RouteConfig,
     pub(crate) key: K,
     pub(crate) skip: Option<Arc<Skip>>,
+    pub(crate) without_key: Arc<WithoutKey>,
+}
+
+/// Requests in a row for which the key function returned `None`.
+#[derive(Debug, Default)]
+pub(crate) struct WithoutKey {
+    in_a_row: AtomicU32,
+    has_warned: AtomicBool,
 }
 
 /// The configuration that the layers of routes have in common.
@@ -67,6 +78,23 @@ impl<K> LayerConfig<K> {
 
     pub(crate) fn params(&self, head: &Parts) -> Arc<LayerParams> {
         self.route.params(head, self.route.policy)
+    }
+}
+
+impl WithoutKey {
+    /// After so many requests in a row the key function is probably wrong.
+    const SUSPICIOUS: u32 = 100;
+
+    /// Counts a request. A key function that never returns a key leaves one warning.
+    pub(crate) fn count(&self, has_key: bool, route: &Route) {
+        if has_key {
+            // Read first: other threads read it, too.
+            if self.in_a_row.load(Relaxed) > 0 {
+                self.in_a_row.store(0, Relaxed);
+            }
+        } else if self.in_a_row.fetch_add(1, Relaxed) + 1 == Self::SUSPICIOUS && !self.has_warned.swap(true, Relaxed) {
+            notice::without_key(route, Self::SUSPICIOUS);
+        }
     }
 }
 

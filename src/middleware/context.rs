@@ -44,7 +44,11 @@ use crate::{
     rejection::{OnReject, Rejection},
     store::{Demand, Record},
     sync::Mutex,
-    telemetry::{metrics::count_replay, route::Route, span::LockSpan},
+    telemetry::{
+        metrics::{AcquireMetrics, count_replay},
+        route::Route,
+        span::{Claim, LockSpan},
+    },
 };
 
 /// One request at one layer, shared by the layer, its future, the handler and the extractors.
@@ -288,10 +292,10 @@ impl RequestContext {
     ) -> impl Future<Output = Result<RequestLock, Rejection>> {
         async move {
             let policy = &self.0.params.handler_policy;
-            self.reserve_for_waiting(route, &key, body, policy)?;
-            let lock = match self.request_lock(route, key, policy, Demand::new()).await {
+            self.reserve_for_waiting(route, &key, body, policy, None)?;
+            let lock = match self.request_lock(route, key, policy, None).await {
                 Ok(lock) => lock,
-                Err((why, mut span)) => return Err(self.rejected(&mut span, why.into_error(), policy)),
+                Err((why, span)) => return Err(self.rejected(&span, why.into_error(), policy)),
             };
             // The server may not have noticed the disconnect.
             if client.is_some_and(ClientConnection::is_closed) {
@@ -308,28 +312,27 @@ impl RequestContext {
         &self,
         route: &Route,
         key: LockKey,
+        claim: &Claim<'_>,
         client: Option<&ClientConnection>,
         body: Option<&mut Reservation>,
     ) -> Result<Result<RequestLock, (Arc<Record>, LockSpan)>, Rejection> {
         let policy = self.policy();
-        self.reserve_for_waiting(route, &key, body, policy).map_err(Rejection::into_in_flight)?;
-        match self.request_lock(route, key, policy, Demand::new().unless_recorded()).await {
+        self.reserve_for_waiting(route, &key, body, policy, Some(claim)).map_err(Rejection::into_in_flight)?;
+        match self.request_lock(route, key, policy, Some(claim)).await {
             Ok(lock) if client.is_some_and(ClientConnection::is_closed) => {
                 lock.cancel();
                 Err(Rejection::Disconnected)
             }
             Ok(lock) => Ok(Ok(lock)),
-            Err((NotGranted::Recorded(record), mut span)) => {
+            Err((NotGranted::Recorded(record), span)) => {
                 span.recorded();
                 Ok(Err((record, span)))
             }
-            Err((NotGranted::Rejected(error), mut span)) => {
-                Err(self.rejected(&mut span, error, policy).into_in_flight())
-            }
+            Err((NotGranted::Rejected(error), span)) => Err(self.rejected(&span, error, policy).into_in_flight()),
         }
     }
 
-    fn rejected(&self, span: &mut LockSpan, error: LockError, policy: &LockPolicy) -> Rejection {
+    fn rejected(&self, span: &LockSpan, error: LockError, policy: &LockPolicy) -> Rejection {
         span.rejected(&error);
         Rejection::from_lock_error(error, &self.0.params.hold_estimate, policy.timeout_status())
     }
@@ -341,6 +344,7 @@ impl RequestContext {
         key: &LockKey,
         body: Option<&mut Reservation>,
         policy: &LockPolicy,
+        claim: Option<&Claim<'_>>,
     ) -> Result<(), Rejection> {
         let Some(Err(why)) = body.map(|body| body.wait_for(key)) else { return Ok(()) };
         // The holder of the key re-enters: rejected, it would give way to its own waiters.
@@ -348,7 +352,7 @@ impl RequestContext {
             return Ok(());
         }
         // A request that does not wait is rejected for its lock, not for its body.
-        Err(self.rejection_without_wait(route, key, policy).unwrap_or_else(|| {
+        Err(self.rejection_without_wait(route, key, policy, claim).unwrap_or_else(|| {
             let rejection = Rejection::from(why);
             LockSpan::rejected_before_lock(route, "body_buffer_full", rejection.status(), None);
             rejection
@@ -361,10 +365,10 @@ impl RequestContext {
         route: &Route,
         key: LockKey,
         policy: &LockPolicy,
-        demand: Demand,
+        claim: Option<&Claim<'_>>,
     ) -> impl Future<Output = Result<RequestLock, (NotGranted, LockSpan)>> {
         async move {
-            let mut span = LockSpan::start(route, &key, policy.shows_key());
+            let mut span = LockSpan::start(route, &key, claim, policy.shows_key());
             if self.0.client_wait.is_some() {
                 self.0.is_wait_applied.store(true, Release);
             }
@@ -374,7 +378,8 @@ impl RequestContext {
                 limits: policy.request_hold_limits(),
                 owner: Some(self.owner()),
                 route: route.label(),
-                demand,
+                is_claim: claim.is_some(),
+                demand: if claim.is_some() { Demand::new().unless_recorded() } else { Demand::new() },
             };
             match AcquireFuture::new(Arc::clone(&self.0.driver), params).await {
                 Ok(guard) => {
@@ -389,21 +394,33 @@ impl RequestContext {
     /// The rejection of a request that does not wait and would be rejected anyway: its body need
     /// not be sent.
     pub(crate) fn immediate_rejection(&self, route: &Route, key: &LockKey) -> Option<Rejection> {
-        self.rejection_without_wait(route, key, &self.0.params.handler_policy)
+        self.rejection_without_wait(route, key, &self.0.params.handler_policy, None)
     }
 
     /// The same for a [claim](Self::claim).
-    pub(crate) fn immediate_claim_rejection(&self, route: &Route, key: &LockKey) -> Option<Rejection> {
-        self.rejection_without_wait(route, key, self.policy()).map(Rejection::into_in_flight)
+    pub(crate) fn immediate_claim_rejection(
+        &self,
+        route: &Route,
+        key: &LockKey,
+        claim: &Claim<'_>,
+    ) -> Option<Rejection> {
+        self.rejection_without_wait(route, key, self.policy(), Some(claim)).map(Rejection::into_in_flight)
     }
 
-    fn rejection_without_wait(&self, route: &Route, key: &LockKey, policy: &LockPolicy) -> Option<Rejection> {
+    fn rejection_without_wait(
+        &self,
+        route: &Route,
+        key: &LockKey,
+        policy: &LockPolicy,
+        claim: Option<&Claim<'_>>,
+    ) -> Option<Rejection> {
         if !self.0.client_wait.unwrap_or_else(|| policy.request_wait()).is_zero() {
             return None;
         }
-        let error = self.0.driver.rejection_without_wait(key, &self.owner(), || route.label())?;
+        let metrics = || AcquireMetrics::start(route.label().as_ref(), claim.is_some());
+        let error = self.0.driver.rejection_without_wait(key, &self.owner(), metrics)?;
         self.0.is_wait_applied.store(self.0.client_wait.is_some(), Release);
-        LockSpan::start(route, key, policy.shows_key()).rejected(&error);
+        LockSpan::start(route, key, claim, policy.shows_key()).rejected(&error);
         Some(Rejection::from_lock_error(error, &self.0.params.hold_estimate, policy.timeout_status()))
     }
 

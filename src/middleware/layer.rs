@@ -134,7 +134,8 @@ impl<K: KeySource> LockLayer<K> {
     /// ([`from_fields`](crate::key::from_fields)), or one key for all requests
     /// ([`fixed`](crate::key::fixed)).
     pub fn new(locks: &LockManager, key: K) -> Self {
-        let config = LayerConfig { route: RouteConfig::new(locks, LockPolicy::new(), false), key, skip: None };
+        let route = RouteConfig::new(locks, LockPolicy::new(), false);
+        let config = LayerConfig { route, key, skip: None, without_key: Arc::default() };
         Self { config: Arc::new(config) }
     }
 

@@ -121,8 +121,12 @@ async fn lock_request<S, K: KeySource>(
     let route = context.known_route();
     let mut reader = context.body_reader(body, reservation);
     let key = match config.key.extract_key(head, &mut reader).await {
-        Ok(Some(key)) => key,
+        Ok(Some(key)) => {
+            config.without_key.count(true, route);
+            key
+        }
         Ok(None) => {
+            config.without_key.count(false, route);
             leave_for_extractors(head, Unlocked::NoKey);
             return Ok(None);
         }

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use crate::limits::{INITIAL_HOLD_ESTIMATE, RETRY_AFTER_FLOOR, RETRY_AFTER_MAX};
+use crate::limits::{INITIAL_HOLD_ESTIMATE, LOCK_DELAY, RETRY_AFTER_FLOOR, RETRY_AFTER_MAX};
 
 /// How long a route holds its locks: a moving average over about eight holds.
 ///
@@ -34,11 +34,15 @@ impl HoldEstimate {
 }
 
 /// The smaller of the remaining lease of the holder and the usual hold time for each request ahead,
-/// at most five seconds. An expired lease is ignored: its holder is overdue.
+/// at most five seconds. An expired lease is ignored: its holder is overdue. Of a lease that is not
+/// longer than the lock-delay only the block of the key is left: its end is known.
 ///
 /// `jitter` is in 0..1 and varies the result by a fifth in both directions, so that clients that
-/// were rejected together do not retry together.
+/// were rejected together do not retry together. A known end is only made later.
 pub(crate) fn retry_after(lease_left: Duration, hold_estimate: Duration, ahead: usize, jitter: f64) -> Duration {
+    if !lease_left.is_zero() && lease_left <= LOCK_DELAY {
+        return lease_left.mul_f64(1.0 + 0.2 * jitter).max(RETRY_AFTER_FLOOR);
+    }
     let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
     let lease_left = if lease_left.is_zero() { RETRY_AFTER_MAX } else { lease_left };
     let estimate = lease_left.min(hold_estimate.saturating_mul(ahead)).min(RETRY_AFTER_MAX);
@@ -57,7 +61,9 @@ mod tests {
     fn retry_after_is_the_estimate_per_waiter_up_to_the_lease() {
         assert_eq!(retry_after(ms(30_000), ms(40), 1, 0.5), ms(40));
         assert_eq!(retry_after(ms(30_000), ms(40), 10, 0.5), ms(400));
-        assert_eq!(retry_after(ms(100), ms(40), 10, 0.5), ms(100), "the lease ends sooner");
+        assert_eq!(retry_after(ms(2_000), ms(400), 10, 0.5), ms(2_000), "the lease ends sooner");
+        assert_eq!(retry_after(ms(1_000), ms(40), 1, 0.0), ms(1_000), "blocked until then");
+        assert_eq!(retry_after(ms(1_000), ms(40), 1, 1.0), ms(1_200), "and spread");
         assert_eq!(retry_after(ms(30_000), ms(40), usize::MAX, 0.5), RETRY_AFTER_MAX);
         assert_eq!(
             retry_after(ms(30_000), Duration::MAX, 2, 0.99),

@@ -12,6 +12,7 @@ use crate::{
         Rejection,
         field_error::{FieldError, FieldLocation, FieldProblem},
     },
+    telemetry::span::Claim,
 };
 
 /// Key that a client sends with each attempt of one request.
@@ -31,10 +32,12 @@ pub(crate) struct IdempotencyKeyField {
 
 impl IdempotencyKey {
     /// The key of the lock that has the record of the request.
-    ///
-    /// It is a hash: keys may be personal data. Two scopes never share it.
     pub(crate) fn lock_key(&self, scope: &LockKey) -> LockKey {
-        LockKey::hashed(("replay", scope.is_raw(), scope.as_str(), &self.0))
+        LockKey::replay(scope, &self.0)
+    }
+
+    pub(crate) fn claim(&self) -> Claim<'_> {
+        Claim { idempotency_key: &self.0 }
     }
 
     /// Parses the value of a header: a string of RFC 9651, or the key itself, as many clients send
@@ -281,7 +284,7 @@ mod tests {
         assert_ne!(base, lock(LockKey::from(("user", 1)), "abd"), "another key");
         assert_ne!(base, lock(LockKey::raw("user:1").expect("a name"), "abc"), "raw scope");
         assert_ne!(lock(LockKey::from(("user", 1)), "1:abc"), lock(LockKey::from(("user", 1, 1)), "abc"));
-        assert!(base.starts_with("replay:~") && base.len() == 40, "{base}");
+        assert!(base.starts_with("+replay:~") && base.len() == 41, "{base}");
     }
 
     #[test]

@@ -15,6 +15,7 @@ use super::{
     answer::Answer,
     config::{FoundAnswer, ReplayConfig},
     fingerprint::Fingerprint,
+    idempotency_key::IdempotencyKey,
     once::{Once, Unrecorded},
     recorder::{AnswerRecorder, Scope},
 };
@@ -49,6 +50,7 @@ pub struct ReplayService<S, K, V> {
 struct KeyedRequest {
     /// The key of its lock and of its record.
     key: LockKey,
+    idempotency_key: IdempotencyKey,
     scope: LockKey,
     fingerprint: Fingerprint,
 }
@@ -110,23 +112,24 @@ where
     let context = request.locks.context().clone();
     let waits = context.start_waiting();
     let route = context.known_route();
-    let KeyedRequest { key, scope, fingerprint } = match keyed_request(&config, &values, &context, &mut request).await {
-        Ok(Some(request)) => request,
-        Ok(None) => {
-            drop(waits);
-            return Ok(request.pass_through().await?.map(ResponseBody::pass_through));
-        }
-        Err(KeyRejection::Rejection(rejection)) => {
-            return Ok(reject_before_claim(&config, &context, route, rejection));
-        }
-        Err(rejection) => {
-            let response = rejection.or_no_route(request.head()).into_response(route, context.on_reject());
-            return Ok(response.map(ResponseBody::rejected));
-        }
-    };
+    let KeyedRequest { key, idempotency_key, scope, fingerprint } =
+        match keyed_request(&config, &values, &context, &mut request).await {
+            Ok(Some(request)) => request,
+            Ok(None) => {
+                drop(waits);
+                return Ok(request.pass_through().await?.map(ResponseBody::pass_through));
+            }
+            Err(KeyRejection::Rejection(rejection)) => {
+                return Ok(reject_before_claim(&config, &context, route, rejection));
+            }
+            Err(rejection) => {
+                let response = rejection.or_no_route(request.head()).into_response(route, context.on_reject());
+                return Ok(response.map(ResponseBody::rejected));
+            }
+        };
     let LockedRequest { head, reservation, .. } = &mut request;
     let client = head.as_ref().and_then(|head| head.extensions.get());
-    let lock = match context.claim(route, key.clone(), client, reservation.as_mut()).await {
+    let lock = match context.claim(route, key.clone(), &idempotency_key.claim(), client, reservation.as_mut()).await {
         Ok(Ok(lock)) => lock,
         Ok(Err((record, span))) => {
             let mut answer = replay(&record, &fingerprint);
@@ -193,7 +196,7 @@ async fn keyed_request<K: KeySource, S>(
     let head = head.as_mut().expect("before the call");
     let body = &mut context.body_reader(body, reservation);
     let text = if config.key_field.reads_body() { body.read(head).await? } else { Bytes::new() };
-    let Some(key) = config.key_field.read(head, &text).await? else {
+    let Some(idempotency_key) = config.key_field.read(head, &text).await? else {
         if config.is_required {
             return Err(config.key_field.missing().into());
         }
@@ -207,12 +210,12 @@ async fn keyed_request<K: KeySource, S>(
         leave_for_extractors(head, Unrecorded::NoScope);
         return Ok(None);
     };
-    let key = key.lock_key(&scope);
+    let key = idempotency_key.lock_key(&scope);
     // An outer layer with this scope keeps the answer. Its lock is held.
     if head.extensions.get().is_some_and(|outer: &Once| outer.is_running(&key)) {
         return Ok(None);
     }
-    if let Some(rejection) = context.immediate_claim_rejection(context.known_route(), &key) {
+    if let Some(rejection) = context.immediate_claim_rejection(context.known_route(), &key, &idempotency_key.claim()) {
         return Err(rejection.into());
     }
     let values = values.extract_key(head, body).await?;
@@ -225,7 +228,7 @@ async fn keyed_request<K: KeySource, S>(
         }
         None => Fingerprint::of_request(head, &content),
     };
-    Ok(Some(KeyedRequest { key, scope, fingerprint }))
+    Ok(Some(KeyedRequest { key, idempotency_key, scope, fingerprint }))
 }
 
 /// The answer in a record, for a request with this fingerprint.

@@ -21,6 +21,8 @@ mod enabled {
     #[derive(Debug)]
     pub(crate) struct AcquireMetrics {
         route: Arc<str>,
+        /// By a replay layer, which counts its requests itself.
+        is_claim: bool,
         started: Instant,
         is_recorded: bool,
     }
@@ -28,7 +30,8 @@ mod enabled {
     /// One guard.
     #[derive(Debug)]
     pub(crate) struct GuardMetrics {
-        route: Arc<str>,
+        /// `None`: of a claim.
+        route: Option<Arc<str>>,
     }
 
     /// Counters of one section, which all of its guards share.
@@ -126,9 +129,10 @@ mod enabled {
     }
 
     impl AcquireMetrics {
-        pub(crate) fn start(route: Option<&Arc<str>>) -> Self {
+        pub(crate) fn start(route: Option<&Arc<str>>, is_claim: bool) -> Self {
             isolated(|| gauge!("tower_lock_waiting").increment(1));
-            Self { route: route.cloned().unwrap_or_else(|| "none".into()), started: Instant::now(), is_recorded: false }
+            let route = route.cloned().unwrap_or_else(|| "none".into());
+            Self { route, is_claim, started: Instant::now(), is_recorded: false }
         }
 
         pub(crate) fn granted(mut self, section: &SectionMetrics) -> GuardMetrics {
@@ -136,7 +140,7 @@ mod enabled {
             if section.guards.fetch_add(1, Ordering::AcqRel) == 0 {
                 isolated(|| gauge!("tower_lock_held").increment(1));
             }
-            GuardMetrics { route: Arc::clone(&self.route) }
+            GuardMetrics { route: (!self.is_claim).then(|| Arc::clone(&self.route)) }
         }
 
         pub(crate) fn rejected(mut self, error: &LockError) {
@@ -155,6 +159,10 @@ mod enabled {
 
         fn record(&mut self, result: &'static str) {
             self.is_recorded = true;
+            // A replayed request is no rejected one, and a request has one lock of its route.
+            if self.is_claim && matches!(result, "granted" | "recorded" | "locked" | "timed_out") {
+                return;
+            }
             let waited = self.started.elapsed();
             isolated(|| {
                 counter!("tower_lock_acquire_total", "route" => Arc::clone(&self.route), "result" => result)
@@ -180,7 +188,9 @@ mod enabled {
             if section.guards.fetch_sub(1, Ordering::AcqRel) == 1 {
                 let held_for = held_for();
                 isolated(|| {
-                    histogram!("tower_lock_hold_seconds", "route" => Arc::clone(&self.route)).record(held_for);
+                    if let Some(route) = &self.route {
+                        histogram!("tower_lock_hold_seconds", "route" => Arc::clone(route)).record(held_for);
+                    }
                     gauge!("tower_lock_held").decrement(1);
                 });
             }
@@ -258,7 +268,7 @@ mod disabled {
     pub(crate) fn count_replay(_: Option<Arc<str>>, _: &'static str) {}
 
     impl AcquireMetrics {
-        pub(crate) fn start(_: Option<&Arc<str>>) -> Self {
+        pub(crate) fn start(_: Option<&Arc<str>>, _: bool) -> Self {
             Self(())
         }
 

@@ -2,7 +2,7 @@
 
 use tracing::debug;
 
-use crate::{background::isolated, fencing::FencingToken, lock_key::LockKey};
+use crate::{background::isolated, fencing::FencingToken, lock_key::LockKey, telemetry::route::Route};
 
 /// A call for a lock was dropped before its first poll.
 pub(crate) fn dropped_unpolled(key: &LockKey) {
@@ -19,6 +19,17 @@ pub(crate) fn dropped_guard(key: &LockKey, fence: FencingToken) {
             key = key.redacted(),
             fence = fence.as_u64(),
             "a guard was dropped, and not released: its key stays blocked for the lock-delay",
+        );
+    });
+}
+
+/// A key function that has returned `None` for so many requests in a row.
+pub(crate) fn without_key(route: &Route, count: u32) {
+    isolated(|| {
+        tracing::warn!(
+            target: "tower_lock",
+            route = route.as_str(),
+            "a key function has returned `None` for {count} requests in a row, which ran without a lock",
         );
     });
 }

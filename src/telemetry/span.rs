@@ -1,6 +1,11 @@
 //! The span `lock` of one request.
 
-use std::{fmt::Display, future::Future, time::Duration};
+use std::{
+    fmt::Display,
+    future::Future,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    time::Duration,
+};
 
 use http::StatusCode;
 use tokio::time::Instant;
@@ -15,13 +20,21 @@ use crate::{
 
 /// The span of one request that needs a lock, from its key to its release.
 ///
-/// Dropped without a result, the request was cancelled while it waited.
+/// It has one result, and the last one of a request that was granted: its lock may be lost. Dropped
+/// without a result, the request was cancelled while it waited.
 #[derive(Debug)]
 pub(crate) struct LockSpan {
     span: Span,
-    has_result: bool,
+    is_granted: bool,
+    has_result: AtomicBool,
     /// `None` if nothing shows how long the request waits.
     started: Option<Instant>,
+}
+
+/// A request of a replay layer for its lock, whose key is a hash.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Claim<'a> {
+    pub(crate) idempotency_key: &'a str,
 }
 
 /// The part of a key source that rejected a request. It is named, so that the rejection is not
@@ -49,17 +62,20 @@ impl CapturedSpan {
 }
 
 impl LockSpan {
-    pub(crate) fn start(route: &Route, key: &LockKey, shows_key: bool) -> Self {
+    pub(crate) fn start(route: &Route, key: &LockKey, claim: Option<&Claim<'_>>, shows_key: bool) -> Self {
         let span = open(route);
         if !span.is_disabled() {
             if shows_key {
                 span.record("key", key.as_str());
+                if let Some(Claim { idempotency_key }) = claim {
+                    span.record("idempotency_key", idempotency_key);
+                }
             } else {
                 span.record("key", key.redacted());
             }
         }
         let is_shown = !span.is_disabled() || tracing::enabled!(target: "tower_lock", Level::DEBUG);
-        Self { span, has_result: false, started: is_shown.then(Instant::now) }
+        Self { span, is_granted: false, has_result: AtomicBool::new(false), started: is_shown.then(Instant::now) }
     }
 
     /// Records a request that was rejected before its lock was requested.
@@ -103,13 +119,13 @@ impl LockSpan {
     }
 
     pub(crate) fn granted(&mut self, depth: impl FnOnce() -> u32, fence: FencingToken) {
-        self.result("granted");
+        self.is_granted = true;
         if !self.span.is_disabled() {
             self.span.record("wait_ms", self.wait_ms()).record("depth", depth()).record("fence", fence.as_u64());
         }
     }
 
-    pub(crate) fn rejected(&mut self, error: &LockError) {
+    pub(crate) fn rejected(&self, error: &LockError) {
         let result = match error {
             LockError::Busy { .. } | LockError::WouldDeadlock => "locked",
             LockError::TimedOut { .. } => "timed_out",
@@ -123,7 +139,7 @@ impl LockSpan {
         tracing::debug!(target: "tower_lock", parent: &self.span, result, wait_ms, "request rejected: {error}");
     }
 
-    pub(crate) fn recorded(&mut self) {
+    pub(crate) fn recorded(&self) {
         self.result("recorded");
         self.span.record("wait_ms", self.wait_ms());
     }
@@ -134,18 +150,18 @@ impl LockSpan {
     }
 
     pub(crate) fn lost(&self, why: LockLost) {
-        self.span.record("result", if why == LockLost::HoldLimitReached { "hold_limit_reached" } else { "lost" });
+        self.result(if why == LockLost::HoldLimitReached { "hold_limit_reached" } else { "lost" });
         tracing::warn!(target: "tower_lock", parent: &self.span, "request aborted: {why}");
     }
 
     /// The lock was lost before it was released, and the work under it was completed.
     pub(crate) fn released_late(&self) {
-        self.span.record("result", "lost");
+        self.result("lost");
         tracing::warn!(target: "tower_lock", parent: &self.span, "lock was lost before it was released");
     }
 
     pub(crate) fn disconnected(&self) {
-        self.span.record("result", "cancelled");
+        self.result("cancelled");
         tracing::debug!(target: "tower_lock", parent: &self.span, "client had disconnected when the lock was granted");
     }
 
@@ -171,17 +187,17 @@ impl LockSpan {
         millis(self.started.map_or(Duration::ZERO, |started| started.elapsed()))
     }
 
-    fn result(&mut self, result: &'static str) {
-        self.span.record("result", result);
-        self.has_result = true;
+    /// Only the first one: a subscriber may print each value that a field gets.
+    fn result(&self, result: &'static str) {
+        if !self.has_result.swap(true, Relaxed) {
+            self.span.record("result", result);
+        }
     }
 }
 
 impl Drop for LockSpan {
     fn drop(&mut self) {
-        if !self.has_result {
-            self.span.record("result", "cancelled");
-        }
+        self.result(if self.is_granted { "granted" } else { "cancelled" });
     }
 }
 
@@ -191,6 +207,7 @@ fn open(route: &Route) -> Span {
         "lock",
         route = route.as_str(),
         key = Empty,
+        idempotency_key = Empty,
         result = Empty,
         wait_ms = Empty,
         hold_ms = Empty,

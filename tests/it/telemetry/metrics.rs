@@ -273,6 +273,9 @@ fn each_result_of_a_replay_layer_is_counted() {
         let counted = |result| seen[&format!("tower_lock_replay_total{{route=/claims/{{id}},result={result}}}")];
         let results = ["first", "replayed", "in_flight", "mismatch", "missing", "invalid", "not_kept"];
         assert_eq!(results.map(counted), [2.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0]);
+        // Its own lock is not one of the route.
+        let acquires: Vec<_> = seen.keys().filter(|name| name.contains("route=/claims/{id}")).collect();
+        assert!(acquires.iter().all(|name| name.contains("replay") || name.contains("queue_full")), "{acquires:?}");
         let of_replay = seen.keys().filter(|name| name.starts_with("tower_lock_replay_total"));
         assert_eq!(seen["tower_lock_replay_total{route=/revoked,result=unrecorded}"], 1.0);
         // `unrecorded` of each route is there from its first request.

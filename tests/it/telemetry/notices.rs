@@ -2,9 +2,15 @@
 
 use std::{future::IntoFuture, pin::pin, time::Duration};
 
-use axum::{Router, http::StatusCode, routing::get};
+use axum::{
+    Router,
+    body::Body,
+    http::{Method, Request, StatusCode},
+    routing::{MethodRouter, get},
+};
 use tokio::runtime::Builder;
-use tower_lock::{Lease, LockLayer, LockManager, MemoryStore};
+use tower::ServiceExt;
+use tower_lock::{Lease, LockLayer, LockManager, MemoryStore, key};
 use tower_lock_testkit::{
     app::fetch,
     locks::{one_key, store_and_locks},
@@ -95,4 +101,31 @@ fn second_manager_in_memory_leaves_one_warning() {
     }
     let seen: Vec<_> = (0..100).map(|_| warnings(several)).collect();
     assert!(seen.contains(&1) && seen.iter().all(|count| *count <= 1), "{seen:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn key_function_without_keys_leaves_one_warning() {
+    let (_store, locks) = store_and_locks();
+    let log = Log::default();
+    let _listening = log.listen();
+    let is_logged = || count(&log, "a key function has returned `None` for 100 requests in a row");
+    let key = key::from_fn(|method: Method| async move { (method == Method::PUT).then_some(("order",)) });
+    let handler = MethodRouter::new().get(async || "done").put(async || "done");
+    let app = Router::new().route("/orders", handler.route_layer(LockLayer::new(&locks, key)));
+    let send = async |method: Method, times: usize| {
+        for _ in 0..times {
+            let request = Request::builder().method(&method).uri("/orders").body(Body::empty()).expect("a request");
+            assert_eq!(app.clone().oneshot(request).await.expect("infallible").status(), StatusCode::OK);
+        }
+    };
+    for _ in 0..3 {
+        send(Method::GET, 99).await;
+        send(Method::PUT, 1).await;
+    }
+    assert_eq!(is_logged(), 0, "{}", log.text());
+    send(Method::GET, 350).await;
+    send(Method::PUT, 1).await;
+    send(Method::GET, 150).await;
+    assert_eq!(is_logged(), 1);
+    assert!(log.text().contains("WARN") && log.text().contains("route=\"/orders\""), "{}", log.text());
 }

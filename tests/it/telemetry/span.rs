@@ -17,7 +17,7 @@ use axum::{
 use tokio::sync::Notify;
 use tower::{Layer as _, ServiceExt, service_fn};
 use tower_lock::{
-    HasLockKey, HeldLock, Lease, LockKey, LockLayer, LockManager, LockManagerLayer, Locked, LogKey, OnLost,
+    HasLockKey, HeldLock, Lease, LockKey, LockLayer, LockManager, LockManagerLayer, LockPolicy, Locked, LogKey, OnLost,
     ReplayLayer, key, test_util::Fault,
 };
 use tower_lock_testkit::{
@@ -56,7 +56,11 @@ struct Writer<'a>(&'a mut Fields);
 
 impl tracing::field::Visit for Writer<'_> {
     fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn Debug) {
-        self.0.insert(field.name().to_owned(), format!("{value:?}").trim_matches('"').to_owned());
+        let value = format!("{value:?}").trim_matches('"').to_owned();
+        // A subscriber may print each value that a field gets, and not the last one.
+        let earlier = self.0.get(field.name()).filter(|_| field.name() == "result");
+        let value = earlier.map_or(value.clone(), |earlier| format!("{earlier}, then {value}"));
+        self.0.insert(field.name().to_owned(), value);
     }
 }
 
@@ -306,8 +310,17 @@ async fn span_says_how_a_request_with_a_key_was_answered() {
         app.clone().oneshot(request).await.expect("infallible");
         let seen = recorder.last();
         assert_eq!((&*seen["result"], seen.get("replay").map(String::as_str)), (result, replay), "{key} {body}");
+        let shown = seen.get("idempotency_key").map(String::as_str);
+        assert_eq!(shown, replay.map(|_| key));
         assert_eq!(recorder.count(), count + 1, "one span per request");
     }
+    let replay =
+        ReplayLayer::new(&locks.with_policy(LockPolicy::new().log_key(LogKey::Redacted)), key::fixed(("everyone",)));
+    let app = Router::new().route("/", post(async || "done").route_layer(replay));
+    let request = Request::post("/").header("idempotency-key", "ann@example.org").body(Body::empty());
+    app.oneshot(request.expect("a request")).await.expect("infallible");
+    let seen = recorder.last();
+    assert!(seen["key"].starts_with("+replay:~") && !seen.contains_key("idempotency_key"), "{seen:?}");
 }
 
 /// A reader of the logs cannot free a lock with their content.

@@ -13,7 +13,7 @@ use axum::{
 };
 use serde::Deserialize;
 use tower_lock::{
-    LockKey, Rejection, ReplayLayer, key,
+    LockKey, Rejection, ReplayLayer, key, replay,
     store::{ListRequest, LockStore},
     test_util::{Fault, StoreOp},
 };
@@ -310,7 +310,7 @@ async fn scope_and_key_are_hashed_in_the_store() {
     settle().await;
     let list = store.list(ListRequest::new(10)).await.expect("up");
     let keys: BTreeSet<_> = list.entries.iter().map(|key| key.key.to_string()).collect();
-    assert!(keys.len() == 1 && keys.iter().all(|key| key.starts_with("replay:~") && !key.contains("ann")), "{keys:?}");
+    assert!(keys.len() == 1 && keys.iter().all(|key| key.starts_with("+replay:~") && !key.contains("ann")), "{keys:?}");
     first.await.expect("no panic");
 }
 
@@ -326,4 +326,19 @@ async fn scope_of_an_outer_layer_is_found() {
     }));
     send(&app, request("a", "x")).await;
     assert!(is_replayed(&send(&app, request("a", "x")).await));
+}
+
+#[tokio::test(start_paused = true)]
+async fn operator_finds_the_lock_of_an_idempotency_key() {
+    let (_store, locks) = store_and_locks();
+    let (app, _runs) = app(layer(&locks), created);
+    let inspect = async |scope: LockKey| locks.inspect(replay::lock_key(scope, "a")).await.expect("up");
+    let first = spawn(&app, request("a", "x"));
+    settle().await;
+    let running = inspect(("everyone",).into()).await;
+    assert!(running.holder.is_some() && running.record_left.is_none(), "{running}");
+    assert!(inspect(("someone",).into()).await.holder.is_none());
+    assert_eq!(run_of(first.await.expect("no panic")).await, (1, false));
+    let done = inspect(("everyone",).into()).await;
+    assert!(done.holder.is_none() && done.record_left.is_some(), "{done}");
 }
