@@ -263,7 +263,7 @@ pub mod guide {
     #[doc = include_str!("../docs/guide/streaming-and-disconnects.md")]
     pub mod streaming_and_disconnects {}
     #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
-    #[doc = include_str!("../docs/guide/idempotency.md")]
+    #[cfg_attr(not(doctest), doc = include_str!("../docs/guide/idempotency.md"))]
     pub mod idempotency {}
     #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
     #[doc = include_str!("../docs/guide/nested-locks.md")]

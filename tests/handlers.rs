@@ -31,21 +31,21 @@ struct Claim {
 }
 
 async fn claim(lock: HeldLock, Json(claim): Json<Claim>) -> (StatusCode, String) {
-    sleep(Duration::from_secs(20)).await; // reads, computes, writes
+    sleep(Duration::from_secs(40)).await; // reads, computes, writes
     (StatusCode::CREATED, format!("family {} under {}", claim.family_id, lock.fencing_token()))
 }
 
 fn app(locks: &LockManager) -> Router {
-    let one_at_a_time = LockLayer::new(locks, key::from_fn(|Json(claim): Json<Claim>| ("reward", claim.family_id)));
-    Router::new().route("/claim", post(claim).route_layer(one_at_a_time))
+    let reward = key::from_fn(|Json(claim): Json<Claim>| ("reward", claim.family_id));
+    Router::new().route("/claim", post(claim).route_layer(LockLayer::new(locks, reward)))
 }
 
 // --- its tests ---
 
 async fn ask(app: Router) -> Response {
-    let request =
-        Request::post("/claim").header("content-type", "application/json").body(Body::from(r#"{"family_id":7}"#));
-    app.oneshot(request.expect("a request")).await.expect("infallible")
+    let request = Request::post("/claim").header("content-type", "application/json");
+    let request = request.body(Body::from(r#"{"family_id":7}"#)).expect("a request");
+    app.oneshot(request).await.expect("infallible")
 }
 
 /// The handler alone, with a lock that exists only in the test.
@@ -59,7 +59,8 @@ async fn claim_is_written_with_its_fencing_token() {
 /// The same through a router without the layer.
 #[tokio::test(start_paused = true)]
 async fn route_can_be_tested_without_locks() {
-    let app = Router::new().route("/claim", post(claim)).layer(Extension(HeldLock::for_test(("reward", 7), 42)));
+    let lock = HeldLock::for_test(("reward", 7), 42);
+    let app = Router::new().route("/claim", post(claim)).layer(Extension(lock));
     assert_eq!(ask(app).await.status(), StatusCode::CREATED);
 }
 
@@ -98,5 +99,14 @@ async fn claim_that_loses_its_lock_is_aborted() {
     };
     let (answer, ()) = tokio::join!(ask(app(&locks)), meanwhile);
     assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(matches!(answer.extensions().get(), Some(Rejection::Lost)));
+}
+
+/// The store fails for longer than the lease.
+#[tokio::test(start_paused = true)]
+async fn claim_whose_lock_cannot_be_renewed_is_aborted() {
+    let store = TestStore::new();
+    store.on(StoreOp::Renew).fault(Fault::Fail);
+    let answer = ask(app(&LockManager::new(store))).await;
     assert!(matches!(answer.extensions().get(), Some(Rejection::Lost)));
 }

@@ -341,6 +341,8 @@ mod pages {
     #[doc = include_str!("../../docs/guarantees.md")]
     mod guarantees {}
     #[cfg(feature = "sessions")]
+    #[doc = include_str!("../../docs/guide/idempotency.md")]
+    pub mod idempotency {}
     #[doc = include_str!("../../docs/guide/recipes.md")]
     mod recipes {}
 }

@@ -70,6 +70,34 @@ fn every_block_has_a_language_that_is_checked() {
     }
 }
 
+/// A page on the web shows them, and they are not for its reader.
+#[test]
+fn no_block_has_lines_that_rustdoc_hides() {
+    let hidden = |Block { page, language, text }: Block| {
+        let is_hidden = |line: &&str| *line == "#" || line.trim_start().starts_with("# ");
+        let lines: Vec<_> = text.lines().filter(is_hidden).map(|line| format!("{}: {line}", page.display())).collect();
+        if language.starts_with("rust") { lines } else { Vec::new() }
+    };
+    let hidden: Vec<_> = blocks().into_iter().flat_map(hidden).collect();
+    assert!(hidden.is_empty(), "{hidden:#?}");
+}
+
+/// A doctest compiles no test function.
+#[test]
+fn tests_of_the_testing_page_are_run() {
+    let program = read("tests/handlers.rs");
+    let of_page = |block: &Block| block.page.ends_with("testing-handlers.md") && block.language == "rust";
+    let items = |text: &str| text.split_once(";\n\n").map_or(text, |(_, items)| items).to_owned();
+    let blocks: Vec<_> = blocks().into_iter().filter(of_page).collect();
+    for Block { text, .. } in &blocks {
+        // Without its imports.
+        let items =
+            if text.starts_with("use ") { items(text.rsplit_once("\nuse ").expect("two").1) } else { text.clone() };
+        assert!(program.contains(items.trim_end()), "not in tests/handlers.rs:\n{items}");
+    }
+    assert!(blocks.len() >= 7, "{} blocks", blocks.len());
+}
+
 /// The packages of the workspace and their dependencies, as Cargo resolves them.
 fn packages() -> Vec<Value> {
     // The packages of other systems need not be downloaded.
