@@ -340,9 +340,9 @@ impl<const COLUMNS: usize> Table<COLUMNS> {
 mod pages {
     #[doc = include_str!("../../docs/guarantees.md")]
     mod guarantees {}
-    #[cfg(feature = "sessions")]
     #[doc = include_str!("../../docs/guide/idempotency.md")]
-    pub mod idempotency {}
+    mod idempotency {}
+    #[cfg(feature = "sessions")]
     #[doc = include_str!("../../docs/guide/recipes.md")]
     mod recipes {}
 }
