@@ -29,7 +29,7 @@ pub enum LockError {
         ahead: usize,
     },
     /// Too many callers wait already.
-    #[error("{bound} ({ahead} are ahead)")]
+    #[error("{bound} ({ahead} callers are ahead)")]
     QueueFull {
         /// The number of callers in this process that are served first, the holder included. For
         /// [`QueueBound::Store`], the number of processes.

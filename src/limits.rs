@@ -244,8 +244,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn configuration_page_has_the_same_numbers() {
-        let page = include_str!("../docs/guide/configuration.md");
+    fn architecture_page_has_the_same_numbers() {
+        let page = include_str!("../docs/architecture.md");
         let s = |duration: Duration| format!("{} s", duration.as_secs());
         for (number, value) in [
             ("lease (`LockManagerBuilder::lease`)", s(LEASE)),
@@ -302,6 +302,11 @@ mod tests {
             ("`keep_up_to`", format!("{} KiB", KEEP_UP_TO >> 10)),
             ("largest `keep_up_to`", format!("{} MiB", KEEP_UP_TO_MAX >> 20)),
             ("headers of an answer that is kept", format!("{} KiB", MAX_ANSWER_HEADER_BYTES >> 10)),
+            ("answers of one scope within `keep_for` (`ReplayLayer::scope_limits`)", MAX_SCOPE_ANSWERS.to_string()),
+            (
+                "bodies of the answers of one scope (`ReplayLayer::scope_limits`)",
+                format!("{} MiB", MAX_SCOPE_BYTES >> 20),
+            ),
             ("frames read before the head is sent", EAGER_FRAMES.to_string()),
             ("bytes read before the head is sent", format!("{} KiB", EAGER_BYTES >> 10)),
             ("`Retry-After`", format!("{} to {}", RETRY_AFTER_MIN.as_secs(), s(RETRY_AFTER_MAX))),

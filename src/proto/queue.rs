@@ -22,7 +22,7 @@ pub struct LockRequest<W> {
     pub demand: Demand,
 }
 
-/// The most places of a spare queue: most keys have no more waiters at a time.
+/// The capacity of a spare queue: few keys have more waiters at a time.
 const MAX_SPARE: usize = 4;
 
 /// A queue in first-come order.
