@@ -248,7 +248,7 @@ async fn record_is_a_hash_with_a_ttl_and_a_name_without_personal_data() {
     assert_replayed(&first, &ask(&b, 1).await);
     let keys = environment.keys().await;
     let [record] = &*keys else { panic!("{keys:?}: one record, and nothing else") };
-    let digest = record.strip_prefix("tower-lock:lock:r:{lock:replay:~").and_then(|rest| rest.strip_suffix('}'));
+    let digest = record.strip_prefix("tower-lock:lock:r:{lock:+replay:~").and_then(|rest| rest.strip_suffix('}'));
     let digest = digest.unwrap_or_else(|| panic!("{record}"));
     assert!(digest.len() == 32 && digest.bytes().all(|byte| byte.is_ascii_hexdigit()), "{record}");
     assert_eq!(environment.command(&["TYPE", record]).await.text(), Some("hash"));
