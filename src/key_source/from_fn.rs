@@ -106,9 +106,11 @@ where
 struct FromFn<F, T, E, M, S> {
     f: F,
     state: S,
-    // A function type: the layer is `Send` also if an extractor is not.
-    marker: PhantomData<fn() -> (T, E, M)>,
+    marker: PhantomData<Parameters<T, E, M>>,
 }
+
+/// A function type: the layer is `Send` also if an extractor is not.
+type Parameters<T, E, M> = fn() -> (T, E, M);
 
 /// Function that returns a key.
 ///
