@@ -43,6 +43,9 @@ pub struct AcquireRequest {
     pub valid_for: Duration,
     /// What the acquisition asks of the key.
     pub demand: Demand,
+    /// Whether an acquire with this id was sent before. A hint: the store most likely has a queue
+    /// entry or an offer of this id. Default: `false`.
+    pub is_repeated: bool,
 }
 
 /// What an acquisition asks of its key.
@@ -320,13 +323,20 @@ impl AcquireRequest {
         queue: QueueConfig,
         valid_for: Duration,
     ) -> Self {
-        Self { key, id, lease, if_busy, queue, valid_for, demand: Demand::default() }
+        Self { key, id, lease, if_busy, queue, valid_for, demand: Demand::default(), is_repeated: false }
     }
 
     /// Sets [`demand`](Self::demand).
     #[must_use]
     pub fn demand(mut self, demand: Demand) -> Self {
         self.demand = demand;
+        self
+    }
+
+    /// Sets [`is_repeated`](Self::is_repeated).
+    #[must_use]
+    pub fn repeated(mut self, is_repeated: bool) -> Self {
+        self.is_repeated = is_repeated;
         self
     }
 }

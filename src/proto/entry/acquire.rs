@@ -48,7 +48,8 @@ impl<D: DriverTypes> LockEntry<D> {
         let if_busy = if attempt.wants_queue { IfBusy::Enqueue } else { IfBusy::Fail };
         let (key, lease) = (env.key.clone(), lease.saturating_add(lock_delay));
         let request = AcquireRequest::new(key, attempt.id.clone(), lease, if_busy, QUEUE, env.lease.call_timeout)
-            .demand(attempt.demand);
+            .demand(attempt.demand)
+            .repeated(attempt.was_sent);
         let number = env.next_call();
         Numbered::push(&mut env.actions.calls.acquires, number, request);
         attempt.in_flight.start(number, env.now());

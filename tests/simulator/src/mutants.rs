@@ -209,7 +209,7 @@ pub const MUTANTS: &[Mutant] = &[
         &[patch(
             "acquire",
             "redis.call('EXISTS', unpack(names)) == 0",
-            "redis.call('EXISTS', KEYS[1], ARGV[3 * n + 6], n == 1 and ARGV[10] or KEYS[1]) == 0",
+            "redis.call('EXISTS', KEYS[1], ARGV[3 * n + 6]) == 0",
         )],
     )
     .with("batches"),
@@ -224,8 +224,8 @@ pub const MUTANTS: &[Mutant] = &[
         "a shared release frees only its first key",
         &[patch(
             "release",
-            "held[i] = ignore_wrong_type('HDEL', KEYS[i], ARGV[2 * i + 1])",
-            "held[i] = i > 1 and 1 or ignore_wrong_type('HDEL', KEYS[i], ARGV[2 * i + 1])",
+            "held[i] or pcall_redis('HDEL', KEYS[i], ARGV[2 * i + 1])",
+            "held[i] or i > 1 and 1 or pcall_redis('HDEL', KEYS[i], ARGV[2 * i + 1])",
         )],
     )
     .with("batches"),
@@ -234,8 +234,8 @@ pub const MUTANTS: &[Mutant] = &[
         "a shared acquire gives only its first key a TTL",
         &[patch(
             "acquire",
-            "redis.call('PEXPIRE', KEYS[i], ARGV[3 * i + 4])",
-            "if i == 1 then redis.call('PEXPIRE', KEYS[i], ARGV[3 * i + 4]) end",
+            "call('PEXPIRE', KEYS[i], ARGV[3 * i + 4])",
+            "if i == 1 then call('PEXPIRE', KEYS[i], ARGV[3 * i + 4]) end",
         )],
     )
     .with("batches"),
@@ -258,7 +258,7 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "free_key_ignores_record",
         "an acquire of a free key ignores the record",
-        &[patch("acquire", "redis.call('EXISTS', unpack(names)) == 0", "redis.call('EXISTS', KEYS[1], ARGV[9]) == 0")],
+        &[patch("acquire", "redis.call('EXISTS', KEYS[1], unpack(ARGV, 9))", "redis.call('EXISTS', KEYS[1], ARGV[9])")],
     )
     .with("records"),
     script(
@@ -276,7 +276,11 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "record_of_any",
         "a release leaves its record without holding the key",
-        &[patch("release", "if record and ignore_wrong_type('HEXISTS', KEYS[1], ARGV[3]) == 1 then", "if record then")],
+        &[patch(
+            "release",
+            "if record and ignore_wrong_type(redis.pcall('HEXISTS', KEYS[1], ARGV[3])) == 1 then",
+            "if record then",
+        )],
     )
     .with("records"),
     script(
@@ -284,7 +288,7 @@ pub const MUTANTS: &[Mutant] = &[
         "a late copy of a release leaves its record while another client holds the key",
         &[patch(
             "release",
-            "ignore_wrong_type('HEXISTS', KEYS[1], ARGV[3]) == 1 then",
+            "ignore_wrong_type(redis.pcall('HEXISTS', KEYS[1], ARGV[3])) == 1 then",
             "redis.call('EXISTS', KEYS[1]) == 1 then",
         )],
     )
@@ -341,20 +345,24 @@ pub const MUTANTS: &[Mutant] = &[
         "ignore_queue",
         "an acquire checks only the lock, not the queue",
         &[
-            patch("acquire", "redis.call('EXISTS', unpack(names)) == 0", "redis.call('EXISTS', KEYS[1]) == 0"),
+            patch("acquire", "redis.call('EXISTS', KEYS[1], unpack(ARGV, 9))", "redis.call('EXISTS', KEYS[1])"),
+            patch("acquire", "redis.call('EXISTS', unpack(names))", "redis.call('EXISTS', unpack(KEYS))"),
             everywhere("local next = offer_next(lock, queue, id, offer_ms)", "local next = false"),
         ],
     ),
     script(
         "fence_from_clock",
         "the fence is the server clock, even if a later one exists",
-        &[everywhere("if last >= fence then", "if false then")],
+        &[everywhere("elseif tonumber(stored) >= tonumber(now) then", "elseif false then")],
     )
     .with("back"),
     script(
         "release_any_holder",
         "a release does not check the holder",
-        &[patch("release", "ignore_wrong_type('HDEL', KEYS[i], ARGV[2 * i + 1])", "redis.pcall('DEL', KEYS[i])")],
+        &[
+            patch("release", "redis.pcall('HDEL', KEYS[1], ARGV[3])", "redis.pcall('DEL', KEYS[1])"),
+            patch("release", "pcall_redis('HDEL', KEYS[i], ARGV[2 * i + 1])", "redis.pcall('DEL', KEYS[i])"),
+        ],
     ),
     script(
         "renew_any_holder",
@@ -364,24 +372,27 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "release_keeps_lock",
         "a release removes only the queue entry",
-        &[patch("release", "held[i] = ignore_wrong_type('HDEL', KEYS[i], ARGV[2 * i + 1])", "held[i] = 0")],
+        &[
+            patch("release", "redis.pcall('HDEL', KEYS[1], ARGV[3])", "0"),
+            patch("release", "pcall_redis('HDEL', KEYS[i], ARGV[2 * i + 1])", "0"),
+        ],
     ),
     script(
         "release_without_offer",
         "a release makes no offer to the next waiter",
         &[
-            patch("release", "if not first then return {'freed'} end", "return {'freed'}"),
+            patch("release", "if not first then return 'freed' end", "do return 'freed' end"),
             patch(
                 "release",
-                "elseif all_freed and redis.call('EXISTS', unpack(ARGV, 2 * n + 3)) == 0 then",
-                "elseif all_freed then",
+                "if n > 1 and all_freed and redis.call('EXISTS', unpack(ARGV, 2 * n + 3)) == 0 then",
+                "if all_freed then",
             ),
         ],
     ),
     script(
         "release_keeps_entry",
         "a release that finds no lock keeps the queue entry",
-        &[patch("release", "ignore_wrong_type('LREM', queue, 1, id)", "")],
+        &[patch("release", "ignore_wrong_type(redis.pcall('LREM', queue, 1, id))", "")],
     ),
     script(
         "release_fails_on_type",
@@ -406,7 +417,7 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "duplicate_entries",
         "a queued id enqueues again",
-        &[everywhere("local ahead = redis.call('LPOS', queue, id, 'MAXLEN', max_queue)", "local ahead = nil")],
+        &[everywhere("redis.call('LPOS', queue, id, 'MAXLEN', max_queue)", "nil")],
     ),
     script(
         "offer_without_ttl",

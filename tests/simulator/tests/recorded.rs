@@ -34,7 +34,7 @@ const EXCHANGES: [&str; 10] = [
 ];
 
 /// Over all files of the recording, in the order above.
-const SHA1: &str = "a5be8d57e832b2a37abc165af16b3f404c81bc4d";
+const SHA1: &str = "3e41d33763c4f73eef3726fbe5e07d949e682d01";
 
 // === the format of an exchange, one step per line ===
 
@@ -88,13 +88,45 @@ struct Message {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Request {
-    Acquire { key: String, id: String, until: i64, lease: i64, queue: bool, terms: Terms },
+    Acquire {
+        key: String,
+        id: String,
+        until: i64,
+        lease: i64,
+        queue: bool,
+        terms: Terms,
+        #[serde(default)]
+        is_repeated: bool,
+    },
     Renew(Vec<Renewal>),
-    Release { key: String, id: String, block_for: i64, terms: Terms },
-    Yield { key: String, id: String, fence: u64, next: String, until: i64, lease: i64, terms: Terms },
-    ForceRelease { key: String, block_for: i64, terms: Terms },
-    Inspect { key: String },
-    SelfTest { key: String, inbox: String, message: String },
+    Release {
+        key: String,
+        id: String,
+        block_for: i64,
+        terms: Terms,
+    },
+    Yield {
+        key: String,
+        id: String,
+        fence: u64,
+        next: String,
+        until: i64,
+        lease: i64,
+        terms: Terms,
+    },
+    ForceRelease {
+        key: String,
+        block_for: i64,
+        terms: Terms,
+    },
+    Inspect {
+        key: String,
+    },
+    SelfTest {
+        key: String,
+        inbox: String,
+        message: String,
+    },
 }
 
 #[derive(Debug, Deserialize)]
@@ -176,10 +208,11 @@ impl Request {
         // Not sent: `until` is.
         let in_doubt_after = Duration::from_millis(500);
         let call = match self {
-            Self::Acquire { key, id: of, until, lease, queue, terms } => {
+            Self::Acquire { key, id: of, until, lease, queue, terms, is_repeated } => {
                 let if_busy = if *queue { IfBusy::Enqueue } else { IfBusy::Fail };
                 let (lease, terms) = (duration(*lease), terms.current());
                 let request = AcquireRequest::new(lock_key(key), id(of), lease, if_busy, terms, in_doubt_after);
+                let request = request.repeated(*is_repeated);
                 names.acquire(&[request], *until)
             }
             Self::Renew(renewals) => {

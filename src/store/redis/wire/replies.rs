@@ -48,6 +48,10 @@ const MIN_FENCE: u64 = 1_000_000_000_000_000;
 
 /// The server's time and the results of this number of acquires.
 pub fn parse_acquire(reply: &Value, count: usize) -> Result<(i64, Timed<KeyReplies<AcquireReply>>), UnexpectedReply> {
+    if let Value::BulkString(_) = reply {
+        let now = parse_time(reply)?;
+        return Ok((now, Timed::Done(vec![Ok(AcquireReply::Granted { fence: parse_fence(reply)? }); count])));
+    }
     let (now, elements) = timed(reply)?;
     let replies = match elements {
         [expired] if is(expired, "expired") => return Ok((now, Timed::Expired)),
@@ -103,12 +107,15 @@ pub fn parse_renew(reply: &Value, is_sent: &[bool]) -> Result<Vec<RenewReply>, U
 
 /// The results of this number of releases.
 pub fn parse_release(reply: &Value, count: usize) -> Result<KeyReplies<ReleaseReply>, UnexpectedReply> {
+    if let Value::BulkString(_) = reply {
+        return Ok(vec![Ok(parse_outcome(reply)?); count]);
+    }
     let replies = match elements(reply)? {
         [each, replies @ ..] if is(each, "each") => {
             replies.iter().map(|reply| parse_key_reply(reply, parse_release_reply)).collect::<Result<_, _>>()?
         }
-        // One reply to all.
-        elements => vec![Ok(parse_release_reply(elements)?); count],
+        [outcome] => vec![Ok(parse_outcome(outcome)?); count],
+        _ => return Err(UnexpectedReply),
     };
     if replies.len() == count { Ok(replies) } else { Err(UnexpectedReply) }
 }
@@ -201,13 +208,13 @@ pub struct SelfTestReport {
 /// The result of a self-test.
 pub fn parse_self_test(reply: &Value) -> Result<SelfTestReport, UnexpectedReply> {
     let Value::Array(elements) = reply else { return Err(UnexpectedReply) };
-    let [Value::Int(now), receivers, Value::BulkString(invalid_fence), refused @ ..] = elements.as_slice() else {
+    let [now, receivers, Value::BulkString(invalid_fence), refused @ ..] = elements.as_slice() else {
         return Err(UnexpectedReply);
     };
     let invalid_fence =
         Some(escape_control(&String::from_utf8_lossy(invalid_fence))).filter(|invalid_fence| !invalid_fence.is_empty());
     let refused = refused.iter().map(|refusal| text(refusal).map(escape_control)).collect::<Result<_, _>>()?;
-    Ok(SelfTestReport { now: *now, receivers: parse_u64(receivers)?, invalid_fence, refused })
+    Ok(SelfTestReport { now: parse_time(now)?, receivers: parse_u64(receivers)?, invalid_fence, refused })
 }
 
 /// What a script has found in place of the last fence, if its reply says so.
@@ -246,8 +253,8 @@ fn elements(reply: &Value) -> Result<&[Value], UnexpectedReply> {
 
 fn timed(reply: &Value) -> Result<(i64, &[Value]), UnexpectedReply> {
     match elements(reply)? {
-        [Value::Int(now), rest @ ..] => Ok((*now, rest)),
-        _ => Err(UnexpectedReply),
+        [now, rest @ ..] => Ok((parse_time(now)?, rest)),
+        [] => Err(UnexpectedReply),
     }
 }
 
@@ -270,6 +277,11 @@ fn parse_acquire_reply(elements: &[Value]) -> Result<AcquireReply, UnexpectedRep
         }
         _ => Err(UnexpectedReply),
     }
+}
+
+/// The server's time, in microseconds.
+fn parse_time(value: &Value) -> Result<i64, UnexpectedReply> {
+    i64::try_from(parse_u64(value)?).map_err(|_| UnexpectedReply)
 }
 
 /// A fence is below 2^53, the limit of exact doubles. A larger one was written by another program.

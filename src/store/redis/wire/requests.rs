@@ -28,7 +28,7 @@ impl Keyspace {
         for request in requests {
             call.arg(&request.id);
             call.arg(Ms(request.lease));
-            call.arg(enqueue(request));
+            call.arg(if_busy(request));
         }
         self.queues(&mut call, &locks);
         if first.demand.takes_record() {
@@ -173,8 +173,12 @@ impl ScriptCall {
     }
 }
 
-fn enqueue(request: &AcquireRequest) -> char {
-    if request.if_busy == IfBusy::Enqueue { '1' } else { '0' }
+fn if_busy(request: &AcquireRequest) -> &'static str {
+    match request.if_busy {
+        IfBusy::Fail => "fail",
+        IfBusy::Enqueue if request.is_repeated => "poll",
+        IfBusy::Enqueue => "enqueue",
+    }
 }
 
 /// Whole milliseconds, rounded up: a lease is never shorter than requested.

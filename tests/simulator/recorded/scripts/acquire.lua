@@ -4,10 +4,13 @@
 -- KEYS   n locks
 -- ARGV   1 fence; 2 time at which the call expires, in microseconds of the server's clock;
 --        3 lease of an offer, ms; 4 TTL of the queue, ms; 5 capacity of the queue
---        for each lock: acquisition id; lease, ms; '1' to enqueue
+--        for each lock: acquisition id; lease, ms; if it is busy: 'fail', 'enqueue', or
+--        'poll' to enqueue an id that most likely is enqueued or has an offer
 --        for each lock: its queue
 --        the record of a single lock, if it stands in place of a grant
--- reply  {now, 'expired'}
+-- reply  now: all keys are granted, and this is their fence. (Redis sends a text with a tenth of the
+--        work of a table.)
+--        {now, 'expired'}
 --        {now, 'granted', fence}: all keys
 --        {now, 'queued', ms left, ahead}
 --        {now, 'busy', ms left}
@@ -16,15 +19,41 @@
 --        {now, 'each', reply ..} of several requests: as above without the time, or {'error', text}
 --        -1 ms: the lock has no TTL. Each may end in a mark of the fence: see fence.lua
 
+-- Times and fences are texts: Lua prints and reads numbers slowly. Those of one length have the
+-- order of their numbers.
 local t = redis.call('TIME')
-local now = t[1] * 1000000 + t[2]
-if now > tonumber(ARGV[2]) then return {now, 'expired'} end
+local now = t[1] .. string.sub('00000', #t[2]) .. t[2]
+if #now > #ARGV[2] or #now == #ARGV[2] and now > ARGV[2] then return {now, 'expired'} end
 
--- Included by every script that may grant a key. Lua numbers are doubles, and `..` prints only 14
--- digits of them: text() formats fences. ARGV[1] of each script is the key of the last fence.
+-- The fast path of almost every request: no lock, no queue, no record. The functions below are not
+-- even defined yet. All keys get one fence: it is larger than each one before it of any key. The
+-- fence is the first write: without permission for it, or in another slot, nothing has changed.
+-- A poll looks for its own entry first.
+local n = #KEYS
+local is_free
+if n > 1 then
+  local names = {unpack(ARGV, 3 * n + 6)}
+  for i = 1, n do names[#names + 1] = KEYS[i] end
+  is_free = redis.call('EXISTS', unpack(names)) == 0
+else
+  is_free = ARGV[8] ~= 'poll' and redis.call('EXISTS', KEYS[1], unpack(ARGV, 9)) == 0
+end
+if is_free then
+  local fence, reply = now, now
+  local stored = redis.pcall('SET', ARGV[1], now, 'GET')
+  if type(stored) ~= 'string' or #stored ~= #now or stored >= now or not tonumber(stored) then
+    -- Included by every script that may grant a key. ARGV[1] of each script is the key of the last
+-- fence. A fence is a number below 2^53, as a text.
 
+-- Lua numbers are doubles, and `..` prints only 14 digits of them.
 local function text(fence)
   return string.format('%.0f', fence)
+end
+
+-- The time, in microseconds, as a text.
+local function clock()
+  local t = redis.call('TIME')
+  return t[1] .. string.sub('00000', #t[2]) .. t[2]
 end
 
 -- Whether a stored value is a fence. A value of a day ahead of the clock was written by another
@@ -38,51 +67,86 @@ end
 -- may then have lost its locks, too.
 local fence_mark
 
--- The next fence: larger than each one before it, and at least the clock.
-local function next_fence(now)
-  local fence = now
-  if not fence then
-    local t = redis.call('TIME')
-    fence = t[1] * 1000000 + t[2]
-  end
-  local stored = redis.pcall('SET', ARGV[1], text(fence), 'GET')
+-- The next fence: larger than the last one, and at least the clock. The last fence was replaced by
+-- the clock; `stored` is the reply.
+local function fence_after(stored, now)
   if not stored then
     fence_mark = {'fence missing'}
-    return fence
-  end
-  if type(stored) == 'table' then
+  elseif type(stored) == 'table' then
     if not string.find(stored.err, 'WRONGTYPE', 1, true) then error(stored) end
-    redis.call('SET', ARGV[1], text(fence))
+    redis.call('SET', ARGV[1], now)
     fence_mark = {'fence replaced'}
-  elseif not is_fence(stored, fence) then
+  elseif not is_fence(stored, now) then
     fence_mark = {'fence replaced'}
-  else
-    local last = tonumber(stored)
-    if last >= fence then
-      fence = math.floor(last) + 1
-      redis.call('SET', ARGV[1], text(fence))
-    end
+  elseif tonumber(stored) >= tonumber(now) then
+    now = text(math.floor(tonumber(stored)) + 1)
+    redis.call('SET', ARGV[1], now)
   end
-  return fence
+  return now
 end
 
-
-local n = #KEYS
-local function grant(i, fence_text)
-  redis.call('HSET', KEYS[i], ARGV[3 * i + 3], fence_text)
-  redis.call('PEXPIRE', KEYS[i], ARGV[3 * i + 4])
+local function next_fence()
+  local now = clock()
+  return fence_after(redis.pcall('SET', ARGV[1], now, 'GET'), now)
 end
 
--- The fast path of almost every request: no lock, no queue, no record. The functions below are not
--- even defined yet. All keys get one fence: it is larger than each one before it of any key. The
--- fence is the first write: without permission for it, or in another slot, nothing has changed.
-local names = {unpack(ARGV, 3 * n + 6)}
-for i = 1, n do names[#names + 1] = KEYS[i] end
-if redis.call('EXISTS', unpack(names)) == 0 then
-  local fence = next_fence(now)
-  local fence_text = text(fence)
-  for i = 1, n do grant(i, fence_text) end
-  return {now, 'granted', fence, fence_mark}
+    fence = fence_after(stored, now)
+    reply = {now, 'granted', fence, fence_mark}
+  end
+  local call = redis.call
+  for i = 1, n do
+    call('HSET', KEYS[i], ARGV[3 * i + 3], fence)
+    call('PEXPIRE', KEYS[i], ARGV[3 * i + 4])
+  end
+  return reply
+end
+
+-- Included by every script that may grant a key. ARGV[1] of each script is the key of the last
+-- fence. A fence is a number below 2^53, as a text.
+
+-- Lua numbers are doubles, and `..` prints only 14 digits of them.
+local function text(fence)
+  return string.format('%.0f', fence)
+end
+
+-- The time, in microseconds, as a text.
+local function clock()
+  local t = redis.call('TIME')
+  return t[1] .. string.sub('00000', #t[2]) .. t[2]
+end
+
+-- Whether a stored value is a fence. A value of a day ahead of the clock was written by another
+-- program, or the clock was set back. (Each comparison is false for `nan`.)
+local function is_fence(stored, now)
+  local last = tonumber(stored)
+  return last and last < now + 86400000000
+end
+
+-- The end of the reply: an invalid fence was replaced by the clock, or there was none. The server
+-- may then have lost its locks, too.
+local fence_mark
+
+-- The next fence: larger than the last one, and at least the clock. The last fence was replaced by
+-- the clock; `stored` is the reply.
+local function fence_after(stored, now)
+  if not stored then
+    fence_mark = {'fence missing'}
+  elseif type(stored) == 'table' then
+    if not string.find(stored.err, 'WRONGTYPE', 1, true) then error(stored) end
+    redis.call('SET', ARGV[1], now)
+    fence_mark = {'fence replaced'}
+  elseif not is_fence(stored, now) then
+    fence_mark = {'fence replaced'}
+  elseif tonumber(stored) >= tonumber(now) then
+    now = text(math.floor(tonumber(stored)) + 1)
+    redis.call('SET', ARGV[1], now)
+  end
+  return now
+end
+
+local function next_fence()
+  local now = clock()
+  return fence_after(redis.pcall('SET', ARGV[1], now, 'GET'), now)
 end
 
 -- Included by every script that may find a key free: offers, queue entries and grants. It needs
@@ -119,8 +183,8 @@ local function offer_next(lock, queue, requester, offer_ms, head)
     head = head or redis.call('LPOP', queue)
     if not head or head == requester then return head end
     local fence = next_fence()
-    if redis.call('PUBLISH', inbox(head), '1 offered ' .. text(fence) .. ' ' .. head .. ' ' .. lock) > 0 then
-      redis.call('HSET', lock, head, text(fence))
+    if redis.call('PUBLISH', inbox(head), '1 offered ' .. fence .. ' ' .. head .. ' ' .. lock) > 0 then
+      redis.call('HSET', lock, head, fence)
       redis.call('PEXPIRE', lock, offer_ms)
       return head
     end
@@ -174,7 +238,7 @@ local function acquire(lock, queue, id, lease_ms, if_busy, offer_ms, entry_ms, c
       -- and another client may have made the offer.
       redis.call('HSET', lock, id, fence)
     end
-    return {'granted', tonumber(fence)}
+    return {'granted', fence}
   end
   local left = redis.call('PTTL', lock)
   if left == -2 then
@@ -183,13 +247,13 @@ local function acquire(lock, queue, id, lease_ms, if_busy, offer_ms, entry_ms, c
       -- Its entry may be behind more dead waiters than one call drops.
       if not next then redis.call('LREM', queue, 1, id) end
       fence = next_fence()
-      redis.call('HSET', lock, id, text(fence))
+      redis.call('HSET', lock, id, fence)
       redis.call('PEXPIRE', lock, lease_ms)
       return {'granted', fence}
     end
     left = tonumber(offer_ms)
   end
-  if if_busy ~= '1' then return {'busy', left} end
+  if if_busy == 'fail' then return {'busy', left} end
   return enqueue(queue, id, left, entry_ms, tonumber(capacity))
 end
 

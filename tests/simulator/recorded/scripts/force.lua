@@ -8,11 +8,18 @@
 --        {'unblocked', ms left (-1: it had no TTL)}
 --        Each may end in a mark of the fence: see fence.lua
 
--- Included by every script that may grant a key. Lua numbers are doubles, and `..` prints only 14
--- digits of them: text() formats fences. ARGV[1] of each script is the key of the last fence.
+-- Included by every script that may grant a key. ARGV[1] of each script is the key of the last
+-- fence. A fence is a number below 2^53, as a text.
 
+-- Lua numbers are doubles, and `..` prints only 14 digits of them.
 local function text(fence)
   return string.format('%.0f', fence)
+end
+
+-- The time, in microseconds, as a text.
+local function clock()
+  local t = redis.call('TIME')
+  return t[1] .. string.sub('00000', #t[2]) .. t[2]
 end
 
 -- Whether a stored value is a fence. A value of a day ahead of the clock was written by another
@@ -26,32 +33,27 @@ end
 -- may then have lost its locks, too.
 local fence_mark
 
--- The next fence: larger than each one before it, and at least the clock.
-local function next_fence(now)
-  local fence = now
-  if not fence then
-    local t = redis.call('TIME')
-    fence = t[1] * 1000000 + t[2]
-  end
-  local stored = redis.pcall('SET', ARGV[1], text(fence), 'GET')
+-- The next fence: larger than the last one, and at least the clock. The last fence was replaced by
+-- the clock; `stored` is the reply.
+local function fence_after(stored, now)
   if not stored then
     fence_mark = {'fence missing'}
-    return fence
-  end
-  if type(stored) == 'table' then
+  elseif type(stored) == 'table' then
     if not string.find(stored.err, 'WRONGTYPE', 1, true) then error(stored) end
-    redis.call('SET', ARGV[1], text(fence))
+    redis.call('SET', ARGV[1], now)
     fence_mark = {'fence replaced'}
-  elseif not is_fence(stored, fence) then
+  elseif not is_fence(stored, now) then
     fence_mark = {'fence replaced'}
-  else
-    local last = tonumber(stored)
-    if last >= fence then
-      fence = math.floor(last) + 1
-      redis.call('SET', ARGV[1], text(fence))
-    end
+  elseif tonumber(stored) >= tonumber(now) then
+    now = text(math.floor(tonumber(stored)) + 1)
+    redis.call('SET', ARGV[1], now)
   end
-  return fence
+  return now
+end
+
+local function next_fence()
+  local now = clock()
+  return fence_after(redis.pcall('SET', ARGV[1], now, 'GET'), now)
 end
 
 -- Included by every script that may find a key free: offers, queue entries and grants. It needs
@@ -88,8 +90,8 @@ local function offer_next(lock, queue, requester, offer_ms, head)
     head = head or redis.call('LPOP', queue)
     if not head or head == requester then return head end
     local fence = next_fence()
-    if redis.call('PUBLISH', inbox(head), '1 offered ' .. text(fence) .. ' ' .. head .. ' ' .. lock) > 0 then
-      redis.call('HSET', lock, head, text(fence))
+    if redis.call('PUBLISH', inbox(head), '1 offered ' .. fence .. ' ' .. head .. ' ' .. lock) > 0 then
+      redis.call('HSET', lock, head, fence)
       redis.call('PEXPIRE', lock, offer_ms)
       return head
     end
@@ -143,7 +145,7 @@ local function acquire(lock, queue, id, lease_ms, if_busy, offer_ms, entry_ms, c
       -- and another client may have made the offer.
       redis.call('HSET', lock, id, fence)
     end
-    return {'granted', tonumber(fence)}
+    return {'granted', fence}
   end
   local left = redis.call('PTTL', lock)
   if left == -2 then
@@ -152,13 +154,13 @@ local function acquire(lock, queue, id, lease_ms, if_busy, offer_ms, entry_ms, c
       -- Its entry may be behind more dead waiters than one call drops.
       if not next then redis.call('LREM', queue, 1, id) end
       fence = next_fence()
-      redis.call('HSET', lock, id, text(fence))
+      redis.call('HSET', lock, id, fence)
       redis.call('PEXPIRE', lock, lease_ms)
       return {'granted', fence}
     end
     left = tonumber(offer_ms)
   end
-  if if_busy ~= '1' then return {'busy', left} end
+  if if_busy == 'fail' then return {'busy', left} end
   return enqueue(queue, id, left, entry_ms, tonumber(capacity))
 end
 

@@ -10,15 +10,28 @@
 --        for each lock: its queue
 --        if the holder of a single lock leaves a record: the record; its TTL, ms; its head; its
 --        body, or absent
--- reply  {'freed'}: all keys
---        {'handed off'}, {'not holder'} or {'recorded before'}
+-- reply  'freed': all keys
+--        {'freed'}, {'handed off'}, {'not holder'} or {'recorded before'}
 --        {'each', reply ..} of several requests: as above, or {'error', text}
 --        Each may end in a mark of the fence: see fence.lua
 
+-- The fast path of almost every release: no record, no block, no waiter. HDEL is first, because
+-- Redis accepts it when it is out of memory, and then accepts the writes of the rest of the script,
+-- too. To take the first waiter is one command less than to look first. If the script ends between
+-- the two, the key is free: its waiters poll, and a repeated release finds nothing to do.
+local n = #KEYS
+local held, first = {}, nil
+if n == 1 and ARGV[4] == '0' and not ARGV[6] then
+  held[1] = redis.pcall('HDEL', KEYS[1], ARGV[3])
+  if held[1] == 1 then
+    first = redis.call('LPOP', ARGV[5])
+    if not first then return 'freed' end
+  end
+end
+
 -- A key of another type holds nothing of this acquisition, and its error would be permanent. Any
 -- other error is returned, and the caller repeats the release.
-local function ignore_wrong_type(command, ...)
-  local result = redis.pcall(command, ...)
+local function ignore_wrong_type(result)
   if type(result) == 'table' and result.err then
     if not string.find(result.err, 'WRONGTYPE', 1, true) then error(result) end
     return 0
@@ -26,21 +39,20 @@ local function ignore_wrong_type(command, ...)
   return result
 end
 
-local n = #KEYS
 -- With a record, the key is released only if the record is stored: an error changes nothing.
 local record = n == 1 and ARGV[6]
-if record and ignore_wrong_type('HEXISTS', KEYS[1], ARGV[3]) == 1 then
+if record and ignore_wrong_type(redis.pcall('HEXISTS', KEYS[1], ARGV[3])) == 1 then
   redis.call('HSET', record, 'id', ARGV[3], 'head', ARGV[8])
   if ARGV[9] then redis.call('HSET', record, 'body', ARGV[9]) else redis.call('HDEL', record, 'body') end
   redis.call('PEXPIRE', record, ARGV[7])
 end
 
--- HDEL is first, because Redis accepts it when it is out of memory, and then accepts the writes of
--- the rest of the script, too. All keys are blocked before the first queue is read: an error at a
--- queue leaves free keys, whose waiters poll, and no key without its block (I10).
-local held, all_freed = {}, true
+-- All keys are blocked before the first queue is read: an error at a queue leaves free keys, whose
+-- waiters poll, and no key without its block (I10).
+local all_freed, pcall_redis = true, redis.pcall
 for i = 1, n do
-  held[i] = ignore_wrong_type('HDEL', KEYS[i], ARGV[2 * i + 1])
+  held[i] = held[i] or pcall_redis('HDEL', KEYS[i], ARGV[2 * i + 1])
+  if held[i] ~= 1 then held[i] = ignore_wrong_type(held[i]) end
   local has_block = ARGV[2 * i + 2] ~= '0'
   if held[i] == 1 and has_block then
     redis.call('HSET', KEYS[i], ARGV[2 * i + 1] .. ':end', 1)
@@ -48,20 +60,20 @@ for i = 1, n do
   end
   all_freed = all_freed and held[i] == 1 and not has_block
 end
--- The first waiter of a single queue: to take it is one command less than to look first.
-local first
-if all_freed and n == 1 then
-  first = redis.call('LPOP', ARGV[5])
-  if not first then return {'freed'} end
-elseif all_freed and redis.call('EXISTS', unpack(ARGV, 2 * n + 3)) == 0 then
-  return {'freed'}
-end
+if n > 1 and all_freed and redis.call('EXISTS', unpack(ARGV, 2 * n + 3)) == 0 then return 'freed' end
 
--- Included by every script that may grant a key. Lua numbers are doubles, and `..` prints only 14
--- digits of them: text() formats fences. ARGV[1] of each script is the key of the last fence.
+-- Included by every script that may grant a key. ARGV[1] of each script is the key of the last
+-- fence. A fence is a number below 2^53, as a text.
 
+-- Lua numbers are doubles, and `..` prints only 14 digits of them.
 local function text(fence)
   return string.format('%.0f', fence)
+end
+
+-- The time, in microseconds, as a text.
+local function clock()
+  local t = redis.call('TIME')
+  return t[1] .. string.sub('00000', #t[2]) .. t[2]
 end
 
 -- Whether a stored value is a fence. A value of a day ahead of the clock was written by another
@@ -75,32 +87,27 @@ end
 -- may then have lost its locks, too.
 local fence_mark
 
--- The next fence: larger than each one before it, and at least the clock.
-local function next_fence(now)
-  local fence = now
-  if not fence then
-    local t = redis.call('TIME')
-    fence = t[1] * 1000000 + t[2]
-  end
-  local stored = redis.pcall('SET', ARGV[1], text(fence), 'GET')
+-- The next fence: larger than the last one, and at least the clock. The last fence was replaced by
+-- the clock; `stored` is the reply.
+local function fence_after(stored, now)
   if not stored then
     fence_mark = {'fence missing'}
-    return fence
-  end
-  if type(stored) == 'table' then
+  elseif type(stored) == 'table' then
     if not string.find(stored.err, 'WRONGTYPE', 1, true) then error(stored) end
-    redis.call('SET', ARGV[1], text(fence))
+    redis.call('SET', ARGV[1], now)
     fence_mark = {'fence replaced'}
-  elseif not is_fence(stored, fence) then
+  elseif not is_fence(stored, now) then
     fence_mark = {'fence replaced'}
-  else
-    local last = tonumber(stored)
-    if last >= fence then
-      fence = math.floor(last) + 1
-      redis.call('SET', ARGV[1], text(fence))
-    end
+  elseif tonumber(stored) >= tonumber(now) then
+    now = text(math.floor(tonumber(stored)) + 1)
+    redis.call('SET', ARGV[1], now)
   end
-  return fence
+  return now
+end
+
+local function next_fence()
+  local now = clock()
+  return fence_after(redis.pcall('SET', ARGV[1], now, 'GET'), now)
 end
 
 -- Included by every script that may find a key free: offers, queue entries and grants. It needs
@@ -137,8 +144,8 @@ local function offer_next(lock, queue, requester, offer_ms, head)
     head = head or redis.call('LPOP', queue)
     if not head or head == requester then return head end
     local fence = next_fence()
-    if redis.call('PUBLISH', inbox(head), '1 offered ' .. text(fence) .. ' ' .. head .. ' ' .. lock) > 0 then
-      redis.call('HSET', lock, head, text(fence))
+    if redis.call('PUBLISH', inbox(head), '1 offered ' .. fence .. ' ' .. head .. ' ' .. lock) > 0 then
+      redis.call('HSET', lock, head, fence)
       redis.call('PEXPIRE', lock, offer_ms)
       return head
     end
@@ -192,7 +199,7 @@ local function acquire(lock, queue, id, lease_ms, if_busy, offer_ms, entry_ms, c
       -- and another client may have made the offer.
       redis.call('HSET', lock, id, fence)
     end
-    return {'granted', tonumber(fence)}
+    return {'granted', fence}
   end
   local left = redis.call('PTTL', lock)
   if left == -2 then
@@ -201,20 +208,20 @@ local function acquire(lock, queue, id, lease_ms, if_busy, offer_ms, entry_ms, c
       -- Its entry may be behind more dead waiters than one call drops.
       if not next then redis.call('LREM', queue, 1, id) end
       fence = next_fence()
-      redis.call('HSET', lock, id, text(fence))
+      redis.call('HSET', lock, id, fence)
       redis.call('PEXPIRE', lock, lease_ms)
       return {'granted', fence}
     end
     left = tonumber(offer_ms)
   end
-  if if_busy ~= '1' then return {'busy', left} end
+  if if_busy == 'fail' then return {'busy', left} end
   return enqueue(queue, id, left, entry_ms, tonumber(capacity))
 end
 
 local function finish(i)
   local lock, queue, id, block_ms = KEYS[i], ARGV[2 * n + 2 + i], ARGV[2 * i + 1], ARGV[2 * i + 2]
   if held[i] ~= 1 then
-    ignore_wrong_type('LREM', queue, 1, id)
+    ignore_wrong_type(redis.pcall('LREM', queue, 1, id))
     if record and redis.call('HGET', record, 'id') == id then return {'recorded before'} end
     return {'not holder'}
   end

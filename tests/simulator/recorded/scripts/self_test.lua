@@ -16,11 +16,18 @@ local function try(...)
   return result
 end
 
--- Included by every script that may grant a key. Lua numbers are doubles, and `..` prints only 14
--- digits of them: text() formats fences. ARGV[1] of each script is the key of the last fence.
+-- Included by every script that may grant a key. ARGV[1] of each script is the key of the last
+-- fence. A fence is a number below 2^53, as a text.
 
+-- Lua numbers are doubles, and `..` prints only 14 digits of them.
 local function text(fence)
   return string.format('%.0f', fence)
+end
+
+-- The time, in microseconds, as a text.
+local function clock()
+  local t = redis.call('TIME')
+  return t[1] .. string.sub('00000', #t[2]) .. t[2]
 end
 
 -- Whether a stored value is a fence. A value of a day ahead of the clock was written by another
@@ -34,45 +41,40 @@ end
 -- may then have lost its locks, too.
 local fence_mark
 
--- The next fence: larger than each one before it, and at least the clock.
-local function next_fence(now)
-  local fence = now
-  if not fence then
-    local t = redis.call('TIME')
-    fence = t[1] * 1000000 + t[2]
-  end
-  local stored = redis.pcall('SET', ARGV[1], text(fence), 'GET')
+-- The next fence: larger than the last one, and at least the clock. The last fence was replaced by
+-- the clock; `stored` is the reply.
+local function fence_after(stored, now)
   if not stored then
     fence_mark = {'fence missing'}
-    return fence
-  end
-  if type(stored) == 'table' then
+  elseif type(stored) == 'table' then
     if not string.find(stored.err, 'WRONGTYPE', 1, true) then error(stored) end
-    redis.call('SET', ARGV[1], text(fence))
+    redis.call('SET', ARGV[1], now)
     fence_mark = {'fence replaced'}
-  elseif not is_fence(stored, fence) then
+  elseif not is_fence(stored, now) then
     fence_mark = {'fence replaced'}
-  else
-    local last = tonumber(stored)
-    if last >= fence then
-      fence = math.floor(last) + 1
-      redis.call('SET', ARGV[1], text(fence))
-    end
+  elseif tonumber(stored) >= tonumber(now) then
+    now = text(math.floor(tonumber(stored)) + 1)
+    redis.call('SET', ARGV[1], now)
   end
-  return fence
+  return now
 end
 
-local t = try('TIME')
-local now = t and t[1] * 1000000 + t[2] or 0
+local function next_fence()
+  local now = clock()
+  return fence_after(redis.pcall('SET', ARGV[1], now, 'GET'), now)
+end
+
+local has_time = try('TIME')
+local now = has_time and clock() or '0'
 local stored, invalid = redis.pcall('SET', ARGV[1], '0', 'NX', 'GET'), ''
-if type(stored) == 'string' and t and not is_fence(stored, now) then
+if type(stored) == 'string' and has_time and not is_fence(stored, now) then
   invalid = '`' .. string.sub(stored, 1, 40) .. '`'
 elseif type(stored) == 'table' and string.find(stored.err, 'WRONGTYPE', 1, true) then
   invalid = 'of another type'
 else
   try('SET', ARGV[1], '0', 'NX', 'GET')
 end
-if invalid ~= '' then try('SET', ARGV[1], text(now)) end
+if invalid ~= '' then try('SET', ARGV[1], now) end
 try('EXISTS', KEYS[1], ARGV[2])
 try('HSET', KEYS[1], 'a', 1)
 try('PEXPIRE', KEYS[1], 1000)

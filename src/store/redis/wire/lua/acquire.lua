@@ -4,10 +4,13 @@
 -- KEYS   n locks
 -- ARGV   1 fence; 2 time at which the call expires, in microseconds of the server's clock;
 --        3 lease of an offer, ms; 4 TTL of the queue, ms; 5 capacity of the queue
---        for each lock: acquisition id; lease, ms; '1' to enqueue
+--        for each lock: acquisition id; lease, ms; if it is busy: 'fail', 'enqueue', or
+--        'poll' to enqueue an id that most likely is enqueued or has an offer
 --        for each lock: its queue
 --        the record of a single lock, if it stands in place of a grant
--- reply  {now, 'expired'}
+-- reply  now: all keys are granted, and this is their fence. (Redis sends a text with a tenth of the
+--        work of a table.)
+--        {now, 'expired'}
 --        {now, 'granted', fence}: all keys
 --        {now, 'queued', ms left, ahead}
 --        {now, 'busy', ms left}
@@ -16,30 +19,42 @@
 --        {now, 'each', reply ..} of several requests: as above without the time, or {'error', text}
 --        -1 ms: the lock has no TTL. Each may end in a mark of the fence: see fence.lua
 
+-- Times and fences are texts: Lua prints and reads numbers slowly. Those of one length have the
+-- order of their numbers.
 local t = redis.call('TIME')
-local now = t[1] * 1000000 + t[2]
-if now > tonumber(ARGV[2]) then return {now, 'expired'} end
-
---@include fence.lua
-
-local n = #KEYS
-local function grant(i, fence_text)
-  redis.call('HSET', KEYS[i], ARGV[3 * i + 3], fence_text)
-  redis.call('PEXPIRE', KEYS[i], ARGV[3 * i + 4])
-end
+local now = t[1] .. string.sub('00000', #t[2]) .. t[2]
+if #now > #ARGV[2] or #now == #ARGV[2] and now > ARGV[2] then return {now, 'expired'} end
 
 -- The fast path of almost every request: no lock, no queue, no record. The functions below are not
 -- even defined yet. All keys get one fence: it is larger than each one before it of any key. The
 -- fence is the first write: without permission for it, or in another slot, nothing has changed.
-local names = {unpack(ARGV, 3 * n + 6)}
-for i = 1, n do names[#names + 1] = KEYS[i] end
-if redis.call('EXISTS', unpack(names)) == 0 then
-  local fence = next_fence(now)
-  local fence_text = text(fence)
-  for i = 1, n do grant(i, fence_text) end
-  return {now, 'granted', fence, fence_mark}
+-- A poll looks for its own entry first.
+local n = #KEYS
+local is_free
+if n > 1 then
+  local names = {unpack(ARGV, 3 * n + 6)}
+  for i = 1, n do names[#names + 1] = KEYS[i] end
+  is_free = redis.call('EXISTS', unpack(names)) == 0
+else
+  is_free = ARGV[8] ~= 'poll' and redis.call('EXISTS', KEYS[1], unpack(ARGV, 9)) == 0
+end
+if is_free then
+  local fence, reply = now, now
+  local stored = redis.pcall('SET', ARGV[1], now, 'GET')
+  if type(stored) ~= 'string' or #stored ~= #now or stored >= now or not tonumber(stored) then
+    --@include fence.lua
+    fence = fence_after(stored, now)
+    reply = {now, 'granted', fence, fence_mark}
+  end
+  local call = redis.call
+  for i = 1, n do
+    call('HSET', KEYS[i], ARGV[3 * i + 3], fence)
+    call('PEXPIRE', KEYS[i], ARGV[3 * i + 4])
+  end
+  return reply
 end
 
+--@include fence.lua
 --@include queue.lua
 --@include record.lua
 local reply

@@ -32,8 +32,8 @@ local function offer_next(lock, queue, requester, offer_ms, head)
     head = head or redis.call('LPOP', queue)
     if not head or head == requester then return head end
     local fence = next_fence()
-    if redis.call('PUBLISH', inbox(head), '1 offered ' .. text(fence) .. ' ' .. head .. ' ' .. lock) > 0 then
-      redis.call('HSET', lock, head, text(fence))
+    if redis.call('PUBLISH', inbox(head), '1 offered ' .. fence .. ' ' .. head .. ' ' .. lock) > 0 then
+      redis.call('HSET', lock, head, fence)
       redis.call('PEXPIRE', lock, offer_ms)
       return head
     end
@@ -87,7 +87,7 @@ local function acquire(lock, queue, id, lease_ms, if_busy, offer_ms, entry_ms, c
       -- and another client may have made the offer.
       redis.call('HSET', lock, id, fence)
     end
-    return {'granted', tonumber(fence)}
+    return {'granted', fence}
   end
   local left = redis.call('PTTL', lock)
   if left == -2 then
@@ -96,12 +96,12 @@ local function acquire(lock, queue, id, lease_ms, if_busy, offer_ms, entry_ms, c
       -- Its entry may be behind more dead waiters than one call drops.
       if not next then redis.call('LREM', queue, 1, id) end
       fence = next_fence()
-      redis.call('HSET', lock, id, text(fence))
+      redis.call('HSET', lock, id, fence)
       redis.call('PEXPIRE', lock, lease_ms)
       return {'granted', fence}
     end
     left = tonumber(offer_ms)
   end
-  if if_busy ~= '1' then return {'busy', left} end
+  if if_busy == 'fail' then return {'busy', left} end
   return enqueue(queue, id, left, entry_ms, tonumber(capacity))
 end

@@ -10,15 +10,28 @@
 --        for each lock: its queue
 --        if the holder of a single lock leaves a record: the record; its TTL, ms; its head; its
 --        body, or absent
--- reply  {'freed'}: all keys
---        {'handed off'}, {'not holder'} or {'recorded before'}
+-- reply  'freed': all keys
+--        {'freed'}, {'handed off'}, {'not holder'} or {'recorded before'}
 --        {'each', reply ..} of several requests: as above, or {'error', text}
 --        Each may end in a mark of the fence: see fence.lua
 
+-- The fast path of almost every release: no record, no block, no waiter. HDEL is first, because
+-- Redis accepts it when it is out of memory, and then accepts the writes of the rest of the script,
+-- too. To take the first waiter is one command less than to look first. If the script ends between
+-- the two, the key is free: its waiters poll, and a repeated release finds nothing to do.
+local n = #KEYS
+local held, first = {}, nil
+if n == 1 and ARGV[4] == '0' and not ARGV[6] then
+  held[1] = redis.pcall('HDEL', KEYS[1], ARGV[3])
+  if held[1] == 1 then
+    first = redis.call('LPOP', ARGV[5])
+    if not first then return 'freed' end
+  end
+end
+
 -- A key of another type holds nothing of this acquisition, and its error would be permanent. Any
 -- other error is returned, and the caller repeats the release.
-local function ignore_wrong_type(command, ...)
-  local result = redis.pcall(command, ...)
+local function ignore_wrong_type(result)
   if type(result) == 'table' and result.err then
     if not string.find(result.err, 'WRONGTYPE', 1, true) then error(result) end
     return 0
@@ -26,21 +39,20 @@ local function ignore_wrong_type(command, ...)
   return result
 end
 
-local n = #KEYS
 -- With a record, the key is released only if the record is stored: an error changes nothing.
 local record = n == 1 and ARGV[6]
-if record and ignore_wrong_type('HEXISTS', KEYS[1], ARGV[3]) == 1 then
+if record and ignore_wrong_type(redis.pcall('HEXISTS', KEYS[1], ARGV[3])) == 1 then
   redis.call('HSET', record, 'id', ARGV[3], 'head', ARGV[8])
   if ARGV[9] then redis.call('HSET', record, 'body', ARGV[9]) else redis.call('HDEL', record, 'body') end
   redis.call('PEXPIRE', record, ARGV[7])
 end
 
--- HDEL is first, because Redis accepts it when it is out of memory, and then accepts the writes of
--- the rest of the script, too. All keys are blocked before the first queue is read: an error at a
--- queue leaves free keys, whose waiters poll, and no key without its block (I10).
-local held, all_freed = {}, true
+-- All keys are blocked before the first queue is read: an error at a queue leaves free keys, whose
+-- waiters poll, and no key without its block (I10).
+local all_freed, pcall_redis = true, redis.pcall
 for i = 1, n do
-  held[i] = ignore_wrong_type('HDEL', KEYS[i], ARGV[2 * i + 1])
+  held[i] = held[i] or pcall_redis('HDEL', KEYS[i], ARGV[2 * i + 1])
+  if held[i] ~= 1 then held[i] = ignore_wrong_type(held[i]) end
   local has_block = ARGV[2 * i + 2] ~= '0'
   if held[i] == 1 and has_block then
     redis.call('HSET', KEYS[i], ARGV[2 * i + 1] .. ':end', 1)
@@ -48,21 +60,14 @@ for i = 1, n do
   end
   all_freed = all_freed and held[i] == 1 and not has_block
 end
--- The first waiter of a single queue: to take it is one command less than to look first.
-local first
-if all_freed and n == 1 then
-  first = redis.call('LPOP', ARGV[5])
-  if not first then return {'freed'} end
-elseif all_freed and redis.call('EXISTS', unpack(ARGV, 2 * n + 3)) == 0 then
-  return {'freed'}
-end
+if n > 1 and all_freed and redis.call('EXISTS', unpack(ARGV, 2 * n + 3)) == 0 then return 'freed' end
 
 --@include fence.lua
 --@include queue.lua
 local function finish(i)
   local lock, queue, id, block_ms = KEYS[i], ARGV[2 * n + 2 + i], ARGV[2 * i + 1], ARGV[2 * i + 2]
   if held[i] ~= 1 then
-    ignore_wrong_type('LREM', queue, 1, id)
+    ignore_wrong_type(redis.pcall('LREM', queue, 1, id))
     if record and redis.call('HGET', record, 'id') == id then return {'recorded before'} end
     return {'not holder'}
   end

@@ -17,17 +17,17 @@ local function try(...)
 end
 
 --@include fence.lua
-local t = try('TIME')
-local now = t and t[1] * 1000000 + t[2] or 0
+local has_time = try('TIME')
+local now = has_time and clock() or '0'
 local stored, invalid = redis.pcall('SET', ARGV[1], '0', 'NX', 'GET'), ''
-if type(stored) == 'string' and t and not is_fence(stored, now) then
+if type(stored) == 'string' and has_time and not is_fence(stored, now) then
   invalid = '`' .. string.sub(stored, 1, 40) .. '`'
 elseif type(stored) == 'table' and string.find(stored.err, 'WRONGTYPE', 1, true) then
   invalid = 'of another type'
 else
   try('SET', ARGV[1], '0', 'NX', 'GET')
 end
-if invalid ~= '' then try('SET', ARGV[1], text(now)) end
+if invalid ~= '' then try('SET', ARGV[1], now) end
 try('EXISTS', KEYS[1], ARGV[2])
 try('HSET', KEYS[1], 'a', 1)
 try('PEXPIRE', KEYS[1], 1000)

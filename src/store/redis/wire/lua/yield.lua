@@ -11,11 +11,10 @@
 --        as of acquire, for the next id: the old id holds nothing any more
 --        Each may end in a mark of the fence: see fence.lua
 
-local t = redis.call('TIME')
-local now = t[1] * 1000000 + t[2]
-if now > tonumber(ARGV[2]) then return {now, 'expired'} end
-
 --@include fence.lua
+local now = clock()
+if #now > #ARGV[2] or #now == #ARGV[2] and now > ARGV[2] then return {now, 'expired'} end
+
 --@include queue.lua
 --@include record.lua
 local lock, queue = KEYS[1], ARGV[10]
@@ -24,11 +23,11 @@ if stored and stored ~= ARGV[9] then
   -- A copy of an executed yield: a section may run under the new fence, and must not lose the key.
   -- The write changes nothing: WAIT covers only what this connection has written.
   redis.call('HSET', lock, ARGV[8], stored)
-  return {now, 'extended', tonumber(stored)}
+  return {now, 'extended', stored}
 end
 if not stored then
   local reply = recorded(lock, queue, ARGV[11], ARGV[6], ARGV[3])
-    or acquire(lock, queue, ARGV[6], ARGV[7], '1', ARGV[3], ARGV[4], ARGV[5])
+    or acquire(lock, queue, ARGV[6], ARGV[7], 'enqueue', ARGV[3], ARGV[4], ARGV[5])
   if fence_mark then reply[#reply + 1] = fence_mark end
   return {now, unpack(reply)}
 end
@@ -36,12 +35,12 @@ if offer_next(lock, queue, false, ARGV[3]) then
   redis.call('HDEL', lock, ARGV[8])
   -- The offer may be for the next id, which was enqueued already because this yield got no reply:
   -- it gets the key or a queue entry, and not both.
-  local reply = acquire(lock, queue, ARGV[6], ARGV[7], '1', ARGV[3], ARGV[4], ARGV[5])
+  local reply = acquire(lock, queue, ARGV[6], ARGV[7], 'enqueue', ARGV[3], ARGV[4], ARGV[5])
   if fence_mark then reply[#reply + 1] = fence_mark end
   return {now, unpack(reply)}
 end
 -- PEXPIRE is first, because Redis accepts it when it is out of memory, and then accepts the rest.
 redis.call('PEXPIRE', lock, ARGV[7])
 local fence = next_fence()
-redis.call('HSET', lock, ARGV[8], text(fence))
+redis.call('HSET', lock, ARGV[8], fence)
 return {now, 'extended', fence, fence_mark}
