@@ -85,7 +85,7 @@ impl Process {
         match self {
             Self::Recorded { calls, .. } => {
                 let until = until_later(calls).await;
-                let args = [FENCES, &until, "20000", "20000", "8", id, "30000", "1", QUEUE];
+                let args = [FENCES, &until, "20000", "20000", "8", id, "30000", "enqueue", QUEUE];
                 let reply = eval(calls, recorded!("acquire"), &[NAME], &args).await;
                 recorded_grant(&reply)
             }
@@ -123,10 +123,10 @@ impl Process {
             Self::Recorded { calls, .. } => {
                 let args = [FENCES, "20000", id, &block_for.as_millis().to_string(), QUEUE];
                 let reply = eval(calls, recorded!("release"), &[NAME], &args).await;
-                match reply.texts()[..] {
-                    ["freed"] => "freed",
-                    ["handed off"] => "offered",
-                    ["not holder"] => "not holder",
+                match reply.text().or_else(|| reply.items()[0].text()) {
+                    Some("freed") => "freed",
+                    Some("handed off") => "offered",
+                    Some("not holder") => "not holder",
                     _ => panic!("{reply:?}"),
                 }
             }
@@ -248,11 +248,13 @@ async fn until_later(connection: &mut Connection) -> String {
 }
 
 fn recorded_grant(reply: &Reply) -> Grant {
+    if let Some(now) = reply.text() {
+        return Grant::Granted(now.parse().expect("a fence"));
+    }
     let [_now, result, rest @ ..] = reply.items() else { panic!("{reply:?}") };
-    let number = |at: usize| rest[at].integer().and_then(|number| u64::try_from(number).ok()).expect("a number");
-    match result.text() {
-        Some("granted") => Grant::Granted(number(0)),
-        Some("queued") => Grant::Queued(number(1).try_into().expect("few")),
+    match (result.text(), rest) {
+        (Some("granted"), [fence]) => Grant::Granted(fence.text().expect("a text").parse().expect("a fence")),
+        (Some("queued"), [_left, ahead]) => Grant::Queued(ahead.integer().expect("a number").try_into().expect("few")),
         _ => panic!("{reply:?}"),
     }
 }
