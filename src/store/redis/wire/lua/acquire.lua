@@ -8,8 +8,8 @@
 --        'poll' to enqueue an id that most likely is enqueued or has an offer
 --        for each lock: its queue
 --        the record of a single lock, if it stands in place of a grant
--- reply  now: all keys are granted, and this is their fence. (Redis sends a text with a tenth of the
---        work of a table.)
+-- reply  now: all keys are granted, and this is their fence. (Redis sends a text with a tenth of
+--        the work of a table.)
 --        {now, 'expired'}
 --        {now, 'granted', fence}: all keys
 --        {now, 'queued', ms left, ahead}
