@@ -300,12 +300,12 @@ impl RedisStoreBuilder {
         loop {
             // Boxed: the nested future type is too deep for the default limit of the caller's
             // compiler.
-            let test: Pin<Box<dyn Future<Output = _> + Send + '_>> = Box::pin(self_test(&shared.server));
+            let test: Pin<Box<dyn Future<Output = _> + Send + '_>> = Box::pin(self_test(&shared.server, shared.messages.on_message()));
             match test.await {
-                Ok((pubsub, server_us)) => {
+                Ok((subscriptions, server_us)) => {
                     shared.server_clock().observe(server_us, shared.clock.now());
                     shared.messages.check_passed();
-                    shared.messages.start(Some(pubsub));
+                    shared.messages.start(Some(subscriptions));
                     return Ok(RedisStore::new(shared));
                 }
                 Err(error) if error.is_transient && Instant::now() + RETRY_INTERVAL < deadline => {

@@ -10,11 +10,8 @@ use std::{
     time::Duration,
 };
 
-use deadpool_redis::redis::{
-    RedisResult,
-    aio::{PubSub, PubSubSink, PubSubStream},
-};
-use futures_util::{StreamExt, future::join_all};
+use deadpool_redis::redis::RedisResult;
+use futures_util::future::join_all;
 use tokio::{
     runtime::Handle,
     sync::watch,
@@ -26,7 +23,12 @@ use tracing::{error, info, warn};
 use super::{
     error::RedisConnectError,
     self_test::self_test,
-    topology::{connection::Signs, server::Server},
+    topology::{
+        connection::Signs,
+        endpoint::Subscriptions,
+        server::Server,
+        socket::OnMessage,
+    },
 };
 use crate::{
     limits::{QUEUE_POLL_INTERVAL, RECHECK_INTERVAL, STORE_TIMEOUT},
@@ -112,16 +114,17 @@ impl Messages {
     }
 
     /// Connects. The first connection is that of the self-test.
-    async fn connect_checked(&self) -> Option<PubSub> {
+    async fn connect_checked(self: &Arc<Self>) -> Option<Subscriptions> {
         if matches!(*self.check_result.borrow(), Check::Passed) {
-            return self.server.connect_pubsub().await.ok();
+            return self.server.subscribe(self.on_message()).await.ok();
         }
         // Boxed: the nested future type is too deep for the compiler's default limit.
-        let test: Pin<Box<dyn Future<Output = _> + Send + '_>> = Box::pin(self_test(&self.server));
+        let test: Pin<Box<dyn Future<Output = _> + Send + '_>> =
+            Box::pin(self_test(&self.server, self.on_message()));
         match test.await {
-            Ok((pubsub, _)) => {
+            Ok((subscriptions, _)) => {
                 self.check_passed();
-                Some(pubsub)
+                Some(subscriptions)
             }
             Err(error) => {
                 // Each is logged once. A transient error may pass by itself.
@@ -178,7 +181,7 @@ impl Messages {
 
     /// Starts the task on this runtime, unless it runs: the runtime of the former task may have
     /// ended.
-    pub(super) fn start(self: &Arc<Self>, connection: Option<PubSub>) {
+    pub(super) fn start(self: &Arc<Self>, connection: Option<Subscriptions>) {
         let mut task = self.task.lock();
         if task.as_ref().is_none_or(Task::is_stale)
             && let Ok(runtime) = Handle::try_current()
@@ -199,7 +202,7 @@ impl Messages {
         }
     }
 
-    async fn run(self: Arc<Self>, connection: Option<PubSub>, last_active: Arc<Mutex<Instant>>) {
+    async fn run(self: Arc<Self>, connection: Option<Subscriptions>, last_active: Arc<Mutex<Instant>>) {
         let health_checks = async {
             loop {
                 tokio::select! {
@@ -214,7 +217,7 @@ impl Messages {
                 sleep(RECHECK_INTERVAL).await;
             }
         };
-        let moves = self.server.topology.listen(&self.signs.moved);
+        let moves = self.server.topology.listen(&self.signs);
         tokio::join!(self.receive(connection), health_checks, moves);
     }
 
@@ -237,7 +240,17 @@ impl Messages {
         }
     }
 
-    async fn receive(&self, mut connection: Option<PubSub>) {
+    /// Passes each message to its manager, in the task that reads it.
+    pub(super) fn on_message(self: &Arc<Self>) -> OnMessage {
+        let messages = Arc::clone(self);
+        Box::new(move |channel, payload| {
+            if let Ok(channel) = std::str::from_utf8(channel) {
+                messages.inbox.send(channel, messages.server.keyspace.parse_event(payload));
+            }
+        })
+    }
+
+    async fn receive(self: &Arc<Self>, mut connection: Option<Subscriptions>) {
         let mut backoff = Backoff::default();
         loop {
             let connected = match connection.take() {
@@ -246,8 +259,7 @@ impl Messages {
             };
             let mut has_worked = false;
             if let Some(connection) = connected {
-                let (sink, stream) = connection.split();
-                has_worked = PubSubSession { messages: self, sink, channels: HashSet::new() }.run(stream).await;
+                has_worked = Session { messages: self, connection, channels: HashSet::new() }.run().await;
             }
             self.inbox.pause(&mut backoff, has_worked, &self.signs.recovered).await;
         }
@@ -261,34 +273,30 @@ impl Task {
 }
 
 /// One connection and its channels.
-struct PubSubSession<'a> {
+struct Session<'a> {
     messages: &'a Messages,
-    sink: PubSubSink,
+    connection: Subscriptions,
     /// The channels that are subscribed on it.
     channels: HashSet<String>,
 }
 
-impl PubSubSession<'_> {
+impl Session<'_> {
     /// Receives until the connection breaks. Returns whether it has worked.
-    async fn run(&mut self, mut stream: PubSubStream) -> bool {
+    async fn run(&mut self) -> bool {
         let Messages { server, inbox, .. } = self.messages;
         let mut has_worked = false;
         let mut health_ticks = interval(Messages::HEALTH_INTERVAL);
         health_ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                message = stream.next() => {
-                    let Some(message) = message else { return has_worked };
-                    inbox.send(message.get_channel_name(), server.keyspace.parse_event(message.get_payload_bytes()));
-                    continue;
-                }
+                () = self.connection.ended() => return has_worked,
                 change = inbox.changed() => match change {
                     Change::Added => {}
                     Change::Lost => return has_worked,
                 },
                 // The first tick is immediate.
                 _ = health_ticks.tick() => {
-                    if !matches!(timeout(server.timeouts.call, self.sink.ping::<()>()).await, Ok(Ok(()))) {
+                    if !matches!(timeout(server.timeouts.call, self.connection.ping()).await, Ok(Ok(()))) {
                         return has_worked;
                     }
                 }
@@ -307,11 +315,11 @@ impl PubSubSession<'_> {
     async fn sync_channels(&mut self) -> RedisResult<()> {
         let (added, closed) = self.messages.inbox.changes(&self.channels);
         if !closed.is_empty() {
-            self.sink.unsubscribe(&closed).await?;
+            self.connection.unsubscribe(&closed).await?;
             self.channels.retain(|channel| !closed.contains(channel));
         }
         if !added.is_empty() {
-            self.sink.subscribe(&added).await?;
+            self.connection.subscribe(&added).await?;
         }
         for channel in added {
             self.messages.inbox.subscribed(&channel);

@@ -1,16 +1,19 @@
 //! Checks of a server before it is used: version, permissions, pub/sub.
 
-use std::{collections::HashMap, fmt};
+use std::{collections::HashMap, fmt, sync::Arc};
 
-use deadpool_redis::redis::{Value, aio::PubSub, cmd, from_redis_value, make_extension_error};
-use futures_util::StreamExt;
-use tokio::time::timeout;
+use deadpool_redis::redis::{Value, cmd, from_redis_value, make_extension_error};
+use tokio::{sync::Notify, time::timeout};
 use tracing::warn;
 
 use super::{
     error::{CallError, RedisConnectError},
-    topology::connection::{Query, SharedConnection},
-    topology::server::Server,
+    topology::{
+        connection::{Query, SharedConnection},
+        endpoint::Subscriptions,
+        server::Server,
+        socket::OnMessage,
+    },
     wire::{self, SelfTestReport, escape_control},
 };
 use crate::{lock_key::LockKey, process, store::StoreErrorKind};
@@ -28,8 +31,12 @@ impl From<RedisConnectError> for SelfTestError {
     }
 }
 
-/// Executes every command that locks need. Returns the pub/sub connection and the server's clock.
-pub(super) async fn self_test(server: &Server) -> Result<(PubSub, i64), SelfTestError> {
+/// Executes every command that locks need. Returns the connection for messages and the server's
+/// clock.
+pub(super) async fn self_test(
+    server: &Server,
+    mut on_message: OnMessage,
+) -> Result<(Subscriptions, i64), SelfTestError> {
     let timeouts = server.timeouts;
     let address = || server.address.clone();
     let failed = |error: CallError| {
@@ -55,8 +62,16 @@ pub(super) async fn self_test(server: &Server) -> Result<(PubSub, i64), SelfTest
     check_server(acquire_conn, server, &failed).await?;
     let test_id = format!("self-test:{:016x}", process::random_bits());
     let channel = server.keyspace.inbox(&test_id);
-    let mut pubsub = server.connect_pubsub().await.map_err(failed)?;
-    match timeout(timeouts.call, pubsub.subscribe(&channel)).await {
+    let test_message = Arc::<Notify>::default();
+    let on_test_message = {
+        let (channel, test_message) = (channel.clone(), Arc::clone(&test_message));
+        move |to: &[u8], payload: &[u8]| match to == channel.as_bytes() {
+            true => test_message.notify_one(),
+            false => on_message(to, payload),
+        }
+    };
+    let mut subscriptions = server.subscribe(Box::new(on_test_message)).await.map_err(failed)?;
+    match timeout(timeouts.call, subscriptions.subscribe(std::slice::from_ref(&channel))).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) if error.code() == Some("NOPERM") => {
             return Err(refused(&format_args!("SUBSCRIBE: {error}")));
@@ -98,7 +113,7 @@ pub(super) async fn self_test(server: &Server) -> Result<(PubSub, i64), SelfTest
     if let Some(found) = first.invalid_fence {
         server.warn_fence_replaced(&found);
     }
-    let received = matches!(timeout(timeouts.call, pubsub.on_message().next()).await, Ok(Some(_)));
+    let received = timeout(timeouts.call, test_message.notified()).await.is_ok();
     if receivers == 0 && first.receivers > 0 {
         // The subscription broke between the runs, and a retry has another one.
         return Err(failed(CallError::NotSubscribed));
@@ -106,11 +121,11 @@ pub(super) async fn self_test(server: &Server) -> Result<(PubSub, i64), SelfTest
     if !received || receivers == 0 {
         return Err(RedisConnectError::PubSubUnavailable { address: address(), receivers, received }.into());
     }
-    timeout(timeouts.call, pubsub.unsubscribe(&channel))
+    timeout(timeouts.call, subscriptions.unsubscribe(&[channel]))
         .await
         .map_err(|_| failed(CallError::NoReply))?
         .map_err(|error| failed(error.into()))?;
-    Ok((pubsub, now))
+    Ok((subscriptions, now))
 }
 
 /// Checks the version, the eviction policy and the persistence, by `INFO`: managed servers have no

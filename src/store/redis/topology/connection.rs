@@ -6,14 +6,14 @@ use std::{
 };
 
 use deadpool_redis::redis::{
-    Cmd, ErrorKind, RedisResult, ServerErrorKind, Value, aio::MultiplexedConnection, cmd, from_redis_value, pipe,
+    Cmd, ErrorKind, RedisResult, ServerErrorKind, Value, cmd, from_redis_value,
 };
 use tokio::{sync::Notify, time::Instant};
 
 use super::{
+    endpoint::Connected,
     replicas::{MinReplicas, is_replica},
     servers::Topology,
-    socket::Connected,
 };
 use crate::store::{
     redis::{
@@ -78,7 +78,7 @@ impl SharedConnection {
     /// Sends once and waits for the reply until the deadline. If the connection breaks, the outcome
     /// is unknown.
     pub(crate) async fn query(&self, query: Query<'_>, deadline: Instant) -> Result<Value, CallError> {
-        let send = |mut connected: Connected| async move { query.send(&mut connected.connection).await };
+        let send = |mut connected: Connected| async move { query.send(&mut connected).await };
         let breaks = |reply: &RedisResult<Value>| reply.as_ref().is_err_and(CallError::breaks_connection);
         let reply = self.link.call(deadline, send, breaks).await?;
         if reply.as_ref().is_err_and(CallError::is_of_replica) {
@@ -222,40 +222,29 @@ impl Timeouts {
 }
 
 impl Query<'_> {
-    async fn send(self, connection: &mut MultiplexedConnection) -> RedisResult<Value> {
-        match self {
-            // By its hash; by its text if the server does not know it, which also loads it. Not by
-            // `SCRIPT LOAD`: the script cache may be flushed before the script runs.
-            Self::EvalSha(call) => match call.eval_sha().query_async(connection).await {
-                Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                    call.eval().query_async(connection).await
-                }
-                reply => reply,
-            },
-            Self::EvalShaAndWait(call, required) => match call_and_wait(call.eval_sha(), required, connection).await {
-                Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                    call_and_wait(call.eval(), required, connection).await
-                }
-                replies => replies,
-            },
-            Self::Eval(call) => call.eval().query_async(connection).await,
-            Self::Command(command) => command.query_async(connection).await,
+    async fn send(self, connected: &mut Connected) -> RedisResult<Value> {
+        let (call, required) = match self {
+            Self::EvalSha(call) => (call, None),
+            Self::EvalShaAndWait(call, required) => (call, Some(required)),
+            Self::Eval(call) => return connected.call(&[call.eval()]).await,
+            Self::Command(command) => return connected.call(std::slice::from_ref(command)).await,
+        };
+        // By its hash; by its text if the server does not know it, which also loads it. Not by
+        // `SCRIPT LOAD`: the script cache may be flushed before the script runs.
+        match call_and_wait(call.eval_sha(), required, connected).await {
+            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
+                call_and_wait(call.eval(), required, connected).await
+            }
+            reply => reply,
         }
     }
 }
 
 /// The connection is blocked until the replicas have acknowledged: requests that arrive meanwhile
 /// share the next call, and the next wait.
-async fn call_and_wait(
-    script: Cmd,
-    required: MinReplicas,
-    connection: &mut MultiplexedConnection,
-) -> RedisResult<Value> {
-    let mut pipeline = pipe();
-    pipeline.add_command(script).add_command(required.wait()).ignore_errors();
-    if required.needs_role() {
-        pipeline.add_command(cmd("ROLE"));
-    }
-    let replies: Vec<RedisResult<Value>> = pipeline.query_async(connection).await?;
-    Ok(Value::Array(replies.into_iter().collect::<RedisResult<_>>()?))
+async fn call_and_wait(script: Cmd, required: Option<MinReplicas>, connected: &mut Connected) -> RedisResult<Value> {
+    let Some(required) = required else { return connected.call(&[script]).await };
+    let role = required.needs_role().then(|| cmd("ROLE"));
+    let commands: Vec<_> = [script, required.wait()].into_iter().chain(role).collect();
+    connected.call(&commands).await
 }

@@ -11,13 +11,15 @@ mod sentinel;
 mod pool;
 pub(super) mod server;
 pub(super) mod connection;
-mod socket;
+pub(super) mod endpoint;
+mod frame;
+pub(super) mod socket;
 pub(super) mod replicas;
 
 pub(super) use self::{
+    endpoint::Endpoint,
     pool::Pooled,
     sentinel::Sentinels,
     servers::{Servers, Topology},
     single::Single,
-    socket::Endpoint,
 };

@@ -5,12 +5,13 @@ use std::{
     time::Duration,
 };
 
-use deadpool_redis::{Connection, Pool, redis::aio::PubSub};
+use deadpool_redis::{Connection, Pool};
 use futures_util::future::BoxFuture;
 
 use super::{
+    endpoint::{Connected, Endpoint, Subscriptions},
     servers::Topology,
-    socket::{Connected, Endpoint},
+    socket::OnMessage,
 };
 use crate::store::redis::error::CallError;
 
@@ -33,8 +34,8 @@ impl Topology for Pooled {
         })
     }
 
-    fn connect_pubsub(&self) -> BoxFuture<'_, Result<PubSub, CallError>> {
-        Box::pin(async { Ok(self.messages.connect_pubsub().await?) })
+    fn subscribe(&self, on_message: OnMessage) -> BoxFuture<'_, Result<Subscriptions, CallError>> {
+        Box::pin(async { Ok(self.messages.subscribe(on_message).await?) })
     }
 }
 

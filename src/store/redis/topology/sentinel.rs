@@ -14,24 +14,22 @@ use std::{
 };
 
 use deadpool_redis::redis::{
-    Client, ConnectionAddr, ConnectionInfo, RedisError, RedisResult, aio::PubSub, cmd, from_redis_value,
-    make_extension_error,
+    Client, ConnectionAddr, ConnectionInfo, RedisError, RedisResult, cmd, from_redis_value, make_extension_error,
 };
 use futures_util::{
     FutureExt, StreamExt,
     future::{BoxFuture, join_all},
     stream::FuturesUnordered,
 };
-use tokio::{
-    sync::Notify,
-    time::{sleep, timeout},
-};
+use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::{
+    connection::Signs,
+    endpoint::{Connected, Endpoint, Subscriptions},
     replicas::is_replica,
     servers::Topology,
-    socket::{Connected, Endpoint},
+    socket::OnMessage,
 };
 use crate::{
     background::Background,
@@ -178,9 +176,9 @@ impl Topology for Sentinels {
         Box::pin(async {
             let master = self.master().await?;
             let _ = named.set(master.to_string().into());
-            let connected = master.connect().await?;
+            let mut connected = master.connect().await?;
             connected.check().await?;
-            match cmd("ROLE").query_async(&mut connected.connection.clone()).await {
+            match connected.call(&[cmd("ROLE")]).await {
                 // In the middle of a failover.
                 Ok(role) if is_replica(&role) => {
                     let detail = "the server that the sentinels name is a replica".to_owned();
@@ -192,8 +190,8 @@ impl Topology for Sentinels {
         })
     }
 
-    fn connect_pubsub(&self) -> BoxFuture<'_, Result<PubSub, CallError>> {
-        Box::pin(async { Ok(self.master().await?.connect_pubsub().await?) })
+    fn subscribe(&self, on_message: OnMessage) -> BoxFuture<'_, Result<Subscriptions, CallError>> {
+        Box::pin(async { Ok(self.master().await?.subscribe(on_message).await?) })
     }
 
     /// A former master may still have its role: a process that was stopped has it until a sentinel
@@ -202,11 +200,11 @@ impl Topology for Sentinels {
         Box::pin(async { self.master().await.ok().map(|master| master.to_string()) })
     }
 
-    fn listen<'a>(&'a self, moved: &'a Notify) -> BoxFuture<'a, ()> {
+    fn listen<'a>(&'a self, signs: &'a Arc<Signs>) -> BoxFuture<'a, ()> {
         let listen = |node: &'a Node| async move {
             loop {
                 // An error, or the end of the connection: it is opened again.
-                let _ = node.listen(&self.name, self.call_timeout, moved).await;
+                let _ = node.listen(&self.name, self.call_timeout, Arc::clone(signs)).await;
                 sleep(Self::RECONNECT_DELAY).await;
             }
         };
@@ -235,21 +233,22 @@ impl Node {
                 self.connection.lock().insert(connection).clone()
             }
         };
-        let reply = cmd("SENTINEL").arg("MASTER").arg(name).query_async(&mut connection.connection).await?;
-        Ok(from_redis_value(reply)?)
+        let mut master = cmd("SENTINEL");
+        master.arg("MASTER").arg(name);
+        Ok(from_redis_value(connection.call(&[master]).await?)?)
     }
 
-    async fn listen(&self, name: &str, limit: Duration, moved: &Notify) -> RedisResult<()> {
+    async fn listen(&self, name: &str, limit: Duration, signs: Arc<Signs>) -> RedisResult<()> {
         let expired = |_| RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
-        let mut messages = timeout(limit, self.endpoint.connect_pubsub()).await.map_err(expired)??;
-        timeout(limit, messages.subscribe("+switch-master")).await.map_err(expired)??;
-        let mut messages = messages.into_on_message();
-        while let Some(message) = messages.next().await {
-            let is_ours = |text: &[u8]| text.strip_prefix(name.as_bytes()).is_some_and(|rest| rest.starts_with(b" "));
-            if is_ours(message.get_payload_bytes()) {
-                moved.notify_one();
+        let ours = format!("{name} ");
+        let on_message = move |_: &[u8], text: &[u8]| {
+            if text.starts_with(ours.as_bytes()) {
+                signs.moved.notify_one();
             }
-        }
+        };
+        let mut messages = timeout(limit, self.endpoint.subscribe(Box::new(on_message))).await.map_err(expired)??;
+        timeout(limit, messages.subscribe(&["+switch-master".to_owned()])).await.map_err(expired)??;
+        messages.ended().await;
         Ok(())
     }
 }

@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use deadpool_redis::redis::aio::PubSub;
 use tokio::time::timeout;
 use tracing::warn;
 
 use super::{
     connection::{SharedConnection, Timeouts},
+    endpoint::Subscriptions,
     replicas::MinReplicas,
     servers::Topology,
+    socket::OnMessage,
 };
 use crate::{
     background::Background,
@@ -43,8 +44,8 @@ pub(crate) struct Server {
 
 impl Server {
     /// Opens a connection for messages.
-    pub(crate) async fn connect_pubsub(&self) -> Result<PubSub, CallError> {
-        let connection = timeout(self.timeouts.connect, self.topology.connect_pubsub()).await;
+    pub(crate) async fn subscribe(&self, on_message: OnMessage) -> Result<Subscriptions, CallError> {
+        let connection = timeout(self.timeouts.connect, self.topology.subscribe(on_message)).await;
         connection.map_err(|_| CallError::ConnectTimeout)?
     }
 

@@ -5,11 +5,13 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use deadpool_redis::redis::aio::PubSub;
 use futures_util::future::BoxFuture;
-use tokio::sync::Notify;
 
-use super::socket::Connected;
+use super::{
+    connection::Signs,
+    endpoint::{Connected, Subscriptions},
+    socket::OnMessage,
+};
 use crate::{
     lock_key::LockKey,
     store::{Many, StoreErrorKind, redis::error::CallError},
@@ -21,7 +23,7 @@ pub(crate) trait Topology: fmt::Debug + Send + Sync + 'static {
     fn connect<'a>(&'a self, named: &'a OnceLock<Arc<str>>) -> BoxFuture<'a, Result<Connected, CallError>>;
 
     /// Connects for messages.
-    fn connect_pubsub(&self) -> BoxFuture<'_, Result<PubSub, CallError>>;
+    fn subscribe(&self, on_message: OnMessage) -> BoxFuture<'_, Result<Subscriptions, CallError>>;
 
     /// The address that counts now. A connection to another one is abandoned, although its server
     /// replies. `None`: this is not known, or each connection leads to the right server.
@@ -30,7 +32,7 @@ pub(crate) trait Topology: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Notifies of each move of the server, until the future is dropped. A hint.
-    fn listen<'a>(&'a self, _moved: &'a Notify) -> BoxFuture<'a, ()> {
+    fn listen<'a>(&'a self, _signs: &'a Arc<Signs>) -> BoxFuture<'a, ()> {
         Box::pin(async {})
     }
 

@@ -2,12 +2,12 @@
 
 use std::sync::{Arc, OnceLock};
 
-use deadpool_redis::redis::aio::PubSub;
 use futures_util::future::BoxFuture;
 
 use super::{
+    endpoint::{Connected, Endpoint, Subscriptions},
     servers::Topology,
-    socket::{Connected, Endpoint},
+    socket::OnMessage,
 };
 use crate::store::redis::error::CallError;
 
@@ -18,13 +18,13 @@ pub(crate) struct Single(pub(crate) Endpoint);
 impl Topology for Single {
     fn connect<'a>(&'a self, _named: &'a OnceLock<Arc<str>>) -> BoxFuture<'a, Result<Connected, CallError>> {
         Box::pin(async {
-            let connected = self.0.connect().await?;
+            let mut connected = self.0.connect().await?;
             connected.check().await?;
             Ok(connected)
         })
     }
 
-    fn connect_pubsub(&self) -> BoxFuture<'_, Result<PubSub, CallError>> {
-        Box::pin(async { Ok(self.0.connect_pubsub().await?) })
+    fn subscribe(&self, on_message: OnMessage) -> BoxFuture<'_, Result<Subscriptions, CallError>> {
+        Box::pin(async { Ok(self.0.subscribe(on_message).await?) })
     }
 }

@@ -1,0 +1,111 @@
+//! Where a reply ends. Pure.
+
+use super::socket::MAX_REPLY_BYTES;
+
+/// Finds the end of the first reply of a buffer that grows. A value is a line, or a line with a
+/// length and that many bytes, or a line with a number and that many values.
+#[derive(Debug)]
+pub(super) struct FrameLength {
+    /// The bytes of the values that are complete.
+    complete: usize,
+    /// The values that follow.
+    values_left: usize,
+}
+
+impl Default for FrameLength {
+    fn default() -> Self {
+        Self { complete: 0, values_left: 1 }
+    }
+}
+
+/// The reply has more than [`MAX_REPLY_BYTES`].
+#[derive(Debug)]
+pub(super) struct TooLong;
+
+impl FrameLength {
+    /// The length of the first reply. `None`: more bytes are needed.
+    pub(super) fn of(&mut self, buffer: &[u8]) -> Result<Option<usize>, TooLong> {
+        while self.values_left > 0 {
+            let Some((&kind, rest)) = buffer.get(self.complete..).and_then(<[u8]>::split_first) else { break };
+            if !b"+-:$*".contains(&kind) {
+                // No reply: the parser says why.
+                return Ok(Some(buffer.len()));
+            }
+            let Some(line) = rest.iter().position(|&byte| byte == b'\n') else { break };
+            let number = || std::str::from_utf8(&rest[..line]).ok()?.trim_end().parse::<i64>().ok();
+            // A negative number is that of no value. An invalid one is that of a line.
+            let count = if b"$*".contains(&kind) { number().and_then(|count| usize::try_from(count).ok()) } else { None };
+            let (text, values) = match (kind, count) {
+                (b'$', Some(length)) => (length.saturating_add(2), 0),
+                (b'*', Some(values)) => (0, values),
+                _ => (0, 0),
+            };
+            if text > MAX_REPLY_BYTES {
+                return Err(TooLong);
+            }
+            let end = self.complete + line + 2 + text;
+            if buffer.len() < end {
+                break;
+            }
+            self.complete = end;
+            self.values_left = (self.values_left - 1).saturating_add(values);
+        }
+        let length = self.complete;
+        if self.values_left == 0 {
+            *self = Self::default();
+            Ok(Some(length))
+        } else if buffer.len() > MAX_REPLY_BYTES {
+            Err(TooLong)
+        } else {
+            Ok(None)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reply_ends_where_the_next_one_begins() {
+        let text = "x".repeat(1000);
+        let long = format!("${}\r\n{text}\r\n", text.len());
+        for reply in [
+            "+OK\r\n",
+            "-ERR no 3\r\n",
+            ":-1\r\n",
+            "$-1\r\n",
+            "*-1\r\n",
+            "$0\r\n\r\n",
+            "*0\r\n",
+            "*2\r\n:1\r\n*1\r\n$3\r\na\nb\r\n",
+            "*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$2\r\n12\r\n",
+            &long,
+        ] {
+            let (mut frame, two) = (FrameLength::default(), reply.repeat(2));
+            for length in 0..reply.len() {
+                assert_eq!(frame.of(&two.as_bytes()[..length]).expect("short"), None, "{reply:?} {length}");
+            }
+            assert_eq!(frame.of(two.as_bytes()).expect("short"), Some(reply.len()), "{reply:?}");
+            assert_eq!(frame.of(&two.as_bytes()[reply.len()..]).expect("short"), Some(reply.len()), "{reply:?}");
+        }
+    }
+
+    #[test]
+    fn endless_reply_is_too_long() {
+        let line = "x".repeat(MAX_REPLY_BYTES + 1);
+        let nested = "*1\r\n".repeat(MAX_REPLY_BYTES / 4 + 1);
+        let many = format!("*4000000\r\n{}", ":1\r\n".repeat(MAX_REPLY_BYTES / 4 + 1));
+        let announced = "$1073741824\r\n".to_owned();
+        for reply in [format!("+{line}"), nested, many, announced] {
+            assert!(FrameLength::default().of(reply.as_bytes()).is_err(), "{}", &reply[..10]);
+        }
+    }
+
+    #[test]
+    fn other_protocols_are_left_to_the_parser() {
+        for reply in ["HTTP/1.1 400 Bad Request\r\n", "\x15\x03", "%1\r\n", "*1\r\nx"] {
+            assert_eq!(FrameLength::default().of(reply.as_bytes()).expect("short"), Some(reply.len()), "{reply:?}");
+        }
+    }
+}
