@@ -40,7 +40,10 @@ use crate::{
         table::LockTable,
         usage::Usage,
     },
-    store::{EventSink, LockStore, Many, StoreError, StoreErrorKind, StoreEvent, StoreFuture, StoreTraits},
+    store::{
+        AcquireReply, EventSink, LockStore, Many, ReceiveReply, ReleaseReply, StoreError, StoreErrorKind, StoreEvent,
+        StoreFuture, StoreTraits, YieldReply,
+    },
     sync::Mutex,
     telemetry::{self, metrics::AcquireMetrics, report::Report, throttle::ThrottledLog},
 };
@@ -98,13 +101,20 @@ struct Shard {
     ids: AcquisitionIds,
 }
 
-/// A store call in flight. If its task is dropped, the call has failed.
-struct InFlightCall<T, F: FnOnce(Result<T, StoreError>) -> Event<TokioDriver>> {
+/// A store call whose reply a task awaits. If the task is dropped, the call has failed.
+struct AwaitedCall<T: Reply> {
     driver: Arc<Driver>,
     key: LockKey,
-    operation: &'static str,
-    event: Option<F>,
+    number: u64,
+    is_finished: bool,
     reply: PhantomData<fn(T)>,
+}
+
+/// The reply to a numbered call.
+trait Reply: Sized + Unpin + Send + 'static {
+    const OPERATION: &'static str;
+
+    fn event(number: u64, reply: Result<Self, StoreError>) -> Event<TokioDriver>;
 }
 
 /// A timer of one key. If it is dropped before it fires, it is a lost timer.
@@ -509,69 +519,55 @@ impl Driver {
             return;
         }
         if let Some(Numbered { numbers, requests }) = releases.take() {
-            let replies = self.store.release(requests);
-            self.await_replies(key, "release", numbers, replies, Event::Released, &mut feed);
+            self.await_replies(key, numbers, self.store.release(requests), &mut feed);
         }
         if let Some(Numbered { numbers, requests }) = acquires.take() {
-            let replies = self.store.acquire(requests);
-            self.await_replies(key, "acquire", numbers, replies, Event::Acquired, &mut feed);
+            self.await_replies(key, numbers, self.store.acquire(requests), &mut feed);
         }
         if let Some((number, request)) = yields.take() {
-            let reply = self.store.yield_to_queue(request);
-            let reply = self.await_reply(key, "yield", reply, move |reply| Event::Yielded(number, reply));
-            reply.into_iter().for_each(feed);
+            self.await_reply(key, number, self.store.yield_to_queue(request)).into_iter().for_each(feed);
         }
     }
 
     /// A store that returns too few replies violates its contract.
-    fn await_replies<T: Unpin + Send + 'static>(
+    fn await_replies<T: Reply>(
         self: &Arc<Self>,
         key: &LockKey,
-        operation: &'static str,
         numbers: Many<u64>,
         replies: Many<StoreFuture<T>>,
-        event: fn(u64, Result<T, StoreError>) -> Event<TokioDriver>,
         feed: &mut impl FnMut(Event<TokioDriver>),
     ) {
         let mut replies = replies.into_iter();
         for number in numbers {
-            let missing = || StoreFuture::ready(Err(StoreError::new("lock", operation, StoreErrorKind::Protocol)));
+            let missing = || StoreFuture::ready(Err(StoreError::new("lock", T::OPERATION, StoreErrorKind::Protocol)));
             let reply = replies.next().unwrap_or_else(missing);
-            if let Some(event) = self.await_reply(key, operation, reply, move |reply| event(number, reply)) {
+            if let Some(event) = self.await_reply(key, number, reply) {
                 feed(event);
             }
         }
     }
 
-    fn await_reply<T: Unpin + Send + 'static>(
+    fn await_reply<T: Reply>(
         self: &Arc<Self>,
         key: &LockKey,
-        operation: &'static str,
+        number: u64,
         reply: StoreFuture<T>,
-        event: impl FnOnce(Result<T, StoreError>) -> Event<TokioDriver> + Send + 'static,
     ) -> Option<Event<TokioDriver>> {
-        match reply.into_ready() {
+        let reply = match reply.into_ready() {
             Ok(reply) => {
-                self.record_reply(operation, &reply);
-                Some(event(reply))
+                self.record_reply(T::OPERATION, &reply);
+                return Some(T::event(number, reply));
             }
-            Err(reply) => {
-                let mut call = InFlightCall {
-                    driver: Arc::clone(self),
-                    key: key.clone(),
-                    operation,
-                    event: Some(event),
-                    reply: PhantomData,
-                };
-                let Err((reply, finish)) = reply.on_reply(move |reply| call.finish(reply)) else { return None };
-                let call_timeout = self.call_timeout;
-                self.spawn(async move {
-                    let reply = timeout(call_timeout, reply).await;
-                    finish(reply.unwrap_or_else(|_| Err(StoreError::no_reply(operation))));
-                });
-                None
-            }
-        }
+            Err(reply) => reply.on_reply(self, key, number).err()?,
+        };
+        let mut call =
+            AwaitedCall { driver: Arc::clone(self), key: key.clone(), number, is_finished: false, reply: PhantomData };
+        let call_timeout = self.call_timeout;
+        self.spawn(async move {
+            let reply = timeout(call_timeout, reply).await;
+            call.finish(reply.unwrap_or_else(|_| Err(StoreError::no_reply(T::OPERATION))));
+        });
+        None
     }
 
     /// Counts an error, and logs it now and then.
@@ -665,19 +661,50 @@ impl Driver {
     }
 }
 
-impl<T, F: FnOnce(Result<T, StoreError>) -> Event<TokioDriver>> InFlightCall<T, F> {
-    fn finish(&mut self, reply: Result<T, StoreError>) {
-        if let Some(event) = self.event.take() {
-            self.driver.record_reply(self.operation, &reply);
-            self.driver.handle_event(&self.key, event(reply));
-        }
+impl<T: Reply> ReceiveReply<T> for Driver {
+    fn receive(self: Arc<Self>, key: &LockKey, number: u64, reply: Result<T, StoreError>) {
+        self.record_reply(T::OPERATION, &reply);
+        self.handle_event(key, T::event(number, reply));
     }
 }
 
-impl<T, F: FnOnce(Result<T, StoreError>) -> Event<TokioDriver>> Drop for InFlightCall<T, F> {
+impl Reply for AcquireReply {
+    const OPERATION: &'static str = "acquire";
+
+    fn event(number: u64, reply: Result<Self, StoreError>) -> Event<TokioDriver> {
+        Event::Acquired(number, reply)
+    }
+}
+
+impl Reply for YieldReply {
+    const OPERATION: &'static str = "yield";
+
+    fn event(number: u64, reply: Result<Self, StoreError>) -> Event<TokioDriver> {
+        Event::Yielded(number, reply)
+    }
+}
+
+impl Reply for ReleaseReply {
+    const OPERATION: &'static str = "release";
+
+    fn event(number: u64, reply: Result<Self, StoreError>) -> Event<TokioDriver> {
+        Event::Released(number, reply)
+    }
+}
+
+impl<T: Reply> AwaitedCall<T> {
+    fn finish(&mut self, reply: Result<T, StoreError>) {
+        self.is_finished = true;
+        Arc::clone(&self.driver).receive(&self.key, self.number, reply);
+    }
+}
+
+impl<T: Reply> Drop for AwaitedCall<T> {
     fn drop(&mut self) {
         // The runtime has ended. Repeats fail the same way until a call comes from another runtime.
-        self.finish(Err(StoreError::new("lock", self.operation, StoreErrorKind::Unavailable)));
+        if !self.is_finished {
+            self.finish(Err(StoreError::new("lock", T::OPERATION, StoreErrorKind::Unavailable)));
+        }
     }
 }
 

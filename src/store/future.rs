@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{StoreError, StoreErrorKind};
-use crate::sync::Mutex;
+use crate::{lock_key::LockKey, sync::Mutex};
 
 /// Future of the reply of a store: ready, boxed, or sent later by the store.
 ///
@@ -45,7 +45,14 @@ enum SlotState<T> {
 enum Receiver<T> {
     None,
     Task(Waker),
-    Callback(Box<dyn FnOnce(Result<T, StoreError>) + Send>),
+    /// With the key and the number of the call.
+    Caller(Arc<dyn ReceiveReply<T>>, LockKey, u64),
+}
+
+/// Receives the replies to calls, each with its key and its number. It is shared by all calls, so
+/// that a call needs no callback of its own.
+pub(crate) trait ReceiveReply<T>: Send + Sync {
+    fn receive(self: Arc<Self>, key: &LockKey, number: u64, reply: Result<T, StoreError>);
 }
 
 impl<T> StoreFuture<T> {
@@ -78,20 +85,20 @@ impl<T> StoreFuture<T> {
         }
     }
 
-    /// Has the store call `receive` with the reply that it sends. Returns both if this future must
-    /// be polled.
-    pub(crate) fn on_reply<F>(self, receive: F) -> Result<(), (Self, F)>
+    /// Has the store pass the reply to `caller` when it sends the reply. Returns this future if it
+    /// must be polled.
+    pub(crate) fn on_reply<C>(self, caller: &Arc<C>, key: &LockKey, number: u64) -> Result<(), Self>
     where
-        F: FnOnce(Result<T, StoreError>) + Send + 'static,
+        C: ReceiveReply<T> + 'static,
     {
-        let State::Sent(slot) = self.0 else { return Err((self, receive)) };
-        let mut state = slot.0.lock();
+        let State::Sent(slot) = self.0 else { return Err(self) };
+        let (caller, mut state) = (Arc::clone(caller), slot.0.lock());
         match std::mem::replace(&mut *state, SlotState::Received) {
             SlotState::Sent(reply) => {
                 drop(state);
-                receive(reply);
+                caller.receive(key, number, reply);
             }
-            _ => *state = SlotState::Waiting(Receiver::Callback(Box::new(receive))),
+            _ => *state = SlotState::Waiting(Receiver::Caller(caller, key.clone(), number)),
         }
         Ok(())
     }
@@ -113,10 +120,10 @@ impl<T> Slot<T> {
     fn send(&self, reply: Result<T, StoreError>) {
         let mut state = self.0.lock();
         match std::mem::replace(&mut *state, SlotState::Received) {
-            SlotState::Waiting(Receiver::Callback(receive)) => {
-                // Not under the mutex: the callback calls the store again.
+            SlotState::Waiting(Receiver::Caller(caller, key, number)) => {
+                // Not under the mutex: the caller calls the store again.
                 drop(state);
-                receive(reply);
+                caller.receive(&key, number, reply);
             }
             SlotState::Waiting(receiver) => {
                 *state = SlotState::Sent(reply);
@@ -181,6 +188,14 @@ mod tests {
 
     use super::*;
 
+    struct Caller(mpsc::Sender<(u64, Option<u32>)>);
+
+    impl ReceiveReply<u32> for Caller {
+        fn receive(self: Arc<Self>, _: &LockKey, number: u64, reply: Result<u32, StoreError>) {
+            self.0.send((number, reply.ok())).expect("open");
+        }
+    }
+
     fn channel() -> (ReplySender<u32>, StoreFuture<u32>) {
         StoreFuture::channel("test", "acquire")
     }
@@ -189,20 +204,21 @@ mod tests {
     fn reply_is_received_once_before_and_after_it_is_sent() {
         for is_sent_first in [false, true] {
             let ((sender, future), (report, received)) = (channel(), mpsc::channel());
-            let receive = move |reply: Result<u32, StoreError>| report.send(reply.ok()).expect("open");
+            let (caller, key) = (Arc::new(Caller(report)), LockKey::from(("k",)));
             if is_sent_first {
                 sender.send(Ok(7));
-                assert!(future.on_reply(receive).is_ok());
+                assert!(future.on_reply(&caller, &key, 3).is_ok());
             } else {
-                assert!(future.on_reply(receive).is_ok());
+                assert!(future.on_reply(&caller, &key, 3).is_ok());
                 sender.send(Ok(7));
             }
-            assert_eq!(received.iter().collect::<Vec<_>>(), [Some(7)]);
+            drop(caller);
+            assert_eq!(received.iter().collect::<Vec<_>>(), [(3, Some(7))]);
         }
     }
 
     #[tokio::test]
-    async fn future_without_a_callback_is_woken_by_its_reply() {
+    async fn future_without_a_caller_is_woken_by_its_reply() {
         let (sender, future) = channel();
         let send = async {
             tokio::task::yield_now().await;

@@ -21,6 +21,7 @@ pub(crate) mod remote;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 
+pub(crate) use self::future::ReceiveReply;
 #[cfg(feature = "memory")]
 #[cfg_attr(docsrs, doc(cfg(feature = "memory")))]
 pub use self::memory::MemoryStore;

@@ -300,7 +300,8 @@ impl RedisStoreBuilder {
         loop {
             // Boxed: the nested future type is too deep for the default limit of the caller's
             // compiler.
-            let test: Pin<Box<dyn Future<Output = _> + Send + '_>> = Box::pin(self_test(&shared.server, shared.messages.on_message()));
+            let test: Pin<Box<dyn Future<Output = _> + Send + '_>> =
+                Box::pin(self_test(&shared.server, shared.messages.on_message()));
             match test.await {
                 Ok((subscriptions, server_us)) => {
                     shared.server_clock().observe(server_us, shared.clock.now());

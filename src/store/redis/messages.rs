@@ -23,12 +23,7 @@ use tracing::{error, info, warn};
 use super::{
     error::RedisConnectError,
     self_test::self_test,
-    topology::{
-        connection::Signs,
-        endpoint::Subscriptions,
-        server::Server,
-        socket::OnMessage,
-    },
+    topology::{connection::Signs, endpoint::Subscriptions, server::Server, socket::OnMessage},
 };
 use crate::{
     limits::{QUEUE_POLL_INTERVAL, RECHECK_INTERVAL, STORE_TIMEOUT},
@@ -119,8 +114,7 @@ impl Messages {
             return self.server.subscribe(self.on_message()).await.ok();
         }
         // Boxed: the nested future type is too deep for the compiler's default limit.
-        let test: Pin<Box<dyn Future<Output = _> + Send + '_>> =
-            Box::pin(self_test(&self.server, self.on_message()));
+        let test: Pin<Box<dyn Future<Output = _> + Send + '_>> = Box::pin(self_test(&self.server, self.on_message()));
         match test.await {
             Ok((subscriptions, _)) => {
                 self.check_passed();

@@ -9,7 +9,10 @@ use std::{collections::VecDeque, fmt, marker::PhantomData, sync::Arc, time::Dura
 use futures_util::future::{BoxFuture, join_all};
 use tokio::runtime::Handle;
 
-use super::batch::{MAX_REQUESTS_PER_CALL, Shareable, next_call};
+use super::{
+    batch::{MAX_REQUESTS_PER_CALL, Shareable, next_call},
+    inline::poll_and_spawn,
+};
 use crate::{
     clock::BootInstant,
     store::{Many, ReplySender, StoreError, StoreErrorKind, StoreFuture},
@@ -174,7 +177,7 @@ where
         // Their requests fail now.
         drop(stale);
         if let Some(number) = task {
-            Task::spawn(sender, number, &runtime);
+            Task::start(sender, number, &runtime);
         }
         futures
     }
@@ -214,9 +217,9 @@ impl<R: Shareable, T> State<R, T> {
 }
 
 impl<R: Shareable + Send + 'static, S: SendRequests<R>> Task<R, S> {
-    fn spawn(sender: &Arc<S>, number: u64, runtime: &Handle) {
+    fn start(sender: &Arc<S>, number: u64, runtime: &Handle) {
         let task = Self { sender: Arc::clone(sender), number, request: PhantomData };
-        runtime.spawn(task.run());
+        poll_and_spawn(task.run(), runtime);
     }
 
     async fn run(self) {

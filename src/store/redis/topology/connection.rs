@@ -5,9 +5,7 @@ use std::{
     time::Duration,
 };
 
-use deadpool_redis::redis::{
-    Cmd, ErrorKind, RedisResult, ServerErrorKind, Value, cmd, from_redis_value,
-};
+use deadpool_redis::redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value, cmd, from_redis_value};
 use tokio::{sync::Notify, time::Instant};
 
 use super::{

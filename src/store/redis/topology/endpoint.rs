@@ -160,7 +160,6 @@ impl Subscriptions {
         }
     }
 
-
     pub(crate) async fn ping(&mut self) -> RedisResult<()> {
         match self {
             Self::Socket(socket) => socket.call(&[cmd("PING")]).await.map(drop),

@@ -34,7 +34,8 @@ impl FrameLength {
             let Some(line) = rest.iter().position(|&byte| byte == b'\n') else { break };
             let number = || std::str::from_utf8(&rest[..line]).ok()?.trim_end().parse::<i64>().ok();
             // A negative number is that of no value. An invalid one is that of a line.
-            let count = if b"$*".contains(&kind) { number().and_then(|count| usize::try_from(count).ok()) } else { None };
+            let count =
+                if b"$*".contains(&kind) { number().and_then(|count| usize::try_from(count).ok()) } else { None };
             let (text, values) = match (kind, count) {
                 (b'$', Some(length)) => (length.saturating_add(2), 0),
                 (b'*', Some(values)) => (0, values),

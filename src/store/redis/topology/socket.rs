@@ -111,8 +111,13 @@ impl Socket {
             end: None,
             ended: Arc::default(),
         }));
-        let reader =
-            Reader { state: Arc::clone(&state), buffer: Vec::new(), filled: 0, frame: FrameLength::default(), on_message };
+        let reader = Reader {
+            state: Arc::clone(&state),
+            buffer: Vec::new(),
+            filled: 0,
+            frame: FrameLength::default(),
+            on_message,
+        };
         (state, reader)
     }
 
@@ -156,7 +161,11 @@ impl State {
         }
         self.flush();
         let caller = Arc::<Oneshot<_>>::default();
-        self.pending.push_back(Pending { replies_left: commands.len(), replies: Vec::new(), caller: Arc::clone(&caller) });
+        self.pending.push_back(Pending {
+            replies_left: commands.len(),
+            replies: Vec::new(),
+            caller: Arc::clone(&caller),
+        });
         Ok(caller)
     }
 
@@ -233,7 +242,7 @@ impl Reader {
         while let Some(length) = self.frame.of(&self.buffer[start..self.filled]).map_err(|TooLong| too_long())? {
             let frame = &self.buffer[start..start + length];
             start += length;
-            let value = parse_redis_value(frame)?;
+            let value = parse(frame)?;
             if let Some(on_message) = &mut self.on_message
                 && let Some((channel, payload)) = message(&value)
             {
@@ -299,6 +308,20 @@ impl Drop for ReaderTask {
 impl fmt::Debug for Socket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Socket")
+    }
+}
+
+/// The parser of the library needs a buffer and four allocations for each reply. Most replies are
+/// one text.
+fn parse(frame: &[u8]) -> RedisResult<Value> {
+    let text = || {
+        let (line, text) =
+            frame.strip_prefix(b"$")?.split_at_checked(frame.iter().position(|&byte| byte == b'\r')? + 1)?;
+        (!line.starts_with(b"-")).then(|| text.strip_suffix(b"\r\n")).flatten()
+    };
+    match text() {
+        Some(text) => Ok(Value::BulkString(text.to_vec())),
+        None => parse_redis_value(frame),
     }
 }
 
