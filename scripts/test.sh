@@ -333,7 +333,7 @@ simulations() {
 }
 schedules() {
     SCHEDULES=10000 RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/shuttle.sh \
-        cargo test -p tower-lock --lib --no-default-features shuttle_tests
+        cargo test -p tower-lock --lib --no-default-features --features redis shuttle_tests
 }
 
 if [ "$long" ]; then

@@ -3,9 +3,6 @@
 //! ```sh
 //! RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/shuttle.sh cargo test --lib shuttle_tests
 //! ```
-//!
-//! Threads are switched at every mutex. A failure prints its schedule; `SCHEDULE=<text>` in the
-//! environment runs it again.
 
 use std::{
     future::IntoFuture,
@@ -29,10 +26,8 @@ use crate::{
     lock_key::LockKey,
     owner::Owner,
     store::{ForceReleaseRequest, LockStore, MemoryStore},
+    sync::schedules::check,
 };
-
-/// Default of the variable `SCHEDULES`.
-const SCHEDULES: usize = 1_000;
 
 /// One key, its callers, and the number of holders. The holders are counted without a mutex: a
 /// mutex of the checker would be one more point at which threads are switched.
@@ -97,22 +92,6 @@ impl World {
 
 fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
-}
-
-fn check(test: impl Fn() + Send + Sync + 'static) {
-    // Timers are created and never fire: this runtime is not driven.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
-    let _runtime = runtime.enter();
-    let schedules = std::env::var("SCHEDULES").map_or(SCHEDULES, |text| text.parse().expect("a number"));
-    match std::env::var("SCHEDULE") {
-        Ok(schedule) => shuttle::replay(test, &schedule),
-        Err(_) => {
-            let test = Arc::new(test);
-            let again = Arc::clone(&test);
-            shuttle::check_random(move || again(), schedules);
-            shuttle::check_pct(move || test(), schedules, 3);
-        }
-    }
 }
 
 fn join_all(threads: Vec<thread::JoinHandle<()>>) {

@@ -1,6 +1,8 @@
 //! The mutex of the crate, replaced in tests by the one of a scheduler.
 
 pub(crate) mod oneshot;
+#[cfg(all(test, tower_lock_shuttle))]
+pub(crate) mod schedules;
 
 use std::ops::{Deref, DerefMut};
 

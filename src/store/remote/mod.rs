@@ -8,7 +8,7 @@
 #[allow(unreachable_pub, reason = "public for the simulator alone: feature `__internals`")]
 pub(crate) mod batch;
 pub(crate) mod batching;
-mod inline;
+pub(crate) mod inline;
 #[allow(unreachable_pub, reason = "public for the simulator alone: feature `__internals`")]
 pub(crate) mod server_clock;
 pub(crate) mod link;

@@ -12,7 +12,6 @@ mod pool;
 pub(super) mod server;
 pub(super) mod connection;
 pub(super) mod endpoint;
-mod frame;
 pub(super) mod socket;
 pub(super) mod replicas;
 

@@ -3,6 +3,12 @@
 //! A call is written where it is polled, so a lone call passes no other task on its way out. One
 //! task reads. A reply wakes its caller and nothing else: both run on the same worker.
 
+mod frame;
+#[cfg(all(test, tower_lock_shuttle))]
+mod shuttle_tests;
+#[cfg(test)]
+mod wire;
+
 use std::{
     collections::VecDeque,
     error::Error,
@@ -22,7 +28,7 @@ use tokio::{
     task::AbortHandle,
 };
 
-use super::frame::{FrameLength, TooLong};
+use self::frame::{FrameLength, TooLong};
 use crate::{
     limits::{MAX_RECORD_BODY_BYTES, MAX_RECORD_HEAD_BYTES},
     sync::{Mutex, oneshot::Oneshot},
@@ -179,7 +185,12 @@ impl State {
                 // The server has closed the connection. It may have sent a reason, which can still
                 // be read.
                 Poll::Ready(_) => break,
-                Poll::Pending => return,
+                Poll::Pending => {
+                    if *sent > unsent.len() / 2 {
+                        unsent.drain(..std::mem::take(sent));
+                    }
+                    return;
+                }
             }
         }
         unsent.clear();
@@ -346,4 +357,138 @@ fn too_long() -> RedisError {
 /// A connection with this error is replaced.
 fn aborted(text: impl Into<Box<dyn Error + Send + Sync>>) -> RedisError {
     io::Error::new(io::ErrorKind::ConnectionAborted, text).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use deadpool_redis::redis::cmd;
+
+    use super::{wire::Wire, *};
+
+    fn open() -> (Arc<Mutex<State>>, Reader, Wire) {
+        let wire = Wire::default();
+        let (state, reader) = Socket::new(Box::new(wire.clone()), None);
+        (state, reader, wire)
+    }
+
+    fn poll(reader: &mut Reader) -> Poll<()> {
+        Pin::new(reader).poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    fn call(state: &Arc<Mutex<State>>, text: &str) -> impl Fn() -> Option<Result<String, String>> {
+        let caller = state.lock().send(&[Wire::echo(text)]);
+        move || {
+            let caller = caller.as_ref().map_err(ToString::to_string);
+            let reply = caller.map(|caller| caller.poll_recv(&Context::from_waker(Waker::noop())));
+            match reply {
+                Ok(Poll::Pending) => None,
+                Ok(Poll::Ready(Ok(Value::BulkString(text)))) => Some(Ok(String::from_utf8(text).expect("a text"))),
+                Ok(Poll::Ready(reply)) => Some(Err(format!("{reply:?}"))),
+                Err(error) => Some(Err(error)),
+            }
+        }
+    }
+
+    #[test]
+    fn calls_wait_for_a_slow_server_and_get_their_replies_in_order() {
+        let (state, mut reader, wire) = open();
+        let texts: Vec<_> = (0..100).map(|number| format!("{number:0300}")).collect();
+        let calls: Vec<_> = texts.iter().map(|text| call(&state, text)).collect();
+        for _ in 0..1000 {
+            assert!(poll(&mut reader).is_pending());
+            wire.serve();
+        }
+        let replies: Vec<_> = calls.iter().map(|call| call().expect("a reply").expect("a text")).collect();
+        assert_eq!(replies, texts);
+    }
+
+    #[test]
+    fn sent_bytes_need_no_memory_while_others_wait() {
+        let (state, mut reader, wire) = open();
+        let text = "x".repeat(300);
+        (0..10).for_each(|_| drop(call(&state, &text)));
+        for _ in 0..1000 {
+            // The server reads a hundred bytes at a time. It never has all of them.
+            drop(call(&state, &text));
+            for _ in 0..4 {
+                assert!(poll(&mut reader).is_pending());
+                wire.serve();
+            }
+            let state = state.lock();
+            assert!(state.unsent.len() > state.sent && state.unsent.len() < 10_000);
+        }
+    }
+
+    #[test]
+    fn reply_to_a_caller_that_is_gone_reaches_no_other() {
+        let (state, mut reader, wire) = open();
+        drop(call(&state, "gone"));
+        let next = call(&state, "next");
+        wire.serve();
+        assert!(poll(&mut reader).is_pending());
+        assert_eq!(next(), Some(Ok("next".into())));
+    }
+
+    #[test]
+    fn several_commands_have_one_reply() {
+        let (state, mut reader, wire) = open();
+        let caller = state.lock().send(&[Wire::echo("1"), cmd("NO"), Wire::echo("3")]).expect("open");
+        wire.serve();
+        assert!(poll(&mut reader).is_pending());
+        let Poll::Ready(Ok(Value::Array(replies))) = caller.poll_recv(&Context::from_waker(Waker::noop())) else {
+            panic!("no reply")
+        };
+        assert!(matches!(&replies[..], [Value::BulkString(_), Value::ServerError(_), Value::BulkString(_)]));
+    }
+
+    #[test]
+    fn calls_fail_when_the_connection_ends() {
+        for ends in [
+            (|wire: &Wire, _| wire.close()) as fn(&Wire, &mut Option<Reader>),
+            |wire, _| wire.reply(&[b'+'; MAX_REPLY_BYTES + 1]),
+            |wire, _| wire.reply(b"$1073741824\r\n"),
+            |wire, _| wire.reply(b"HTTP/1.1 400\r\n"),
+            // With its runtime.
+            |_, reader| *reader = None,
+        ] {
+            let (state, reader, wire) = open();
+            let mut reader = Some(reader);
+            let under_way = call(&state, "a");
+            ends(&wire, &mut reader);
+            assert!(reader.as_mut().is_none_or(|reader| poll(reader).is_ready()));
+            let error = under_way().expect("an end").expect_err("no reply");
+            let later = call(&state, "b")().expect("an end").expect_err("no connection");
+            assert!(!error.is_empty() && !later.is_empty());
+            assert!(wire.is_dropped(), "the socket is closed: {error}");
+        }
+    }
+
+    #[test]
+    fn error_before_any_call_is_the_reason_of_the_end() {
+        let (state, mut reader, wire) = open();
+        wire.reply(b"-ERR max number of clients reached\r\n");
+        wire.close();
+        assert!(poll(&mut reader).is_ready());
+        let reason = state.lock().reason.clone().expect("a reason");
+        assert!(reason.to_string().contains("max number of clients"), "{reason}");
+    }
+
+    #[test]
+    fn reply_without_a_call_ends_the_connection() {
+        let (state, mut reader, wire) = open();
+        wire.reply(b"+OK\r\n");
+        assert!(poll(&mut reader).is_ready());
+        assert!(call(&state, "a")().expect("an end").is_err());
+    }
+
+    #[test]
+    fn waiting_calls_and_bytes_are_bounded() {
+        let (state, _reader, _wire) = open();
+        let calls = (0..=MAX_PENDING).map(|_| call(&state, "a")).filter(|call| call().is_none());
+        assert_eq!(calls.count(), MAX_PENDING);
+        let (state, _reader, _wire) = open();
+        let text = "x".repeat(1 << 20);
+        let calls = (0..100).map(|_| call(&state, &text)).filter(|call| call().is_none());
+        assert_eq!(calls.count(), MAX_UNSENT_BYTES >> 20);
+    }
 }

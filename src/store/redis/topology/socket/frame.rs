@@ -1,6 +1,6 @@
 //! Where a reply ends. Pure.
 
-use super::socket::MAX_REPLY_BYTES;
+use super::MAX_REPLY_BYTES;
 
 /// Finds the end of the first reply of a buffer that grows. A value is a line, or a line with a
 /// length and that many bytes, or a line with a number and that many values.
