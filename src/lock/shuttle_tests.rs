@@ -25,6 +25,7 @@ use crate::{
     lock::ReleaseOutcome,
     lock_key::LockKey,
     owner::Owner,
+    proto::QUEUE,
     store::{ForceReleaseRequest, LockStore, MemoryStore},
     sync::schedules::check,
 };

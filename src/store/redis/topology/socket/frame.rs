@@ -1,6 +1,11 @@
 //! Where a reply ends. Pure.
 
-use super::MAX_REPLY_BYTES;
+use crate::limits::{MAX_RECORD_BODY_BYTES, MAX_RECORD_HEAD_BYTES};
+
+/// The most bytes of one reply or one message. The longest expected one is a record. A faulty
+/// server, or foreign data in a lock, must not exhaust the memory of this process.
+pub(super) const MAX_REPLY_BYTES: usize = 2 << 20;
+const _: () = assert!(MAX_RECORD_HEAD_BYTES + MAX_RECORD_BODY_BYTES < MAX_REPLY_BYTES);
 
 /// Finds the end of the first reply of a buffer that grows. A value is a line, or a line with a
 /// length and that many bytes, or a line with a number and that many values.

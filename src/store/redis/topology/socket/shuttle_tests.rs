@@ -111,7 +111,7 @@ fn woken_future_becomes_one_task() {
         let wakers: Vec<_> = (0..2)
             .map(|number| {
                 let reply = Arc::clone(&reply);
-                thread::spawn(move || if number == 0 { drop(reply.send(())) } else { reply.wake() })
+                thread::spawn(move || if number == 0 { reply.send(()).expect("it waits") } else { reply.wake() })
             })
             .collect();
         let ended = Arc::clone(&ends);
