@@ -15,9 +15,9 @@ use super::{
     shared::Shared,
     store::RedisStore,
     topology::{
-        Endpoint, Pooled, Sentinels, Single, Topology,
+        Endpoint, Pooled, Sentinels, Signs, Single, Topology,
         address::{Address, SentinelAddresses},
-        connection::{SharedConnection, Signs, Timeouts},
+        connection::{SharedConnection, Timeouts},
         replicas::MinReplicas,
         server::Server,
     },

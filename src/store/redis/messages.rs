@@ -23,7 +23,7 @@ use tracing::{error, info, warn};
 use super::{
     error::RedisConnectError,
     self_test::self_test,
-    topology::{connection::Signs, endpoint::Subscriptions, server::Server, socket::OnMessage},
+    topology::{Signs, endpoint::Subscriptions, server::Server, socket::OnMessage},
 };
 use crate::{
     limits::{QUEUE_POLL_INTERVAL, RECHECK_INTERVAL, STORE_TIMEOUT},

@@ -6,12 +6,12 @@ use std::{
 };
 
 use deadpool_redis::redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value, cmd, from_redis_value};
-use tokio::{sync::Notify, time::Instant};
+use tokio::time::Instant;
 
 use super::{
     endpoint::Connected,
     replicas::{MinReplicas, is_replica},
-    servers::Topology,
+    servers::{Signs, Topology},
 };
 use crate::store::{
     redis::{
@@ -44,16 +44,6 @@ pub(crate) struct SharedConnection {
 /// Connects through the topology.
 #[derive(Debug)]
 struct Connector(Arc<dyn Topology>);
-
-/// Signs of the end of an outage, and of a failover.
-#[derive(Debug, Default)]
-pub(crate) struct Signs {
-    /// Notified by the first reply after a timeout or on a new connection: the outage may have
-    /// ended.
-    pub(crate) recovered: Arc<Notify>,
-    /// Notified by a reply of a replica, and by the sentinels: the master may be another server.
-    pub(crate) moved: Notify,
-}
 
 /// A command for a connection.
 #[derive(Clone, Copy, Debug)]

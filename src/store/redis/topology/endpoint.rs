@@ -80,7 +80,7 @@ impl Endpoint {
         Ok(match self.client.get_connection_info().addr() {
             ConnectionAddr::Tcp(host, port) => {
                 let stream = TcpStream::connect((host.as_str(), *port)).await?;
-                // Without Nagle's algorithm, a call does not wait for the reply to the previous one.
+                // Nagle's algorithm would let a call wait for the reply to the previous one.
                 stream.set_nodelay(true)?;
                 Some(Box::new(stream))
             }

@@ -19,6 +19,6 @@ pub(super) use self::{
     endpoint::Endpoint,
     pool::Pooled,
     sentinel::Sentinels,
-    servers::{Servers, Topology},
+    servers::{Servers, Signs, Topology},
     single::Single,
 };

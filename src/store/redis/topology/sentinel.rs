@@ -25,10 +25,9 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::{
-    connection::Signs,
     endpoint::{Connected, Endpoint, Subscriptions},
     replicas::is_replica,
-    servers::Topology,
+    servers::{Signs, Topology},
     socket::OnMessage,
 };
 use crate::{

@@ -6,9 +6,9 @@ use std::{
 };
 
 use futures_util::future::BoxFuture;
+use tokio::sync::Notify;
 
 use super::{
-    connection::Signs,
     endpoint::{Connected, Subscriptions},
     socket::OnMessage,
 };
@@ -40,6 +40,16 @@ pub(crate) trait Topology: fmt::Debug + Send + Sync + 'static {
     fn classify(&self, kind: StoreErrorKind) -> StoreErrorKind {
         kind
     }
+}
+
+/// Signs of the end of an outage, and of a failover.
+#[derive(Debug, Default)]
+pub(crate) struct Signs {
+    /// Notified by the first reply after a timeout or on a new connection: the outage may have
+    /// ended.
+    pub(crate) recovered: Arc<Notify>,
+    /// Notified by a reply of a replica, and by the sentinels: the master may be another server.
+    pub(crate) moved: Notify,
 }
 
 /// The servers of a store, by key. All keys live on one server.
