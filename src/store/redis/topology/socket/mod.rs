@@ -15,7 +15,7 @@ use std::{
     fmt,
     future::poll_fn,
     io,
-    pin::{Pin, pin},
+    pin::Pin,
     sync::Arc,
     task::{Context, Poll, Waker, ready},
 };
@@ -132,13 +132,12 @@ impl Socket {
 
     /// Waits for the end of the connection.
     pub(crate) async fn ended(&self) {
-        let notify = {
+        let ended = {
             let state = self.state.lock();
-            Arc::clone(&state.ended)
+            // Under the mutex: a later end notifies it.
+            state.end.is_none().then(|| Arc::clone(&state.ended).notified_owned())
         };
-        let mut ended = pin!(notify.notified());
-        ended.as_mut().enable();
-        if self.state.lock().end.is_none() {
+        if let Some(ended) = ended {
             ended.await;
         }
     }
