@@ -373,6 +373,7 @@ async fn default_user_that_loses_the_append_only_file_is_warned_of() {
         locks.once(("job",)).run(async |_| {}).await.expect("free");
         let held = locks.lock(key()).await.expect("free");
         redis.restart().await;
+        redis.loaded().await;
         let kept = redis.command(&["EXISTS", "lock:k", "tower-lock:lock:r:{lock:+once:job}"]).await.integer();
         // Redis may learn to keep them.
         assert!(kept == Some(2) || !is_enough, "{kept:?}, {rules:?}");

@@ -249,6 +249,21 @@ impl RedisServer {
         panic!("port {} is taken", self.port.number());
     }
 
+    /// Waits until the server has read its data. It responds before that.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the server does not read its data in time.
+    pub async fn loaded(&self) {
+        let loaded = async {
+            while !self.command(&["INFO", "persistence"]).await.text().is_some_and(|text| text.contains("\nloading:0"))
+            {
+                sleep(Duration::from_millis(2)).await;
+            }
+        };
+        timeout(TIMEOUT, loaded).await.expect("it has read");
+    }
+
     /// Opens an authenticated connection.
     ///
     /// # Panics
@@ -326,17 +341,8 @@ mod tests {
         let mut redis = RedisServer::options().set("appendonly", "yes").start().await;
         redis.command(&["SET", "a", "1"]).await;
         redis.restart().await;
-        // The server responds while it loads its data.
-        let kept = async {
-            loop {
-                let reply = redis.command(&["GET", "a"]).await;
-                if !reply.text().is_some_and(|text| text.starts_with("LOADING")) {
-                    return reply;
-                }
-                sleep(Duration::from_millis(2)).await;
-            }
-        };
-        assert_eq!(timeout(TIMEOUT, kept).await.expect("it has read").integer(), Some(1));
+        redis.loaded().await;
+        assert_eq!(redis.command(&["GET", "a"]).await.integer(), Some(1));
         redis.restart_empty().await;
         assert_eq!(redis.command(&["GET", "a"]).await, Reply::Nil);
         let folder = redis.folder().to_owned();
