@@ -6,15 +6,16 @@
 pub mod proto {
     use std::time::Duration;
 
+    pub use crate::store::FreeKeys;
     pub use crate::{
         clock::{BootInstant, LazyNow},
         proto::{
-            Action, Actions, DriverTypes, Env, Event, GuardEnd, LockRequest, QueuePosition,
+            Action, Actions, DriverTypes, Env, Event, EventContext, GuardEnd, LockRequest, QueuePosition, Requested,
             calls::Calls,
             entry::LockEntry,
             grant::{Grant, NextCheck},
             hold_limits::HoldLimits,
-            section::Section,
+            section::{ReleaseOutcome, Section},
             table::LockTable,
         },
     };

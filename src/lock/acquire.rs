@@ -13,7 +13,7 @@ use tokio::time::{Sleep, sleep};
 use super::{
     HeldLock, LockGuard,
     driver::Driver,
-    driver_data::{NotGranted, Waiter},
+    driver_data::{NotGranted, Section, Waiter},
     request_scope::{Parent, RequestScope},
 };
 use crate::{
@@ -21,7 +21,7 @@ use crate::{
     lock_key::LockKey,
     owner::Owner,
     policy::{LockPolicy, call_setters, settings},
-    proto::{GuardEnd, LockRequest, QueuePosition, hold_limits::HoldLimits},
+    proto::{GuardEnd, LockRequest, QueuePosition, Requested, hold_limits::HoldLimits},
     store::{Demand, StoreError},
     telemetry::{metrics::AcquireMetrics, notice},
 };
@@ -149,6 +149,9 @@ enum Request {
         demand: Demand,
     },
 }
+
+/// The result of a request, and its metrics.
+type Finished = (Result<Arc<Section>, NotGranted>, AcquireMetrics);
 
 /// A request whose result is awaited.
 struct PendingAcquire {
@@ -280,7 +283,10 @@ impl Future for AcquireFuture {
         if let StateProject::Created { request } = this.state.as_mut().project() {
             let (params, parent) = request.take().expect("sent once").resolve();
             let wait = params.wait;
-            let pending = Some(PendingAcquire::send(driver, params, parent));
+            let pending = match PendingAcquire::send(driver, params, parent) {
+                Ok(pending) => Some(pending),
+                Err(finished) => return Poll::Ready(finish(this.driver, finished)),
+            };
             this.state.set(State::Waiting {
                 pending,
                 wait,
@@ -331,21 +337,10 @@ impl Future for AcquireFuture {
             *waited = *wait;
         }
         let Some(PendingAcquire { waiting, .. }) = slot.take() else { unreachable!("it was polled above") };
-        Poll::Ready(match result {
-            Ok(section) => {
-                section.delivered();
-                let metrics = waiting.granted(&section.data.metrics);
-                let driver = this.driver.take().expect("polled after completion");
-                Ok(LockGuard::new(driver, section, metrics))
-            }
-            Err(why) => {
-                match &why {
-                    NotGranted::Recorded(_) => waiting.recorded(),
-                    NotGranted::Rejected(error) => waiting.rejected(error),
-                }
-                Err(why)
-            }
-        })
+        if let Ok(section) = &result {
+            section.delivered();
+        }
+        Poll::Ready(finish(this.driver, (result, waiting)))
     }
 }
 
@@ -386,15 +381,18 @@ impl Drop for UnpolledKey {
 }
 
 impl PendingAcquire {
-    fn send(driver: &Arc<Driver>, params: LockParams, parent: Option<Owner>) -> Self {
+    /// Sends a request. An error has its result.
+    fn send(driver: &Arc<Driver>, params: LockParams, parent: Option<Owner>) -> Result<Self, Finished> {
         let LockParams { key, wait, limits, owner, route, is_claim, demand } = params;
         let waiting = AcquireMetrics::start(route.as_ref(), is_claim);
-        let waiter: Waiter = Arc::default();
         let owner = owner.or_else(Owner::current);
         let parent = parent.filter(|_| owner.is_none());
-        let request = LockRequest { waiter: Arc::clone(&waiter), wait, owner, parent, limits, demand };
-        let number = driver.request(&key, request);
-        Self { key, number, waiter, waiting }
+        let request = LockRequest { waiter: (), wait, owner, parent, limits, demand };
+        match driver.request(&key, request) {
+            Ok(Requested::Waiting(number, waiter)) => Ok(Self { key, number, waiter, waiting }),
+            Ok(Requested::Granted(section)) => Err((Ok(section), waiting)),
+            Err(error) => Err((Err(LockError::from(error).into()), waiting)),
+        }
     }
 
     /// Cancels the request. A lock that was granted to it goes to the next waiter.
@@ -407,6 +405,23 @@ impl PendingAcquire {
             Some(Ok(section)) => drop(driver.end_guard(&section, GuardEnd::Undelivered)),
             Some(Err(_)) => {}
             None => drop(driver.cancel(&key, number)),
+        }
+    }
+}
+
+fn finish(driver: &mut Option<Arc<Driver>>, (result, waiting): Finished) -> Result<LockGuard, NotGranted> {
+    match result {
+        Ok(section) => {
+            let metrics = waiting.granted(&section.data.metrics);
+            let driver = driver.take().expect("not polled after completion");
+            Ok(LockGuard::new(driver, section, metrics))
+        }
+        Err(why) => {
+            match &why {
+                NotGranted::Recorded(_) => waiting.recorded(),
+                NotGranted::Rejected(error) => waiting.rejected(error),
+            }
+            Err(why)
         }
     }
 }
@@ -438,9 +453,9 @@ fn no_reply_error(position: QueuePosition) -> LockError {
 impl fmt::Debug for LockFuture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match &self.acquire.state {
-            State::Created { .. } => "LockFuture(created)",
+            State::Created { request: Some(_) } => "LockFuture(created)",
             State::Waiting { pending: Some(_), .. } => "LockFuture(waiting)",
-            State::Waiting { pending: None, .. } => "LockFuture(done)",
+            _ => "LockFuture(done)",
         })
     }
 }

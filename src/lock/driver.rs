@@ -33,7 +33,7 @@ use crate::{
     owner::Owner,
     process::ProcessMark,
     proto::{
-        Action, Actions, Event, GuardEnd, LockRequest, QueuePosition,
+        Action, Actions, Event, EventContext, GuardEnd, LockRequest, QueuePosition, Requested,
         calls::{Calls, Numbered},
         lease::LeaseBounds,
         section::ReleaseOutcome,
@@ -189,27 +189,31 @@ impl Driver {
 
     // === events ===
 
-    /// Requests a lock. Returns the number of the request, for [`cancel`](Self::cancel).
-    pub(super) fn request(self: &Arc<Self>, key: &LockKey, request: LockRequest<Waiter>) -> u64 {
-        if let Err(error) = self.check_process("acquire") {
-            drop(request.waiter.send(Err(LockError::from(error).into())));
-            return 0;
-        }
+    /// Requests a lock.
+    pub(super) fn request(
+        self: &Arc<Self>,
+        key: &LockKey,
+        request: LockRequest<()>,
+    ) -> Result<Requested<TokioDriver>, StoreError> {
+        self.check_process("acquire")?;
         if self.renewals.are_late(&self.clock) && !self.shards.of(key).lock().table.contains(key) {
             // The keys that are held come first.
-            let error = StoreError::new("lock", "acquire", StoreErrorKind::Overloaded)
-                .with_source("the renewals of held locks wait for their turn, and come first");
-            drop(request.waiter.send(Err(LockError::from(error).into())));
-            return 0;
+            return Err(StoreError::new("lock", "acquire", StoreErrorKind::Overloaded)
+                .with_source("the renewals of held locks wait for their turn, and come first"));
         }
         self.rearm_lost_timers();
-        self.drive(key, |table, now, ids, actions| table.request(key, now, ids, request, actions))
+        let request = request.map_waiter(|()| Waiter::default);
+        let requested = self.drive(key, |table, cx, actions| table.request(key, cx, request, actions));
+        if let Requested::Granted(section) = &requested {
+            self.track(Arc::clone(&section.grant), section.started_at);
+        }
+        Ok(requested)
     }
 
     /// Cancels a request. Returns its position in the queue. `None`: its result was sent already,
     /// or is about to be.
     pub(super) fn cancel(self: &Arc<Self>, key: &LockKey, number: u64) -> Option<QueuePosition> {
-        self.drive(key, |table, now, ids, actions| table.cancel(key, now, ids, number, actions))
+        self.drive(key, |table, cx, actions| table.cancel(key, cx, number, actions))
     }
 
     /// Ends a guard. Returns the outcome. `None`: the store was called, and the outcome is sent to
@@ -221,7 +225,12 @@ impl Driver {
             section.grant.data.ended.notify_waiters();
             return Some(ReleaseOutcome::NotHeld);
         }
-        self.drive(&section.grant.key, |table, now, ids, actions| table.end_guard(now, ids, section, end, actions))
+        let key = &section.grant.key;
+        let outcome = self.drive(key, |table, cx, actions| table.end_guard(cx, section, end, actions));
+        if outcome == Some(ReleaseOutcome::Released) {
+            self.untrack(&section.grant);
+        }
+        outcome
     }
 
     pub(super) fn grant_lost(self: &Arc<Self>, grant: &Grant, why: LockLost) {
@@ -396,8 +405,12 @@ impl Driver {
 
     fn handle_event(self: &Arc<Self>, key: &LockKey, event: Event<TokioDriver>) {
         if self.is_of_this_process() {
-            self.drive(key, |table, now, ids, actions| table.handle_event(key, now, ids, event, actions));
+            self.drive(key, |table, cx, actions| table.handle_event(key, cx, event, actions));
         }
+    }
+
+    fn context<'a>(&'a self, now: &'a LazyNow<'a>, ids: &'a AcquisitionIds) -> EventContext<'a> {
+        EventContext { now, ids, free_keys: self.store.free_keys() }
     }
 
     /// Passes an event to the table of this key, and executes its actions and those that follow
@@ -406,17 +419,19 @@ impl Driver {
     fn drive<T>(
         self: &Arc<Self>,
         key: &LockKey,
-        event: impl FnOnce(&mut LockTable<TokioDriver>, &LazyNow<'_>, &AcquisitionIds, &mut Actions<TokioDriver>) -> T,
+        event: impl FnOnce(&mut LockTable<TokioDriver>, EventContext<'_>, &mut Actions<TokioDriver>) -> T,
     ) -> T {
         let mut actions = Actions::new();
         let now = LazyNow::new(&self.clock);
         let result = {
             let Shard { table, ids } = &mut *self.shards.of(key).lock();
-            event(table, &now, ids, &mut actions)
+            event(table, self.context(&now, ids), &mut actions)
         };
-        let waiting = self.execute_all(key, &mut actions, now);
-        if !waiting.is_empty() {
-            self.send_waiting_releases(waiting);
+        if !actions.is_empty() {
+            let waiting = self.execute_all(key, &mut actions, now);
+            if !waiting.is_empty() {
+                self.send_waiting_releases(waiting);
+            }
         }
         self.notify_if_idle();
         result
@@ -437,7 +452,7 @@ impl Driver {
             let mut feed = |event, now: &mut LazyNow<'a>| {
                 let Shard { table, ids } = &mut *self.shards.of(key).lock();
                 *now = LazyNow::new(&self.clock);
-                table.handle_event(key, now, ids, event, next);
+                table.handle_event(key, self.context(now, ids), event, next);
             };
             for action in actions.list.drain(..) {
                 match action {
@@ -449,7 +464,9 @@ impl Driver {
                     }
                 }
             }
-            self.call(key, &mut actions.calls, |event| feed(event, &mut now));
+            if !actions.calls.is_empty() {
+                self.call(key, &mut actions.calls, |event| feed(event, &mut now));
+            }
             std::mem::swap(&mut actions, &mut next);
         }
         waiting
@@ -462,7 +479,7 @@ impl Driver {
             let (mut actions, now) = (Actions::new(), LazyNow::new(&self.clock));
             {
                 let Shard { table, ids } = &mut *self.shards.of(&key).lock();
-                table.handle_event(&key, &now, ids, Event::SlotFreed, &mut actions);
+                table.handle_event(&key, self.context(&now, ids), Event::SlotFreed, &mut actions);
             }
             waiting.extend(self.execute_all(&key, &mut actions, now));
         }
@@ -499,10 +516,7 @@ impl Driver {
                     self.track(grant, self.clock.now());
                 }
             }
-            Action::Untrack(grant) => {
-                self.renewals.remove(&grant);
-                grant.data.ended.notify_waiters();
-            }
+            Action::Untrack(grant) => self.untrack(&grant),
             Action::Lost(fence, why) => self.report(Report::Lost { fence, why }),
             Action::SectionEnded(grant) => grant.data.ended.notify_waiters(),
             Action::ReleaseOutcome(section, outcome) => drop(section.data.release_outcome.send(outcome)),
@@ -589,6 +603,11 @@ impl Driver {
             Inserted::Woken => self.share_wakeup(),
             Inserted::NeedsTask => (self.start_watchdog)(self),
         }
+    }
+
+    fn untrack(&self, grant: &Arc<Grant>) {
+        self.renewals.remove(grant);
+        grant.data.ended.notify_waiters();
     }
 
     /// Starts the watchdog if it has ended with its runtime.

@@ -160,6 +160,10 @@ impl<D: DriverTypes> Attempt<D> {
 }
 
 impl<D: DriverTypes> ActiveSection<D> {
+    pub(super) fn new(section: Arc<Section<D>>, owner: Option<Owner>, holds: u32) -> Self {
+        Self { section, owner, holds, any_dropped: false, any_released: false, record: None }
+    }
+
     /// The number of guards, zero if the section is lost.
     pub(super) fn hold_count(&self, now: BootInstant) -> u32 {
         if self.section.remaining(now).is_zero() { 0 } else { self.holds }

@@ -75,7 +75,7 @@ use crate::{
     },
     lock_key::LockKey,
     proto::lease::LeaseBounds,
-    store::{AcquireReply, NewRecord, QueueConfig, Record, ReleaseReply, StoreError, YieldReply},
+    store::{AcquireReply, FreeKeys, NewRecord, QueueConfig, Record, ReleaseReply, StoreError, YieldReply},
 };
 
 pub(crate) mod table;
@@ -217,15 +217,34 @@ pub struct QueuePosition {
     pub is_contended: bool,
 }
 
+/// What the driver passes with each event.
+#[derive(Clone, Copy, Debug)]
+pub struct EventContext<'a> {
+    /// The time of the event. It never goes back.
+    pub now: &'a LazyNow<'a>,
+    /// The source of acquisition ids and jitter.
+    pub ids: &'a AcquisitionIds,
+    /// The keys that the store grants without a call.
+    pub free_keys: Option<&'a dyn FreeKeys>,
+}
+
+/// The first result of a request.
+#[derive(Debug)]
+pub enum Requested<D: DriverTypes> {
+    /// The caller has a guard of this section. The driver tracks its grant, as after an
+    /// [`Action::Track`].
+    Granted(Arc<Section<D>>),
+    /// The result follows, and is sent to the waiter. The number identifies it until then.
+    Waiting(u64, D::Waiter),
+}
+
 /// The context of an event: the state of the process that an entry needs.
 #[derive(Debug)]
 pub struct Env<'a, D: DriverTypes> {
     /// The key of the entry.
     pub key: &'a LockKey,
-    /// The time of the event. It never goes back.
-    pub now: &'a LazyNow<'a>,
-    /// The source of acquisition ids and jitter.
-    pub ids: &'a AcquisitionIds,
+    /// The part that the driver passes.
+    pub cx: EventContext<'a>,
     /// The number of the last request or call.
     pub last_number: &'a mut u64,
     /// The leases that calls of the store request.
@@ -286,7 +305,7 @@ impl<D: DriverTypes> Env<'_, D> {
     }
 
     fn now(&self) -> BootInstant {
-        self.now.get()
+        self.cx.now.get()
     }
 
     /// Whether one more request may be queued in this process.
@@ -310,7 +329,7 @@ impl<D: DriverTypes> Env<'_, D> {
     }
 
     fn jitter(&self) -> f64 {
-        self.ids.jitter()
+        self.cx.ids.jitter()
     }
 
     fn reject(&mut self, request: LockRequest<D::Waiter>, error: LockError) {

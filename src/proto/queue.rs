@@ -44,6 +44,12 @@ struct Entry<W> {
 }
 
 impl<W> LockRequest<W> {
+    /// The same request with another waiter.
+    pub fn map_waiter<V>(self, map: impl FnOnce(W) -> V) -> LockRequest<V> {
+        let Self { waiter, wait, owner, parent, limits, demand } = self;
+        LockRequest { waiter: map(waiter), wait, owner, parent, limits, demand }
+    }
+
     /// Returns `true` if the request waits while another owner has the key.
     pub(super) const fn waits(&self) -> bool {
         !self.wait.is_zero()

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    Action, Actions, DriverTypes, Env, Event, GuardEnd, LockRequest, QueuePosition,
+    Action, Actions, DriverTypes, Env, Event, EventContext, GuardEnd, LockRequest, QueuePosition, Requested,
     entry::{EntryCounts, LockEntry},
     lease::LeaseBounds,
     section::{ReleaseOutcome, Section},
@@ -15,8 +15,7 @@ use crate::{
     limits::{LEASE, STORE_CALL_TIMEOUT},
 };
 use crate::{
-    acquisition::AcquisitionIds,
-    clock::{BootInstant, LazyNow},
+    clock::BootInstant,
     lock_key::{KeyMap, LockKey},
     owner::Owner,
 };
@@ -76,19 +75,25 @@ impl<D: DriverTypes> LockTable<D> {
         }
     }
 
-    /// Requests the key. Returns the number that identifies the waiter.
+    /// Requests the key. Makes a waiter unless the key is granted at once.
     pub fn request(
         &mut self,
         key: &LockKey,
-        now: &LazyNow<'_>,
-        ids: &AcquisitionIds,
-        request: LockRequest<D::Waiter>,
+        cx: EventContext<'_>,
+        request: LockRequest<impl FnOnce() -> D::Waiter>,
         actions: &mut Actions<D>,
-    ) -> u64 {
+    ) -> Requested<D> {
         self.last_number += 1;
         let number = self.last_number;
-        self.with(key, now, ids, actions, |entry, env| entry.on_request(number, request, env));
-        number
+        self.with(key, cx, actions, |entry, env| {
+            if let Some(section) = entry.hold_free(&request, env) {
+                return Requested::Granted(section);
+            }
+            let request = request.map_waiter(|make| make());
+            let waiter = request.waiter.clone();
+            entry.on_request(number, request, env);
+            Requested::Waiting(number, waiter)
+        })
     }
 
     /// Cancels a wait. Returns the position of the waiter, or `None` if its result has been sent or
@@ -96,38 +101,32 @@ impl<D: DriverTypes> LockTable<D> {
     pub fn cancel(
         &mut self,
         key: &LockKey,
-        now: &LazyNow<'_>,
-        ids: &AcquisitionIds,
+        cx: EventContext<'_>,
         number: u64,
         actions: &mut Actions<D>,
     ) -> Option<QueuePosition> {
-        self.with(key, now, ids, actions, |entry, env| entry.cancel(number, env))
+        self.with(key, cx, actions, |entry, env| entry.cancel(number, env))
     }
 
     /// Ends a guard of this section. Returns the outcome of its release, or `None` if
     /// [`Action::ReleaseOutcome`](super::Action::ReleaseOutcome) follows.
+    ///
+    /// After [`Released`](ReleaseOutcome::Released), the key is free without a call, and the driver
+    /// ends the checks of the grant, as after an [`Action::Untrack`].
     pub fn end_guard(
         &mut self,
-        now: &LazyNow<'_>,
-        ids: &AcquisitionIds,
+        cx: EventContext<'_>,
         section: &Arc<Section<D>>,
         end: GuardEnd,
         actions: &mut Actions<D>,
     ) -> Option<ReleaseOutcome> {
         let key = &section.grant.key;
-        self.with(key, now, ids, actions, |entry, env| entry.on_guard_end(section, end, env))
+        self.with(key, cx, actions, |entry, env| entry.on_guard_end(section, end, env))
     }
 
     /// Passes an event to the entry of the key.
-    pub fn handle_event(
-        &mut self,
-        key: &LockKey,
-        now: &LazyNow<'_>,
-        ids: &AcquisitionIds,
-        event: Event<D>,
-        actions: &mut Actions<D>,
-    ) {
-        self.with(key, now, ids, actions, |entry, env| entry.handle_event(event, env));
+    pub fn handle_event(&mut self, key: &LockKey, cx: EventContext<'_>, event: Event<D>, actions: &mut Actions<D>) {
+        self.with(key, cx, actions, |entry, env| entry.handle_event(event, env));
     }
 
     /// Records that messages of the store may have been lost. Returns the keys that are to receive
@@ -219,15 +218,13 @@ impl<D: DriverTypes> LockTable<D> {
     fn with<T>(
         &mut self,
         key: &LockKey,
-        now: &LazyNow<'_>,
-        ids: &AcquisitionIds,
+        cx: EventContext<'_>,
         actions: &mut Actions<D>,
         event: impl FnOnce(&mut LockEntry<D>, &mut Env<'_, D>) -> T,
     ) -> T {
         let mut env = Env {
             key,
-            now,
-            ids,
+            cx,
             last_number: &mut self.last_number,
             lease: self.lease,
             usage: &self.usage,
@@ -250,20 +247,22 @@ impl<D: DriverTypes> LockTable<D> {
         if is_idle {
             entry.reset();
         }
-        let table = self.counts.replace(before, after);
-        self.usage.change(self.allowance, self.counts, table);
-        self.counts = table;
+        if before != after {
+            let table = self.counts.replace(before, after);
+            self.usage.change(self.allowance, self.counts, table);
+            self.counts = table;
+            match (before.is_queued, after.is_queued) {
+                (false, true) => drop(self.queued.insert(key.clone(), ())),
+                (true, false) => drop(self.queued.remove(key)),
+                _ => {}
+            }
+            if before.pending_releases > 0 && self.counts.pending_releases == 0 {
+                self.usage.forget_release_error();
+            }
+        }
         // I2: after each event, because it may have ended a release, or may have had one wait.
         if let Some(key) = self.usage.next_waiting_release() {
             actions.push(Action::SendWaiting(key));
-        }
-        match (before.is_queued, after.is_queued) {
-            (false, true) => drop(self.queued.insert(key.clone(), ())),
-            (true, false) => drop(self.queued.remove(key)),
-            _ => {}
-        }
-        if before.pending_releases > 0 && self.counts.pending_releases == 0 {
-            self.usage.forget_release_error();
         }
         match new {
             Some(entry) if !is_idle => drop(self.entries.insert(key.clone(), entry)),

@@ -1,6 +1,6 @@
 //! Tests of the transitions, event by event.
 
-use std::{error::Error, time::Duration};
+use std::{cell::RefCell, error::Error, time::Duration};
 
 use bytes::Bytes;
 
@@ -8,7 +8,7 @@ use super::{grant::NextCheck, hold_limits::HoldLimits, table::LockTable, *};
 use crate::{
     error::QueueBound,
     limits::{
-        FIRST_WAITER_RESERVE, MAX_PENDING_RECORD_BYTES, MAX_RELEASES_UNDER_WAY, MAX_UNCLAIMED_OFFER_RELEASES,
+        self, FIRST_WAITER_RESERVE, MAX_PENDING_RECORD_BYTES, MAX_RELEASES_UNDER_WAY, MAX_UNCLAIMED_OFFER_RELEASES,
         MAX_WAITERS_PER_KEY, MAX_WAITERS_PER_PROCESS, OFFER_TTL, STORE_TIMEOUT,
     },
     owner::Owner,
@@ -57,6 +57,27 @@ struct Harness {
     lost: Vec<(u64, LockLost)>,
     tracked: usize,
     verifications: usize,
+    free_keys: Option<TestKeys>,
+}
+
+/// The keys of a store that grants them without a call.
+#[derive(Debug, Default)]
+struct TestKeys {
+    /// The fence of a key that is free.
+    fence: Option<u64>,
+    /// The ids that have freed a key.
+    released: RefCell<Vec<AcquisitionId>>,
+}
+
+impl FreeKeys for TestKeys {
+    fn acquire(&self, _: &LockKey, _: &AcquisitionId, _: Duration) -> Option<u64> {
+        self.fence
+    }
+
+    fn release(&self, _: &LockKey, id: &AcquisitionId) -> bool {
+        self.released.borrow_mut().push(id.clone());
+        true
+    }
 }
 
 fn harness() -> Harness {
@@ -74,6 +95,7 @@ fn harness() -> Harness {
         lost: Vec::new(),
         tracked: 0,
         verifications: 0,
+        free_keys: None,
     }
 }
 
@@ -114,10 +136,35 @@ impl Harness {
         }
     }
 
-    fn handle(&mut self, event: Event<NoDriver>) {
+    /// Passes an event to the table.
+    fn drive<T>(
+        &mut self,
+        event: impl FnOnce(&mut LockTable<NoDriver>, &LockKey, EventContext<'_>, &mut Actions<NoDriver>) -> T,
+    ) -> T {
         let mut actions = Actions::new();
-        self.table.handle_event(&self.key, &LazyNow::fixed(self.now), &self.ids, event, &mut actions);
+        let now = LazyNow::fixed(self.now);
+        let free_keys = self.free_keys.as_ref().map(|keys| keys as &dyn FreeKeys);
+        let cx = EventContext { now: &now, ids: &self.ids, free_keys };
+        let result = event(&mut self.table, &self.key, cx, &mut actions);
         self.execute(actions);
+        result
+    }
+
+    fn handle(&mut self, event: Event<NoDriver>) {
+        self.drive(|table, key, cx, actions| table.handle_event(key, cx, event, actions));
+    }
+
+    /// Returns the number of the request, unless it is granted at once.
+    fn send(&mut self, request: LockRequest<u32>) -> u64 {
+        let waiter = request.waiter;
+        let request = request.map_waiter(|waiter| move || waiter);
+        match self.drive(|table, key, cx, actions| table.request(key, cx, request, actions)) {
+            Requested::Waiting(number, _) => number,
+            Requested::Granted(section) => {
+                self.results.push((waiter, Ok(section)));
+                0
+            }
+        }
     }
 
     fn request(&mut self, waiter: u32, waits: bool) -> u64 {
@@ -128,24 +175,15 @@ impl Harness {
         let owner = owner.cloned();
         let request =
             LockRequest { waiter, wait, owner, parent: None, limits: HoldLimits::default(), demand: Demand::new() };
-        let mut actions = Actions::new();
-        let number = self.table.request(&self.key, &LazyNow::fixed(self.now), &self.ids, request, &mut actions);
-        self.execute(actions);
-        number
+        self.send(request)
     }
 
     fn cancel(&mut self, number: u64) -> Option<QueuePosition> {
-        let mut actions = Actions::new();
-        let position = self.table.cancel(&self.key, &LazyNow::fixed(self.now), &self.ids, number, &mut actions);
-        self.execute(actions);
-        position
+        self.drive(|table, key, cx, actions| table.cancel(key, cx, number, actions))
     }
 
     fn end_guard(&mut self, section: &Arc<Section<NoDriver>>, end: GuardEnd) -> Option<ReleaseOutcome> {
-        let mut actions = Actions::new();
-        let released = self.table.end_guard(&LazyNow::fixed(self.now), &self.ids, section, end, &mut actions);
-        self.execute(actions);
-        released
+        self.drive(|table, _, cx, actions| table.end_guard(cx, section, end, actions))
     }
 
     /// Removes the only call in flight.
@@ -515,9 +553,7 @@ fn a_task_whose_parent_holds_or_awaits_the_key_is_rejected() {
         let (owner, parent) = (owner.cloned(), parent.cloned());
         let wait = if waits { WAIT } else { Duration::ZERO };
         let request = LockRequest { waiter, wait, owner, parent, limits: HoldLimits::default(), demand: Demand::new() };
-        let mut actions = Actions::new();
-        h.table.request(&h.key, &LazyNow::fixed(h.now), &h.ids, request, &mut actions);
-        h.execute(actions);
+        h.send(request);
     };
     request(&mut h, 1, Some(&parent), None, true);
     request(&mut h, 2, None, Some(&parent), true);
@@ -643,9 +679,7 @@ fn only_undelivered_holds_of_one_owner_are_recalled() {
             limits: HoldLimits::default(),
             demand: Demand::new(),
         };
-        let mut actions = Actions::new();
-        h.table.request(&h.key, &LazyNow::fixed(h.now), &h.ids, request, &mut actions);
-        h.execute(actions);
+        h.send(request);
     };
     request(&mut h, 1);
     request(&mut h, 2);
@@ -872,9 +906,7 @@ fn a_grant_that_yields_before_its_first_section_is_tracked() {
     let first = h.request(1, true);
     let limits = HoldLimits { lock_delay: ms(5_000), ..HoldLimits::default() };
     let request = LockRequest { waiter: 2, wait: WAIT, owner: None, parent: None, limits, demand: Demand::new() };
-    let mut actions = Actions::new();
-    h.table.request(&h.key, &LazyNow::fixed(h.now), &h.ids, request, &mut actions);
-    h.execute(actions);
+    h.send(request);
     h.cancel(first);
     h.reply(GRANTED);
     assert!(h.results.is_empty() && h.tracked == 0, "the yield extends the lock-delay first");
@@ -907,9 +939,7 @@ fn a_section_limit_does_not_outlive_its_section() {
     let mut h = harness();
     let limits = HoldLimits { max_hold: Some(ms(200)), ..HoldLimits::default() };
     let request = LockRequest { waiter: 1, wait: WAIT, owner: None, parent: None, limits, demand: Demand::new() };
-    let mut actions = Actions::new();
-    h.table.request(&h.key, &LazyNow::fixed(h.now), &h.ids, request, &mut actions);
-    h.execute(actions);
+    h.send(request);
     h.reply(GRANTED);
     let section = h.expect_grant(1);
     h.request(2, true);
@@ -1345,9 +1375,7 @@ impl Harness {
             limits: HoldLimits::default(),
             demand: Demand::new().unless_recorded(),
         };
-        let mut actions = Actions::new();
-        self.table.request(&self.key, &LazyNow::fixed(self.now), &self.ids, request, &mut actions);
-        self.execute(actions);
+        self.send(request);
     }
 
     /// The demand of the acquire that waits for its reply first.
@@ -1596,4 +1624,151 @@ fn a_grant_for_a_plain_waiter_is_not_given_to_a_duplicate() {
     assert!(h.results.is_empty());
     h.reply_freed();
     assert_eq!(h.acquire_demand(), Demand::new().unless_recorded());
+}
+
+/// A store that grants free keys without a call.
+fn harness_with_free_keys() -> Harness {
+    Harness { free_keys: Some(TestKeys { fence: Some(8), ..TestKeys::default() }), ..harness() }
+}
+
+fn request_of(waiter: u32) -> LockRequest<u32> {
+    LockRequest {
+        waiter,
+        wait: Duration::ZERO,
+        owner: None,
+        parent: None,
+        limits: HoldLimits::default(),
+        demand: Demand::new(),
+    }
+}
+
+impl Harness {
+    fn freed(&self) -> Vec<AcquisitionId> {
+        self.free_keys.as_ref().expect("a store with free keys").released.borrow().clone()
+    }
+}
+
+#[test]
+fn a_free_key_is_held_and_freed_without_a_call() {
+    let mut h = harness_with_free_keys();
+    for (number, end) in
+        [GuardEnd::Released, GuardEnd::ReleasedAfterFailure, GuardEnd::Undelivered].into_iter().enumerate()
+    {
+        h.request(1, number == 0);
+        let section = h.expect_grant(1);
+        assert_eq!((section.token.fence(), section.grant.lease()), (8, limits::LEASE));
+        assert!(section.grant.end_reason().is_none() && section.is_delivered());
+        assert_eq!(h.end_guard(&section, end), Some(ReleaseOutcome::Released));
+        assert_eq!(section.grant.end_reason(), Some(LockLost::Released));
+        assert_eq!(h.freed().get(number), Some(&section.grant.id));
+        assert!(h.table.is_empty() && h.calls.is_empty() && h.wakeups.is_empty(), "{:?}", h.calls);
+    }
+}
+
+#[test]
+fn an_owner_reenters_a_key_that_is_held_without_a_call() {
+    let (mut h, owner) = (harness_with_free_keys(), Owner::new());
+    h.request_with(1, Duration::ZERO, Some(&owner));
+    let section = h.expect_grant(1);
+    h.request_with(2, Duration::ZERO, Some(&owner));
+    assert!(Arc::ptr_eq(&h.expect_grant(2), &section));
+    h.request_with(3, Duration::ZERO, None);
+    assert!(matches!(h.results.remove(0), (3, Err(LockError::Busy { .. }))));
+    assert_eq!(h.end_guard(&section, GuardEnd::Released), Some(ReleaseOutcome::StillHeld));
+    assert_eq!(h.end_guard(&section, GuardEnd::Released), Some(ReleaseOutcome::Released));
+    assert_eq!(h.freed().len(), 1);
+}
+
+#[test]
+fn a_key_in_use_is_not_granted_without_a_call() {
+    // Its release has no reply.
+    let mut h = harness();
+    h.request(1, false);
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    h.end_guard(&section, GuardEnd::Dropped);
+    h.free_keys = harness_with_free_keys().free_keys;
+    h.request(2, true);
+    assert!(h.results.is_empty() && h.calls.len() == 1, "{:?}", h.results);
+
+    // Another request waits for its acquire.
+    let mut h = harness();
+    h.request(1, true);
+    h.free_keys = harness_with_free_keys().free_keys;
+    h.request(2, true);
+    assert!(h.results.is_empty() && h.calls.len() == 1, "{:?}", h.results);
+
+    // The request takes a record in its place.
+    let mut h = harness_with_free_keys();
+    h.send(LockRequest { demand: Demand::new().unless_recorded(), ..request_of(1) });
+    assert!(h.results.is_empty() && h.calls.len() == 1, "{:?}", h.results);
+
+    let mut h = harness_with_free_keys();
+    h.table.shut_down();
+    h.request(1, false);
+    assert!(matches!(h.results.remove(0), (1, Err(LockError::ShuttingDown))));
+
+    // No release can be reserved (I2).
+    let mut h = harness();
+    for n in 0..MAX_RELEASES_UNDER_WAY {
+        h.key = LockKey::from(("n", n));
+        h.request(1, false);
+        h.reply(GRANTED);
+        let section = h.expect_grant(1);
+        h.end_guard(&section, GuardEnd::Released);
+        h.calls.clear();
+    }
+    (h.key, h.free_keys) = (LockKey::from(("one", "more")), harness_with_free_keys().free_keys);
+    h.request(1, false);
+    assert!(matches!(h.results.remove(0), (1, Err(LockError::Store(_)))));
+}
+
+#[test]
+fn a_fence_without_a_token_is_released() {
+    let mut h = harness();
+    h.free_keys = Some(TestKeys { fence: Some(1 << 60), ..TestKeys::default() });
+    h.request(1, false);
+    let call = h.take_call();
+    assert!(h.results.is_empty() && h.freed().len() == 1 && h.freed()[0] != call.id(), "{:?}", h.freed());
+}
+
+/// Others have to wait, or have to learn of the end.
+#[test]
+fn a_release_that_leaves_something_is_a_call() {
+    let limits = HoldLimits { min_hold: ms(500), ..HoldLimits::default() };
+    for (limits, end) in [
+        (HoldLimits::default(), GuardEnd::Dropped),
+        (HoldLimits::default(), GuardEnd::Recorded(new_record())),
+        (limits, GuardEnd::Released),
+    ] {
+        let mut h = harness_with_free_keys();
+        h.send(LockRequest { limits, ..request_of(1) });
+        let section = h.expect_grant(1);
+        assert_eq!(h.end_guard(&section, end), None);
+        assert!(h.freed().is_empty());
+        h.reply_freed();
+        assert!(h.table.is_empty());
+    }
+    let mut h = harness_with_free_keys();
+    h.request(1, false);
+    let section = h.expect_grant(1);
+    h.request(2, true);
+    assert_eq!(h.end_guard(&section, GuardEnd::Released), Some(ReleaseOutcome::HandedOff));
+    assert!(h.freed().is_empty());
+    h.expect_grant(2);
+}
+
+/// I8: the acquire in doubt may be executed after the release.
+#[test]
+fn a_release_while_an_acquire_is_in_doubt_is_a_call() {
+    let mut h = harness();
+    h.request(1, true);
+    let call = h.take_call();
+    h.handle(Event::Acquired(call.number, Err(unavailable())));
+    h.advance(ms(100));
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    h.free_keys = harness_with_free_keys().free_keys;
+    assert_eq!(h.end_guard(&section, GuardEnd::Released), None);
+    assert!(h.freed().is_empty() && h.calls.len() == 1, "{:?}", h.calls);
 }

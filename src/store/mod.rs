@@ -12,6 +12,7 @@ mod many;
 mod list;
 mod traits;
 mod events;
+mod free_keys;
 mod future;
 mod error;
 #[cfg(feature = "memory")]
@@ -31,6 +32,7 @@ pub use self::redis::{RedisConnectError, RedisStore, RedisStoreBuilder};
 pub use self::{
     error::{StoreError, StoreErrorKind},
     events::{EventSink, StoreEvent},
+    free_keys::FreeKeys,
     future::{ReplySender, StoreFuture},
     list::{Cursor, ListEntry, ListReply, ListRequest},
     many::Many,
@@ -177,6 +179,13 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
     /// Checks whether the store replies and can send events, for a readiness probe. Changes
     /// nothing.
     fn health(&self) -> StoreFuture<()>;
+
+    /// Returns the keys that are granted without a call. No part of the contract: a store without
+    /// them is slower, and nothing else.
+    #[doc(hidden)]
+    fn free_keys(&self) -> Option<&dyn FreeKeys> {
+        None
+    }
 }
 
 // === impl LockStore ===
@@ -228,5 +237,9 @@ impl<S: LockStore + ?Sized> LockStore for Arc<S> {
 
     fn health(&self) -> StoreFuture<()> {
         (**self).health()
+    }
+
+    fn free_keys(&self) -> Option<&dyn FreeKeys> {
+        (**self).free_keys()
     }
 }

@@ -31,12 +31,12 @@ pub(super) fn rejection(locks: &LockManager) -> Cost {
     Cost::of(|| drop(now(locks.try_lock(("reward", 42_u64))).expect_err("held")))
 }
 
-/// The text of the key, the result of the request, the grant and the section.
+/// The text of the key, the grant and the section.
 #[test]
 fn uncontended_cycle_stays_within_its_allocations() {
     let (runtime, locks) = (runtime(), LockManager::in_memory());
     let _runtime = runtime.enter();
-    let (allocations, bytes) = if METRICS { (8, 700) } else { (4, 420) };
+    let (allocations, bytes) = if METRICS { (7, 640) } else { (3, 360) };
     cycle(&locks).is_at_most(allocations, bytes);
 }
 
@@ -51,6 +51,7 @@ fn rejection_stays_within_its_allocations() {
 }
 
 /// A waiter and its section: the grant is that of the first one. The queue is that of its table.
+/// The first section that is delivered plans a check of its delivery, which is one action more.
 #[test]
 fn hand_off_stays_within_its_allocations() {
     let (runtime, locks) = (runtime(), LockManager::in_memory());
@@ -63,7 +64,7 @@ fn hand_off_stays_within_its_allocations() {
         drop(first.release());
         now(now(second).expect("its turn").release()).expect("in memory");
     });
-    let (allocations, bytes) = if METRICS { (7, 500) } else { (3, 220) };
+    let (allocations, bytes) = if METRICS { (8, 720) } else { (4, 440) };
     (hand_off - cycle(&locks)).is_at_most(allocations, bytes);
 }
 
@@ -76,7 +77,22 @@ fn held_key_stays_within_its_bytes() {
     let used = measure(|| held.extend((0..KEYS).map(|n| now(locks.try_lock(("reward", n))).expect("free"))));
     let bytes = used.bytes_current / KEYS as i64;
     println!("{bytes} bytes");
-    assert!(bytes <= if METRICS { 1_100 } else { 1_000 }, "{bytes} bytes");
+    assert!(bytes <= if METRICS { 1_000 } else { 950 }, "{bytes} bytes");
+}
+
+/// The watchdog has the instants of the released ones until it looks for the first time.
+#[test]
+fn released_keys_use_little_memory() {
+    const KEYS: u64 = 10_000;
+    let (runtime, locks) = (runtime(), LockManager::in_memory());
+    let _runtime = runtime.enter();
+    let used = measure(|| {
+        for n in 0..KEYS {
+            now(now(locks.try_lock(("reward", n))).expect("free").release()).expect("in memory");
+        }
+    });
+    let bytes = used.bytes_current / KEYS as i64;
+    assert!(bytes <= 60, "{bytes} bytes");
 }
 
 #[test]

@@ -34,7 +34,7 @@ impl<D: DriverTypes> LockEntry<D> {
                 .with_source(PendingReleases { last_error: env.usage.release_error() });
             return self.reject_all(env, |_| error.clone().into());
         }
-        self.attempt = Some(Attempt::new(env.ids.next()));
+        self.attempt = Some(Attempt::new(env.cx.ids.next()));
         self.send_acquire(env);
     }
 

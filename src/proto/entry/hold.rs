@@ -8,7 +8,7 @@ use crate::{
     clock::BootInstant,
     error::{LockError, LockLost},
     fencing::FencingToken,
-    limits::{LOCAL_HANDOFF_SECTIONS, LOCAL_HANDOFF_TIME, MIN_REMAINING_DIVISOR},
+    limits::{LOCAL_HANDOFF_SECTIONS, LOCAL_HANDOFF_TIME, LOCK_DELAY, MIN_REMAINING_DIVISOR},
     proto::{
         Action, DriverTypes, Env, GuardEnd, LockRequest, QUEUE,
         attempt::{ActiveSection, Attempt, Holding, State},
@@ -56,6 +56,59 @@ impl<D: DriverTypes> LockEntry<D> {
         self.start_next(true, env);
     }
 
+    /// Holds a free key at once, if the store grants it without a call. The caller receives the
+    /// section: nothing is delivered.
+    pub(in crate::proto) fn hold_free<W>(
+        &mut self,
+        request: &LockRequest<W>,
+        env: &mut Env<'_, D>,
+    ) -> Option<Arc<Section<D>>> {
+        let free_keys = env.cx.free_keys?;
+        if !self.is_idle() || env.is_shutting_down || request.demand.takes_record() || !env.usage.may_acquire() {
+            return None;
+        }
+        let limits = request.limits;
+        let (lease, lock_delay) = (limits.store_lease(env.lease), limits.lock_delay.max(LOCK_DELAY));
+        let (id, sent_at) = (env.cx.ids.next(), env.now());
+        let fence = free_keys.acquire(env.key, &id, lease.saturating_add(lock_delay))?;
+        let Some(token) = FencingToken::from_fence(fence) else {
+            // An acquire reports the violation of the contract.
+            free_keys.release(env.key, &id);
+            return None;
+        };
+        let grant = Arc::new(Grant::new(env.key.clone(), id.clone(), token, lease, lock_delay, sent_at));
+        let section = Arc::new(Section::new(Arc::clone(&grant), token.with_sequence(0), limits, sent_at));
+        let owner = request.owner.clone().filter(|owner| !owner.is_closed());
+        let state = State::Holding(Holding {
+            grant,
+            token,
+            since: sent_at,
+            confirmed_at: sent_at,
+            sections: 1,
+            demand: request.demand,
+            active: Some(ActiveSection::new(Arc::clone(&section), owner, 1)),
+        });
+        self.attempt = Some(Attempt { state, was_sent: true, lease, lock_delay, ..Attempt::new(id) });
+        Some(section)
+    }
+
+    /// Frees the key at once, if the store does that without a call. Its section has ended.
+    fn release_free(&mut self, env: &mut Env<'_, D>) -> bool {
+        let Some(free_keys) = env.cx.free_keys else { return false };
+        let Some(Attempt { id, state: State::Holding(holding), in_flight, .. }) = &self.attempt else { return false };
+        // I8: a call in doubt may be executed later, so that one release is not enough.
+        if in_flight.in_doubt_until().is_some() {
+            return false;
+        }
+        // The grant ends before the key is free: it must not count as held after that.
+        holding.grant.end(LockLost::Released);
+        if !free_keys.release(env.key, id) {
+            return false;
+        }
+        self.attempt = None;
+        true
+    }
+
     /// Starts a section for the first waiter and all other requests of the same owner. Without a
     /// waiter, releases the key.
     pub(super) fn start_next(&mut self, track: bool, env: &mut Env<'_, D>) {
@@ -96,8 +149,7 @@ impl<D: DriverTypes> LockEntry<D> {
                 deliver(&mut self.deliveries, (request.waiter, waits), &section, env);
             }
         }
-        holding.active =
-            Some(ActiveSection { section, owner, holds, any_dropped: false, any_released: false, record: None });
+        holding.active = Some(ActiveSection::new(section, owner, holds));
         self.reject_non_waiting(env, LockError::busy);
     }
 
@@ -149,6 +201,10 @@ impl<D: DriverTypes> LockEntry<D> {
         };
         // The handoff depends on the limits of the next waiter that has not timed out.
         self.time_out_waiters(env);
+        let is_free = block_for.is_zero() && record.is_none() && self.queue.is_empty();
+        if is_free && self.release_free(env) {
+            return Some(ReleaseOutcome::Released);
+        }
         if any_dropped || record.is_some() || !block_for.is_zero() || self.queue.is_empty() {
             self.begin_release_with(block_for, record, Some(section), env);
             return None;
@@ -190,7 +246,7 @@ impl<D: DriverTypes> LockEntry<D> {
         let Some(attempt) = self.attempt.take() else { return };
         let State::Holding(holding) = attempt.state else { unreachable!("only a holder yields") };
         holding.grant.set_section_limit(BootInstant::FAR_FUTURE);
-        let next_id = env.ids.next();
+        let next_id = env.cx.ids.next();
         let lock_delay = self.requested_lock_delay();
         // The yield sets the lease. A renewal of the same id may have been executed already, so the
         // lease must not be shorter than before.

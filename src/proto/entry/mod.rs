@@ -52,7 +52,7 @@ pub struct LockEntry<D: DriverTypes> {
 }
 
 /// What an entry, or all entries of a table, count towards the bounds of the process.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct EntryCounts {
     pub(super) waiting: usize,
     pub(super) pending_releases: usize,

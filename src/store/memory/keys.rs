@@ -85,9 +85,7 @@ impl Keys {
             return AcquireReply::Recorded(record);
         }
         let Some(state) = self.by_key.get_mut(&request.key) else {
-            let mut state = KeyState::free(cx.now);
-            let fence = state.grant(cx, &mut self.last_fence, request.id, request.lease);
-            self.by_key.insert(request.key, state);
+            let fence = self.insert(cx, request.key, request.id, request.lease);
             return AcquireReply::Granted { fence };
         };
         // A grant, or an offer that is accepted: the same fence, and a full lease. A delayed copy
@@ -108,6 +106,29 @@ impl Keys {
             IfBusy::Fail => AcquireReply::Busy { lease_left },
             IfBusy::Enqueue => state.enqueue(cx, &request.id, request.queue, lease_left),
         }
+    }
+
+    /// Grants a key without a state. `None`: the key has one.
+    pub(super) fn acquire_free(
+        &mut self,
+        cx: &OpContext<'_>,
+        key: &LockKey,
+        id: &AcquisitionId,
+        lease: Duration,
+    ) -> Option<u64> {
+        self.sweep(cx.now);
+        let is_free = !self.by_key.contains_key(key);
+        is_free.then(|| self.insert(cx, key.clone(), id.clone(), lease))
+    }
+
+    /// Frees a key that this acquisition holds, and that never had a waiter.
+    pub(super) fn release_free(&mut self, now: BootInstant, key: &LockKey, id: &AcquisitionId) -> bool {
+        let is_only = |state: &KeyState| state.fence_of(id, now).is_some() && state.queue.is_none();
+        let is_freed = self.by_key.get(key).is_some_and(is_only);
+        if is_freed {
+            self.by_key.remove(key);
+        }
+        is_freed
     }
 
     pub(super) fn renew(&mut self, now: BootInstant, request: &RenewRequest) -> RenewReply {
@@ -249,6 +270,14 @@ impl Keys {
 }
 
 impl Keys {
+    /// Grants a key that has no state.
+    fn insert(&mut self, cx: &OpContext<'_>, key: LockKey, id: AcquisitionId, lease: Duration) -> u64 {
+        let mut state = KeyState::free(cx.now);
+        let fence = state.grant(cx, &mut self.last_fence, id, lease);
+        self.by_key.insert(key, state);
+        fence
+    }
+
     /// Ends an acquisition that gets a record: its offer, or the free key, goes to the next waiter.
     fn leave(&mut self, cx: &mut OpContext<'_>, request: &AcquireRequest) {
         let hash_map::Entry::Occupied(mut occupied) = self.by_key.entry(request.key.clone()) else { return };
@@ -525,6 +554,55 @@ mod tests {
     fn ids<const N: usize>() -> [AcquisitionId; N] {
         let ids = AcquisitionIds::new("test", 0);
         std::array::from_fn(|_| ids.next())
+    }
+
+    impl Store {
+        fn acquire_free(&mut self, id: &AcquisitionId) -> Option<u64> {
+            self.run(|keys, cx| keys.acquire_free(cx, &key(), id, LEASE))
+        }
+
+        fn release_free(&mut self, id: &AcquisitionId) -> bool {
+            self.keys.release_free(self.now, &key(), id)
+        }
+    }
+
+    #[test]
+    fn key_without_a_state_is_granted_and_freed_without_a_call() {
+        let (mut store, [one, other]) = (store(), ids());
+        let fence = store.acquire_free(&one).expect("free");
+        assert!(!store.release_free(&other), "it does not hold the key");
+        assert_eq!(store.fence(&one), fence, "a call finds the grant");
+        assert!(store.release_free(&one));
+        assert!(store.acquire_free(&other).is_some_and(|next| next > fence));
+        store.advance(LEASE);
+        assert!(!store.release_free(&other), "its lease has expired");
+    }
+
+    #[test]
+    fn key_in_use_is_neither_granted_nor_freed_without_a_call() {
+        let (mut store, [holder, waiter, other]) = (store(), ids());
+        store.fence(&holder);
+        assert_eq!(store.acquire_free(&other), None, "it is held");
+        store.acquire(&key(), &waiter, IfBusy::Enqueue);
+        assert!(!store.release_free(&holder), "another acquisition waits");
+        store.release(&holder, Duration::ZERO);
+        assert_eq!(store.drain_offers().first(), Some(&waiter));
+        assert_eq!(store.acquire_free(&other), None, "it is offered");
+        store.release(&waiter, LEASE);
+        assert_eq!(store.acquire_free(&other), None, "it is blocked");
+        assert!(!store.release_free(&waiter), "it is blocked");
+        store.advance(LEASE);
+        assert!(store.acquire_free(&other).is_some(), "the block has ended");
+    }
+
+    #[test]
+    fn free_key_with_waiters_is_not_granted_without_a_call() {
+        let (mut store, [holder, waiter, other]) = (store(), ids());
+        store.fence(&holder);
+        store.advance(LEASE - Duration::from_secs(1));
+        store.acquire(&key(), &waiter, IfBusy::Enqueue);
+        store.advance(Duration::from_secs(1));
+        assert_eq!(store.acquire_free(&other), None, "the lease has expired, and another acquisition waits");
     }
 
     #[test]

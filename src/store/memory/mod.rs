@@ -11,9 +11,9 @@ use self::{
     records::Records,
 };
 use super::{
-    AcquireReply, AcquireRequest, DeleteRecordReply, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus,
-    ListReply, ListRequest, LockStore, Many, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreError,
-    StoreErrorKind, StoreEvent, StoreFuture, StoreTraits, YieldReply, YieldRequest,
+    AcquireReply, AcquireRequest, DeleteRecordReply, EventSink, ForceReleaseReply, ForceReleaseRequest, FreeKeys,
+    KeyStatus, ListReply, ListRequest, LockStore, Many, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest,
+    StoreError, StoreErrorKind, StoreEvent, StoreFuture, StoreTraits, YieldReply, YieldRequest,
 };
 use crate::{
     acquisition::AcquisitionId,
@@ -100,6 +100,19 @@ impl MemoryStore {
         operation: impl FnOnce(&mut Keys, &mut OpContext<'_>) -> T,
     ) -> StoreFuture<T> {
         let mut events = Vec::new();
+        let reply = self.change(keys, &mut events, operation);
+        if !events.is_empty() {
+            self.send_events(events);
+        }
+        StoreFuture::ready(Ok(reply))
+    }
+
+    fn change<T>(
+        &self,
+        keys: &Mutex<Keys>,
+        events: &mut Vec<StoreEvent>,
+        operation: impl FnOnce(&mut Keys, &mut OpContext<'_>) -> T,
+    ) -> T {
         let is_alive = |id: &AcquisitionId| self.is_alive(id);
         let mut keys = keys.lock();
         let mut cx = OpContext {
@@ -107,14 +120,9 @@ impl MemoryStore {
             wall_clock_us: &wall_clock_us,
             is_alive: &is_alive,
             records: &self.records,
-            events: &mut events,
+            events,
         };
-        let reply = operation(&mut keys, &mut cx);
-        drop(keys);
-        if !events.is_empty() {
-            self.send_events(events);
-        }
-        StoreFuture::ready(Ok(reply))
+        operation(&mut keys, &mut cx)
     }
 
     /// Whether the process of an acquisition has an open sink. Runs no code of others.
@@ -225,6 +233,24 @@ impl LockStore for MemoryStore {
 
     fn health(&self) -> StoreFuture<()> {
         StoreFuture::ready(Ok(()))
+    }
+
+    fn free_keys(&self) -> Option<&dyn FreeKeys> {
+        Some(self)
+    }
+}
+
+impl FreeKeys for MemoryStore {
+    fn acquire(&self, key: &LockKey, id: &AcquisitionId, lease: Duration) -> Option<u64> {
+        // Neither operation makes an offer, which would be an event.
+        let mut events = Vec::new();
+        let keys = self.keys.of(key);
+        self.change(keys, &mut events, |keys, cx| keys.acquire_free(cx, key, id, lease))
+    }
+
+    fn release(&self, key: &LockKey, id: &AcquisitionId) -> bool {
+        let mut keys = self.keys.of(key).lock();
+        keys.release_free(self.clock.now(), key, id)
     }
 }
 

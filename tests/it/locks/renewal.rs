@@ -15,7 +15,7 @@ use http_body_util::BodyExt;
 use tokio::time::{Instant, sleep, timeout};
 use tower_lock::test_util::TestStore;
 use tower_lock::{
-    HeldLock, LockError, LockGuard, LockLayer, LockManager, MemoryStore, Rejection,
+    HeldLock, LockError, LockGuard, LockLayer, LockLost, LockManager, MemoryStore, Rejection,
     store::StoreErrorKind,
     test_util::{Fault, StoreOp},
 };
@@ -152,6 +152,20 @@ async fn unrenewed_section_is_lost_and_not_polled_again() {
         store.on(StoreOp::Renew).resume();
         sleep(Duration::from_secs(5)).await;
         assert_eq!(view.remaining(), Duration::ZERO);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn view_of_a_released_lock_learns_it_at_once() {
+    // With calls of the store, and without them.
+    for locks in [store_and_locks().1, LockManager::in_memory()] {
+        let guard = locks.lock(key()).await.expect("free");
+        let (view, granted) = (guard.held_lock(), Instant::now());
+        let lost = tokio::spawn(async move { view.lost().await });
+        settle().await;
+        guard.release().await.expect("held");
+        assert_eq!(lost.await.expect("no panic"), LockLost::Released);
+        assert_eq!(granted.elapsed(), Duration::ZERO);
     }
 }
 

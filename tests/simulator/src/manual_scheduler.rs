@@ -151,7 +151,7 @@ impl ManualScheduler {
 
     fn send_request(&mut self, process: Process, key: &LockKey, request: LockRequest<ClientId>) {
         let (now, client) = (self.local(), request.waiter);
-        let ticket = self.processes[process].request(now, key, request);
+        let ticket = self.processes[process].request(now, key, request, None);
         self.tickets.insert(client, (process, ticket));
         self.settle(process);
     }
@@ -201,7 +201,7 @@ impl ManualScheduler {
         let now = self.local();
         let Some((process, section)) = self.sections.remove(&client) else { return };
         self.checker.ends(&section, 0, "");
-        self.processes[process].guard_ended(now, &section, ending);
+        self.processes[process].guard_ended(now, &section, ending, None);
         self.settle(process);
     }
 

@@ -87,6 +87,12 @@ pub enum Mutation {
     RepliesOutOfOrder,
     /// After a shared call without a reply, only its first request is in doubt.
     LostReplyOfFirstOnly,
+    /// A key with waiters is granted without a call.
+    FreeDespiteQueue,
+    /// A blocked key is granted without a call.
+    FreeDespiteBlock,
+    /// A key is freed without a call although an acquire is in doubt.
+    FreeDespiteDoubt,
 }
 
 const fn patch(script: &'static str, old: &'static str, new: &'static str) -> Patch {
@@ -203,6 +209,15 @@ pub const MUTANTS: &[Mutant] = &[
         Mutation::LostReplyOfFirstOnly,
     )
     .with("batches"),
+    driver("free_despite_queue", "a key with waiters is granted without a call", Mutation::FreeDespiteQueue)
+        .with("free"),
+    driver("free_despite_block", "a blocked key is granted without a call", Mutation::FreeDespiteBlock).with("free"),
+    driver(
+        "free_despite_doubt",
+        "a key is freed without a call although an acquire is in doubt",
+        Mutation::FreeDespiteDoubt,
+    )
+    .with("free"),
     script(
         "fast_path_of_first_key",
         "a shared acquire grants all keys if the first one is free",

@@ -10,8 +10,9 @@ use std::{
 use tower_lock::{
     __internals::{
         proto::{
-            self, Action, Actions, BootInstant, Calls, DriverTypes, Event, GuardEnd, LEASE, LOCK_DELAY, LazyNow,
-            LockRequest, LockTable, NextCheck, RECHECK_INTERVAL, RENEWAL_BATCH_WINDOW, STORE_CALL_TIMEOUT,
+            self, Action, Actions, BootInstant, Calls, DriverTypes, Event, EventContext, FreeKeys, GuardEnd, LEASE,
+            LOCK_DELAY, LazyNow, LockRequest, LockTable, NextCheck, RECHECK_INTERVAL, RENEWAL_BATCH_WINDOW,
+            ReleaseOutcome, Requested, STORE_CALL_TIMEOUT,
         },
         redis_wire::{KeyReplies, Keyspace, ScriptCall, Timed, parse_acquire, parse_release, parse_renew, parse_yield},
         remote::{ServerClock, next_call},
@@ -254,9 +255,15 @@ impl SimProcess {
 
     // --- events ---
 
-    /// Requests the key. Returns the id of the request.
-    pub fn request(&mut self, now: BootInstant, key: &LockKey, mut request: LockRequest<ClientId>) -> u64 {
-        let mut actions = Actions::new();
+    /// Requests the key. Returns the number of the request, if its result follows.
+    pub fn request(
+        &mut self,
+        now: BootInstant,
+        key: &LockKey,
+        mut request: LockRequest<ClientId>,
+        free_keys: Option<&dyn FreeKeys>,
+    ) -> u64 {
+        let client = request.waiter;
         self.mutant_memory
             .waiting
             .insert(request.waiter, (key.clone(), !request.wait.is_zero(), request.demand.unless_recorded));
@@ -268,17 +275,24 @@ impl SimProcess {
             Some(Mutation::JoinOwner) if request.owner.is_some() => request.demand.unless_recorded = false,
             _ => {}
         }
-        let ticket = self.table.request(key, &LazyNow::fixed(now), &self.ids, request, &mut actions);
-        self.execute(now, key, actions);
-        ticket
+        let request = request.map_waiter(|client| move || client);
+        let requested = self.drive(now, key, free_keys, |table, cx, actions| table.request(key, cx, request, actions));
+        match requested {
+            Requested::Waiting(ticket, _) => ticket,
+            Requested::Granted(section) => {
+                self.watch(&section.grant);
+                self.track_id(key, &section.grant.id);
+                self.mutant_memory.waiting.remove(&client);
+                self.effects.push_back(Effect::Granted(client, section));
+                0
+            }
+        }
     }
 
     /// Cancels a request. Returns whether it was still queued.
     pub fn leave(&mut self, now: BootInstant, key: &LockKey, client: ClientId, ticket: u64) -> bool {
-        let mut actions = Actions::new();
-        let ahead = self.table.cancel(key, &LazyNow::fixed(now), &self.ids, ticket, &mut actions);
+        let ahead = self.drive(now, key, None, |table, cx, actions| table.cancel(key, cx, ticket, actions));
         self.mutant_memory.waiting.remove(&client);
-        self.execute(now, key, actions);
         if self.is(Mutation::NoWaitForReply) && self.table.waiting_for(key) == 0 {
             let is_acquire = |(_, call): &(&u64, &InFlightCall)| {
                 call.key == *key && matches!(call.operation, Operation::Acquire(..))
@@ -291,10 +305,19 @@ impl SimProcess {
     }
 
     /// Ends a section.
-    pub fn guard_ended(&mut self, now: BootInstant, section: &Arc<Section>, ending: GuardEnd) {
-        let mut actions = Actions::new();
-        self.table.end_guard(&LazyNow::fixed(now), &self.ids, section, ending, &mut actions);
-        self.execute(now, &section.grant.key.clone(), actions);
+    pub fn guard_ended(
+        &mut self,
+        now: BootInstant,
+        section: &Arc<Section>,
+        ending: GuardEnd,
+        free_keys: Option<&dyn FreeKeys>,
+    ) {
+        let key = &section.grant.key;
+        let outcome =
+            self.drive(now, key, free_keys, |table, cx, actions| table.end_guard(cx, section, ending, actions));
+        if outcome == Some(ReleaseOutcome::Released) {
+            self.forget(&section.grant);
+        }
     }
 
     /// Handles a message.
@@ -420,9 +443,21 @@ impl SimProcess {
     // --- actions ---
 
     fn on(&mut self, now: BootInstant, key: &LockKey, event: Event<Simulated>) {
+        self.drive(now, key, None, |table, cx, actions| table.handle_event(key, cx, event, actions));
+    }
+
+    fn drive<T>(
+        &mut self,
+        now: BootInstant,
+        key: &LockKey,
+        free_keys: Option<&dyn FreeKeys>,
+        event: impl FnOnce(&mut LockTable<Simulated>, EventContext<'_>, &mut Actions<Simulated>) -> T,
+    ) -> T {
         let mut actions = Actions::new();
-        self.table.handle_event(key, &LazyNow::fixed(now), &self.ids, event, &mut actions);
+        let time = LazyNow::fixed(now);
+        let result = event(&mut self.table, EventContext { now: &time, ids: &self.ids, free_keys }, &mut actions);
         self.execute(now, key, actions);
+        result
     }
 
     fn execute(&mut self, now: BootInstant, key: &LockKey, actions: Actions<Simulated>) {
@@ -493,6 +528,10 @@ impl SimProcess {
         self.track_id(key, &id);
         let skipped = match self.settings.mutation {
             Some(Mutation::ReleaseOnce) => self.mutant_memory.released.contains(&id),
+            // The release without a call would be the only one.
+            Some(Mutation::FreeDespiteDoubt) => {
+                self.mutant_memory.released.contains(&id) && self.mutant_memory.unanswered.contains(&id)
+            }
             Some(Mutation::NoReleaseInDoubt) => self.mutant_memory.unanswered.contains(&id),
             Some(Mutation::ForgetYieldedId) => self.mutant_memory.yielded.contains(&id),
             _ => false,

@@ -80,6 +80,9 @@ const CHECKED: &[(&str, u64, &str)] = &[
     ("lease_of_first_key", 1, "without an end"),
     ("type_of_one_key_fails_all", 2, "acquire is an error: -WRONGTYPE"),
     ("block_of_first_key", 1, "too early"),
+    ("free_despite_queue", 37, "a free key lets"),
+    ("free_despite_block", 6, "too early"),
+    ("free_despite_doubt", 992, "is forgotten, and still there"),
 ];
 
 /// Why random simulations do not detect them.

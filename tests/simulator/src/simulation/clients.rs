@@ -110,7 +110,8 @@ impl Simulation {
                 None => Duration::MAX,
             };
             let request = LockRequest { waiter: id(index), wait, owner: None, parent: None, limits, demand };
-            w.clients[index].ticket = w.processes[process].process.request(now, &key, request);
+            let ticket = w.event(process, |process, free_keys| process.request(now, &key, request, free_keys));
+            w.clients[index].ticket = ticket;
             if let Some(patience) = patience.filter(|_| waits) {
                 w.after(patience, move |w| {
                     w.deliver_to(process, number, Source::Request(id(index)), move |w| w.cancel_wait(index));
@@ -133,7 +134,7 @@ impl Simulation {
             // Granted but already cancelled.
             State::Granted(section) => {
                 self.clients[index].state = State::Done;
-                self.processes[process].process.guard_ended(now, &section, GuardEnd::Undelivered);
+                self.guard_ended(process, &section, GuardEnd::Undelivered);
             }
             State::Away | State::Holding(_) | State::Done => {}
         }
@@ -145,8 +146,7 @@ impl Simulation {
         let client = &mut self.clients[index];
         let (process, number) = (client.process, client.number);
         if !matches!(client.state, State::Waits) {
-            let now = self.local(process);
-            return self.processes[process].process.guard_ended(now, &section, GuardEnd::Undelivered);
+            return self.guard_ended(process, &section, GuardEnd::Undelivered);
         }
         let grant = Arc::clone(&section.grant);
         let notified = (grant.id.to_string(), section.token.as_u64() >> 10);
@@ -169,7 +169,7 @@ impl Simulation {
         let now = self.local(process);
         if section.remaining(now).is_zero() && !self.is(Mutation::NoDeadlineCheck) {
             self.clients[index].state = State::Done;
-            return self.processes[process].process.guard_ended(now, &section, GuardEnd::Dropped);
+            return self.guard_ended(process, &section, GuardEnd::Dropped);
         }
         let left = section.remaining(now);
         self.log(|w| {
@@ -265,8 +265,7 @@ impl Simulation {
         if !self.checker.is_held(&self.keys[key], now) {
             self.idle_since[key] = Some(now.max(blocked_until));
         }
-        let local = self.local(process);
-        self.processes[process].process.guard_ended(local, &section, ending);
+        self.guard_ended(process, &section, ending);
     }
 
     pub(super) fn on_rejected(&mut self, index: ClientId, error: &LockError) {

@@ -56,6 +56,8 @@ pub struct Options {
     pub records: bool,
     /// Requests share calls: many keys at once, and one of another type.
     pub batches: bool,
+    /// Some keys are granted and freed without a call.
+    pub free: bool,
 }
 
 impl Options {
@@ -72,6 +74,7 @@ impl Options {
             "one-rate" => &mut self.one_rate,
             "records" => &mut self.records,
             "batches" => &mut self.batches,
+            "free" => &mut self.free,
             _ => return None,
         };
         *option = true;
@@ -114,6 +117,7 @@ pub fn run(seed: u64, mutant: Option<&Mutant>, options: Options, trace: bool) ->
 mod clients;
 mod network;
 mod batches;
+mod free_keys;
 pub(crate) mod records;
 mod server;
 mod faults;
@@ -234,6 +238,8 @@ struct Simulation {
     records: RecordChecker,
     duplicates: Option<Duplicates>,
     batches: Option<Batches>,
+    /// Decides which events find the server in their process. Random numbers of its own.
+    free_keys: Option<fastrand::Rng>,
     /// The record that stood when the store sent the reply that is handled now.
     replied_record: Option<Record>,
     settings: Settings,
@@ -337,6 +343,7 @@ impl Simulation {
             records: RecordChecker::new(keys.len()),
             duplicates,
             batches,
+            free_keys: options.free.then(|| fastrand::Rng::with_seed(seed ^ 0x6672_6565)),
             replied_record: None,
             keys,
             names,

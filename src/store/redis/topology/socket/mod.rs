@@ -45,6 +45,9 @@ pub(crate) struct Socket {
     _reader: Arc<ReaderTask>,
 }
 
+/// Receives the reply to a call.
+type Caller = Arc<Oneshot<RedisResult<Value>>>;
+
 /// Receives the channel and the payload of each message. It must not block.
 pub(crate) type OnMessage = Box<dyn FnMut(&[u8], &[u8]) + Send>;
 
@@ -75,7 +78,7 @@ struct Pending {
     replies_left: usize,
     /// The first replies of several.
     replies: Vec<Value>,
-    caller: Arc<Oneshot<RedisResult<Value>>>,
+    caller: Caller,
 }
 
 /// Reads until the connection ends.
@@ -93,12 +96,12 @@ struct ReaderTask(AbortHandle);
 impl Socket {
     /// Reads in a task of this runtime. Without `on_message`, the server sends nothing but replies.
     pub(crate) fn open(stream: Box<dyn Stream>, on_message: Option<OnMessage>) -> Self {
-        let (socket, reader) = Self::new(stream, on_message);
+        let (socket, reader) = Self::parts(stream, on_message);
         let task = Handle::current().spawn(reader).abort_handle();
         Self { state: socket, _reader: Arc::new(ReaderTask(task)) }
     }
 
-    fn new(stream: Box<dyn Stream>, on_message: Option<OnMessage>) -> (Arc<Mutex<State>>, Reader) {
+    fn parts(stream: Box<dyn Stream>, on_message: Option<OnMessage>) -> (Arc<Mutex<State>>, Reader) {
         let state = Arc::new(Mutex::new(State {
             stream: Some(stream),
             unsent: Vec::new(),
@@ -145,7 +148,7 @@ impl Socket {
 
 impl State {
     /// Writes commands, as far as the server accepts them now.
-    fn send(&mut self, commands: &[Cmd]) -> RedisResult<Arc<Oneshot<RedisResult<Value>>>> {
+    fn send(&mut self, commands: &[Cmd]) -> RedisResult<Caller> {
         if let Some(error) = &self.end {
             return Err(error.clone());
         }
@@ -157,7 +160,7 @@ impl State {
             command.write_packed_command(&mut self.unsent);
         }
         self.flush();
-        let caller = Arc::<Oneshot<_>>::default();
+        let caller = Caller::default();
         self.pending.push_back(Pending {
             replies_left: commands.len(),
             replies: Vec::new(),
@@ -190,7 +193,7 @@ impl State {
     }
 
     /// Takes the next reply. Returns the caller to which all its replies can be sent.
-    fn receive(&mut self, reply: Value) -> Result<Option<(Arc<Oneshot<RedisResult<Value>>>, Value)>, RedisError> {
+    fn receive(&mut self, reply: Value) -> Result<Option<(Caller, Value)>, RedisError> {
         let Some(call) = self.pending.front_mut() else {
             let error = reply.extract_error().err();
             let is_reason = error.is_some();
@@ -358,7 +361,7 @@ mod tests {
 
     fn open() -> (Arc<Mutex<State>>, Reader, Wire) {
         let wire = Wire::default();
-        let (state, reader) = Socket::new(Box::new(wire.clone()), None);
+        let (state, reader) = Socket::parts(Box::new(wire.clone()), None);
         (state, reader, wire)
     }
 

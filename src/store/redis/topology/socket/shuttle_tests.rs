@@ -28,7 +28,7 @@ const CALLERS: usize = 3;
 
 /// A socket whose reader is driven by the test.
 fn open(wire: &Wire) -> (Socket, impl Future<Output = ()> + Send + 'static) {
-    let (state, reader) = Socket::new(Box::new(wire.clone()), None);
+    let (state, reader) = Socket::parts(Box::new(wire.clone()), None);
     let task = Handle::current().spawn(async {}).abort_handle();
     (Socket { state, _reader: Arc::new(ReaderTask(task)) }, reader)
 }
