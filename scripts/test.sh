@@ -11,7 +11,7 @@
 #                             dependencies, their lowest versions, types of other crates in the
 #                             public API, each pair of features, the package as users build it,
 #                             broken locks that a storm must detect, messages of the compiler,
-#                             repeated storms, 90,000 simulations, schedules of threads, benchmarks
+#                             repeated storms, 110,000 simulations, schedules of threads, benchmarks
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -327,7 +327,7 @@ storms() {
 }
 simulations() {
     SEEDS=10000 cargo test -p tower-lock-tests --test it random
-    for option in '' force flush ctr back step java copies records; do
+    for option in '' force flush ctr back step java copies records batches free; do
         cargo run --quiet -p tower-lock-simulator -- 1000000 1010000 ${option:+--option "$option"}
     done
 }
