@@ -41,6 +41,10 @@ impl<D: DriverTypes> Deliveries<D> {
         self.0.push(Delivery { waiter, waits, check_at: now.saturating_add(DELIVERY_CHECK), was_checked: false });
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub(super) fn clear(&mut self) {
         self.0.clear();
     }

@@ -61,7 +61,6 @@ use smallvec::SmallVec;
 pub use self::queue::LockRequest;
 use self::{
     calls::Calls,
-    entry::LockEntry,
     grant::Grant,
     section::{ReleaseOutcome, Section},
     usage::Usage,
@@ -257,9 +256,6 @@ pub struct Env<'a, D: DriverTypes> {
     pub doubted_at: Option<BootInstant>,
     /// No waiter is queued any more.
     pub is_shutting_down: bool,
-    /// An entry without content, whose memory the others use during an event: neither the queue nor
-    /// the release of an uncontended key is allocated.
-    pub(super) spare: &'a mut LockEntry<D>,
     /// The output of the event.
     pub actions: &'a mut Actions<D>,
 }

@@ -62,20 +62,6 @@ impl<D: DriverTypes> PendingReleases<D> {
         Self { releases: Vec::new() }
     }
 
-    /// Takes the memory of a spare list, if it has none.
-    pub(super) fn take_spare(&mut self, spare: &mut Self) {
-        if self.releases.capacity() == 0 {
-            std::mem::swap(&mut self.releases, &mut spare.releases);
-        }
-    }
-
-    /// Returns its memory if it is empty: a key that is held uses none.
-    pub(super) fn return_spare(&mut self, spare: &mut Self) {
-        if self.releases.is_empty() && self.releases.capacity() > 0 {
-            spare.releases = std::mem::take(&mut self.releases);
-        }
-    }
-
     pub(super) fn len(&self) -> usize {
         self.releases.len()
     }

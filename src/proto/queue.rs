@@ -22,7 +22,7 @@ pub struct LockRequest<W> {
     pub demand: Demand,
 }
 
-/// The capacity of a spare queue: few keys have more waiters at a time.
+/// The capacity of a queue that is kept empty: few keys have more waiters at a time.
 const MAX_SPARE: usize = 4;
 
 /// A queue in first-come order.
@@ -61,20 +61,10 @@ impl<W> WaitQueue<W> {
         Self { entries: VecDeque::new(), non_waiting: 0 }
     }
 
-    /// Takes the memory of a spare queue, if it has none.
-    pub(super) fn take_spare(&mut self, spare: &mut Self) {
-        if self.entries.capacity() == 0 {
-            std::mem::swap(&mut self.entries, &mut spare.entries);
-        }
-    }
-
-    /// Returns its memory if it is empty: a key that is held without waiters uses none.
-    pub(super) fn return_spare(&mut self, spare: &mut Self) {
-        if self.entries.is_empty() && self.entries.capacity() > 0 {
-            let entries = std::mem::take(&mut self.entries);
-            if entries.capacity() <= MAX_SPARE {
-                spare.entries = entries;
-            }
+    /// Frees the memory of a queue that was long.
+    pub(super) fn shrink(&mut self) {
+        if self.entries.is_empty() && self.entries.capacity() > MAX_SPARE {
+            self.entries = VecDeque::new();
         }
     }
 

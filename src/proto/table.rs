@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{
     Action, Actions, DriverTypes, Env, Event, EventContext, GuardEnd, LockRequest, QueuePosition, Requested,
-    entry::{EntryCounts, LockEntry},
+    entry::{EntryCounts, Extra, LockEntry, StoredEntry},
     lease::LeaseBounds,
     section::{ReleaseOutcome, Section},
     usage::Usage,
@@ -26,11 +26,11 @@ use crate::{
 /// releases.
 #[derive(Debug)]
 pub struct LockTable<D: DriverTypes> {
-    entries: KeyMap<Box<LockEntry<D>>>,
+    entries: KeyMap<Box<StoredEntry<D>>>,
     /// An entry without content, which the next new key uses.
-    unused: Option<Box<LockEntry<D>>>,
-    /// See [`Env::spare`].
-    spare: LockEntry<D>,
+    unused: Option<Box<StoredEntry<D>>>,
+    /// Memory that the next key uses while it is requested.
+    spare: Option<Box<Extra<D>>>,
     lease: LeaseBounds,
     /// What all tables of the process use.
     usage: Arc<Usage>,
@@ -62,7 +62,7 @@ impl<D: DriverTypes> LockTable<D> {
         Self {
             entries: KeyMap::default(),
             unused: None,
-            spare: LockEntry::new(),
+            spare: None,
             lease,
             usage,
             allowance,
@@ -152,30 +152,32 @@ impl<D: DriverTypes> LockTable<D> {
     /// Forgets the timer of this key for this instant, because it will not fire. Returns the
     /// waiters of the key.
     pub(crate) fn take_timer(&mut self, key: &LockKey, at: BootInstant) -> Vec<D::Waiter> {
-        let Some(entry) = self.entries.get_mut(key) else { return Vec::new() };
-        entry.wakeup_fired(at);
-        entry.waiters().cloned().collect()
+        let waiters = self.look(key, |entry| {
+            entry.wakeup_fired(at);
+            entry.waiters().cloned().collect()
+        });
+        waiters.unwrap_or_default()
     }
 
     /// The number of guards that this owner has of the active section.
-    pub fn hold_count(&self, key: &LockKey, owner: &Owner, now: BootInstant) -> u32 {
-        self.entries.get(key).map_or(0, |entry| entry.hold_count(owner, now))
+    pub fn hold_count(&mut self, key: &LockKey, owner: &Owner, now: BootInstant) -> u32 {
+        self.look(key, |entry| entry.hold_count(owner, now)).unwrap_or(0)
     }
 
     /// The error that a request of this owner without a wait would get now, or `None` if the key
     /// may be free.
     pub fn rejection_without_wait(
-        &self,
+        &mut self,
         key: &LockKey,
         owner: &Owner,
         now: BootInstant,
     ) -> Option<crate::error::LockError> {
-        self.entries.get(key)?.rejection_without_wait(owner, now)
+        self.look(key, |entry| entry.rejection_without_wait(owner, now)).flatten()
     }
 
     /// The number of guards of this section, zero if it is not active.
-    pub fn hold_count_of(&self, section: &Arc<Section<D>>, now: BootInstant) -> u32 {
-        self.entries.get(&section.grant.key).map_or(0, |entry| entry.hold_count_of(section, now))
+    pub fn hold_count_of(&mut self, section: &Arc<Section<D>>, now: BootInstant) -> u32 {
+        self.look(&section.grant.key, |entry| entry.hold_count_of(section, now)).unwrap_or(0)
     }
 
     /// Whether this process waits for the key, holds it, or has not released it yet.
@@ -184,14 +186,14 @@ impl<D: DriverTypes> LockTable<D> {
     }
 
     /// The number of waiters of this key.
-    pub fn waiting_for(&self, key: &LockKey) -> usize {
-        self.entries.get(key).map_or(0, |entry| entry.waiting())
+    pub fn waiting_for(&mut self, key: &LockKey) -> usize {
+        self.look(key, |entry| entry.waiting()).unwrap_or(0)
     }
 
     /// Returns `true` if a record of this id may be left in the store.
     #[cfg(any(test, feature = "__internals"))]
-    pub fn tracks(&self, key: &LockKey, id: &AcquisitionId) -> bool {
-        self.entries.get(key).is_some_and(|entry| entry.tracks(id))
+    pub fn tracks(&mut self, key: &LockKey, id: &AcquisitionId) -> bool {
+        self.look(key, |entry| entry.tracks(id)).unwrap_or(false)
     }
 
     /// The number of active sections.
@@ -215,12 +217,20 @@ impl<D: DriverTypes> LockTable<D> {
         self.entries.is_empty()
     }
 
+    /// Looks at an entry. `None`: there is none.
+    fn look<T>(&mut self, key: &LockKey, look: impl FnOnce(&mut LockEntry<'_, D>) -> T) -> Option<T> {
+        let stored = self.entries.get_mut(key)?;
+        let result = look(&mut stored.open(&mut self.spare));
+        stored.close(&mut self.spare);
+        Some(result)
+    }
+
     fn with<T>(
         &mut self,
         key: &LockKey,
         cx: EventContext<'_>,
         actions: &mut Actions<D>,
-        event: impl FnOnce(&mut LockEntry<D>, &mut Env<'_, D>) -> T,
+        event: impl FnOnce(&mut LockEntry<'_, D>, &mut Env<'_, D>) -> T,
     ) -> T {
         let mut env = Env {
             key,
@@ -231,21 +241,22 @@ impl<D: DriverTypes> LockTable<D> {
             lagged_at: self.lagged_at,
             doubted_at: self.doubted_at,
             is_shutting_down: self.is_shutting_down,
-            spare: &mut self.spare,
             actions,
         };
         let mut new = None;
-        let entry = match self.entries.get_mut(key) {
-            Some(entry) => entry,
-            None => new.insert(self.unused.take().unwrap_or_else(|| Box::new(LockEntry::new()))),
+        let stored = match self.entries.get_mut(key) {
+            Some(stored) => stored,
+            None => new.insert(self.unused.take().unwrap_or_else(|| Box::new(StoredEntry::new()))),
         };
+        let mut entry = stored.open(&mut self.spare);
         let before = entry.counts();
-        let result = event(entry, &mut env);
+        let result = event(&mut entry, &mut env);
         entry.schedule_wakeup(&mut env);
-        entry.return_spare(env.spare);
         let (after, is_idle) = (entry.counts(), entry.is_idle());
         if is_idle {
-            entry.reset();
+            stored.reset(&mut self.spare);
+        } else {
+            stored.close(&mut self.spare);
         }
         if before != after {
             let table = self.counts.replace(before, after);

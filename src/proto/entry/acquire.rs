@@ -17,7 +17,7 @@ use crate::{
     store::{AcquireReply, AcquireRequest, IfBusy, StoreError, StoreErrorKind},
 };
 
-impl<D: DriverTypes> LockEntry<D> {
+impl<D: DriverTypes> LockEntry<'_, D> {
     /// Starts an attempt if waiters are queued, and no attempt or blocking release exists. One
     /// attempt serves all waiters of the process.
     pub(super) fn start_attempt(&mut self, env: &mut Env<'_, D>) {
@@ -34,7 +34,7 @@ impl<D: DriverTypes> LockEntry<D> {
                 .with_source(PendingReleases { last_error: env.usage.release_error() });
             return self.reject_all(env, |_| error.clone().into());
         }
-        self.attempt = Some(Attempt::new(env.cx.ids.next()));
+        *self.attempt = Some(Attempt::new(env.cx.ids.next()));
         self.send_acquire(env);
     }
 
@@ -181,7 +181,7 @@ impl<D: DriverTypes> LockEntry<D> {
         }) {
             return self.begin_release(Duration::ZERO, None, env);
         }
-        self.attempt = None;
+        *self.attempt = None;
         self.start_attempt(env);
     }
 

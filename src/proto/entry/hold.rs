@@ -31,7 +31,7 @@ pub(super) fn deliver<D: DriverTypes>(
     env.actions.push(Action::Grant(waiter, Arc::clone(section)));
 }
 
-impl<D: DriverTypes> LockEntry<D> {
+impl<D: DriverTypes> LockEntry<'_, D> {
     pub(super) fn on_granted(&mut self, sent_at: BootInstant, fence: u64, env: &mut Env<'_, D>) {
         let Some(attempt) = &mut self.attempt else { return };
         let Some(token) = FencingToken::from_fence(fence) else {
@@ -88,7 +88,7 @@ impl<D: DriverTypes> LockEntry<D> {
             demand: request.demand,
             active: Some(ActiveSection::new(Arc::clone(&section), owner, 1)),
         });
-        self.attempt = Some(Attempt { state, was_sent: true, lease, lock_delay, ..Attempt::new(id) });
+        *self.attempt = Some(Attempt { state, was_sent: true, lease, lock_delay, ..Attempt::new(id) });
         Some(section)
     }
 
@@ -105,7 +105,7 @@ impl<D: DriverTypes> LockEntry<D> {
         if !free_keys.release(env.key, id) {
             return false;
         }
-        self.attempt = None;
+        *self.attempt = None;
         true
     }
 
@@ -273,7 +273,7 @@ impl<D: DriverTypes> LockEntry<D> {
         attempt.in_flight.start(number, env.now());
         attempt.recheck_after_reply = false;
         attempt.revoked_meanwhile = false;
-        self.attempt = Some(attempt);
+        *self.attempt = Some(attempt);
     }
 
     pub(super) fn on_yield_reply(&mut self, number: u64, reply: Result<YieldReply, StoreError>, env: &mut Env<'_, D>) {
@@ -305,7 +305,7 @@ impl<D: DriverTypes> LockEntry<D> {
             attempt.is_verified = may_be_revoked;
             let is_lost = holding.grant.remaining(env.now()).is_zero();
             let holding = Holding { token, since: env.now(), confirmed_at: sent_at, sections: 0, ..holding };
-            self.attempt = Some(Attempt { state: State::Holding(holding), ..attempt });
+            *self.attempt = Some(Attempt { state: State::Holding(holding), ..attempt });
             // The grant is tracked again: it may have yielded before its first section, and then it
             // is not tracked yet.
             if is_lost {
@@ -347,7 +347,7 @@ impl<D: DriverTypes> LockEntry<D> {
                     old.retry_at = Some(in_doubt_until.saturating_add(Duration::from_millis(1)));
                     self.pending_releases.push(old);
                 }
-                self.attempt = Some(new);
+                *self.attempt = Some(new);
                 self.on_acquire_reply(sent_at, Ok(acquire_reply), env);
             }
             // The result of the yield is not known: the old id is released, and the next id sends

@@ -42,13 +42,30 @@ mod release;
 
 /// One key in this process.
 #[derive(Debug)]
-pub struct LockEntry<D: DriverTypes> {
-    queue: WaitQueue<D::Waiter>,
+pub(super) struct StoredEntry<D: DriverTypes> {
     attempt: Option<Attempt<D>>,
+    /// A key that is only held has none.
+    extra: Option<Box<Extra<D>>>,
+}
+
+/// What a key needs while it is requested, waited for or released.
+#[derive(Debug)]
+pub(super) struct Extra<D: DriverTypes> {
+    queue: WaitQueue<D::Waiter>,
     deliveries: Deliveries<D>,
     pending_releases: PendingReleases<D>,
     /// The earliest scheduled timer.
     wakeup_at: Option<BootInstant>,
+}
+
+/// One key during an event.
+#[derive(Debug)]
+pub struct LockEntry<'a, D: DriverTypes> {
+    attempt: &'a mut Option<Attempt<D>>,
+    queue: &'a mut WaitQueue<D::Waiter>,
+    deliveries: &'a mut Deliveries<D>,
+    pending_releases: &'a mut PendingReleases<D>,
+    wakeup_at: &'a mut Option<BootInstant>,
 }
 
 /// What an entry, or all entries of a table, count towards the bounds of the process.
@@ -82,24 +99,66 @@ impl EntryCounts {
     }
 }
 
-impl<D: DriverTypes> LockEntry<D> {
-    /// Creates an entry without waiters.
+impl<D: DriverTypes> StoredEntry<D> {
+    /// An entry without content.
     pub(super) fn new() -> Self {
+        Self { attempt: None, extra: None }
+    }
+
+    /// The entry for an event. `spare` has memory that no entry uses.
+    pub(super) fn open(&mut self, spare: &mut Option<Box<Extra<D>>>) -> LockEntry<'_, D> {
+        let extra = self.extra.get_or_insert_with(|| spare.take().unwrap_or_else(Box::default));
+        let Extra { queue, deliveries, pending_releases, wakeup_at } = &mut **extra;
+        LockEntry { attempt: &mut self.attempt, queue, deliveries, pending_releases, wakeup_at }
+    }
+
+    /// Returns the memory that the entry does not need after an event.
+    pub(super) fn close(&mut self, spare: &mut Option<Box<Extra<D>>>) {
+        let Some(extra) = self.extra.as_mut().filter(|extra| extra.queue.is_empty()) else { return };
+        extra.queue.shrink();
+        if self.attempt.as_ref().and_then(Attempt::active_section).is_none_or(|active| active.section.is_delivered()) {
+            extra.deliveries.clear();
+        }
+        if extra.is_empty() {
+            *spare = self.extra.take();
+        }
+    }
+
+    /// Makes an idle entry one without content.
+    pub(super) fn reset(&mut self, spare: &mut Option<Box<Extra<D>>>) {
+        if let Some(extra) = &mut self.extra {
+            extra.wakeup_at = None;
+        }
+        self.close(spare);
+    }
+
+    /// Returns `true` if a section is active.
+    pub(super) fn is_held(&self) -> bool {
+        self.attempt.as_ref().is_some_and(|attempt| attempt.active_section().is_some())
+    }
+}
+
+impl<D: DriverTypes> Extra<D> {
+    fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+            && self.deliveries.is_empty()
+            && self.pending_releases.is_empty()
+            && self.wakeup_at.is_none()
+    }
+}
+
+impl<D: DriverTypes> Default for Extra<D> {
+    fn default() -> Self {
         Self {
             queue: WaitQueue::new(),
-            attempt: None,
             deliveries: Deliveries::new(),
             pending_releases: PendingReleases::new(),
             wakeup_at: None,
         }
     }
+}
 
-    /// Makes an idle entry one without content.
-    pub(super) fn reset(&mut self) {
-        self.deliveries.clear();
-        self.wakeup_at = None;
-    }
-
+impl<D: DriverTypes> LockEntry<'_, D> {
     /// Changes the state by one event and appends the actions.
     pub fn handle_event(&mut self, event: Event<D>, env: &mut Env<'_, D>) {
         match event {
@@ -119,12 +178,6 @@ impl<D: DriverTypes> LockEntry<D> {
             Event::Timer(at) => self.on_timer(at, env),
             Event::Shutdown => self.on_shutdown(env),
         }
-    }
-
-    /// Returns the memory that it does not need after an event.
-    pub(super) fn return_spare(&mut self, spare: &mut Self) {
-        self.queue.return_spare(&mut spare.queue);
-        self.pending_releases.return_spare(&mut spare.pending_releases);
     }
 
     /// Returns `true` if no waiter is left, and nothing of this process is left in the store.
@@ -171,7 +224,7 @@ impl<D: DriverTypes> LockEntry<D> {
     }
 
     /// Returns `true` if a section is active.
-    pub fn is_held(&self) -> bool {
+    fn is_held(&self) -> bool {
         self.active_section().is_some()
     }
 
@@ -204,7 +257,7 @@ impl<D: DriverTypes> LockEntry<D> {
     pub(super) fn schedule_wakeup(&mut self, env: &mut Env<'_, D>) {
         let next = self.next_wakeup(env.store_timeout());
         if next < self.wakeup_at.unwrap_or(BootInstant::FAR_FUTURE) {
-            self.wakeup_at = Some(next);
+            *self.wakeup_at = Some(next);
             env.actions.push(Action::WakeAt(next));
         }
     }

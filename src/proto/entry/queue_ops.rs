@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-impl<D: DriverTypes> LockEntry<D> {
+impl<D: DriverTypes> LockEntry<'_, D> {
     /// Handles a request. The number identifies its waiter until its result is sent.
     pub fn on_request(&mut self, number: u64, request: LockRequest<D::Waiter>, env: &mut Env<'_, D>) {
         if request.demand.joins_sections() && self.may_reenter(&request, env) {
@@ -58,7 +58,6 @@ impl<D: DriverTypes> LockEntry<D> {
             return env.reject(request, error);
         }
         let deadline = if request.waits() { env.now().saturating_add(request.wait) } else { BootInstant::FAR_FUTURE };
-        self.queue.take_spare(&mut env.spare.queue);
         self.queue.push(number, deadline, request);
         self.start_attempt(env);
         // The store may have become silent since its last reply. An acquire before the next poll

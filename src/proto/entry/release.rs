@@ -17,7 +17,7 @@ use crate::{
     store::{AcquireReply, NewRecord, Record, ReleaseReply, ReleaseRequest, StoreError},
 };
 
-impl<D: DriverTypes> LockEntry<D> {
+impl<D: DriverTypes> LockEntry<'_, D> {
     /// Ends the attempt in any state and sends its release.
     pub(super) fn begin_release(
         &mut self,
@@ -69,7 +69,6 @@ impl<D: DriverTypes> LockEntry<D> {
     }
 
     pub(super) fn queue_release(&mut self, release: PendingRelease<D>, env: &mut Env<'_, D>) {
-        self.pending_releases.take_spare(&mut env.spare.pending_releases);
         let release = self.pending_releases.push(release);
         if release.awaited_acquire.is_none() {
             send_release(release, env);

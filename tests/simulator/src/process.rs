@@ -505,7 +505,7 @@ impl SimProcess {
         if let Some((number, request)) = yields {
             self.send_yield(now, key, number, request);
         }
-        let (table, effects) = (&self.table, &mut self.effects);
+        let (table, effects) = (&mut self.table, &mut self.effects);
         let same_id = self.settings.mutation == Some(Mutation::SameId);
         self.ids_sent.retain(|(key, id)| {
             let is_known = table.tracks(key, id);
