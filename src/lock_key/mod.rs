@@ -40,9 +40,9 @@ use crate::limits::MAX_RAW_KEY_BYTES;
 pub struct LockKey {
     text: Arc<str>,
     kind: KeyKind,
-    /// The hash of text and kind, with random keys: a key is hashed once and looked up several
-    /// times.
-    hash: u64,
+    /// Of the hash of text and kind, with random keys: a key is hashed once and looked up several
+    /// times. Half of it, because each held key has three copies of this.
+    hash: u32,
 }
 
 /// A map that uses the hash in the key.
@@ -226,8 +226,8 @@ impl LockKey {
 
     fn new(text: Arc<str>, kind: KeyKind) -> Self {
         static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
-        let hash = KEYS.hash_one((&*text, kind));
-        Self { text, kind, hash }
+        let [a, b, c, d, ..] = KEYS.hash_one((&*text, kind)).to_le_bytes();
+        Self { text, kind, hash: u32::from_le_bytes([a, b, c, d]) }
     }
 }
 
@@ -240,7 +240,8 @@ impl PartialEq for LockKey {
 
 impl Hash for LockKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_u64(self.hash);
+        // A map looks at the first and at the last bits.
+        state.write_u64(u64::from(self.hash).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     }
 }
 

@@ -24,8 +24,8 @@ impl<T> KeyShards<T> {
     /// The shard of this key.
     pub(crate) fn of(&self, key: &LockKey) -> &Mutex<T> {
         // Bits that the maps of the shards do not use first.
-        let bits = usize::from((key.hash >> 40).to_le_bytes()[0]);
-        &self.0[bits % Self::COUNT].0
+        let [.., bits] = key.hash.to_le_bytes();
+        &self.0[usize::from(bits) % Self::COUNT].0
     }
 
     /// All shards, one after the other: no caller locks two of them.

@@ -41,12 +41,21 @@ struct Blocked {
 #[derive(Debug)]
 struct KeyState {
     /// `None`: the key is free, or blocked until `expires_at`.
-    holder: Option<Holder>,
+    grant: Option<Grant>,
     expires_at: BootInstant,
     /// The holder that the key was revoked from, and the end of the block that followed.
     revoked: Option<Box<(AcquisitionId, BootInstant)>>,
     /// Most keys never have one.
     queue: Option<Box<Queue>>,
+}
+
+/// The holder of a key.
+#[derive(Debug)]
+struct Grant {
+    id: AcquisitionId,
+    fence: u64,
+    /// The time of the grant, in microseconds since the Unix epoch.
+    wall_clock_us: u64,
 }
 
 /// The waiters of one key.
@@ -152,7 +161,7 @@ impl Keys {
             }
             return not_holder(cx, request);
         }
-        state.holder = None;
+        state.grant = None;
         if let Some(new) = &request.record {
             cx.records.lock().insert(request.key.clone(), request.id.clone(), new, cx.now);
         }
@@ -184,7 +193,7 @@ impl Keys {
             if fence != request.fence {
                 return YieldReply::Extended { fence };
             }
-            state.holder = None;
+            state.grant = None;
             if !state.offer_next(cx, &request.key, request.queue, &mut self.last_fence, None) {
                 let fence = state.grant(cx, &mut self.last_fence, request.id.clone(), request.lease);
                 return YieldReply::Extended { fence };
@@ -223,9 +232,9 @@ impl Keys {
         let state = occupied.get_mut();
         let left = state.expires_at.saturating_duration_since(cx.now);
         let revoked = state.revoked.as_deref().filter(|(_, until)| *until == state.expires_at);
-        let reply = match (state.holder.take(), revoked) {
+        let reply = match (state.grant.take(), revoked) {
             _ if left.is_zero() => ForceReleaseReply::Free,
-            (Some(Holder { id, .. }), _) => {
+            (Some(Grant { id, .. }), _) => {
                 state.expires_at = cx.now.saturating_add(request.block_for);
                 state.revoked = Some(Box::new((id.clone(), state.expires_at)));
                 self.blocked.push(Reverse(Blocked { until: state.expires_at, key: request.key.clone() }));
@@ -284,7 +293,7 @@ impl Keys {
         let state = occupied.get_mut();
         state.dequeue(&request.id);
         if state.fence_of(&request.id, cx.now).is_some() {
-            state.holder = None;
+            state.grant = None;
             state.expires_at = cx.now;
         }
         if state.is_free(cx.now) {
@@ -340,9 +349,19 @@ impl Ord for Blocked {
     }
 }
 
+impl Grant {
+    fn holder(&self) -> Holder {
+        let holder = Holder::new(self.id.clone(), self.fence);
+        match UNIX_EPOCH.checked_add(Duration::from_micros(self.wall_clock_us)) {
+            Some(since) => holder.since(since),
+            None => holder,
+        }
+    }
+}
+
 impl KeyState {
     fn free(now: BootInstant) -> Self {
-        Self { holder: None, expires_at: now, revoked: None, queue: None }
+        Self { grant: None, expires_at: now, revoked: None, queue: None }
     }
 
     fn is_free(&self, now: BootInstant) -> bool {
@@ -350,7 +369,7 @@ impl KeyState {
     }
 
     fn is_held(&self, now: BootInstant) -> bool {
-        self.holder.is_some() && !self.is_free(now)
+        self.grant.is_some() && !self.is_free(now)
     }
 
     /// Whether the state can be removed.
@@ -364,14 +383,14 @@ impl KeyState {
     }
 
     fn status(&self, now: BootInstant) -> KeyStatus {
-        let holder = self.holder.as_ref().filter(|_| self.expires_at > now);
-        KeyStatus::new(holder.cloned(), self.expires_at.saturating_duration_since(now), self.waiting(now))
+        let grant = self.grant.as_ref().filter(|_| self.expires_at > now);
+        KeyStatus::new(grant.map(Grant::holder), self.expires_at.saturating_duration_since(now), self.waiting(now))
     }
 
     /// The fence, if this acquisition holds the key.
     fn fence_of(&self, id: &AcquisitionId, now: BootInstant) -> Option<u64> {
-        let holder = self.holder.as_ref().filter(|holder| holder.id == *id && self.expires_at > now)?;
-        Some(holder.fence)
+        let grant = self.grant.as_ref().filter(|grant| grant.id == *id && self.expires_at > now)?;
+        Some(grant.fence)
     }
 
     /// Removes this acquisition from the queue.
@@ -386,11 +405,7 @@ impl KeyState {
         self.dequeue(&id);
         let wall_clock_us = (cx.wall_clock_us)();
         let fence = next_fence(last_fence, wall_clock_us);
-        let holder = Holder::new(id, fence);
-        self.holder = Some(match UNIX_EPOCH.checked_add(Duration::from_micros(wall_clock_us)) {
-            Some(since) => holder.since(since),
-            None => holder,
-        });
+        self.grant = Some(Grant { id, fence, wall_clock_us });
         self.expires_at = cx.now.saturating_add(lease);
         fence
     }
