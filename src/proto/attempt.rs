@@ -30,13 +30,18 @@ pub(super) struct Attempt<D: DriverTypes> {
     /// One more acquire or yield confirms a grant that may be revoked. Further messages do not
     /// delay its next section.
     pub(super) is_verified: bool,
+    /// What the last acquire or yield asked of the key.
+    pub(super) demand: Demand,
+}
+
+/// The calls of an attempt, until it holds the key.
+#[derive(Debug, Default)]
+pub(super) struct Asking {
     /// The lease of the last acquire or yield.
     pub(super) lease: Duration,
     /// The lock-delay of the last acquire or yield: the store keeps the key for longer than the
     /// lease.
     pub(super) lock_delay: Duration,
-    /// What the last acquire or yield asked of the key.
-    pub(super) demand: Demand,
     /// The instant of the next acquire.
     pub(super) retry_at: Option<BootInstant>,
     /// The instant of the last reply that queued this id.
@@ -56,7 +61,7 @@ pub(super) enum State<D: DriverTypes> {
     /// A yield is in flight. No section runs.
     Yielding {
         holding: Holding<D>,
-        next_id: AcquisitionId,
+        next_id: Box<AcquisitionId>,
         /// A renewal was refused meanwhile, because of the yield or because of a later revocation.
         is_renewal_refused: bool,
     },
@@ -103,19 +108,14 @@ impl<D: DriverTypes> Attempt<D> {
             recheck_after_reply: false,
             revoked_meanwhile: false,
             is_verified: false,
-            lease: Duration::ZERO,
-            lock_delay: Duration::ZERO,
             demand: Demand::new(),
-            retry_at: None,
-            last_reply_at: BootInstant::default(),
-            holder_expires_at: BootInstant::default(),
         }
     }
 
     /// Returns `true` for the id of this attempt, or the next id of its yield.
     #[cfg(any(test, feature = "__internals"))]
     pub(super) fn has_id(&self, id: &AcquisitionId) -> bool {
-        self.id == *id || matches!(&self.state, State::Yielding { next_id, .. } if next_id == id)
+        self.id == *id || matches!(&self.state, State::Yielding { next_id, .. } if **next_id == *id)
     }
 
     pub(super) fn is_pending(&self) -> bool {
@@ -141,7 +141,9 @@ impl<D: DriverTypes> Attempt<D> {
         let timeout = || StoreError::no_reply("acquire");
         self.in_flight.error().cloned().or_else(|| has_no_reply.then(timeout))
     }
+}
 
+impl Asking {
     /// Schedules the next acquire of a queued id: when the store says so, otherwise about a second
     /// later, or when the lease of the holder ends.
     pub(super) fn schedule_poll(

@@ -188,6 +188,16 @@ mod tests {
     }
 
     #[test]
+    fn long_queue_frees_its_memory_at_its_end() {
+        let mut queue = queue(&[(1, WAIT, None); 100]);
+        while queue.pop().is_some() {
+            queue.shrink();
+        }
+        queue.shrink();
+        assert!(queue.entries.capacity() <= MAX_SPARE, "{}", queue.entries.capacity());
+    }
+
+    #[test]
     fn requests_without_a_wait_are_counted_and_removed_first() {
         let mut queue =
             queue(&[(1, WAIT, None), (2, Duration::ZERO, None), (3, WAIT, None), (4, Duration::ZERO, None)]);

@@ -217,6 +217,12 @@ impl<D: DriverTypes> LockTable<D> {
         self.entries.is_empty()
     }
 
+    /// The number of keys that are not only held.
+    #[cfg(test)]
+    pub(super) fn with_extra(&self) -> usize {
+        self.entries.values().filter(|stored| stored.has_extra()).count()
+    }
+
     /// Looks at an entry. `None`: there is none.
     fn look<T>(&mut self, key: &LockKey, look: impl FnOnce(&mut LockEntry<'_, D>) -> T) -> Option<T> {
         let stored = self.entries.get_mut(key)?;

@@ -6,6 +6,7 @@ use bytes::Bytes;
 
 use super::{grant::NextCheck, hold_limits::HoldLimits, table::LockTable, *};
 use crate::{
+    clock::usable_part,
     error::QueueBound,
     limits::{
         self, FIRST_WAITER_RESERVE, MAX_PENDING_RECORD_BYTES, MAX_RELEASES_UNDER_WAY, MAX_UNCLAIMED_OFFER_RELEASES,
@@ -1771,4 +1772,69 @@ fn a_release_while_an_acquire_is_in_doubt_is_a_call() {
     h.free_keys = harness_with_free_keys().free_keys;
     assert_eq!(h.end_guard(&section, GuardEnd::Released), None);
     assert!(h.freed().is_empty() && h.calls.len() == 1, "{:?}", h.calls);
+}
+
+/// The memory of an entry that has ended is that of the next one.
+#[test]
+fn a_held_key_does_not_poll_for_an_ended_one() {
+    let mut h = harness();
+    let number = h.request(1, true);
+    h.reply(QUEUED);
+    h.cancel(number);
+    h.reply_freed();
+    h.wakeups.clear();
+    (h.key, h.free_keys) = (LockKey::from(("n", 2)), harness_with_free_keys().free_keys);
+    h.request(2, false);
+    h.expect_grant(2);
+    h.request(3, true);
+    assert!(h.wakeups.is_empty(), "{:?}", h.wakeups);
+}
+
+#[test]
+fn a_yield_keeps_its_lease_while_nothing_waits() {
+    let mut h = harness();
+    h.request(1, true);
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    section.delivered();
+    let number = h.request(2, true);
+    // The timers of the acquire fire, and the batch is used up.
+    h.advance(ms(2_000));
+    h.end_guard(&section, GuardEnd::Released);
+    let call = h.take_call();
+    assert!(h.cancel(number).is_some());
+    h.request(3, true);
+    h.handle(Event::Yielded(call.number, Ok(YieldReply::Extended { fence: 8 })));
+    assert_eq!(h.expect_grant(3).grant.remaining(h.now), usable_part(limits::LEASE));
+}
+
+#[test]
+fn a_key_that_is_only_held_needs_no_queue() {
+    let mut h = harness();
+    h.request(1, true);
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    assert_eq!(h.table.with_extra(), 1, "it is not delivered");
+    section.delivered();
+    // The watchdog checks the delivery once.
+    h.now = h.now.saturating_add(ms(3_000));
+    h.handle(Event::CheckSection(section.grant.id.clone()));
+    assert_eq!(h.table.with_extra(), 0);
+    h.request(2, true);
+    assert_eq!(h.table.with_extra(), 1, "a request waits");
+}
+
+#[test]
+fn a_held_key_gets_no_queue_of_an_ended_one() {
+    let mut h = harness();
+    h.request(1, true);
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    h.end_guard(&section, GuardEnd::Released);
+    h.reply_freed();
+    assert!(h.table.is_empty());
+    h.free_keys = harness_with_free_keys().free_keys;
+    h.request(2, false);
+    h.expect_grant(2);
+    assert_eq!(h.table.with_extra(), 0);
 }

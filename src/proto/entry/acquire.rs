@@ -10,7 +10,7 @@ use crate::{
     limits::{LOCK_DELAY, MAX_WAITERS_PER_PROCESS, RECHECK_INTERVAL},
     proto::{
         DriverTypes, Env, QUEUE,
-        attempt::{Attempt, State},
+        attempt::{Asking, Attempt, State},
         calls::Numbered,
         pending_release::PendingRelease,
     },
@@ -35,6 +35,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             return self.reject_all(env, |_| error.clone().into());
         }
         *self.attempt = Some(Attempt::new(env.cx.ids.next()));
+        *self.asking = Asking::default();
         self.send_acquire(env);
     }
 
@@ -42,8 +43,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         let (lease, lock_delay) = (self.requested_lease(env), self.requested_lock_delay());
         let Some(attempt) = &mut self.attempt else { return };
         attempt.wants_queue |= self.queue.has_waiting();
-        attempt.lease = lease;
-        attempt.lock_delay = lock_delay;
+        (self.asking.lease, self.asking.lock_delay) = (lease, lock_delay);
         attempt.demand = self.queue.first().map(|request| request.demand).unwrap_or_default();
         let if_busy = if attempt.wants_queue { IfBusy::Enqueue } else { IfBusy::Fail };
         let (key, lease) = (env.key.clone(), lease.saturating_add(lock_delay));
@@ -55,7 +55,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         attempt.in_flight.start(number, env.now());
         attempt.recheck_after_reply = false;
         attempt.revoked_meanwhile = false;
-        attempt.retry_at = None;
+        self.asking.retry_at = None;
     }
 
     /// The lease that the first waiter needs: a longer one would block the key for longer after a
@@ -116,9 +116,9 @@ impl<D: DriverTypes> LockEntry<'_, D> {
                     return self.begin_release(Duration::ZERO, None, env);
                 }
                 attempt.state = State::Queued;
-                attempt.last_reply_at = env.now();
-                attempt.holder_expires_at = env.now().saturating_add(lease_left);
-                attempt.schedule_poll(env.now(), poll_in, lease_left, env.jitter());
+                self.asking.last_reply_at = env.now();
+                self.asking.holder_expires_at = env.now().saturating_add(lease_left);
+                self.asking.schedule_poll(env.now(), poll_in, lease_left, env.jitter());
                 // The reply may be older than messages that were lost.
                 let must_recheck =
                     attempt.recheck_after_reply || env.lagged_at.is_some_and(|lagged_at| sent_at < lagged_at);
@@ -142,7 +142,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
                 self.fail_attempt(&StoreError::new("lock", "acquire", StoreErrorKind::Protocol), sent_at, env);
             }
             Ok(AcquireReply::Busy { lease_left }) => {
-                attempt.holder_expires_at = env.now().saturating_add(lease_left);
+                self.asking.holder_expires_at = env.now().saturating_add(lease_left);
                 self.reject_non_waiting(env, LockError::busy);
                 if self.queue.is_empty() {
                     self.finish_attempt(sent_at, env);
@@ -159,7 +159,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             Err(error) if error.is_transient() => {
                 let retry_at =
                     attempt.in_flight.failed(&error, sent_at, env.lease.call_timeout, env.now(), env.jitter());
-                attempt.retry_at = Some(retry_at);
+                self.asking.retry_at = Some(retry_at);
             }
             Err(error) => self.fail_attempt(&error, sent_at, env),
         }
@@ -189,7 +189,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
     pub(super) fn on_offer(&mut self, id: &AcquisitionId, env: &mut Env<'_, D>) {
         match &self.attempt {
             Some(attempt) if attempt.id == *id => self.recheck(env),
-            Some(Attempt { state: State::Yielding { next_id, .. }, .. }) if next_id == id => {
+            Some(Attempt { state: State::Yielding { next_id, .. }, .. }) if **next_id == *id => {
                 if let Some(attempt) = &mut self.attempt {
                     attempt.recheck_after_reply = true;
                 }
@@ -214,9 +214,10 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         let Some(attempt) = self.attempt.as_mut().filter(|attempt| matches!(attempt.state, State::Queued)) else {
             return;
         };
-        let due_at = attempt.last_reply_at.saturating_add(RECHECK_INTERVAL);
+        let due_at = self.asking.last_reply_at.saturating_add(RECHECK_INTERVAL);
         if attempt.in_flight.number().is_none() && due_at > env.now() {
-            attempt.retry_at = Some(attempt.retry_at.map_or(due_at, |retry_at| retry_at.min(due_at)));
+            let retry_at = self.asking.retry_at.map_or(due_at, |retry_at| retry_at.min(due_at));
+            self.asking.retry_at = Some(retry_at);
         } else {
             self.recheck(env);
         }

@@ -11,7 +11,7 @@ use crate::{
     limits::{LOCAL_HANDOFF_SECTIONS, LOCAL_HANDOFF_TIME, LOCK_DELAY, MIN_REMAINING_DIVISOR},
     proto::{
         Action, DriverTypes, Env, GuardEnd, LockRequest, QUEUE,
-        attempt::{ActiveSection, Attempt, Holding, State},
+        attempt::{ActiveSection, Asking, Attempt, Holding, State},
         deliveries::{DELIVERY_CHECK, Deliveries},
         grant::Grant,
         pending_release::PendingRelease,
@@ -38,12 +38,13 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             let error = StoreError::new("lock", "acquire", StoreErrorKind::Protocol);
             return self.fail_attempt(&error, sent_at, env);
         };
-        let grant = Grant::new(env.key.clone(), attempt.id.clone(), token, attempt.lease, attempt.lock_delay, sent_at);
-        if grant.remaining(env.now()) < attempt.lease / MIN_REMAINING_DIVISOR {
+        let (lease, lock_delay) = (self.asking.lease, self.asking.lock_delay);
+        let grant = Grant::new(env.key.clone(), attempt.id.clone(), token, lease, lock_delay, sent_at);
+        if grant.remaining(env.now()) < lease / MIN_REMAINING_DIVISOR {
             // The reply took too long: too little of the lease is left for a section.
             return self.begin_release(Duration::ZERO, None, env);
         }
-        attempt.retry_at = None;
+        self.asking.retry_at = None;
         attempt.state = State::Holding(Holding {
             grant: Arc::new(grant),
             token,
@@ -88,7 +89,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             demand: request.demand,
             active: Some(ActiveSection::new(Arc::clone(&section), owner, 1)),
         });
-        *self.attempt = Some(Attempt { state, was_sent: true, lease, lock_delay, ..Attempt::new(id) });
+        *self.attempt = Some(Attempt { state, was_sent: true, ..Attempt::new(id) });
         Some(section)
     }
 
@@ -264,12 +265,11 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         let number = env.next_call();
         env.actions.calls.yields = Some((number, request.demand(demand)));
         let mut attempt = Attempt {
-            state: State::Yielding { holding, next_id, is_renewal_refused: false },
-            lease,
-            lock_delay,
+            state: State::Yielding { holding, next_id: Box::new(next_id), is_renewal_refused: false },
             demand,
             ..attempt
         };
+        (self.asking.lease, self.asking.lock_delay) = (lease, lock_delay);
         attempt.in_flight.start(number, env.now());
         attempt.recheck_after_reply = false;
         attempt.revoked_meanwhile = false;
@@ -297,8 +297,8 @@ impl<D: DriverTypes> LockEntry<'_, D> {
                 // grant is lost.
                 holding.grant.end(LockLost::Revoked);
             }
-            holding.grant.extend(attempt.lease, sent_at, env.now());
-            holding.grant.set_fence(token, attempt.lease, attempt.lock_delay);
+            holding.grant.extend(self.asking.lease, sent_at, env.now());
+            holding.grant.set_fence(token, self.asking.lease, self.asking.lock_delay);
             attempt.in_flight.succeeded();
             let may_be_revoked = attempt.revoked_meanwhile;
             let must_confirm = may_be_revoked && !attempt.is_verified && !self.queue.is_empty();
@@ -326,16 +326,11 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         holding.grant.end(LockLost::Released);
         holding.active = None;
         env.actions.push(Action::Untrack(holding.grant));
-        let Attempt { recheck_after_reply, revoked_meanwhile, demand, lease, lock_delay, .. } = attempt;
-        let new = Attempt {
-            wants_queue: true,
-            recheck_after_reply,
-            revoked_meanwhile,
-            demand,
-            lease,
-            lock_delay,
-            ..Attempt::new(next_id)
-        };
+        let Asking { lease, lock_delay, .. } = *self.asking;
+        *self.asking = Asking { lease, lock_delay, ..Asking::default() };
+        let Attempt { recheck_after_reply, revoked_meanwhile, demand, .. } = attempt;
+        let new =
+            Attempt { wants_queue: true, recheck_after_reply, revoked_meanwhile, demand, ..Attempt::new(*next_id) };
         let mut old = PendingRelease {
             in_doubt_until: attempt.in_flight.in_doubt_until(),
             ..PendingRelease::new(attempt.id, Duration::ZERO, env.lease.longest, env.now())
@@ -418,7 +413,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
     /// of the store ends the section.
     pub(super) fn on_revoked(&mut self, id: &AcquisitionId, env: &mut Env<'_, D>) {
         let Some(attempt) = &mut self.attempt else { return };
-        let is_next = matches!(&attempt.state, State::Yielding { next_id, .. } if next_id == id);
+        let is_next = matches!(&attempt.state, State::Yielding { next_id, .. } if **next_id == *id);
         if attempt.id == *id || is_next {
             // The grant in the reply that is awaited may be the revoked one.
             attempt.revoked_meanwhile = attempt.in_flight.number().is_some();

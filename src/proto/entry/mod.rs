@@ -24,7 +24,7 @@ use std::{fmt::Debug, sync::Arc, time::Duration};
 
 use super::{
     Action, DriverTypes, Env, Event,
-    attempt::{ActiveSection, Attempt, State},
+    attempt::{ActiveSection, Asking, Attempt, State},
     deliveries::Deliveries,
     pending_release::PendingReleases,
     queue::WaitQueue,
@@ -54,6 +54,7 @@ pub(super) struct Extra<D: DriverTypes> {
     queue: WaitQueue<D::Waiter>,
     deliveries: Deliveries<D>,
     pending_releases: PendingReleases<D>,
+    asking: Asking,
     /// The earliest scheduled timer.
     wakeup_at: Option<BootInstant>,
 }
@@ -65,6 +66,7 @@ pub struct LockEntry<'a, D: DriverTypes> {
     queue: &'a mut WaitQueue<D::Waiter>,
     deliveries: &'a mut Deliveries<D>,
     pending_releases: &'a mut PendingReleases<D>,
+    asking: &'a mut Asking,
     wakeup_at: &'a mut Option<BootInstant>,
 }
 
@@ -108,18 +110,18 @@ impl<D: DriverTypes> StoredEntry<D> {
     /// The entry for an event. `spare` has memory that no entry uses.
     pub(super) fn open(&mut self, spare: &mut Option<Box<Extra<D>>>) -> LockEntry<'_, D> {
         let extra = self.extra.get_or_insert_with(|| spare.take().unwrap_or_else(Box::default));
-        let Extra { queue, deliveries, pending_releases, wakeup_at } = &mut **extra;
-        LockEntry { attempt: &mut self.attempt, queue, deliveries, pending_releases, wakeup_at }
+        let Extra { queue, deliveries, pending_releases, asking, wakeup_at } = &mut **extra;
+        LockEntry { attempt: &mut self.attempt, queue, deliveries, pending_releases, asking, wakeup_at }
     }
 
     /// Returns the memory that the entry does not need after an event.
     pub(super) fn close(&mut self, spare: &mut Option<Box<Extra<D>>>) {
         let Some(extra) = self.extra.as_mut().filter(|extra| extra.queue.is_empty()) else { return };
         extra.queue.shrink();
-        if self.attempt.as_ref().and_then(Attempt::active_section).is_none_or(|active| active.section.is_delivered()) {
-            extra.deliveries.clear();
-        }
-        if extra.is_empty() {
+        let asks = self.attempt.as_ref().is_some_and(|attempt| !matches!(attempt.state, State::Holding(_)));
+        if !asks && extra.is_empty() {
+            // Another key gets it, which may be held.
+            extra.asking = Asking::default();
             *spare = self.extra.take();
         }
     }
@@ -127,9 +129,15 @@ impl<D: DriverTypes> StoredEntry<D> {
     /// Makes an idle entry one without content.
     pub(super) fn reset(&mut self, spare: &mut Option<Box<Extra<D>>>) {
         if let Some(extra) = &mut self.extra {
+            extra.deliveries.clear();
             extra.wakeup_at = None;
         }
         self.close(spare);
+    }
+
+    #[cfg(test)]
+    pub(super) fn has_extra(&self) -> bool {
+        self.extra.is_some()
     }
 
     /// Returns `true` if a section is active.
@@ -153,6 +161,7 @@ impl<D: DriverTypes> Default for Extra<D> {
             queue: WaitQueue::new(),
             deliveries: Deliveries::new(),
             pending_releases: PendingReleases::new(),
+            asking: Asking::default(),
             wakeup_at: None,
         }
     }
@@ -241,7 +250,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             self.reject_all(env, |_| error.clone().into());
             return self.begin_release(Duration::ZERO, None, env);
         }
-        let is_due = attempt.retry_at.is_some_and(|at| at <= env.now());
+        let is_due = self.asking.retry_at.is_some_and(|at| at <= env.now());
         if let Some(error) = attempt.in_flight.failure_at(env.now(), false, env.store_timeout()) {
             // In a failover, requests with a wait are retried.
             self.reject_non_waiting(env, |_, _| error.clone().into());
@@ -266,7 +275,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
     fn next_wakeup(&self, store_timeout: Duration) -> BootInstant {
         let attempt = self.attempt.as_ref();
         let instants = [
-            attempt.and_then(|attempt| attempt.retry_at),
+            attempt.and(self.asking.retry_at),
             attempt.and_then(|attempt| attempt.fails_at(self.queue.has_non_waiting(), store_timeout)),
             self.pending_releases.next_retry_at(),
             self.blocking_release_timeout_at(store_timeout),

@@ -65,7 +65,8 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         let is_idle_in_queue =
             |attempt: &Attempt<D>| matches!(attempt.state, State::Queued) && attempt.in_flight.number().is_none();
         if self.attempt.as_ref().is_some_and(|a| {
-            is_idle_in_queue(a) && env.now().saturating_duration_since(a.last_reply_at) >= env.lease.call_timeout
+            is_idle_in_queue(a)
+                && env.now().saturating_duration_since(self.asking.last_reply_at) >= env.lease.call_timeout
         }) {
             self.send_acquire(env);
         }
@@ -138,9 +139,9 @@ impl<D: DriverTypes> LockEntry<'_, D> {
     }
 
     pub(super) fn position(&self, at: usize, now: BootInstant) -> QueuePosition {
-        let lease_left = match self.attempt.as_ref().map(|attempt| (&attempt.state, attempt)) {
-            Some((State::Holding(holding) | State::Yielding { holding, .. }, _)) => holding.grant.remaining(now),
-            Some((_, attempt)) => attempt.holder_expires_at.saturating_duration_since(now),
+        let lease_left = match self.attempt.as_ref().map(|attempt| &attempt.state) {
+            Some(State::Holding(holding) | State::Yielding { holding, .. }) => holding.grant.remaining(now),
+            Some(_) => self.asking.holder_expires_at.saturating_duration_since(now),
             None => Duration::ZERO,
         };
         let store_error = match &self.attempt {
