@@ -8,13 +8,14 @@
 #   scripts/bench.sh --quick ..      one short round, without pictures: the programs work
 #
 # Each question has a table, and a picture in docs/benchmarks/.
+# With valgrind, `memory` and `layer` also count instructions, in a second build.
 # The last lines are `goal NAME VALUE TARGET ok`, or `short` or `skipped` at their end. The machine
 # should have nothing else to do. benches/comparison/README.md explains the questions.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 if [ "${1:-}" = --help ]; then
-    sed -n '2,13s/^# \{0,1\}//p' scripts/bench.sh
+    sed -n '2,14s/^# \{0,1\}//p' scripts/bench.sh
     exit
 fi
 arguments=(--charts "$PWD/docs/benchmarks" "$@")
@@ -24,9 +25,15 @@ target=${CARGO_TARGET_DIR:-$PWD/target}/comparison
 echo 'building, which takes minutes the first time' >&2
 (cd benches/comparison && cargo build --quiet --release --target-dir "$target")
 
+# With the clock of libc, which valgrind knows.
+named=$(printf '%s\n' "$@" | grep -E '^[a-z_]+$' || true)
+if command -v valgrind >/dev/null && [[ -z $named || $named =~ memory|layer ]]; then
+    (cd benches/comparison && RUSTFLAGS=--cfg=rustix_use_libc cargo build --quiet --release --target-dir "$target/counted" --bin comparison)
+    arguments+=(--counted "$target/counted/release/comparison")
+fi
+
 # Redisson is a Java library. Without a JDK and Maven, `hot_key` says that it is skipped.
 redisson=$target/redisson
-named=$(printf '%s\n' "$@" | grep -E '^[a-z_]+$' || true)
 if [[ -z $named || $named == *hot_key* ]] && [ ! -e "$redisson/classpath" ] && command -v javac >/dev/null && command -v mvn >/dev/null; then
     mkdir -p "$redisson"
     mvn --quiet --batch-mode -Dstyle.color=never -f benches/comparison/redisson/pom.xml -Dfolder="$redisson" \

@@ -1,7 +1,8 @@
 //! Answers the questions that its arguments name, or all of them.
 //!
 //! ```sh
-//! comparison [--rounds N] [--quick] [--long] [--charts FOLDER] [--redisson CLASSPATH] [NAME ..]
+//! comparison [--rounds N] [--quick] [--long] [--charts FOLDER] [--redisson CLASSPATH]
+//!     [--counted PROGRAM] [NAME ..]
 //! ```
 
 use std::process::ExitCode;
@@ -43,18 +44,34 @@ fn main() -> ExitCode {
         ["contender", lock, redis, count] => {
             runtime().block_on(contender::contend(lock, redis, count.parse().expect("a number")));
         }
+        ["count", question, variant, units] => {
+            let units = units.parse().expect("a number");
+            match question {
+                "memory" => memory::count_cycles(variant, units),
+                _ => layer::count_requests(variant, units),
+            }
+        }
         _ => return compare(&arguments),
     }
     ExitCode::SUCCESS
 }
 
 fn compare(arguments: &[&str]) -> ExitCode {
-    let mut run = Run { rounds: 5, scale: 1.0, long: false, goals: Goals::default(), charts: None, redisson: None };
+    let mut run = Run {
+        rounds: 5,
+        scale: 1.0,
+        long: false,
+        goals: Goals::default(),
+        charts: None,
+        counted: None,
+        redisson: None,
+    };
     let mut chosen = Vec::new();
     let mut arguments = arguments.iter().copied();
     while let Some(argument) = arguments.next() {
         match argument {
             "--long" => run.long = true,
+            "--counted" => run.counted = arguments.next().map(Into::into),
             "--redisson" => run.redisson = arguments.next().map(str::to_owned),
             "--rounds" => run.rounds = arguments.next().and_then(|rounds| rounds.parse().ok()).expect("a number"),
             "--quick" => (run.rounds, run.scale, run.charts) = (1, 0.2, None),

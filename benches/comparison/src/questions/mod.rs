@@ -30,9 +30,14 @@ pub struct Run {
     pub goals: Goals,
     /// The folder of the charts, if they are wanted.
     pub charts: Option<PathBuf>,
+    /// A build of this program that valgrind can run.
+    pub counted: Option<PathBuf>,
     /// The class path of the Java program, if it could be built.
     pub redisson: Option<String>,
 }
+
+/// The name of a column.
+pub const INSTRUCTIONS: &str = "instructions";
 
 /// Counts of a variant for one unit of work, from the program `allocations`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -52,6 +57,24 @@ impl Run {
             turns.extend(variants[start..].iter().chain(&variants[..start]));
         }
         turns
+    }
+
+    /// The instructions of a unit of work, outside of the kernel: a count that no other process
+    /// changes.
+    pub fn instructions(&self, question: &str, variant: &str) -> Option<f64> {
+        const UNITS: u64 = 10_000;
+        let counted = self.counted.as_ref()?;
+        let count = |units: u64| {
+            let mut command = Command::new("valgrind");
+            command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]).arg(counted);
+            let output = command.args(["count", question, variant, &units.to_string()]).output().expect("valgrind");
+            let text = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success(), "{text}");
+            let collected = text.lines().find_map(|line| line.split_once("Collected : ")).expect("a count");
+            collected.1.trim().parse::<f64>().expect("a number")
+        };
+        // The difference does not include the start of the program.
+        Some((count(2 * UNITS) - count(UNITS)) / UNITS as f64)
     }
 
     pub fn write(&self, chart: &Chart) {
