@@ -99,7 +99,7 @@ impl LockGuard {
 
     /// The minimum hold, from the grant on.
     pub(crate) fn min_hold(&self) -> Duration {
-        self.section.min_hold
+        self.section.min_hold()
     }
 
     /// Runs a future while the lock is held. The future is not polled after the lock is lost. See

@@ -289,7 +289,8 @@ impl<D: DriverTypes> Grant<D> {
     }
 }
 
-fn nanos(duration: Duration) -> u64 {
+/// The nanoseconds of a duration, which use half the memory.
+pub(super) fn nanos(duration: Duration) -> u64 {
     BootInstant::default().saturating_add(duration).as_nanos()
 }
 

@@ -11,7 +11,7 @@ use std::{
 use super::{
     DriverTypes,
     deadline::{AtomicDeadline, Deadline},
-    grant::Grant,
+    grant::{Grant, nanos},
     hold_limits::HoldLimits,
 };
 #[cfg(feature = "test-util")]
@@ -40,8 +40,10 @@ pub struct Section<D: DriverTypes> {
     pub grant: Arc<Grant<D>>,
     /// The token of the writes of this section.
     pub token: FencingToken,
-    pub(super) lock_delay: Duration,
-    pub(crate) min_hold: Duration,
+    /// In nanoseconds: each held key has a section.
+    lock_delay: u64,
+    /// In nanoseconds.
+    min_hold: u64,
     pub(crate) started_at: BootInstant,
     /// The limit of this section. Its grant may continue with another section.
     deadline: AtomicDeadline,
@@ -69,8 +71,8 @@ impl<D: DriverTypes> Section<D> {
         Self {
             grant,
             token,
-            lock_delay: limits.lock_delay,
-            min_hold: limits.min_hold,
+            lock_delay: nanos(limits.lock_delay),
+            min_hold: nanos(limits.min_hold),
             started_at: now,
             deadline: AtomicDeadline::new(limit),
             undelivered: AtomicU32::new(0),
@@ -96,9 +98,17 @@ impl<D: DriverTypes> Section<D> {
         remaining.min(self.grant.remaining(now))
     }
 
+    pub(super) fn lock_delay(&self) -> Duration {
+        Duration::from_nanos(self.lock_delay)
+    }
+
+    pub(crate) fn min_hold(&self) -> Duration {
+        Duration::from_nanos(self.min_hold)
+    }
+
     /// The rest of `min_hold`.
     pub(super) fn min_hold_remaining(&self, now: BootInstant) -> Duration {
-        self.started_at.saturating_add(self.min_hold).saturating_duration_since(now)
+        self.started_at.saturating_add(self.min_hold()).saturating_duration_since(now)
     }
 
     /// Counts one more waiter that the section is sent to. Returns the number before.

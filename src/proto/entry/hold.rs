@@ -192,7 +192,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         section.end(LockLost::Released);
         let block_for = match end {
             // I10: a statement of the section may still be in flight.
-            _ if any_dropped => section.lock_delay,
+            _ if any_dropped => section.lock_delay(),
             GuardEnd::Released => section.min_hold_remaining(env.now()),
             // Other guards of the same owner had been received, and `min_hold` applies to them.
             GuardEnd::Undelivered if any_released => section.min_hold_remaining(env.now()),
@@ -441,7 +441,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
                     }
                 }
                 holding.grant.end(reason);
-                active.map_or(Duration::ZERO, |active| active.section.lock_delay)
+                active.map_or(Duration::ZERO, |active| active.section.lock_delay())
             }
             // No section runs. The yield itself makes the store refuse later renewals of this id,
             // so a refusal may not be a loss. Only the reply to the yield tells.
