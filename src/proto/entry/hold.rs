@@ -142,12 +142,12 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         }
         let owner = owner.filter(|owner| !owner.is_closed());
         let mut holds = 1;
-        deliver(&mut self.deliveries, (waiter, waits), &section, env);
+        deliver(self.deliveries, (waiter, waits), &section, env);
         if let Some(owner) = &owner {
             while let Some(request) = self.queue.remove_owned_by(owner, env.now()) {
                 holds += 1;
                 let waits = request.waits();
-                deliver(&mut self.deliveries, (request.waiter, waits), &section, env);
+                deliver(self.deliveries, (request.waiter, waits), &section, env);
             }
         }
         holding.active = Some(ActiveSection::new(section, owner, holds));

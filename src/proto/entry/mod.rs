@@ -109,7 +109,7 @@ impl<D: DriverTypes> StoredEntry<D> {
 
     /// The entry for an event. `spare` has memory that no entry uses.
     pub(super) fn open(&mut self, spare: &mut Option<Box<Extra<D>>>) -> LockEntry<'_, D> {
-        let extra = self.extra.get_or_insert_with(|| spare.take().unwrap_or_else(Box::default));
+        let extra = self.extra.get_or_insert_with(|| spare.take().unwrap_or_default());
         let Extra { queue, deliveries, pending_releases, asking, wakeup_at } = &mut **extra;
         LockEntry { attempt: &mut self.attempt, queue, deliveries, pending_releases, asking, wakeup_at }
     }

@@ -119,7 +119,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         if holding.grant.next_check_at() < scheduled_at {
             env.actions.push(Action::Track(Arc::clone(&holding.grant)));
         }
-        deliver(&mut self.deliveries, (request.waiter, waits), &active.section, env);
+        deliver(self.deliveries, (request.waiter, waits), &active.section, env);
     }
 
     /// Returns `true` if the key is held or queued for, here or in the store, as far as this
