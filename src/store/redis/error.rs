@@ -1,6 +1,6 @@
 //! Errors of a call and of connecting, with hints for operators.
 
-use std::{error::Error, fmt, sync::Arc, time::Duration};
+use std::{error::Error, fmt, io, sync::Arc, time::Duration};
 
 use deadpool_redis::{
     PoolError,
@@ -282,7 +282,7 @@ fn classify_code(code: &str) -> Option<(StoreErrorKind, &'static str)> {
 }
 
 fn classify_kind(error: &RedisError) -> (StoreErrorKind, &'static str) {
-    use StoreErrorKind::{Protocol, Refused, Timeout, Unavailable};
+    use StoreErrorKind::{Overloaded, Protocol, Refused, Timeout, Unavailable};
     let mentions = |texts: &[&str]| error.detail().is_some_and(|detail| texts.iter().any(|text| detail.contains(text)));
     if mentions(&["max number of clients"]) {
         return (Unavailable, CLIENTS_HINT);
@@ -304,10 +304,19 @@ fn classify_kind(error: &RedisError) -> (StoreErrorKind, &'static str) {
         ErrorKind::Server(_) | ErrorKind::Extension => {
             (Refused, "are the password, the number of the database and the permissions correct?")
         }
+        _ if is_unsent(error) => (Overloaded, "is the server slow, or are too many calls made at once?"),
         _ if error.is_timeout() => (Timeout, NO_REPLY_HINT),
         _ if error.to_string().contains("certificate") => (Refused, certificate_hint(&error.to_string())),
         _ => (Unavailable, "is the server up, and the address correct?"),
     }
+}
+
+/// Whether a socket was full.
+fn is_unsent(error: &RedisError) -> bool {
+    // As the library keeps it.
+    let source = error.source().and_then(<dyn Error>::downcast_ref::<Arc<dyn Error + Send + Sync>>);
+    let io = source.and_then(|source| source.downcast_ref::<io::Error>());
+    io.is_some_and(|io| io.kind() == io::ErrorKind::ResourceBusy)
 }
 
 /// A hint for a rejected certificate, by the text of rustls.

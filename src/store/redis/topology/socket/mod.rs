@@ -153,7 +153,7 @@ impl State {
             return Err(error.clone());
         }
         if self.pending.len() >= MAX_PENDING || self.unsent.len() >= MAX_UNSENT_BYTES {
-            // Of this kind, a caller does not take the connection for broken.
+            // Of this kind, a caller knows that nothing was sent, and keeps the connection.
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, "too many calls wait for the server").into());
         }
         for command in commands {
@@ -358,6 +358,7 @@ mod tests {
     use deadpool_redis::redis::cmd;
 
     use super::{wire::Wire, *};
+    use crate::store::{StoreErrorKind, redis::error::CallError};
 
     fn open() -> (Arc<Mutex<State>>, Reader, Wire) {
         let wire = Wire::default();
@@ -477,8 +478,11 @@ mod tests {
     #[test]
     fn waiting_calls_and_bytes_are_bounded() {
         let (state, _reader, _wire) = open();
-        let calls = (0..=MAX_PENDING).map(|_| call(&state, "a")).filter(|call| call().is_none());
+        let calls = (0..MAX_PENDING).map(|_| call(&state, "a")).filter(|call| call().is_none());
         assert_eq!(calls.count(), MAX_PENDING);
+        let error = state.lock().send(&[Wire::echo("a")]).expect_err("it is full");
+        assert!(!CallError::breaks_connection(&error));
+        assert_eq!(CallError::from(error).kind(), StoreErrorKind::Overloaded);
         let (state, _reader, _wire) = open();
         let text = "x".repeat(1 << 20);
         let calls = (0..100).map(|_| call(&state, &text)).filter(|call| call().is_none());
