@@ -70,7 +70,7 @@ impl Shared {
             let (reply, replicated) = acquire_conn.call_replicated(&call(expires_at)?, *min_replicas, deadline).await?;
             let now = self.clock.now();
             self.check_fence(&reply);
-            let (server_us, outcome) = parse(&reply)?;
+            let (server_us, outcome) = acquire_conn.parsed(parse(&reply))?;
             self.server_clock().observe(server_us, now);
             match outcome {
                 Timed::Done(reply) => return Ok((reply, replicated)),
@@ -237,7 +237,7 @@ impl SendRequests<ReleaseRequest> for Shared {
             let call = server.keyspace.release(&requests)?;
             let reply = server.release_conn.query_retry(Query::EvalSha(&call), deadline).await?;
             self.check_fence(&reply);
-            Ok::<_, CallError>(wire::parse_release(&reply, requests.len())?)
+            server.release_conn.parsed(wire::parse_release(&reply, requests.len()))
         };
         match send.await {
             Ok(replies) => {

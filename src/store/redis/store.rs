@@ -120,7 +120,7 @@ impl LockStore for RedisStore {
             let Server { keyspace, renew_conn, min_replicas, .. } = &*shared.server;
             let (call, is_sent) = keyspace.renew(&requests);
             let (reply, replicated) = renew_conn.call_replicated_retry(&call, *min_replicas, deadline).await?;
-            let mut replies = wire::parse_renew(&reply, &is_sent)?;
+            let mut replies = renew_conn.parsed(wire::parse_renew(&reply, &is_sent))?;
             if replicated.is_err() {
                 // The deadline stays: a server that is promoted now may not know the new lease.
                 for reply in replies.iter_mut().filter(|reply| **reply == RenewReply::Extended) {
@@ -164,7 +164,7 @@ impl LockStore for RedisStore {
             let call = shared.server.keyspace.delete_record(&key)?;
             // Not repeated: a later record would be deleted.
             let reply = shared.server.release_conn.query(Query::EvalSha(&call), deadline).await?;
-            Ok(wire::parse_delete_record(&reply)?)
+            shared.server.release_conn.parsed(wire::parse_delete_record(&reply))
         })
     }
 
@@ -190,7 +190,7 @@ impl LockStore for RedisStore {
             // Not repeated: the next holder may have the key by then.
             let reply = shared.server.release_conn.query(Query::EvalSha(&call), deadline).await?;
             shared.check_fence(&reply);
-            Ok(wire::parse_force(&reply)?)
+            shared.server.release_conn.parsed(wire::parse_force(&reply))
         })
     }
 

@@ -65,6 +65,7 @@ struct State<C: Connect> {
     /// The name of the server, as soon as it was looked up.
     named: Arc<OnceLock<Arc<str>>>,
     result: watch::Receiver<Option<ConnectResult<C>>>,
+    started: Instant,
     /// No reply has arrived on it yet.
     is_new: AtomicBool,
     /// Consecutive calls without a reply in time.
@@ -139,6 +140,15 @@ impl<C: Connect> Link<C> {
         self.lock_state().take();
     }
 
+    /// Abandons the connection, and returns it if it is complete.
+    pub(crate) fn take(&self) -> Option<C::Connection> {
+        let state = self.lock_state().take()?;
+        match &*state.result.borrow() {
+            Some(Ok(connection)) => Some(connection.clone()),
+            _ => None,
+        }
+    }
+
     async fn connected(&self, deadline: Instant) -> Result<(Arc<State<C>>, C::Connection), LinkError<C::Error>> {
         let state = self.connect_or_join();
         let mut result = state.result.clone();
@@ -157,7 +167,7 @@ impl<C: Connect> Link<C> {
     /// The current connection, complete or not. Starts one if there is none.
     fn connect_or_join(&self) -> Arc<State<C>> {
         let mut current = self.lock_state();
-        if let Some(state) = current.as_ref().filter(|state| !state.is_unusable()) {
+        if let Some(state) = current.as_ref().filter(|state| !state.is_unusable(self.connect_timeout)) {
             return Arc::clone(state);
         }
         let (sender, result) = watch::channel(None);
@@ -165,6 +175,7 @@ impl<C: Connect> Link<C> {
         let state = Arc::new(State {
             named: Arc::default(),
             result,
+            started: Instant::now(),
             is_new: AtomicBool::new(true),
             timeouts: AtomicU32::new(0),
         });
@@ -192,12 +203,13 @@ impl<C: Connect> Link<C> {
 }
 
 impl<C: Connect> State<C> {
-    /// Whether it was abandoned, or has failed some time ago.
-    fn is_unusable(&self) -> bool {
+    /// Whether it was abandoned, has failed some time ago, or never had a result: nothing drives
+    /// the runtime that connects.
+    fn is_unusable(&self, connect_timeout: Duration) -> bool {
         match &*self.result.borrow() {
             Some(Ok(_)) => false,
             Some(Err(failure)) => failure.at.elapsed() >= RECONNECT_DELAY,
-            None => self.result.has_changed().is_err(),
+            None => self.result.has_changed().is_err() || self.started.elapsed() >= connect_timeout + RECONNECT_DELAY,
         }
     }
 }
@@ -216,5 +228,60 @@ impl<C: Connect> Drop for InFlight<'_, C> {
         {
             self.link.discard(self.state);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use tokio::{runtime::Builder, time::sleep};
+
+    use super::*;
+
+    const CONNECT_TIMEOUT: Duration = Duration::from_millis(50);
+
+    /// The first connect hangs.
+    #[derive(Debug, Default)]
+    struct Server(AtomicUsize);
+
+    impl Connect for Server {
+        type Connection = usize;
+        type Error = ();
+
+        async fn connect(&self, _: &OnceLock<Arc<str>>) -> Result<usize, ()> {
+            let number = self.0.fetch_add(1, Ordering::Relaxed);
+            if number == 0 {
+                std::future::pending::<()>().await;
+            }
+            Ok(number)
+        }
+
+        fn failed(&self, _: Option<()>, _: Option<&Arc<str>>) {}
+    }
+
+    /// The runtime that began to connect exists, and nothing drives it.
+    /// Guarantee: G6.
+    #[test]
+    fn connect_of_an_idle_runtime_is_replaced() {
+        let runtime = || Builder::new_current_thread().enable_time().build().expect("a runtime");
+        let link = Link::new(Arc::<Server>::default(), CONNECT_TIMEOUT, Arc::default());
+        let call = async |link: &Link<Server>| {
+            let deadline = Instant::now() + Duration::from_millis(1);
+            link.call(deadline, async |number| number, |_| false).await
+        };
+        let idle = runtime();
+        assert!(idle.block_on(call(&link)).is_err());
+        let reply = runtime().block_on(async {
+            for _ in 0..1000 {
+                if let Ok(reply) = call(&link).await {
+                    return Some(reply);
+                }
+                sleep(Duration::from_millis(5)).await;
+            }
+            None
+        });
+        assert_eq!(reply, Some(1));
+        drop(idle);
     }
 }

@@ -76,6 +76,17 @@ impl SharedConnection {
         Ok(reply?)
     }
 
+    /// A reply that no script sends shows that replies and calls are out of step: all calls of the
+    /// connection fail, and it is replaced.
+    pub(crate) fn parsed<T>(&self, parsed: Result<T, UnexpectedReply>) -> Result<T, CallError> {
+        if parsed.is_err()
+            && let Some(Connected::Socket(socket)) = self.link.take()
+        {
+            socket.close();
+        }
+        Ok(parsed?)
+    }
+
     /// As [`query`](Self::query), but sends again on a new connection if the first one breaks: it
     /// may have been broken since its last use. Only for commands that may be repeated at any later
     /// time.

@@ -28,7 +28,7 @@ use tokio::{
     task::AbortHandle,
 };
 
-use self::frame::{FrameLength, MAX_REPLY_BYTES, TooLong};
+use self::frame::{FrameLength, Invalid, MAX_REPLY_BYTES};
 use crate::sync::{Mutex, oneshot::Oneshot};
 
 /// The most calls on a socket that wait for a reply. Further ones fail.
@@ -42,7 +42,7 @@ const BUFFER_BYTES: usize = 16 << 10;
 #[derive(Clone)]
 pub(crate) struct Socket {
     state: Arc<Mutex<State>>,
-    _reader: Arc<ReaderTask>,
+    reader: Arc<ReaderTask>,
 }
 
 /// Receives the reply to a call.
@@ -68,6 +68,8 @@ struct State {
     reader: Waker,
     /// An error that the server sent before any call: the reason why it closes the connection.
     reason: Option<RedisError>,
+    /// A write has failed: a part of a call may be sent, and no other one may follow it.
+    is_write_broken: bool,
     /// Why the connection has ended.
     end: Option<RedisError>,
     ended: Arc<Notify>,
@@ -98,7 +100,7 @@ impl Socket {
     pub(crate) fn open(stream: Box<dyn Stream>, on_message: Option<OnMessage>) -> Self {
         let (socket, reader) = Self::parts(stream, on_message);
         let task = Handle::current().spawn(reader).abort_handle();
-        Self { state: socket, _reader: Arc::new(ReaderTask(task)) }
+        Self { state: socket, reader: Arc::new(ReaderTask(task)) }
     }
 
     fn parts(stream: Box<dyn Stream>, on_message: Option<OnMessage>) -> (Arc<Mutex<State>>, Reader) {
@@ -109,6 +111,7 @@ impl Socket {
             pending: VecDeque::new(),
             reader: Waker::noop().clone(),
             reason: None,
+            is_write_broken: false,
             end: None,
             ended: Arc::default(),
         }));
@@ -133,6 +136,12 @@ impl Socket {
         self.state.lock().reason.clone()
     }
 
+    /// Ends the connection: its replies are out of step with its calls.
+    pub(crate) fn close(&self) {
+        end(&self.state, &aborted("the server sent a reply that belongs to no call"));
+        self.reader.0.abort();
+    }
+
     /// Waits for the end of the connection.
     pub(crate) async fn ended(&self) {
         let ended = {
@@ -151,6 +160,9 @@ impl State {
     fn send(&mut self, commands: &[Cmd]) -> RedisResult<Caller> {
         if let Some(error) = &self.end {
             return Err(error.clone());
+        }
+        if self.is_write_broken {
+            return Err(aborted("an earlier call could not be sent"));
         }
         if self.pending.len() >= MAX_PENDING || self.unsent.len() >= MAX_UNSENT_BYTES {
             // Of this kind, a caller knows that nothing was sent, and keeps the connection.
@@ -178,7 +190,10 @@ impl State {
                 Poll::Ready(Ok(count)) if count > 0 => *sent += count,
                 // The server has closed the connection. It may have sent a reason, which can still
                 // be read.
-                Poll::Ready(_) => break,
+                Poll::Ready(_) => {
+                    self.is_write_broken = true;
+                    break;
+                }
                 Poll::Pending => {
                     if *sent > unsent.len() / 2 {
                         unsent.drain(..std::mem::take(sent));
@@ -244,7 +259,13 @@ impl Reader {
     /// Delivers the complete replies and messages of the buffer.
     fn deliver(&mut self) -> Result<(), RedisError> {
         let mut start = 0;
-        while let Some(length) = self.frame.of(&self.buffer[start..self.filled]).map_err(|TooLong| too_long())? {
+        loop {
+            let length = match self.frame.of(&self.buffer[start..self.filled]) {
+                Ok(Some(length)) => length,
+                Ok(None) => break,
+                Err(Invalid::TooLong) => return Err(too_long()),
+                Err(Invalid::OtherProtocol) => return Err(other_protocol(&self.buffer[start..self.filled])),
+            };
             let frame = &self.buffer[start..start + length];
             start += length;
             let value = parse(frame)?;
@@ -268,21 +289,22 @@ impl Reader {
         }
         Ok(())
     }
+}
 
-    fn end(&self, error: &RedisError) {
-        let mut state = self.state.lock();
-        let stream = state.stream.take();
-        let pending = std::mem::take(&mut state.pending);
-        state.end = Some(error.clone());
-        state.unsent = Vec::new();
-        let ended = Arc::clone(&state.ended);
-        drop(state);
-        drop(stream);
-        for call in pending {
-            drop(call.caller.send(Err(error.clone())));
-        }
-        ended.notify_waiters();
+/// Ends the connection, unless it has ended. All its calls fail.
+fn end(state: &Mutex<State>, error: &RedisError) {
+    let mut state = state.lock();
+    let stream = state.stream.take();
+    let pending = std::mem::take(&mut state.pending);
+    state.end.get_or_insert_with(|| error.clone());
+    state.unsent = Vec::new();
+    let ended = Arc::clone(&state.ended);
+    drop(state);
+    drop(stream);
+    for call in pending {
+        drop(call.caller.send(Err(error.clone())));
     }
+    ended.notify_waiters();
 }
 
 impl Future for Reader {
@@ -290,7 +312,7 @@ impl Future for Reader {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let error = ready!(self.poll_read(cx));
-        self.end(&error);
+        end(&self.state, &error);
         Poll::Ready(())
     }
 }
@@ -298,9 +320,7 @@ impl Future for Reader {
 impl Drop for Reader {
     /// With its runtime, or by its last caller.
     fn drop(&mut self) {
-        if self.state.lock().end.is_none() {
-            self.end(&aborted("the runtime of the connection has ended"));
-        }
+        end(&self.state, &aborted("the runtime of the connection has ended"));
     }
 }
 
@@ -342,6 +362,12 @@ fn message(value: &Value) -> Option<(&[u8], &[u8])> {
         },
         _ => None,
     }
+}
+
+/// The error of the library for these bytes, which names what they are.
+fn other_protocol(bytes: &[u8]) -> RedisError {
+    let no_resp2 = || aborted("the server sent a value of RESP3, which was not requested");
+    parse_redis_value(bytes).err().unwrap_or_else(no_resp2)
 }
 
 fn too_long() -> RedisError {
@@ -455,6 +481,47 @@ mod tests {
             assert!(!error.is_empty() && !later.is_empty());
             assert!(wire.is_dropped(), "the socket is closed: {error}");
         }
+    }
+
+    /// What follows such a value could be assigned to another call.
+    /// Guarantee: G1.
+    #[test]
+    fn value_of_another_protocol_fails_the_calls_behind_it() {
+        for value in ["_\r\n", "*1\r\n_\r\n", ">2\r\n+invalidate\r\n*0\r\n"] {
+            let (state, mut reader, wire) = open();
+            let calls = ["a", "b"].map(|text| call(&state, text));
+            wire.reply(value.as_bytes());
+            wire.serve();
+            assert!(poll(&mut reader).is_ready(), "{value:?}");
+            assert!(calls.iter().all(|call| call().is_some_and(|reply| reply.is_err())), "{value:?}");
+        }
+    }
+
+    /// Guarantee: G1.
+    #[test]
+    fn closed_connection_fails_its_calls() {
+        let (state, mut reader, wire) = open();
+        let under_way = call(&state, "a");
+        end(&state, &aborted("closed"));
+        assert!(under_way().is_some_and(|reply| reply.is_err()));
+        assert!(call(&state, "b")().is_some_and(|reply| reply.is_err()));
+        assert!(wire.is_dropped() && poll(&mut reader).is_ready());
+    }
+
+    /// Its reply would be assigned to the call that was not sent.
+    /// Guarantee: G1.
+    #[test]
+    fn no_call_follows_one_that_could_not_be_sent() {
+        let (state, mut reader, wire) = open();
+        let sent = call(&state, "a");
+        wire.refuse_writes(true);
+        let failed = call(&state, "b");
+        wire.refuse_writes(false);
+        let error = call(&state, "c")().expect("it is not sent").expect_err("not sent");
+        assert!(error.contains("could not be sent"), "{error}");
+        wire.serve();
+        assert!(poll(&mut reader).is_pending());
+        assert_eq!((sent(), failed()), (Some(Ok("a".into())), None), "the earlier reply is received");
     }
 
     #[test]

@@ -27,6 +27,7 @@ struct State {
     to_client: Vec<u8>,
     frame: FrameLength,
     is_closed: bool,
+    refuses_writes: bool,
     client: Option<Waker>,
     server: Option<Waker>,
 }
@@ -36,6 +37,11 @@ impl Wire {
         let mut echo = cmd("ECHO");
         echo.arg(text);
         echo
+    }
+
+    /// Whether writes fail, as without memory in the kernel.
+    pub(super) fn refuse_writes(&self, refuses_writes: bool) {
+        self.0.lock().refuses_writes = refuses_writes;
     }
 
     /// Reads and replies. Returns the number of replies.
@@ -110,7 +116,7 @@ impl AsyncRead for Wire {
 impl AsyncWrite for Wire {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let mut state = self.0.lock();
-        if state.is_closed {
+        if state.is_closed || state.refuses_writes {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
         let count = bytes.len().min(ROOM - state.to_server.len().min(ROOM));
