@@ -135,6 +135,13 @@ impl<D: DriverTypes> Attempt<D> {
         }
     }
 
+    /// Whether the holder is unknown because the first reply is still in time.
+    pub(super) fn awaits_first_reply(&self, now: BootInstant, call_timeout: Duration) -> bool {
+        matches!(self.state, State::Requesting)
+            && self.in_flight.error().is_none()
+            && !self.in_flight.is_overdue(now, call_timeout)
+    }
+
     /// The error of the store, if the holder is unknown because of it.
     pub(super) fn store_error(&self) -> Option<StoreError> {
         let has_no_reply = matches!(self.state, State::Requesting);

@@ -45,6 +45,11 @@ impl InFlight {
         self.call.map(|(number, _)| number)
     }
 
+    /// Whether the call in flight was sent at least this long ago.
+    pub(super) fn is_overdue(&self, now: BootInstant, limit: Duration) -> bool {
+        self.call.is_some_and(|(_, sent_at)| now.saturating_duration_since(sent_at) >= limit)
+    }
+
     /// Ends the call with this number, and returns the instant at which it was sent. Returns `None`
     /// for a call of another attempt.
     pub(super) fn finish(&mut self, number: u64) -> Option<BootInstant> {

@@ -588,6 +588,19 @@ fn a_timeout_during_a_failing_release_names_the_store_error() {
     assert!(position.store_error.is_some() && !position.is_contended, "{position:?}");
 }
 
+#[test]
+fn a_wait_shorter_than_a_call_is_no_failure_of_the_store() {
+    let mut h = harness();
+    let number = h.request(1, true);
+    h.now = h.now.saturating_add(ms(499));
+    let position = h.cancel(number).expect("it waits");
+    assert!(position.store_error.is_none(), "{position:?}");
+    let mut h = harness();
+    let number = h.request(1, true);
+    h.now = h.now.saturating_add(ms(500));
+    assert!(h.cancel(number).expect("it waits").store_error.is_some(), "the call is overdue");
+}
+
 /// Checks the grant whenever it is due, like the watchdog.
 fn run_watchdog(h: &mut Harness, section: &Arc<Section<NoDriver>>, by: Duration) {
     let end = h.now.saturating_add(by);

@@ -132,10 +132,20 @@ impl<D: DriverTypes> LockEntry<'_, D> {
     /// its result has been sent or is about to be sent.
     pub fn cancel(&mut self, number: u64, env: &mut Env<'_, D>) -> Option<QueuePosition> {
         let at = self.queue.find(number)?;
-        let position = self.position(at, env.now());
+        let position = self.position_at_timeout(at, env);
         self.queue.remove(at)?;
         self.abandon_if_unwanted(env);
         Some(position)
+    }
+
+    /// A wait that is shorter than a call of the store is no failure of the store.
+    fn position_at_timeout(&self, at: usize, env: &Env<'_, D>) -> QueuePosition {
+        let mut position = self.position(at, env.now());
+        let awaits_reply = |attempt: &Attempt<D>| attempt.awaits_first_reply(env.now(), env.lease.call_timeout);
+        if self.attempt.as_ref().is_some_and(awaits_reply) {
+            position.store_error = None;
+        }
+        position
     }
 
     pub(super) fn position(&self, at: usize, now: BootInstant) -> QueuePosition {
@@ -165,7 +175,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         while !self.queue.is_empty()
             && let Some(request) = self.queue.pop_timed_out(env.now())
         {
-            let error = self.position(0, env.now()).timeout_error();
+            let error = self.position_at_timeout(0, env).timeout_error();
             env.reject(request, error);
         }
     }
