@@ -2,7 +2,11 @@ use std::{fmt, time::Duration};
 
 use thiserror::Error;
 
-use crate::{limits::MAX_RELEASES_UNDER_WAY, store::StoreError};
+use crate::{
+    limits::MAX_RELEASES_UNDER_WAY,
+    lock_key::{LockKey, several::KeyCountError},
+    store::StoreError,
+};
 
 /// Reason why a lock was not acquired. No lock is held, and no work was started.
 #[derive(Clone, Debug, Error)]
@@ -130,6 +134,25 @@ pub enum RunError {
     /// The lock was lost, and the work was dropped at an await. It may be partially done.
     #[error("the work was dropped: its lock was lost")]
     Lost(#[from] LockLost),
+}
+
+/// Reason why several locks were not acquired. None of them is held, and no work was started.
+///
+/// The text names no key. [`NotAcquired`](Self::NotAcquired) has the key that was not acquired.
+#[derive(Clone, Debug, Error)]
+#[non_exhaustive]
+pub enum LockAllError {
+    /// There is no key, or there are more than 64.
+    #[error(transparent)]
+    Keys(#[from] KeyCountError),
+    /// One of the locks was not acquired.
+    #[error("one of the locks was not acquired: {source}")]
+    NotAcquired {
+        /// The key of that lock: the first one in the order of the keys.
+        key: LockKey,
+        /// The reason.
+        source: LockError,
+    },
 }
 
 /// Too many releases have not reached the store.

@@ -13,5 +13,6 @@ pub use crate::key_source::{
 pub use crate::lock_key::{
     RawKeyError,
     part::{KeyPart, PartWriter, display},
+    several::{AllKeys, KeyCountError, all},
 };
 pub use crate::rejection::field_error::{FieldError, FieldProblem};

@@ -192,7 +192,7 @@ mod limits;
 
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
-pub use self::extract::{HasLockKey, Locked};
+pub use self::extract::{HasLockKey, HasLockKeys, Locked};
 #[cfg(feature = "memory")]
 #[cfg_attr(docsrs, doc(cfg(feature = "memory")))]
 pub use self::store::MemoryStore;
@@ -203,7 +203,7 @@ pub use self::{
     acquisition::AcquisitionId,
     error::{LockError, LockLost, RunError},
     fencing::FencingToken,
-    lock::{HeldLock, LockGuard, LockManager, LockManagerBuilder, LockStatus},
+    lock::{HeldLock, HeldLocks, LockGuard, LockGuards, LockManager, LockManagerBuilder, LockStatus},
     lock_key::LockKey,
     middleware::{LockLayer, LockManagerLayer},
     owner::Owner,

@@ -6,17 +6,29 @@ use axum::{
 };
 use http::{Method, StatusCode, request::Parts};
 
-use crate::{lock::HeldLock, middleware::service::Unlocked, telemetry::route::Route};
+use crate::{
+    lock::{HeldLock, HeldLocks},
+    middleware::service::Unlocked,
+    telemetry::route::Route,
+};
 
-/// Rejection of [`HeldLock`] as an extractor: the request holds no lock.
+/// Rejection of [`HeldLock`] and [`HeldLocks`] as extractors: the request holds no such lock.
 ///
 /// The text names the reason and its remedy.
 #[derive(Clone, Debug)]
 pub struct MissingLock {
-    /// `None`: no `LockLayer` is around the handler.
-    unlocked: Option<Unlocked>,
+    extractor: &'static str,
+    reason: Reason,
     method: Method,
     route: Route,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Reason {
+    NoLayer,
+    Unlocked(Unlocked),
+    /// The layer has locked several keys.
+    Several,
 }
 
 /// Extracts the innermost lock of the request.
@@ -35,13 +47,15 @@ pub struct MissingLock {
 /// # Errors
 ///
 /// Rejects with 500 if the request holds no lock. The response names the reason: no layer is around
-/// the handler, or the layer skipped the request. An `Option<HeldLock>` is never rejected.
+/// the handler, the layer skipped the request, or its key function returned
+/// [`key::all`](crate::key::all), whose locks are [`HeldLocks`]. An `Option<HeldLock>` is never
+/// rejected.
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 impl<S: Send + Sync> FromRequestParts<S> for HeldLock {
     type Rejection = MissingLock;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, MissingLock> {
-        parts.extensions.get().cloned().ok_or_else(|| MissingLock::of(parts))
+        parts.extensions.get().cloned().ok_or_else(|| MissingLock::of("HeldLock", parts))
     }
 }
 
@@ -54,13 +68,43 @@ impl<S: Send + Sync> OptionalFromRequestParts<S> for HeldLock {
     }
 }
 
+/// Extracts the locks of the innermost layer whose key function returned
+/// [`key::all`](crate::key::all). Without one, the lock of the innermost layer.
+///
+/// # Errors
+///
+/// Rejects with 500 if the request holds no lock. An `Option<HeldLocks>` is never rejected.
+#[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
+impl<S: Send + Sync> FromRequestParts<S> for HeldLocks {
+    type Rejection = MissingLock;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, MissingLock> {
+        held_locks(parts).ok_or_else(|| MissingLock::of("HeldLocks", parts))
+    }
+}
+
+#[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
+impl<S: Send + Sync> OptionalFromRequestParts<S> for HeldLocks {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Infallible> {
+        Ok(held_locks(parts))
+    }
+}
+
+fn held_locks(head: &Parts) -> Option<HeldLocks> {
+    let one = || head.extensions.get().map(|lock: &HeldLock| HeldLocks::new([lock.clone()]));
+    head.extensions.get().cloned().or_else(one)
+}
+
 impl MissingLock {
-    fn of(head: &Parts) -> Self {
-        Self {
-            unlocked: head.extensions.get().copied(),
-            method: head.method.clone(),
-            route: Route::from_extensions(&head.extensions, None),
-        }
+    fn of(extractor: &'static str, head: &Parts) -> Self {
+        let reason = match head.extensions.get() {
+            _ if head.extensions.get::<HeldLocks>().is_some() => Reason::Several,
+            Some(unlocked) => Reason::Unlocked(*unlocked),
+            None => Reason::NoLayer,
+        };
+        Self { extractor, reason, method: head.method.clone(), route: Route::from_extensions(&head.extensions, None) }
     }
 
     /// Returns the status, 500.
@@ -78,9 +122,9 @@ impl MissingLock {
 
 impl fmt::Display for MissingLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the request holds no lock for `HeldLock`: ")?;
-        f.write_str(match self.unlocked {
-            None => {
+        write!(f, "the request holds no lock for `{}`: ", self.extractor)?;
+        f.write_str(match self.reason {
+            Reason::NoLayer => {
                 "no `LockLayer` is around this handler. Put one on its route: \
                  `post(handler).route_layer(LockLayer::new(&locks, key::from_fn(..)))`. A layer covers only the methods \
                  and routes that were added before it: on a method router, call `.route_layer(..)` after `.put(..)` and \
@@ -88,13 +132,16 @@ impl fmt::Display for MissingLock {
                  `.route(..)`. A `LockManagerLayer` acquires no lock. If the handler may run without a lock, use \
                  `Option<HeldLock>`."
             }
-            Some(Unlocked::Skipped) => {
+            Reason::Unlocked(Unlocked::Skipped) => {
                 "the `LockLayer` of this route skipped it (`.skip(..)` or `.skip_methods(..)`). Use `Option<HeldLock>`, \
                  or do not skip requests to this handler."
             }
-            Some(Unlocked::NoKey) => {
+            Reason::Unlocked(Unlocked::NoKey) => {
                 "the key function of this route returned `None` for it. Use `Option<HeldLock>`, or return a key for \
                  each request to this handler."
+            }
+            Reason::Several => {
+                "the key function of this route returned `key::all`. Use `HeldLocks`, which has the lock of each key."
             }
         })
     }

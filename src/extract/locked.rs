@@ -8,9 +8,10 @@ use http::{Extensions, Method, StatusCode, request::Parts};
 
 use crate::{
     body::budget::Reservation,
-    lock::HeldLock,
-    lock_key::LockKey,
-    middleware::{ClientConnection, context::RequestContext},
+    key_source::{KeyRejection, RequestKeys},
+    lock::{HeldLock, HeldLocks},
+    lock_key::{LockKey, several::AllKeys},
+    middleware::{ClientConnection, context::RequestContext, keys::SortedKeys, request_lock::Held},
     rejection::{Rejection, RejectionBody},
     telemetry::route::Route,
 };
@@ -44,6 +45,50 @@ pub trait HasLockKey {
     fn lock_key(&self) -> impl Into<LockKey>;
 }
 
+/// Value with several lock keys. [`Locked<E, HeldLocks>`](Locked) locks all keys of the value that
+/// it extracts, or none.
+///
+/// ```
+/// # use axum::Json;
+/// # use tower_lock::{HasLockKeys, HeldLocks, Locked, key::{self, AllKeys}};
+/// # #[derive(serde::Deserialize)]
+/// struct Transfer {
+///     from: u64,
+///     to: u64,
+/// }
+///
+/// impl HasLockKeys for Transfer {
+///     fn lock_keys(&self) -> AllKeys {
+///         key::all([("account", self.from), ("account", self.to)])
+///     }
+/// }
+///
+/// async fn transfer(Locked(Json(transfer), locks): Locked<Json<Transfer>, HeldLocks>) {
+///     let from = locks.get(("account", transfer.from));
+/// }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` has no lock keys",
+    label = "`Locked<_, HeldLocks>` needs keys from this",
+    note = "implement `tower_lock::HasLockKeys` for it: `fn lock_keys(&self) -> AllKeys {{ key::all([(\"account\", self.from), (\"account\", self.to)]) }}`"
+)]
+pub trait HasLockKeys {
+    /// Returns the keys.
+    fn lock_keys(&self) -> AllKeys;
+}
+
+/// View of the lock of a [`Locked`]: [`HeldLock`] for a value with one key, [`HeldLocks`] for a
+/// value with several.
+///
+/// The trait cannot be implemented outside of this crate.
+pub trait LockView<T: ?Sized>: Sized + Send {
+    #[doc(hidden)]
+    fn keys(value: &T) -> RequestKeys;
+
+    #[doc(hidden)]
+    fn of(held: Held) -> Self;
+}
+
 /// Extractor that locks the key of the value that it extracts.
 ///
 /// `E` is an extractor that dereferences to a [`HasLockKey`] (`Json`, `Path`, `Query`, `Form`,
@@ -69,6 +114,9 @@ pub trait HasLockKey {
 /// # }
 /// ```
 ///
+/// For a value with several keys, implement [`HasLockKeys`], and write
+/// `Locked<Json<Transfer>, HeldLocks>`.
+///
 /// The key is that of one extractor. For a key of several extractors, such as the path and the
 /// body, use a [`LockLayer`](crate::LockLayer). If `HasLockKey` is not implemented, Axum reports
 /// only that the handler does not implement `Handler`.
@@ -91,11 +139,11 @@ pub trait HasLockKey {
 /// background.
 #[derive(Debug)]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
-pub struct Locked<E>(
+pub struct Locked<E, L = HeldLock>(
     /// The value of the extractor.
     pub E,
-    /// The lock of its key.
-    pub HeldLock,
+    /// The lock of its key, or the locks of its keys.
+    pub L,
 );
 
 const MISSING_LAYER: &str = "`Locked` found no `LockManagerLayer`. Put one on the router, outside of the handler: \
@@ -113,9 +161,10 @@ struct LockTarget {
     client: Option<ClientConnection>,
 }
 
-impl<E, S> FromRequestParts<S> for Locked<E>
+impl<E, L, S> FromRequestParts<S> for Locked<E, L>
 where
-    E: FromRequestParts<S> + Deref<Target: HasLockKey> + Send,
+    E: FromRequestParts<S> + Deref + Send,
+    L: LockView<E::Target>,
     S: Send + Sync,
 {
     type Rejection = Response;
@@ -123,24 +172,25 @@ where
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Response> {
         let target = LockTarget::new(&parts.method, &parts.extensions)?;
         let value = E::from_request_parts(parts, state).await.map_err(IntoResponse::into_response)?;
-        let key = value.lock_key().into();
+        let keys = target.sorted(L::keys(&value))?;
         let _waits = target.context.start_waiting();
         // A client that does not wait need not send its body.
-        if let Some(rejection) = target.context.immediate_rejection(&target.route, &key) {
+        if let Some(rejection) = target.context.immediate_rejection(&target.route, &keys) {
             return Err(target.rejected(rejection));
         }
         // Before the lock: a client that does not send its body blocks no other request.
         let mut reservation = target.read_body(parts).await?;
-        let lock = target.acquire(key, reservation.as_mut()).await?;
+        let held = target.acquire(keys, reservation.as_mut()).await?;
         // For extractors that follow, this is the innermost lock.
-        parts.extensions.insert(lock.clone());
-        Ok(Self(value, lock))
+        held.clone().insert_into(&mut parts.extensions);
+        Ok(Self(value, L::of(held)))
     }
 }
 
-impl<E, S> FromRequest<S> for Locked<E>
+impl<E, L, S> FromRequest<S> for Locked<E, L>
 where
-    E: FromRequest<S> + Deref<Target: HasLockKey> + Send,
+    E: FromRequest<S> + Deref + Send,
+    L: LockView<E::Target>,
     S: Send + Sync,
 {
     type Rejection = Response;
@@ -152,8 +202,9 @@ where
         let mut reservation = target.read_body(&mut parts).await?;
         let request = Request::from_parts(parts, body);
         let value = E::from_request(request, state).await.map_err(IntoResponse::into_response)?;
-        let lock = target.acquire(value.lock_key().into(), reservation.as_mut()).await?;
-        Ok(Self(value, lock))
+        let keys = target.sorted(L::keys(&value))?;
+        let held = target.acquire(keys, reservation.as_mut()).await?;
+        Ok(Self(value, L::of(held)))
     }
 }
 
@@ -175,15 +226,43 @@ impl LockTarget {
         self.context.on_reject().respond(rejection).map(RejectionBody::into_axum)
     }
 
+    fn sorted(&self, keys: RequestKeys) -> Result<SortedKeys, Response> {
+        SortedKeys::new(keys).map_err(|error| {
+            let response = KeyRejection::from(error).into_response(&self.route, self.context.on_reject());
+            response.map(RejectionBody::into_axum)
+        })
+    }
+
     /// Acquires the lock and keeps it until the end of the response.
-    async fn acquire(&self, key: LockKey, body: Option<&mut Reservation>) -> Result<HeldLock, Response> {
+    async fn acquire(&self, keys: SortedKeys, body: Option<&mut Reservation>) -> Result<Held, Response> {
         let Self { context, method, route, client } = self;
-        let lock = context.acquire(route, key, client.as_ref(), body).await;
+        let lock = context.acquire(route, keys, client.as_ref(), body).await;
         let lock = lock.map_err(|rejection| self.rejected(rejection))?;
-        let mut view = lock.held_lock();
-        view.set_request(context.request_scope());
+        let held = lock.held();
         context.keep(lock).map_err(|_| setup_error(method, route, HANDLER_RETURNED))?;
-        Ok(view)
+        Ok(held.of_request(context.request_scope()))
+    }
+}
+
+impl<T: HasLockKey + ?Sized> LockView<T> for HeldLock {
+    fn keys(value: &T) -> RequestKeys {
+        RequestKeys::One(value.lock_key().into())
+    }
+
+    fn of(held: Held) -> Self {
+        let Held::One(lock) = held else { unreachable!("one key was locked") };
+        lock
+    }
+}
+
+impl<T: HasLockKeys + ?Sized> LockView<T> for HeldLocks {
+    fn keys(value: &T) -> RequestKeys {
+        RequestKeys::Several(value.lock_keys())
+    }
+
+    fn of(held: Held) -> Self {
+        let Held::Several(locks) = held else { unreachable!("several keys were locked") };
+        locks
     }
 }
 

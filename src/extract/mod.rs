@@ -6,6 +6,6 @@ mod once;
 
 pub use self::{
     held_lock::MissingLock,
-    locked::{HasLockKey, Locked},
+    locked::{HasLockKey, HasLockKeys, LockView, Locked},
     once::MissingOnce,
 };

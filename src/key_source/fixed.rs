@@ -24,6 +24,8 @@ pub fn fixed(key: impl Into<LockKey>) -> Fixed {
 }
 
 impl KeySource for Fixed {
+    type Keys = LockKey;
+
     fn extract_key(
         &self,
         _: &mut Parts,

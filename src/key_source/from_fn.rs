@@ -13,8 +13,8 @@ use axum::{
 };
 use http::{Request, Response, request::Parts};
 
-use super::{IntoLockKey, KeyRejection, KeySource};
-use crate::{body::reader::BodyReader, lock_key::LockKey, rejection::RejectionBody};
+use super::{IntoLockKey, KeyRejection, KeySource, RequestKeys};
+use crate::{body::reader::BodyReader, rejection::RejectionBody};
 
 /// Creates a source that derives keys with a key function. Needs the feature `axum`.
 ///
@@ -59,7 +59,7 @@ use crate::{body::reader::BodyReader, lock_key::LockKey, rejection::RejectionBod
 ///
 /// Do not use an extractor that *takes* a part of the request (`WebSocketUpgrade`), because the
 /// handler would not find that part.
-pub fn from_fn<F, T, E, M>(f: F) -> impl KeySource
+pub fn from_fn<F, T, E, M>(f: F) -> impl KeySource<Keys = <F::Output as KeyFnOutput<M>>::Keys>
 where
     F: KeyFn<T>,
     T: Extractors<(), E>,
@@ -89,7 +89,7 @@ where
 /// LockLayer::new(locks, key::from_fn_with_state(db, tenant));
 /// # }
 /// ```
-pub fn from_fn_with_state<F, T, E, M, S>(state: S, f: F) -> impl KeySource
+pub fn from_fn_with_state<F, T, E, M, S>(state: S, f: F) -> impl KeySource<Keys = <F::Output as KeyFnOutput<M>>::Keys>
 where
     F: KeyFn<T>,
     T: Extractors<S, E>,
@@ -171,7 +171,10 @@ pub trait Extractor<S, M, P>: Sized {
     note = "up to six parts follow it: integers, `bool`, `char` and strings (`Uuid` needs the feature `uuid`), `tower_lock::key::display(..)` of a type with unique texts; floats are not allowed: `0.1 + 0.2` and `0.3` would be two locks"
 )]
 pub trait KeyFnOutput<M> {
-    fn into_key(self) -> impl Future<Output = Result<Option<LockKey>, Response<RejectionBody>>> + Send;
+    /// See [`IntoLockKey::Keys`].
+    type Keys: Into<RequestKeys> + Send;
+
+    fn into_key(self) -> impl Future<Output = Result<Option<Self::Keys>, Response<RejectionBody>>> + Send;
 }
 
 // Type parameters that keep the implementations of these traits apart.
@@ -311,17 +314,21 @@ fn extractor_rejection<E, R: IntoResponse>(rejection: R) -> KeyRejection {
 
 // === impl KeyFnOutput ===
 
-impl<R: IntoLockKey> KeyFnOutput<Ready> for R {
-    fn into_key(self) -> impl Future<Output = Result<Option<LockKey>, Response<RejectionBody>>> + Send {
+impl<R: IntoLockKey<Keys: Send>> KeyFnOutput<Ready> for R {
+    type Keys = R::Keys;
+
+    fn into_key(self) -> impl Future<Output = Result<Option<R::Keys>, Response<RejectionBody>>> + Send {
         ready(self.into_lock_key())
     }
 }
 
 impl<R> KeyFnOutput<Async> for R
 where
-    R: Future<Output: IntoLockKey> + Send,
+    R: Future<Output: IntoLockKey<Keys: Send>> + Send,
 {
-    async fn into_key(self) -> Result<Option<LockKey>, Response<RejectionBody>> {
+    type Keys = <R::Output as IntoLockKey>::Keys;
+
+    async fn into_key(self) -> Result<Option<Self::Keys>, Response<RejectionBody>> {
         self.await.into_lock_key()
     }
 }
@@ -336,7 +343,13 @@ where
     M: 'static,
     S: Clone + Send + Sync + 'static,
 {
-    async fn extract_key(&self, head: &mut Parts, body: &mut BodyReader<'_>) -> Result<Option<LockKey>, KeyRejection> {
+    type Keys = <F::Output as KeyFnOutput<M>>::Keys;
+
+    async fn extract_key(
+        &self,
+        head: &mut Parts,
+        body: &mut BodyReader<'_>,
+    ) -> Result<Option<Self::Keys>, KeyRejection> {
         let arguments = T::extract(head, body, &self.state).await?;
         self.f.call(arguments).into_key().await.map_err(|response| KeyRejection::Response(response, None))
     }

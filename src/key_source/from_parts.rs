@@ -5,7 +5,7 @@ use std::future::{Future, ready};
 use http::request::Parts;
 
 use super::{IntoLockKey, KeyRejection, KeySource};
-use crate::{body::reader::BodyReader, lock_key::LockKey};
+use crate::body::reader::BodyReader;
 
 /// Source that calls a function of the request head.
 #[derive(Clone)]
@@ -47,10 +47,10 @@ struct FromParts<F>(F);
 /// # #[cfg(feature = "memory")]
 /// # tokio::runtime::Runtime::new().unwrap().block_on(answers(LockManager::in_memory())).unwrap();
 /// ```
-pub fn from_parts<F, R>(f: F) -> impl KeySource
+pub fn from_parts<F, R>(f: F) -> impl KeySource<Keys = R::Keys>
 where
     F: Fn(&Parts) -> R + Clone + Send + Sync + 'static,
-    R: IntoLockKey,
+    R: IntoLockKey<Keys: Send>,
 {
     FromParts(f)
 }
@@ -58,13 +58,15 @@ where
 impl<F, R> KeySource for FromParts<F>
 where
     F: Fn(&Parts) -> R + Clone + Send + Sync + 'static,
-    R: IntoLockKey,
+    R: IntoLockKey<Keys: Send>,
 {
+    type Keys = R::Keys;
+
     fn extract_key(
         &self,
         head: &mut Parts,
         _: &mut BodyReader<'_>,
-    ) -> impl Future<Output = Result<Option<LockKey>, KeyRejection>> + Send {
+    ) -> impl Future<Output = Result<Option<R::Keys>, KeyRejection>> + Send {
         ready((self.0)(head).into_lock_key().map_err(|response| KeyRejection::Response(response, None)))
     }
 }

@@ -12,7 +12,11 @@ use http::{Response, request::Parts};
 
 use crate::{
     body::reader::BodyReader,
-    lock_key::{LockKey, part::KeyTuple},
+    lock_key::{
+        LockKey,
+        part::KeyTuple,
+        several::{AllKeys, KeyCountError},
+    },
     rejection::{Rejection, RejectionBody},
 };
 
@@ -22,6 +26,7 @@ use crate::{
 /// |---|---|
 /// | `("order", id)`, a tuple of a namespace and up to six parts | lock this key |
 /// | a [`LockKey`] | lock this key |
+/// | [`key::all([..])`](crate::key::all) of these | lock these keys, all of them or none |
 /// | an `Option` of these | `None`: the request needs no lock |
 /// | a `Result` of these | `Err` is the response, of any type that is `IntoResponse` |
 /// | the same without Axum | `Err` is a `Response` or a `StatusCode` |
@@ -32,8 +37,19 @@ use crate::{
     note = "up to six parts follow it: integers, `bool`, `char` and strings (`Uuid` needs the feature `uuid`); floats are not allowed: `0.1 + 0.2` and `0.3` would be two locks"
 )]
 pub trait IntoLockKey {
+    /// One key ([`LockKey`]), or several ([`AllKeys`]).
+    type Keys: Into<RequestKeys>;
+
     #[doc(hidden)]
-    fn into_lock_key(self) -> Result<Option<LockKey>, Response<RejectionBody>>;
+    fn into_lock_key(self) -> Result<Option<Self::Keys>, Response<RejectionBody>>;
+}
+
+/// The keys of one request.
+#[doc(hidden)]
+#[derive(Debug)]
+pub enum RequestKeys {
+    One(LockKey),
+    Several(AllKeys),
 }
 
 /// Error type of a key function. It is converted into a response.
@@ -61,13 +77,17 @@ pub trait IntoKeyRejection {
     note = "a field without a function: `key::from_fields(\"order\", key::path_param(\"id\"))`, `key::fixed((\"nightly\", \"mail\"))`"
 )]
 pub trait KeySource: Clone + Send + Sync + 'static {
+    /// One key ([`LockKey`]), or several ([`AllKeys`]). A layer locks either. The scope of a
+    /// [`ReplayLayer`](crate::ReplayLayer) is one key.
+    type Keys: Into<RequestKeys> + Send;
+
     /// Derives the key. Rejections because of the head come before the body is read.
     #[doc(hidden)]
     fn extract_key(
         &self,
         head: &mut Parts,
         body: &mut BodyReader<'_>,
-    ) -> impl Future<Output = Result<Option<LockKey>, KeyRejection>> + Send;
+    ) -> impl Future<Output = Result<Option<Self::Keys>, KeyRejection>> + Send;
 }
 
 /// Why a request has no key.
@@ -80,11 +100,19 @@ pub enum KeyRejection {
     Rejection(Rejection),
     /// The key needs a matched route, and no route matched.
     NoRoute,
+    /// There is no key, or there are too many.
+    KeyCount(KeyCountError),
 }
 
 impl From<Rejection> for KeyRejection {
     fn from(rejection: Rejection) -> Self {
         Self::Rejection(rejection)
+    }
+}
+
+impl From<KeyCountError> for KeyRejection {
+    fn from(error: KeyCountError) -> Self {
+        Self::KeyCount(error)
     }
 }
 
@@ -102,26 +130,56 @@ pub(crate) fn has_matched_route(head: &Parts) -> bool {
 // === impl IntoLockKey ===
 
 impl IntoLockKey for LockKey {
-    fn into_lock_key(self) -> Result<Option<LockKey>, Response<RejectionBody>> {
+    type Keys = Self;
+
+    fn into_lock_key(self) -> Result<Option<Self>, Response<RejectionBody>> {
+        Ok(Some(self))
+    }
+}
+
+impl IntoLockKey for AllKeys {
+    type Keys = Self;
+
+    fn into_lock_key(self) -> Result<Option<Self>, Response<RejectionBody>> {
         Ok(Some(self))
     }
 }
 
 impl<T: KeyTuple> IntoLockKey for T {
+    type Keys = LockKey;
+
     fn into_lock_key(self) -> Result<Option<LockKey>, Response<RejectionBody>> {
         Ok(Some(LockKey::from_tuple(&self)))
     }
 }
 
 impl<T: IntoLockKey> IntoLockKey for Option<T> {
-    fn into_lock_key(self) -> Result<Option<LockKey>, Response<RejectionBody>> {
+    type Keys = T::Keys;
+
+    fn into_lock_key(self) -> Result<Option<T::Keys>, Response<RejectionBody>> {
         self.map_or(Ok(None), IntoLockKey::into_lock_key)
     }
 }
 
 impl<T: IntoLockKey, E: IntoKeyRejection> IntoLockKey for Result<T, E> {
-    fn into_lock_key(self) -> Result<Option<LockKey>, Response<RejectionBody>> {
+    type Keys = T::Keys;
+
+    fn into_lock_key(self) -> Result<Option<T::Keys>, Response<RejectionBody>> {
         self.map_err(IntoKeyRejection::into_key_rejection)?.into_lock_key()
+    }
+}
+
+// === impl RequestKeys ===
+
+impl From<LockKey> for RequestKeys {
+    fn from(key: LockKey) -> Self {
+        Self::One(key)
+    }
+}
+
+impl From<AllKeys> for RequestKeys {
+    fn from(keys: AllKeys) -> Self {
+        Self::Several(keys)
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::time::{Sleep, sleep};
 use super::{
     HeldLock, LockGuard,
     driver::Driver,
-    driver_data::{NotGranted, Section, Waiter},
+    driver_data::{NotGranted, Section, TokioDriver, Waiter},
     request_scope::{Parent, RequestScope},
 };
 use crate::{
@@ -23,7 +23,10 @@ use crate::{
     policy::{LockPolicy, call_setters, settings},
     proto::{GuardEnd, LockRequest, QueuePosition, Requested, hold_limits::HoldLimits},
     store::{Demand, StoreError},
-    telemetry::{metrics::AcquireMetrics, notice},
+    telemetry::{
+        metrics::{AcquireMetrics, GuardMetrics},
+        notice,
+    },
 };
 
 /// Builder of a call for a lock. Nothing happens before it is awaited.
@@ -66,9 +69,9 @@ struct UnpolledKey(Option<LockKey>);
 
 /// The settings of a call that come from its handle.
 #[derive(Debug)]
-struct HandleSettings {
-    policy: LockPolicy,
-    parent: Parent,
+pub(super) struct HandleSettings {
+    pub(super) policy: LockPolicy,
+    pub(super) parent: Parent,
 }
 
 /// The parameters of a request for a lock.
@@ -107,10 +110,16 @@ pin_project! {
     impl PinnedDrop for AcquireFuture {
         fn drop(this: Pin<&mut Self>) {
             let this = this.project();
-            if let (Some(driver), StateProject::Waiting { pending, .. }) = (this.driver, this.state.project())
-                && let Some(pending) = pending.take()
-            {
-                pending.cancel(driver);
+            let Some(driver) = this.driver else { return };
+            let pending = match this.state.project() {
+                StateProject::Created { .. } => None,
+                StateProject::Sent { sent } => sent.take().map(|(pending, _)| pending),
+                StateProject::Waiting { pending, .. } => pending.take().map(Ok),
+            };
+            match pending {
+                Some(Ok(pending)) => pending.cancel(driver),
+                Some(Err((Ok(section), _))) => drop(driver.end_guard(&section, GuardEnd::ReleasedAfterFailure)),
+                Some(Err((Err(_), _))) | None => {}
             }
         }
     }
@@ -122,6 +131,8 @@ pin_project! {
     enum State {
         // Sent at the first poll.
         Created { request: Option<Request> },
+        // Sent with those of other keys.
+        Sent { sent: Option<Sent> },
         Waiting {
             // `None` after completion.
             pending: Option<PendingAcquire>,
@@ -150,15 +161,18 @@ enum Request {
     },
 }
 
-/// The result of a request, and its metrics.
-type Finished = (Result<Arc<Section>, NotGranted>, AcquireMetrics);
+/// The result of a request, and its metrics. `None`: one of several keys, which count as one.
+type Finished = (Result<Arc<Section>, NotGranted>, Option<AcquireMetrics>);
+
+/// A request that was sent: with its wait, or with its result.
+type Sent = (Result<PendingAcquire, Finished>, Duration);
 
 /// A request whose result is awaited.
 struct PendingAcquire {
     key: LockKey,
     number: u64,
     waiter: Waiter,
-    waiting: AcquireMetrics,
+    waiting: Option<AcquireMetrics>,
 }
 
 impl LockBuilder {
@@ -272,6 +286,17 @@ impl AcquireFuture {
     fn with_request(driver: Arc<Driver>, request: Request) -> Self {
         Self { driver: Some(driver), state: State::Created { request: Some(request) } }
     }
+
+    /// Sends requests of different keys together, now. Their metrics are those of the caller.
+    pub(super) fn send_all(driver: &Arc<Driver>, requests: Vec<(LockKey, LockRequest<()>)>) -> Vec<Self> {
+        let (keys, waits): (Vec<_>, Vec<_>) = requests.iter().map(|(key, request)| (key.clone(), request.wait)).unzip();
+        let sent = driver.request_all(requests).into_iter().zip(keys).zip(waits);
+        let future = |((requested, key), wait)| {
+            let sent = (PendingAcquire::sent(key, requested, None), wait);
+            Self { driver: Some(Arc::clone(driver)), state: State::Sent { sent: Some(sent) } }
+        };
+        sent.map(future).collect()
+    }
 }
 
 impl Future for AcquireFuture {
@@ -280,10 +305,17 @@ impl Future for AcquireFuture {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
         let driver = this.driver.as_ref().expect("not polled after completion");
-        if let StateProject::Created { request } = this.state.as_mut().project() {
-            let (params, parent) = request.take().expect("sent once").resolve();
-            let wait = params.wait;
-            let pending = match PendingAcquire::send(driver, params, parent) {
+        let sent = match this.state.as_mut().project() {
+            StateProject::Created { request } => {
+                let (params, parent) = request.take().expect("sent once").resolve();
+                let wait = params.wait;
+                Some((PendingAcquire::send(driver, params, parent), wait))
+            }
+            StateProject::Sent { sent } => sent.take(),
+            StateProject::Waiting { .. } => None,
+        };
+        if let Some((pending, wait)) = sent {
+            let pending = match pending {
                 Ok(pending) => Some(pending),
                 Err(finished) => return Poll::Ready(finish(this.driver, finished)),
             };
@@ -388,7 +420,16 @@ impl PendingAcquire {
         let owner = owner.or_else(Owner::current);
         let parent = parent.filter(|_| owner.is_none());
         let request = LockRequest { waiter: (), wait, owner, parent, limits, demand };
-        match driver.request(&key, request) {
+        let requested = driver.request(&key, request);
+        Self::sent(key, requested, Some(waiting))
+    }
+
+    fn sent(
+        key: LockKey,
+        requested: Result<Requested<TokioDriver>, StoreError>,
+        waiting: Option<AcquireMetrics>,
+    ) -> Result<Self, Finished> {
+        match requested {
             Ok(Requested::Waiting(number, waiter)) => Ok(Self { key, number, waiter, waiting }),
             Ok(Requested::Granted(section)) => Err((Ok(section), waiting)),
             Err(error) => Err((Err(LockError::from(error).into()), waiting)),
@@ -412,14 +453,18 @@ impl PendingAcquire {
 fn finish(driver: &mut Option<Arc<Driver>>, (result, waiting): Finished) -> Result<LockGuard, NotGranted> {
     match result {
         Ok(section) => {
-            let metrics = waiting.granted(&section.data.metrics);
+            let metrics = match waiting {
+                Some(waiting) => waiting.granted(&section.data.metrics),
+                None => GuardMetrics::of_several(&section.data.metrics),
+            };
             let driver = driver.take().expect("not polled after completion");
             Ok(LockGuard::new(driver, section, metrics))
         }
         Err(why) => {
-            match &why {
-                NotGranted::Recorded(_) => waiting.recorded(),
-                NotGranted::Rejected(error) => waiting.rejected(error),
+            match (waiting, &why) {
+                (Some(waiting), NotGranted::Recorded(_)) => waiting.recorded(),
+                (Some(waiting), NotGranted::Rejected(error)) => waiting.rejected(error),
+                (None, _) => {}
             }
             Err(why)
         }
@@ -427,7 +472,7 @@ fn finish(driver: &mut Option<Arc<Driver>>, (result, waiting): Finished) -> Resu
 }
 
 /// The wait and the hold limits of a call without HTTP.
-fn effective_settings(call: LockPolicy, handle: LockPolicy) -> (Duration, HoldLimits) {
+pub(super) fn effective_settings(call: LockPolicy, handle: LockPolicy) -> (Duration, HoldLimits) {
     match RequestScope::policy() {
         Some(request) => {
             let policy = call.or(request).or(handle);

@@ -111,7 +111,7 @@ struct AwaitedCall<T: Reply> {
 }
 
 /// The reply to a numbered call.
-trait Reply: Sized + Unpin + Send + 'static {
+pub(super) trait Reply: Sized + Unpin + Send + 'static {
     const OPERATION: &'static str;
 
     fn event(number: u64, reply: Result<Self, StoreError>) -> Event<TokioDriver>;
@@ -195,19 +195,29 @@ impl Driver {
         key: &LockKey,
         request: LockRequest<()>,
     ) -> Result<Requested<TokioDriver>, StoreError> {
+        self.check_request(key)?;
+        self.rearm_lost_timers();
+        let request = request.map_waiter(|()| Waiter::default);
+        let requested = self.drive(key, |table, cx, actions| table.request(key, cx, request, actions));
+        self.track_granted(&requested);
+        Ok(requested)
+    }
+
+    /// Whether the key may be requested now.
+    pub(super) fn check_request(&self, key: &LockKey) -> Result<(), StoreError> {
         self.check_process("acquire")?;
         if self.renewals.are_late(&self.clock) && !self.shards.of(key).lock().table.contains(key) {
             // The keys that are held come first.
             return Err(StoreError::new("lock", "acquire", StoreErrorKind::Overloaded)
                 .with_source("the renewals of held locks wait for their turn, and come first"));
         }
-        self.rearm_lost_timers();
-        let request = request.map_waiter(|()| Waiter::default);
-        let requested = self.drive(key, |table, cx, actions| table.request(key, cx, request, actions));
-        if let Requested::Granted(section) = &requested {
+        Ok(())
+    }
+
+    pub(super) fn track_granted(self: &Arc<Self>, requested: &Requested<TokioDriver>) {
+        if let Requested::Granted(section) = requested {
             self.track(Arc::clone(&section.grant), section.started_at);
         }
-        Ok(requested)
     }
 
     /// Cancels a request. Returns its position in the queue. `None`: its result was sent already,
@@ -220,17 +230,25 @@ impl Driver {
     /// the [section](super::driver_data::SectionData) later.
     pub(super) fn end_guard(self: &Arc<Self>, section: &Arc<Section>, end: GuardEnd) -> Option<ReleaseOutcome> {
         if !self.is_of_this_process() {
-            // The copy of a guard: the parent holds the lock, and releases it.
-            section.grant.end(LockLost::Expired);
-            section.grant.data.ended.notify_waiters();
-            return Some(ReleaseOutcome::NotHeld);
+            return Some(Self::end_copy(section));
         }
         let key = &section.grant.key;
         let outcome = self.drive(key, |table, cx, actions| table.end_guard(cx, section, end, actions));
+        self.untrack_freed(section, outcome);
+        outcome
+    }
+
+    /// Ends the copy of a guard in a forked child: the parent holds the lock, and releases it.
+    pub(super) fn end_copy(section: &Section) -> ReleaseOutcome {
+        section.grant.end(LockLost::Expired);
+        section.grant.data.ended.notify_waiters();
+        ReleaseOutcome::NotHeld
+    }
+
+    pub(super) fn untrack_freed(&self, section: &Section, outcome: Option<ReleaseOutcome>) {
         if outcome == Some(ReleaseOutcome::Released) {
             self.untrack(&section.grant);
         }
-        outcome
     }
 
     pub(super) fn grant_lost(self: &Arc<Self>, grant: &Grant, why: LockLost) {
@@ -403,7 +421,7 @@ impl Driver {
         self.clock.now()
     }
 
-    fn handle_event(self: &Arc<Self>, key: &LockKey, event: Event<TokioDriver>) {
+    pub(super) fn handle_event(self: &Arc<Self>, key: &LockKey, event: Event<TokioDriver>) {
         if self.is_of_this_process() {
             self.drive(key, |table, cx, actions| table.handle_event(key, cx, event, actions));
         }
@@ -423,18 +441,32 @@ impl Driver {
     ) -> T {
         let mut actions = Actions::new();
         let now = LazyNow::new(&self.clock);
-        let result = {
-            let Shard { table, ids } = &mut *self.shards.of(key).lock();
-            event(table, self.context(&now, ids), &mut actions)
-        };
+        let result = self.apply(key, &now, &mut actions, event);
+        self.carry_out(key, actions, now);
+        self.notify_if_idle();
+        result
+    }
+
+    /// Passes an event to the table of this key.
+    pub(super) fn apply<T>(
+        &self,
+        key: &LockKey,
+        now: &LazyNow<'_>,
+        actions: &mut Actions<TokioDriver>,
+        event: impl FnOnce(&mut LockTable<TokioDriver>, EventContext<'_>, &mut Actions<TokioDriver>) -> T,
+    ) -> T {
+        let Shard { table, ids } = &mut *self.shards.of(key).lock();
+        event(table, self.context(now, ids), actions)
+    }
+
+    /// Executes the actions of an event, those that follow from them, and those that become due.
+    pub(super) fn carry_out(self: &Arc<Self>, key: &LockKey, mut actions: Actions<TokioDriver>, now: LazyNow<'_>) {
         if !actions.is_empty() {
             let waiting = self.execute_all(key, &mut actions, now);
             if !waiting.is_empty() {
                 self.send_waiting_releases(waiting);
             }
         }
-        self.notify_if_idle();
-        result
     }
 
     /// Executes the actions of an event, and those that follow from them. Returns the keys whose
@@ -533,30 +565,32 @@ impl Driver {
             return;
         }
         if let Some(Numbered { numbers, requests }) = releases.take() {
-            self.await_replies(key, numbers, self.store.release(requests), &mut feed);
+            let targets = numbers.into_iter().map(|number| (key, number));
+            self.await_replies(targets, self.store.release(requests), |_, event| feed(event));
         }
         if let Some(Numbered { numbers, requests }) = acquires.take() {
-            self.await_replies(key, numbers, self.store.acquire(requests), &mut feed);
+            let targets = numbers.into_iter().map(|number| (key, number));
+            self.await_replies(targets, self.store.acquire(requests), |_, event| feed(event));
         }
         if let Some((number, request)) = yields.take() {
             self.await_reply(key, number, self.store.yield_to_queue(request)).into_iter().for_each(feed);
         }
     }
 
+    /// Receives the replies to numbered requests of these keys, and feeds in those that are ready.
     /// A store that returns too few replies violates its contract.
-    fn await_replies<T: Reply>(
+    pub(super) fn await_replies<'a, T: Reply>(
         self: &Arc<Self>,
-        key: &LockKey,
-        numbers: Many<u64>,
+        targets: impl Iterator<Item = (&'a LockKey, u64)>,
         replies: Many<StoreFuture<T>>,
-        feed: &mut impl FnMut(Event<TokioDriver>),
+        mut feed: impl FnMut(&LockKey, Event<TokioDriver>),
     ) {
         let mut replies = replies.into_iter();
-        for number in numbers {
+        for (key, number) in targets {
             let missing = || StoreFuture::ready(Err(StoreError::new("lock", T::OPERATION, StoreErrorKind::Protocol)));
             let reply = replies.next().unwrap_or_else(missing);
             if let Some(event) = self.await_reply(key, number, reply) {
-                feed(event);
+                feed(key, event);
             }
         }
     }
@@ -667,7 +701,7 @@ impl Driver {
         }
     }
 
-    fn notify_if_idle(&self) {
+    pub(super) fn notify_if_idle(&self) {
         if self.is_shutting_down.load(Ordering::Acquire) && self.is_idle() {
             self.idle.notify_waiters();
         }

@@ -12,7 +12,7 @@ use crate::{
     error::LockLost,
     fencing::FencingToken,
     lock_key::LockKey,
-    proto::{GuardEnd, section::ReleaseOutcome},
+    proto::{GuardEnd, hold_limits::HoldLimits, section::ReleaseOutcome},
     store::{NewRecord, StoreError},
     telemetry::{metrics::GuardMetrics, notice},
 };
@@ -151,10 +151,36 @@ impl LockGuard {
     }
 
     fn end(&mut self, end: GuardEnd) -> Option<ReleaseOutcome> {
+        self.finish_metrics();
+        self.driver.end_guard(&self.section, end)
+    }
+
+    fn finish_metrics(&mut self) {
         self.is_ended = true;
         // Before the next waiter is woken: a recorder that blocks delays this task alone.
         self.metrics.finish(&self.section.data.metrics, || self.held_for());
-        self.driver.end_guard(&self.section, end)
+    }
+
+    /// Ends guards of different keys together.
+    pub(super) fn end_all(mut guards: Vec<Self>, end: &GuardEnd) -> Vec<ReleaseFuture> {
+        let Some(driver) = guards.first().map(|guard| Arc::clone(&guard.driver)) else { return Vec::new() };
+        guards.iter_mut().for_each(Self::finish_metrics);
+        let outcomes = driver.end_guards(guards.iter().map(|guard| &guard.section), end);
+        outcomes.into_iter().zip(guards).map(|(outcome, guard)| ReleaseFuture { outcome, guard }).collect()
+    }
+
+    pub(super) fn metrics(&mut self) -> &mut GuardMetrics {
+        &mut self.metrics
+    }
+
+    /// Has the limits of the section count from now, if this is its only guard: another one has
+    /// started it.
+    pub(super) fn restart_limits(&self, limits: HoldLimits) {
+        if self.hold_count() == 1 {
+            let now = self.driver.now();
+            self.section.restart_limits(limits, now);
+            self.driver.track(Arc::clone(&self.section.grant), now);
+        }
     }
 }
 

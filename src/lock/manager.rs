@@ -8,7 +8,7 @@ use {
     tokio::runtime,
 };
 
-use super::{LockBuilder, LockStatus, driver::Driver, request_scope::Parent, watchdog};
+use super::{LockBuilder, LockStatus, acquire::HandleSettings, driver::Driver, request_scope::Parent, watchdog};
 use crate::{
     acquisition::AcquisitionIds,
     clock::Clock,
@@ -146,6 +146,10 @@ impl LockManager {
     /// ```
     pub fn lock(&self, key: impl Into<LockKey>) -> LockBuilder {
         LockBuilder::new(Arc::clone(self.driver()), key.into(), self.policy, self.parent.clone())
+    }
+
+    pub(super) fn handle_settings(&self) -> HandleSettings {
+        HandleSettings { policy: self.policy, parent: self.parent.clone() }
     }
 
     /// Returns the state of this key in the store: its holder, the time of the grant, and the

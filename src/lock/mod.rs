@@ -7,11 +7,16 @@ mod status;
 mod signal;
 mod acquire;
 mod request_scope;
+mod all;
+mod several;
 mod once;
 mod lead;
 mod guard;
+mod guards;
 mod held;
+mod held_locks;
 mod driver;
+mod together;
 mod driver_data;
 mod lost_timers;
 mod renewal_queue;
@@ -25,16 +30,20 @@ pub(crate) use self::{
     driver::Driver,
     driver_data::NotGranted,
     request_scope::{RequestInfo, RequestScope},
+    several::{SeveralParams, acquire_all},
 };
 pub use self::{
     acquire::{LockBuilder, LockFuture},
+    all::{LockAllBuilder, LockAllFuture},
     guard::{LockGuard, ReleaseFuture},
+    guards::{LockGuards, ReleaseAllFuture},
     held::HeldLock,
+    held_locks::HeldLocks,
     manager::{LockManager, LockManagerBuilder},
     once::{OnceBuilder, OnceOutcome},
     status::LockStatus,
 };
 pub use crate::{
-    error::{InsufficientTime, QueueBound},
+    error::{InsufficientTime, LockAllError, QueueBound},
     proto::section::ReleaseOutcome,
 };

@@ -1,6 +1,7 @@
 //! The key of a lock.
 
 pub(crate) mod part;
+pub(crate) mod several;
 pub(crate) mod shards;
 pub(crate) mod writer;
 

@@ -21,8 +21,9 @@ use super::{
     client::{ClientConnection, ClientId},
     config::LayerParams,
     disconnect::{DetachedHandlers, DetachedPermit, RouteId},
+    keys::SortedKeys,
     prefer,
-    request_lock::{AbortSignals, RequestLock},
+    request_lock::{AbortSignals, Guards, Held, RequestLock},
 };
 #[cfg(feature = "axum")]
 use crate::body::request_body::RequestBodyHandle;
@@ -37,7 +38,10 @@ use crate::{
         request_body::{BodyObserver, RequestBody},
     },
     error::{LockError, LockLost},
-    lock::{AcquireFuture, Driver, HeldLock, LockParams, NotGranted, RequestInfo, RequestScope},
+    lock::{
+        AcquireFuture, Driver, HeldLock, HeldLocks, LockParams, NotGranted, RequestInfo, RequestScope, SeveralParams,
+        acquire_all,
+    },
     lock_key::LockKey,
     owner::{Identity, Owner},
     policy::LockPolicy,
@@ -159,28 +163,33 @@ impl RequestContext {
 
     /// The context of the innermost layer around this request.
     pub(crate) fn of(extensions: &Extensions) -> Option<Self> {
-        let of_lock = extensions.get().and_then(|lock: &HeldLock| {
-            // A view that the application has inserted: its handler runs in the innermost layer.
-            lock.request().cloned().or_else(RequestScope::current)
+        let lock = extensions.get().map(HeldLock::request);
+        let of_lock = lock.or_else(|| extensions.get().map(HeldLocks::request)).and_then(|request| {
+            // Views that the application has inserted: its handler runs in the innermost layer.
+            request.cloned().or_else(RequestScope::current)
         });
         of_lock.and_then(RequestScope::downcast).map(Self).or_else(|| extensions.get().cloned())
     }
 
-    /// Inserts this context into the extensions for the handler, with the lock of its layer.
-    pub(super) fn insert_into(&self, extensions: &mut Extensions, lock: Option<HeldLock>) {
+    /// Inserts this context into the extensions for the handler, with the locks of its layer.
+    pub(super) fn insert_into(&self, extensions: &mut Extensions, held: Option<Held>) {
         if let Some(owner) = extensions.get_mut::<Owner>()
             && !self.is_owned_by(owner)
         {
             *owner = self.owner();
         }
-        // Inside of the `HeldLock`, because each extension costs an allocation.
-        if let Some(mut lock) = lock {
-            lock.set_request(self.request_scope());
-            extensions.insert(lock);
-        } else if let Some(lock) = extensions.get_mut::<HeldLock>() {
-            lock.set_request(self.request_scope());
-        } else {
-            extensions.insert(self.clone());
+        // Inside of the views, because each extension costs an allocation.
+        match held {
+            Some(held) => held.of_request(self.request_scope()).insert_into(extensions),
+            None => {
+                if let Some(lock) = extensions.get_mut::<HeldLock>() {
+                    lock.set_request(self.request_scope());
+                } else if let Some(locks) = extensions.get_mut::<HeldLocks>() {
+                    locks.set_request(self.request_scope());
+                } else {
+                    extensions.insert(self.clone());
+                }
+            }
         }
     }
 
@@ -280,20 +289,26 @@ impl RequestContext {
         Ok(reservation)
     }
 
-    /// Acquires a lock of the handler for this request if its client is still connected. `body` is
+    /// Acquires the lock of these keys for this request if its client is still connected. `body` is
     /// the reservation of its complete body while it waits.
     #[expect(clippy::manual_async_fn, reason = "the future of an `async fn` contains its arguments twice")]
     pub(crate) fn acquire(
         &self,
         route: &Route,
-        key: LockKey,
+        keys: SortedKeys,
         client: Option<&ClientConnection>,
         body: Option<&mut Reservation>,
     ) -> impl Future<Output = Result<RequestLock, Rejection>> {
         async move {
             let policy = &self.0.params.handler_policy;
-            self.reserve_for_waiting(route, &key, body, policy, None)?;
-            let lock = match self.request_lock(route, key, policy, None).await {
+            if let Some(first) = keys.iter().next() {
+                self.reserve_for_waiting(route, first, body, policy, None)?;
+            }
+            let lock = match keys {
+                SortedKeys::One(key) => self.request_lock(route, key, policy, None).await,
+                SortedKeys::Several(keys) => Box::pin(self.request_several(route, keys, policy)).await,
+            };
+            let lock = match lock {
                 Ok(lock) => lock,
                 Err((why, span)) => return Err(self.rejected(&span, why.into_error(), policy)),
             };
@@ -384,17 +399,61 @@ impl RequestContext {
             match AcquireFuture::new(Arc::clone(&self.0.driver), params).await {
                 Ok(guard) => {
                     span.granted(|| guard.hold_count(), guard.fencing_token());
-                    Ok(RequestLock::new(guard, span, Arc::clone(&self.0.params.hold_estimate), policy))
+                    Ok(self.locked(Guards::One(guard), span, policy))
                 }
                 Err(why) => Err((why, span)),
             }
         }
     }
 
+    async fn request_several(
+        &self,
+        route: &Route,
+        keys: Vec<LockKey>,
+        policy: &LockPolicy,
+    ) -> Result<RequestLock, (NotGranted, LockSpan)> {
+        let mut span = LockSpan::start_several(route, &keys, policy.shows_key());
+        if self.0.client_wait.is_some() {
+            self.0.is_wait_applied.store(true, Release);
+        }
+        let params = SeveralParams {
+            keys,
+            wait: self.0.client_wait.unwrap_or_else(|| policy.request_wait()),
+            limits: policy.request_hold_limits(),
+            owner: Some(self.owner()),
+            parent: None,
+            route: route.label(),
+        };
+        match acquire_all(Arc::clone(&self.0.driver), params).await {
+            Ok(guards) => {
+                span.granted_several();
+                Ok(self.locked(Guards::Several(guards), span, policy))
+            }
+            Err((key, error)) => {
+                span.not_acquired(&key, policy.shows_key());
+                Err((error.into(), span))
+            }
+        }
+    }
+
+    fn locked(&self, guards: Guards, span: LockSpan, policy: &LockPolicy) -> RequestLock {
+        RequestLock::new(guards, span, Arc::clone(&self.0.params.hold_estimate), policy)
+    }
+
     /// The rejection of a request that does not wait and would be rejected anyway: its body need
     /// not be sent.
-    pub(crate) fn immediate_rejection(&self, route: &Route, key: &LockKey) -> Option<Rejection> {
-        self.rejection_without_wait(route, key, &self.0.params.handler_policy, None)
+    pub(crate) fn immediate_rejection(&self, route: &Route, keys: &SortedKeys) -> Option<Rejection> {
+        let policy = &self.0.params.handler_policy;
+        match keys {
+            SortedKeys::One(key) => self.rejection_without_wait(route, key, policy, None),
+            SortedKeys::Several(keys) => {
+                let (key, error) =
+                    keys.iter().find_map(|key| Some((key, self.error_without_wait(route, key, policy, None)?)))?;
+                let span = LockSpan::start_several(route, keys, policy.shows_key());
+                span.not_acquired(key, policy.shows_key());
+                Some(self.rejected(&span, error, policy))
+            }
+        }
     }
 
     /// The same for a [claim](Self::claim).
@@ -414,14 +473,24 @@ impl RequestContext {
         policy: &LockPolicy,
         claim: Option<&Claim<'_>>,
     ) -> Option<Rejection> {
+        let error = self.error_without_wait(route, key, policy, claim)?;
+        Some(self.rejected(&LockSpan::start(route, key, claim, policy.shows_key()), error, policy))
+    }
+
+    fn error_without_wait(
+        &self,
+        route: &Route,
+        key: &LockKey,
+        policy: &LockPolicy,
+        claim: Option<&Claim<'_>>,
+    ) -> Option<LockError> {
         if !self.0.client_wait.unwrap_or_else(|| policy.request_wait()).is_zero() {
             return None;
         }
         let metrics = || AcquireMetrics::start(route.label().as_ref(), claim.is_some());
         let error = self.0.driver.rejection_without_wait(key, &self.owner(), metrics)?;
         self.0.is_wait_applied.store(self.0.client_wait.is_some(), Release);
-        LockSpan::start(route, key, claim, policy.shows_key()).rejected(&error);
-        Some(Rejection::from_lock_error(error, &self.0.params.hold_estimate, policy.timeout_status()))
+        Some(error)
     }
 
     /// The wait that the client chose, if it was used.

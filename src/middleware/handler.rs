@@ -11,11 +11,10 @@ use http::{Request, Response, request::Parts};
 use pin_project_lite::pin_project;
 use tower::{Service, ServiceExt};
 
-use super::request_locks::RequestLocks;
+use super::{request_lock::Held, request_locks::RequestLocks};
 use crate::{
     body::{budget::Reservation, request_body::RequestBody},
     error::LockLost,
-    lock::HeldLock,
 };
 
 /// A request and its locks. Fields are dropped in order: the resources of the request before the
@@ -65,16 +64,16 @@ impl<S> LockedRequest<S> {
     }
 
     /// Runs the inner service under the locks. The reservation of the body ends when the service is
-    /// called. The handler finds `lock` in the extensions.
+    /// called. The handler finds `held` in the extensions.
     pub(crate) fn run<B>(
         &mut self,
-        lock: Option<HeldLock>,
+        held: Option<Held>,
     ) -> impl Future<Output = Result<Result<Response<B>, S::Error>, LockLost>>
     where
         S: Service<Request<RequestBody>, Response = Response<B>>,
     {
         let Self { inner, head, body, reservation, locks } = self;
-        locks.context().insert_into(&mut head.as_mut().expect("before the call").extensions, lock);
+        locks.context().insert_into(&mut head.as_mut().expect("before the call").extensions, held);
         async move {
             let (context, span) = (locks.context(), locks.span().filter(|span| span.is_enabled()));
             let done = {

@@ -55,6 +55,12 @@ impl KeyRejection {
                 LockSpan::rejected_before_lock(route, result, rejection.status(), cause);
                 on_reject.respond(rejection)
             }
+            Self::KeyCount(error) => {
+                let status = StatusCode::UNPROCESSABLE_ENTITY;
+                let cause = InvalidKeyCause { extractor: None, field: None, text: error.to_string() };
+                LockSpan::rejected_before_lock(route, "invalid_key", status, Some(cause));
+                on_reject.respond(Rejection::InvalidKey { status, field: None, extractor: None })
+            }
             Self::NoRoute => {
                 let status = StatusCode::NOT_FOUND;
                 LockSpan::rejected_before_lock(route, "no_route", status, None);

@@ -15,13 +15,13 @@ use super::{
     config::LayerParams,
     context::RequestContext,
     record::{Ending, Recorder},
-    request_lock::{AbortSignals, RequestLock, poll_any},
+    request_lock::{AbortSignals, Release, RequestLock, poll_any},
 };
 use crate::{
     body::pace::TooSlow,
     error::LockLost,
     limits::{RECORD_WAIT, RELEASE_WAIT},
-    lock::{Driver, ReleaseFuture, ReleaseOutcome},
+    lock::{Driver, ReleaseOutcome},
     rejection::Rejection,
     store::NewRecord,
     telemetry::span::LockSpan,
@@ -51,7 +51,7 @@ pub(crate) struct RequestLocks {
 
 /// Releases that have started, in order.
 struct Releases {
-    pending: SmallVec<[(ReleaseFuture, RequestLock); 1]>,
+    pending: SmallVec<[(Release, RequestLock); 1]>,
     /// The last one leaves a record.
     leaves_record: bool,
     is_recorded: bool,
@@ -249,7 +249,7 @@ impl RequestLocks {
     /// Completes when all releases have. Logs a lock that had been lost before.
     fn poll_releases(&self, releases: &mut Releases, cx: &mut Context<'_>) -> Poll<()> {
         while let Some((release, lock)) = releases.pending.first_mut() {
-            let outcome = ready!(Pin::new(release).poll(cx));
+            let outcome = ready!(release.poll(cx));
             if matches!(outcome, Ok(ReleaseOutcome::NotHeld)) {
                 lock.span.released_late();
             }

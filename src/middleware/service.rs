@@ -14,13 +14,14 @@ use super::{
     config::LayerConfig,
     future::ResponseFuture,
     handler::{LockedRequest, Pipeline},
+    keys::SortedKeys,
+    request_lock::Held,
     request_locks::RequestLocks,
     response::{HandlerEnd, ResponseBody, ResponseResult, finish_response},
 };
 use crate::{
     body::request_body::RequestBody,
     key_source::{KeyRejection, KeySource},
-    lock::HeldLock,
     rejection::RejectionBody,
 };
 
@@ -113,17 +114,17 @@ where
 async fn lock_request<S, K: KeySource>(
     config: &LayerConfig<K>,
     request: &mut LockedRequest<S>,
-) -> Result<Option<HeldLock>, Response<RejectionBody>> {
+) -> Result<Option<Held>, Response<RejectionBody>> {
     let LockedRequest { head, body, reservation, locks, .. } = request;
     let head = head.as_mut().expect("before the call");
     let context = locks.context();
     let waits = context.start_waiting();
     let route = context.known_route();
     let mut reader = context.body_reader(body, reservation);
-    let key = match config.key.extract_key(head, &mut reader).await {
-        Ok(Some(key)) => {
+    let keys = match config.key.extract_key(head, &mut reader).await {
+        Ok(Some(keys)) => {
             config.without_key.count(true, route);
-            key
+            keys.into()
         }
         Ok(None) => {
             config.without_key.count(false, route);
@@ -132,21 +133,25 @@ async fn lock_request<S, K: KeySource>(
         }
         Err(rejection) => return Err(rejection.or_no_route(head).into_response(route, context.on_reject())),
     };
+    let keys = match SortedKeys::new(keys) {
+        Ok(keys) => keys,
+        Err(error) => return Err(KeyRejection::from(error).into_response(route, context.on_reject())),
+    };
     // Before the lock: a client that does not send its body blocks no other request.
     if context.buffers_body(&head.method) {
-        if let Some(rejection) = context.immediate_rejection(route, &key) {
+        if let Some(rejection) = context.immediate_rejection(route, &keys) {
             return Err(context.on_reject().respond_to(head, rejection));
         }
         if let Err(rejection) = reader.read(head).await {
             return Err(KeyRejection::from(rejection).into_response(route, context.on_reject()));
         }
     }
-    let lock = context.acquire(route, key, head.extensions.get(), reservation.as_mut()).await;
+    let lock = context.acquire(route, keys, head.extensions.get(), reservation.as_mut()).await;
     let lock = lock.map_err(|rejection| context.on_reject().respond_to(head, rejection))?;
     drop(waits);
-    let held_lock = lock.held_lock();
+    let held = lock.held();
     locks.add(lock);
-    Ok(Some(held_lock))
+    Ok(Some(held))
 }
 
 /// Leaves a value for the extractors of the handler, which only Axum has.

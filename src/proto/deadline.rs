@@ -54,6 +54,14 @@ impl AtomicDeadline {
         let _ = self.0.compare_exchange(at.as_nanos(), reason as u64, Ordering::AcqRel, Ordering::Relaxed);
     }
 
+    /// Lowers the deadline; a later `to` changes nothing.
+    pub(super) fn lower(&self, to: BootInstant) {
+        let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, |raw| match Deadline::from_raw(raw) {
+            Deadline::At(at) => Some(at.min(to).as_nanos()),
+            Deadline::Ended(_) => None,
+        });
+    }
+
     /// Extends the deadline; an earlier `to` changes nothing. Returns `false` if it has ended, or
     /// if the deadline has passed at `now`.
     pub(super) fn extend(&self, to: BootInstant, now: BootInstant) -> bool {

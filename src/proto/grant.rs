@@ -142,8 +142,13 @@ impl<D: DriverTypes> Grant<D> {
 
     /// Sets the limit of a section that starts.
     pub(super) fn set_section_limit(&self, limit: BootInstant) {
-        self.limit.store(limit.as_nanos(), Ordering::Relaxed);
+        self.set_limit(limit);
         self.set_delivery_check(BootInstant::FAR_FUTURE);
+    }
+
+    /// Sets the limit of the active section.
+    pub(super) fn set_limit(&self, limit: BootInstant) {
+        self.limit.store(limit.as_nanos(), Ordering::Relaxed);
     }
 
     /// Sets the instant of the next delivery check.

@@ -79,6 +79,7 @@ use crate::{
 
 pub(crate) mod table;
 pub(crate) mod calls;
+pub(crate) mod several;
 pub(crate) mod usage;
 pub(crate) mod entry;
 mod attempt;

@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -42,8 +42,8 @@ pub struct Section<D: DriverTypes> {
     pub token: FencingToken,
     /// In nanoseconds: each held key has a section.
     lock_delay: u64,
-    /// In nanoseconds.
-    min_hold: u64,
+    /// In nanoseconds, from the start.
+    min_hold: AtomicU64,
     pub(crate) started_at: BootInstant,
     /// The limit of this section. Its grant may continue with another section.
     deadline: AtomicDeadline,
@@ -72,7 +72,7 @@ impl<D: DriverTypes> Section<D> {
             grant,
             token,
             lock_delay: nanos(limits.lock_delay),
-            min_hold: nanos(limits.min_hold),
+            min_hold: AtomicU64::new(nanos(limits.min_hold)),
             started_at: now,
             deadline: AtomicDeadline::new(limit),
             undelivered: AtomicU32::new(0),
@@ -98,12 +98,23 @@ impl<D: DriverTypes> Section<D> {
         remaining.min(self.grant.remaining(now))
     }
 
+    /// Has the limits count from now: the section is one of several, and its work starts when the
+    /// last of them has its key. Its first limits must not end earlier. A driver tracks the grant
+    /// anew, as after an [`Action::Track`](super::Action::Track).
+    pub(crate) fn restart_limits(&self, limits: HoldLimits, now: BootInstant) {
+        let limit = limits.end_at(now);
+        self.deadline.lower(limit);
+        self.grant.set_limit(limit);
+        let waited = now.saturating_duration_since(self.started_at);
+        self.min_hold.store(nanos(limits.min_hold.saturating_add(waited)), Ordering::Relaxed);
+    }
+
     pub(super) fn lock_delay(&self) -> Duration {
         Duration::from_nanos(self.lock_delay)
     }
 
     pub(crate) fn min_hold(&self) -> Duration {
-        Duration::from_nanos(self.min_hold)
+        Duration::from_nanos(self.min_hold.load(Ordering::Relaxed))
     }
 
     /// The rest of `min_hold`.

@@ -112,8 +112,8 @@ pub struct ReplayLayer<K, V = WholeRequest> {
 #[derive(Clone, Copy, Debug)]
 pub struct WholeRequest;
 
-impl<K: KeySource> ReplayLayer<K> {
-    /// Creates a layer whose keys are unique within this scope.
+impl<K: KeySource<Keys = LockKey>> ReplayLayer<K> {
+    /// Creates a layer whose keys are unique within this scope, which is one key.
     ///
     /// The scope is the client that authentication has verified: a user, an account, an
     /// organisation and its user. Two clients that choose the same key have nothing in common.
@@ -305,7 +305,7 @@ impl<K: KeySource, V> ReplayLayer<K, V> {
     /// layer.fingerprint(key::from_fn(values))
     /// # }
     /// ```
-    pub fn fingerprint<W: KeySource>(self, values: W) -> ReplayLayer<K, W> {
+    pub fn fingerprint<W: KeySource<Keys = LockKey>>(self, values: W) -> ReplayLayer<K, W> {
         ReplayLayer { config: self.config, values }
     }
 
@@ -405,6 +405,8 @@ impl<K, V: Clone> Clone for ReplayLayer<K, V> {
 
 #[diagnostic::do_not_recommend]
 impl KeySource for WholeRequest {
+    type Keys = LockKey;
+
     async fn extract_key(
         &self,
         _: &mut request::Parts,

@@ -21,12 +21,13 @@ use super::{
 };
 use crate::{
     body::request_body::RequestBody,
-    key_source::{KeyRejection, KeySource},
+    key_source::{KeyRejection, KeySource, RequestKeys},
     lock_key::LockKey,
     middleware::{
         context::RequestContext,
         future::ResponseFuture,
         handler::LockedRequest,
+        request_lock::Held,
         request_locks::RequestLocks,
         response::{self, HandlerEnd, ResponseBody},
         service::leave_for_extractors,
@@ -163,7 +164,7 @@ where
         lock.release_unused();
         return Ok(response);
     }
-    let held_lock = lock.held_lock();
+    let Held::One(held_lock) = lock.held() else { unreachable!("the key is one") };
     request.locks.add(lock);
     request.locks.set_recorder(AnswerRecorder::new(Arc::clone(&config.answers), fingerprint, scope));
     if let Some(find_answer) = &config.find_answer {
@@ -210,6 +211,7 @@ async fn keyed_request<K: KeySource, S>(
         leave_for_extractors(head, Unrecorded::NoScope);
         return Ok(None);
     };
+    let scope = one_key(scope);
     let key = idempotency_key.lock_key(&scope);
     // An outer layer with this scope keeps the answer. Its lock is held.
     if head.extensions.get().is_some_and(|outer: &Once| outer.is_running(&key)) {
@@ -221,7 +223,7 @@ async fn keyed_request<K: KeySource, S>(
     let values = values.extract_key(head, body).await?;
     let content = body.read(head).await?;
     let fingerprint = match values {
-        Some(values) => Fingerprint::of_values(head, &values),
+        Some(values) => Fingerprint::of_values(head, &one_key(values)),
         // One reader may use the first media type, and another one the last.
         None if head.headers.get_all(CONTENT_TYPE).iter().nth(1).is_some() => {
             return Err(Rejection::duplicate_content_type().into());
@@ -229,6 +231,14 @@ async fn keyed_request<K: KeySource, S>(
         None => Fingerprint::of_request(head, &content),
     };
     Ok(Some(KeyedRequest { key, idempotency_key, scope, fingerprint }))
+}
+
+/// The key of a source whose type has one, which the constructors of the layer require.
+fn one_key(keys: impl Into<RequestKeys>) -> LockKey {
+    match keys.into() {
+        RequestKeys::One(key) => key,
+        RequestKeys::Several(_) => unreachable!("the scope and the fingerprint have one key"),
+    }
 }
 
 /// The answer in a record, for a request with this fingerprint.

@@ -30,7 +30,7 @@ mod enabled {
     /// One guard.
     #[derive(Debug)]
     pub(crate) struct GuardMetrics {
-        /// `None`: of a claim.
+        /// `None`: of a claim, or of a further one of several keys.
         route: Option<Arc<str>>,
     }
 
@@ -137,10 +137,15 @@ mod enabled {
 
         pub(crate) fn granted(mut self, section: &SectionMetrics) -> GuardMetrics {
             self.record("granted");
-            if section.guards.fetch_add(1, Ordering::AcqRel) == 0 {
-                isolated(|| gauge!("tower_lock_held").increment(1));
-            }
-            GuardMetrics { route: (!self.is_claim).then(|| Arc::clone(&self.route)) }
+            let mut guard = GuardMetrics::of_several(section);
+            guard.route = (!self.is_claim).then(|| Arc::clone(&self.route));
+            guard
+        }
+
+        /// Counts several keys as one call, and their hold as that of this guard.
+        pub(crate) fn granted_all(mut self, first: &mut GuardMetrics) {
+            self.record("granted");
+            first.route = Some(Arc::clone(&self.route));
         }
 
         pub(crate) fn rejected(mut self, error: &LockError) {
@@ -183,6 +188,14 @@ mod enabled {
     }
 
     impl GuardMetrics {
+        /// A guard that is counted as held, and not as a call.
+        pub(crate) fn of_several(section: &SectionMetrics) -> Self {
+            if section.guards.fetch_add(1, Ordering::AcqRel) == 0 {
+                isolated(|| gauge!("tower_lock_held").increment(1));
+            }
+            Self { route: None }
+        }
+
         /// Called once for each guard. The last guard of its section records how long it was held.
         pub(crate) fn finish(&self, section: &SectionMetrics, held_for: impl FnOnce() -> Duration) {
             if section.guards.fetch_sub(1, Ordering::AcqRel) == 1 {
@@ -276,12 +289,18 @@ mod disabled {
             GuardMetrics(())
         }
 
+        pub(crate) fn granted_all(self, _: &mut GuardMetrics) {}
+
         pub(crate) fn rejected(self, _: &LockError) {}
 
         pub(crate) fn recorded(self) {}
     }
 
     impl GuardMetrics {
+        pub(crate) fn of_several(_: &SectionMetrics) -> Self {
+            Self(())
+        }
+
         pub(crate) fn finish(&self, _: &SectionMetrics, _: impl FnOnce() -> Duration) {}
     }
 

@@ -74,6 +74,20 @@ impl LockSpan {
                 span.record("key", key.redacted());
             }
         }
+        Self::new(span)
+    }
+
+    /// The span of a request for several keys.
+    pub(crate) fn start_several(route: &Route, keys: &[LockKey], shows_key: bool) -> Self {
+        let span = open(route);
+        span.record("keys", keys.len());
+        if !span.is_disabled() {
+            span.record("key", shown(keys, shows_key));
+        }
+        Self::new(span)
+    }
+
+    fn new(span: Span) -> Self {
         let is_shown = !span.is_disabled() || tracing::enabled!(target: "tower_lock", Level::DEBUG);
         Self { span, is_granted: false, has_result: AtomicBool::new(false), started: is_shown.then(Instant::now) }
     }
@@ -123,6 +137,17 @@ impl LockSpan {
         if !self.span.is_disabled() {
             self.span.record("wait_ms", self.wait_ms()).record("depth", depth()).record("fence", fence.as_u64());
         }
+    }
+
+    pub(crate) fn granted_several(&mut self) {
+        self.is_granted = true;
+        self.span.record("wait_ms", self.wait_ms());
+    }
+
+    /// Which one of several keys was not acquired.
+    pub(crate) fn not_acquired(&self, key: &LockKey, shows_key: bool) {
+        let key = shown(std::slice::from_ref(key), shows_key);
+        tracing::debug!(target: "tower_lock", parent: &self.span, key, "one of the keys of a request was not acquired");
     }
 
     pub(crate) fn rejected(&self, error: &LockError) {
@@ -207,6 +232,7 @@ fn open(route: &Route) -> Span {
         "lock",
         route = route.as_str(),
         key = Empty,
+        keys = Empty,
         idempotency_key = Empty,
         result = Empty,
         wait_ms = Empty,
@@ -215,6 +241,18 @@ fn open(route: &Route) -> Span {
         fence = Empty,
         replay = Empty,
     )
+}
+
+/// The keys of one request, as far as the log may show them.
+fn shown(keys: &[LockKey], shows_key: bool) -> String {
+    /// A span of 64 long keys would be larger than the rest of the log.
+    const MOST: usize = 8;
+    let text = |key: &LockKey| if shows_key { key.as_str().to_owned() } else { key.redacted() };
+    let mut shown = keys.iter().take(MOST).map(text).collect::<Vec<_>>().join(", ");
+    if keys.len() > MOST {
+        shown.push_str(", ..");
+    }
+    shown
 }
 
 fn millis(duration: Duration) -> f64 {

@@ -67,7 +67,7 @@ use crate::{
 /// Rejects with [`Rejection::InvalidKey`] and a [`FieldError`]. The response is a problem of the
 /// type `invalid-key`. It names the field and the reason, but not the value.
 /// [`LockLayer::on_reject`](crate::LockLayer::on_reject) can replace it.
-pub fn from_fields<F: Fields>(namespace: &'static str, fields: F) -> impl KeySource {
+pub fn from_fields<F: Fields>(namespace: &'static str, fields: F) -> impl KeySource<Keys = LockKey> {
     FromFields { namespace, sources: fields.sources() }
 }
 
@@ -156,6 +156,8 @@ impl FromFields {
 }
 
 impl KeySource for FromFields {
+    type Keys = LockKey;
+
     async fn extract_key(&self, head: &mut Parts, body: &mut BodyReader<'_>) -> Result<Option<LockKey>, KeyRejection> {
         let of_body = self.sources.iter().filter(|source| source.reads_body()).count();
         // An invalid head is rejected before its body is read.

@@ -6,6 +6,7 @@ mod reentry;
 mod leases;
 mod renewal;
 mod hold_limits;
+mod several;
 mod once;
 mod admin;
 mod multi_instance;

@@ -2,6 +2,7 @@
 
 mod layers;
 mod configuration;
+mod several_keys;
 mod rejections;
 mod replay;
 mod request_body;

@@ -1,0 +1,96 @@
+//! Several keys that are locked together.
+
+use std::collections::BTreeSet;
+
+use super::LockKey;
+use crate::limits::MAX_KEYS_TOGETHER;
+
+/// Several keys that are locked together: all of them, or none. Created by
+/// [`key::all`](crate::key::all).
+///
+/// The keys are sorted by their texts, and each one is there once: all callers acquire them in one
+/// order, whatever order they wrote.
+#[derive(Clone, Debug)]
+pub struct AllKeys(Result<Vec<LockKey>, KeyCountError>);
+
+/// Error of several keys: there is none, or there are too many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeyCountError {
+    /// The list is empty. If no lock is needed, do not lock; a key function returns `None`.
+    #[error("no key to lock: the list of keys is empty")]
+    Empty,
+    /// More than 64 different keys.
+    #[error("more than {MAX_KEYS_TOGETHER} different keys cannot be locked together")]
+    TooMany,
+}
+
+/// Creates several keys that are locked together: from 1 to 64, in any order, duplicates once.
+///
+/// In a key function, for a handler that needs more than one subject for itself:
+///
+/// ```
+/// # use std::time::Duration;
+/// # use axum::Json;
+/// # use tower_lock::{HeldLocks, LockLayer, LockManager, key};
+/// #[derive(serde::Deserialize)]
+/// struct Transfer { from: u64, to: u64, amount: u32 }
+///
+/// # fn layer(locks: &LockManager) {
+/// LockLayer::new(locks, key::from_fn(|Json(transfer): Json<Transfer>| {
+///     key::all([("account", transfer.from), ("account", transfer.to)])
+/// }))
+/// .wait(Duration::from_secs(5));
+/// # }
+///
+/// async fn transfer(locks: HeldLocks, Json(transfer): Json<Transfer>) {
+///     let from = locks.get(("account", transfer.from));
+///     // .. write under the fencing token of each account
+/// }
+/// ```
+///
+/// Without HTTP, [`LockManager::lock_all`](crate::LockManager::lock_all) takes the list itself.
+///
+/// # Errors
+///
+/// An empty list and more than 64 different keys are reported where the keys are used: a layer
+/// rejects the request with 422 `invalid-key`, and `lock_all` fails.
+pub fn all<K: Into<LockKey>>(keys: impl IntoIterator<Item = K>) -> AllKeys {
+    let mut sorted = BTreeSet::new();
+    for key in keys {
+        sorted.insert(key.into());
+        // The list may come from a client.
+        if sorted.len() > MAX_KEYS_TOGETHER {
+            return AllKeys(Err(KeyCountError::TooMany));
+        }
+    }
+    AllKeys(if sorted.is_empty() { Err(KeyCountError::Empty) } else { Ok(sorted.into_iter().collect()) })
+}
+
+impl AllKeys {
+    /// The keys in order.
+    pub(crate) fn into_sorted(self) -> Result<Vec<LockKey>, KeyCountError> {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_sorted_and_each_is_there_once() {
+        let keys = all([("b", 1), ("a", 2), ("b", 1), ("a", 10)]).into_sorted().expect("valid");
+        let texts: Vec<_> = keys.iter().map(LockKey::as_str).collect();
+        assert_eq!(texts, ["a:10", "a:2", "b:1"]);
+    }
+
+    #[test]
+    fn no_key_and_too_many_keys_are_errors() {
+        assert_eq!(all::<LockKey>([]).into_sorted(), Err(KeyCountError::Empty));
+        assert_eq!(all((0..65).map(|n| ("k", n))).into_sorted(), Err(KeyCountError::TooMany));
+        assert_eq!(all((0..64).map(|n| ("k", n))).into_sorted().map(|keys| keys.len()), Ok(64));
+        assert_eq!(all((0..1000).map(|n| ("k", n % 64))).into_sorted().map(|keys| keys.len()), Ok(64));
+        assert_eq!(all((0..).map(|n: u64| ("k", n))).into_sorted(), Err(KeyCountError::TooMany), "without an end");
+    }
+}
