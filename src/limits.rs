@@ -51,6 +51,9 @@ pub(crate) const DRIFT_ROUNDING: Duration = Duration::from_millis(2);
 /// Keys that are locked together: as many as one call of a store has.
 pub(crate) const MAX_KEYS_TOGETHER: usize = 64;
 
+/// Pairs of namespaces whose orders are compared. A service with more has few of them in a route.
+pub(crate) const MAX_ORDERED_PAIRS: usize = 256;
+
 /// Default wait of `locks.lock(key)`: every wait has an end.
 pub(crate) const LOCK_WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -302,6 +305,7 @@ mod tests {
             ("idempotency key", format!("{MAX_IDEMPOTENCY_KEY_BYTES} bytes")),
             ("`keep_for`", format!("{} h", KEEP_FOR.as_secs() / 3600)),
             ("keys that are locked together", MAX_KEYS_TOGETHER.to_string()),
+            ("pairs of namespaces whose orders are compared", MAX_ORDERED_PAIRS.to_string()),
             ("longest `keep_for`", format!("{} days", KEEP_FOR_MAX.as_secs() / 86_400)),
             ("`keep_up_to`", format!("{} KiB", KEEP_UP_TO >> 10)),
             ("largest `keep_up_to`", format!("{} MiB", KEEP_UP_TO_MAX >> 20)),

@@ -8,9 +8,13 @@ use std::{
     ptr,
     sync::{
         Arc, Weak,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
+
+use smallvec::SmallVec;
+
+use crate::{lock_key::LockKey, sync::Mutex};
 
 tokio::task_local! {
     /// The owner of the work that this task does now.
@@ -92,7 +96,18 @@ pub(crate) struct Identity<T: ?Sized = dyn Any + Send + Sync> {
     open: AtomicUsize,
     /// The number of its requests in local queues.
     waiting: AtomicUsize,
+    /// It has acquired a lock.
+    has_locks: AtomicBool,
+    /// The locks that it has acquired. One that has ended is dropped when another one is added.
+    locks: Mutex<SmallVec<[Arc<dyn OwnedLock>; 1]>>,
     context: T,
+}
+
+/// A lock that an owner has acquired.
+pub(crate) trait OwnedLock: Send + Sync {
+    fn key(&self) -> &LockKey;
+
+    fn is_held(&self) -> bool;
 }
 
 /// An owner that does not keep its context alive.
@@ -156,6 +171,25 @@ impl Owner {
         self.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 
+    /// Adds a lock that this owner has acquired.
+    pub(crate) fn acquired(&self, lock: Arc<dyn OwnedLock>) {
+        self.0.has_locks.store(true, Ordering::Relaxed);
+        let mut locks = self.0.locks.lock();
+        locks.retain(|lock| lock.is_held());
+        locks.push(lock);
+    }
+
+    /// Whether this owner may hold a lock.
+    pub(crate) fn has_locks(&self) -> bool {
+        self.0.has_locks.load(Ordering::Relaxed)
+    }
+
+    /// The keys that this owner holds.
+    pub(crate) fn held_keys(&self) -> Vec<LockKey> {
+        let locks = self.0.locks.lock();
+        locks.iter().filter(|lock| lock.is_held()).map(|lock| lock.key().clone()).collect()
+    }
+
     pub(crate) fn is_waiting(&self) -> bool {
         self.0.waiting.load(Ordering::Relaxed) > 0
     }
@@ -164,7 +198,13 @@ impl Owner {
 impl<T> Identity<T> {
     /// An identity that one [`close`](Owner::close) closes.
     pub(crate) fn new(context: T) -> Self {
-        Self { open: AtomicUsize::new(1), waiting: AtomicUsize::new(0), context }
+        Self {
+            open: AtomicUsize::new(1),
+            waiting: AtomicUsize::new(0),
+            has_locks: AtomicBool::new(false),
+            locks: Mutex::default(),
+            context,
+        }
     }
 }
 

@@ -118,8 +118,8 @@ pin_project! {
             };
             match pending {
                 Some(Ok(pending)) => pending.cancel(driver),
-                Some(Err((Ok(section), _))) => drop(driver.end_guard(&section, GuardEnd::ReleasedAfterFailure)),
-                Some(Err((Err(_), _))) | None => {}
+                Some(Err((Ok(section), ..))) => drop(driver.end_guard(&section, GuardEnd::ReleasedAfterFailure)),
+                Some(Err((Err(_), ..))) | None => {}
             }
         }
     }
@@ -161,8 +161,9 @@ enum Request {
     },
 }
 
-/// The result of a request, and its metrics. `None`: one of several keys, which count as one.
-type Finished = (Result<Arc<Section>, NotGranted>, Option<AcquireMetrics>);
+/// The result of a request, its owner, and its metrics. `None`: one of several keys, which count as
+/// one.
+type Finished = (Result<Arc<Section>, NotGranted>, Option<Owner>, Option<AcquireMetrics>);
 
 /// A request that was sent: with its wait, or with its result.
 type Sent = (Result<PendingAcquire, Finished>, Duration);
@@ -172,6 +173,7 @@ struct PendingAcquire {
     key: LockKey,
     number: u64,
     waiter: Waiter,
+    owner: Option<Owner>,
     waiting: Option<AcquireMetrics>,
 }
 
@@ -289,10 +291,11 @@ impl AcquireFuture {
 
     /// Sends requests of different keys together, now. Their metrics are those of the caller.
     pub(super) fn send_all(driver: &Arc<Driver>, requests: Vec<(LockKey, LockRequest<()>)>) -> Vec<Self> {
-        let (keys, waits): (Vec<_>, Vec<_>) = requests.iter().map(|(key, request)| (key.clone(), request.wait)).unzip();
-        let sent = driver.request_all(requests).into_iter().zip(keys).zip(waits);
-        let future = |((requested, key), wait)| {
-            let sent = (PendingAcquire::sent(key, requested, None), wait);
+        let sent: Vec<_> =
+            requests.iter().map(|(key, request)| (key.clone(), request.owner.clone(), request.wait)).collect();
+        let sent = driver.request_all(requests).into_iter().zip(sent);
+        let future = |(requested, (key, owner, wait))| {
+            let sent = (PendingAcquire::sent(key, requested, owner, None), wait);
             Self { driver: Some(Arc::clone(driver)), state: State::Sent { sent: Some(sent) } }
         };
         sent.map(future).collect()
@@ -368,11 +371,11 @@ impl Future for AcquireFuture {
         if let Err(NotGranted::Rejected(LockError::TimedOut { waited, .. })) = &mut result {
             *waited = *wait;
         }
-        let Some(PendingAcquire { waiting, .. }) = slot.take() else { unreachable!("it was polled above") };
+        let Some(PendingAcquire { owner, waiting, .. }) = slot.take() else { unreachable!("it was polled above") };
         if let Ok(section) = &result {
             section.delivered();
         }
-        Poll::Ready(finish(this.driver, (result, waiting)))
+        Poll::Ready(finish(this.driver, (result, owner, waiting)))
     }
 }
 
@@ -419,26 +422,30 @@ impl PendingAcquire {
         let waiting = AcquireMetrics::start(route.as_ref(), is_claim);
         let owner = owner.or_else(Owner::current);
         let parent = parent.filter(|_| owner.is_none());
-        let request = LockRequest { waiter: (), wait, owner, parent, limits, demand };
+        if !wait.is_zero() {
+            driver.order.waits(owner.as_ref(), &key);
+        }
+        let request = LockRequest { waiter: (), wait, owner: owner.clone(), parent, limits, demand };
         let requested = driver.request(&key, request);
-        Self::sent(key, requested, Some(waiting))
+        Self::sent(key, requested, owner, Some(waiting))
     }
 
     fn sent(
         key: LockKey,
         requested: Result<Requested<TokioDriver>, StoreError>,
+        owner: Option<Owner>,
         waiting: Option<AcquireMetrics>,
     ) -> Result<Self, Finished> {
         match requested {
-            Ok(Requested::Waiting(number, waiter)) => Ok(Self { key, number, waiter, waiting }),
-            Ok(Requested::Granted(section)) => Err((Ok(section), waiting)),
-            Err(error) => Err((Err(LockError::from(error).into()), waiting)),
+            Ok(Requested::Waiting(number, waiter)) => Ok(Self { key, number, waiter, owner, waiting }),
+            Ok(Requested::Granted(section)) => Err((Ok(section), owner, waiting)),
+            Err(error) => Err((Err(LockError::from(error).into()), owner, waiting)),
         }
     }
 
     /// Cancels the request. A lock that was granted to it goes to the next waiter.
     fn cancel(self, driver: &Arc<Driver>) {
-        let Self { key, number, waiter, waiting } = self;
+        let Self { key, number, waiter, owner: _, waiting } = self;
         // Before another waiter is woken: a recorder that blocks delays this task alone.
         drop(waiting);
         match waiter.close() {
@@ -450,9 +457,12 @@ impl PendingAcquire {
     }
 }
 
-fn finish(driver: &mut Option<Arc<Driver>>, (result, waiting): Finished) -> Result<LockGuard, NotGranted> {
+fn finish(driver: &mut Option<Arc<Driver>>, (result, owner, waiting): Finished) -> Result<LockGuard, NotGranted> {
     match result {
         Ok(section) => {
+            if let Some(owner) = owner {
+                owner.acquired(Arc::clone(&section) as _);
+            }
             let metrics = match waiting {
                 Some(waiting) => waiting.granted(&section.data.metrics),
                 None => GuardMetrics::of_several(&section.data.metrics),

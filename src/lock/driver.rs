@@ -21,6 +21,7 @@ use tokio::{
 use super::{
     driver_data::{Grant, NotGranted, Section, TokioDriver, Waiter},
     lost_timers::LostTimers,
+    order::LockOrder,
     renewal_queue::{Inserted, RenewalQueue},
 };
 use crate::{
@@ -76,6 +77,7 @@ pub(crate) struct Driver {
     pub(super) created_in: ProcessMark,
     /// The longest lease that is requested of the store.
     pub(super) lease: Duration,
+    pub(super) order: LockOrder,
     store_warnings: ThrottledLog,
     background: Background,
     /// I11: no code of others runs under one of these mutexes, and nothing is awaited.
@@ -153,6 +155,7 @@ impl Driver {
             ids,
             created_in: ProcessMark::new(),
             lease,
+            order: LockOrder::default(),
             store_warnings: ThrottledLog::default(),
             background: Background::default(),
             shards,

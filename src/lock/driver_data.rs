@@ -10,6 +10,8 @@ use tokio::sync::Notify;
 use crate::{
     clock::BootInstant,
     error::LockError,
+    lock_key::LockKey,
+    owner::OwnedLock,
     proto::{DriverTypes, grant, section, section::ReleaseOutcome},
     store::{Record, StoreError, StoreErrorKind},
     sync::oneshot::Oneshot,
@@ -71,6 +73,16 @@ pub(crate) struct SectionData {
     /// The result of the release, for the guard that waits for it.
     pub(super) release_outcome: Oneshot<Result<ReleaseOutcome, StoreError>>,
     pub(crate) metrics: SectionMetrics,
+}
+
+impl OwnedLock for Section {
+    fn key(&self) -> &LockKey {
+        &self.grant.key
+    }
+
+    fn is_held(&self) -> bool {
+        self.end_reason().is_none()
+    }
 }
 
 impl NotGranted {

@@ -9,6 +9,7 @@ mod acquire;
 mod request_scope;
 mod all;
 mod several;
+mod order;
 mod once;
 mod lead;
 mod guard;

@@ -18,6 +18,8 @@ pub(crate) trait RequestInfo: Any + Send + Sync {
 
     /// The settings of the calls.
     fn call_policy(&self) -> LockPolicy;
+
+    fn route(&self) -> &str;
 }
 
 /// A request whose owner and settings the calls of its handler inherit.
@@ -46,6 +48,10 @@ impl RequestScope {
 
     fn owner(&self) -> Owner {
         Arc::clone(&self.0).owner()
+    }
+
+    pub(super) fn route(&self) -> &str {
+        self.0.route()
     }
 
     /// Runs a future for this request and as its owner.
@@ -97,6 +103,10 @@ mod tests {
 
         fn call_policy(&self) -> LockPolicy {
             LockPolicy::new()
+        }
+
+        fn route(&self) -> &str {
+            "none"
         }
     }
 

@@ -71,6 +71,9 @@ async fn acquire_in_steps(driver: &Arc<Driver>, params: &SeveralParams) -> Resul
     let started = Instant::now();
     let mut held = UnusedGuards(Vec::with_capacity(params.keys.len()));
     let waits = !params.wait.is_zero();
+    if waits {
+        driver.order.waits_for_all(params.owner.clone().or_else(Owner::current).as_ref(), &params.keys);
+    }
     let mut several = Several::new(params.keys.len(), waits);
     loop {
         let step = several.step();

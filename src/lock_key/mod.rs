@@ -148,6 +148,21 @@ impl LockKey {
         &self.text
     }
 
+    /// The namespace. That of work which runs once includes the namespace of its key. All raw keys
+    /// have one.
+    pub(crate) fn namespace(&self) -> &str {
+        let end = |text: &str| text.find(':').unwrap_or(text.len());
+        match self.kind {
+            KeyKind::Raw => "",
+            KeyKind::Composed if self.text.starts_with('+') => {
+                let first = end(&self.text);
+                let rest = self.text.get(first + 1..).unwrap_or_default();
+                &self.text[..(first + 1 + end(rest)).min(self.text.len())]
+            }
+            KeyKind::Composed => &self.text[..end(&self.text)],
+        }
+    }
+
     /// The text for logs without the parts: the namespace, and a keyed hash of the text. The key is
     /// random and belongs to this process: without it, account numbers could be found by trial.
     pub(crate) fn redacted(&self) -> String {

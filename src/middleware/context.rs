@@ -639,6 +639,10 @@ impl RequestInfo for Identity<Inner> {
     fn call_policy(&self) -> LockPolicy {
         self.params.handler_policy.for_handler(self.client_wait)
     }
+
+    fn route(&self) -> &str {
+        self.route.as_str()
+    }
 }
 
 impl BodyObserver for Identity<Inner> {

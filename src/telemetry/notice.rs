@@ -1,5 +1,7 @@
 //! Events about frequent mistakes in code that uses locks. Their keys are redacted.
 
+use std::sync::Arc;
+
 use tracing::debug;
 
 use crate::{background::isolated, fencing::FencingToken, lock_key::LockKey, telemetry::route::Route};
@@ -31,6 +33,38 @@ pub(crate) fn without_key(route: &Route, count: u32) {
             route = route.as_str(),
             "a key function has returned `None` for {count} requests in a row, which ran without a lock",
         );
+    });
+}
+
+/// Two namespaces whose keys are acquired in both orders, and the first route of each order. The
+/// two are the same if keys of one namespace are.
+pub(crate) struct BothOrders {
+    pub(crate) names: [Arc<str>; 2],
+    pub(crate) ascending: Arc<str>,
+    pub(crate) descending: Arc<str>,
+}
+
+/// Requests can wait for each other.
+pub(crate) fn both_orders(BothOrders { names: [first, second], ascending, descending }: &BothOrders) {
+    const REMEDY: &str = "Two such requests can wait for each other until a timeout. Acquire the keys in one order, or \
+                          together with `key::all` or `lock_all`";
+    isolated(|| {
+        if first == second {
+            tracing::warn!(
+                target: "tower_lock",
+                namespace = &**first,
+                "keys of one namespace are acquired in both orders: the route {ascending} holds the smaller one and waits for \
+                 the greater one, and the route {descending} the other way round. {REMEDY}",
+            );
+        } else {
+            tracing::warn!(
+                target: "tower_lock",
+                first = &**first,
+                second = &**second,
+                "keys of two namespaces are acquired in both orders: the route {ascending} holds a key of `{first}` and waits \
+                 for one of `{second}`, and the route {descending} the other way round. {REMEDY}",
+            );
+        }
     });
 }
 

@@ -10,7 +10,7 @@ use axum::{
 };
 use tokio::runtime::Builder;
 use tower::ServiceExt;
-use tower_lock::{Lease, LockLayer, LockManager, MemoryStore, key};
+use tower_lock::{Lease, LockLayer, LockManager, MemoryStore, Owner, key};
 use tower_lock_testkit::{
     app::fetch,
     locks::{one_key, store_and_locks},
@@ -128,4 +128,109 @@ async fn key_function_without_keys_leaves_one_warning() {
     send(Method::GET, 150).await;
     assert_eq!(is_logged(), 1);
     assert!(log.text().contains("WARN") && log.text().contains("route=\"/orders\""), "{}", log.text());
+}
+
+const BOTH_ORDERS: &str = "are acquired in both orders";
+
+/// Handlers that acquire a second key under the lock of their layer.
+fn nested(locks: &LockManager, path: &str, [outer, inner]: [(&'static str, u64); 2], wait: Duration) -> Router {
+    let here = locks.clone();
+    let handler = async move || match here.lock(inner).wait(wait).await {
+        Ok(guard) => drop(guard.release()),
+        Err(error) => panic!("{error}"),
+    };
+    Router::new().route(path, get(handler).route_layer(LockLayer::new(locks, key::fixed(outer))))
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_acquired_in_both_orders_are_reported_once() {
+    const WAIT: Duration = Duration::from_secs(1);
+    let (a, b) = (("account", 7), ("order", 1));
+    for (first, second, reports) in [
+        ([a, b], [b, a], 1),
+        // Consistent, whichever comes first in the alphabet.
+        ([b, a], [b, a], 0),
+        ([a, b], [a, b], 0),
+        // Of one namespace, the texts decide.
+        ([("account", 1), ("account", 2)], [("account", 4), ("account", 3)], 1),
+        ([("account", 9), ("account", 8)], [("account", 4), ("account", 3)], 0),
+        ([a, a], [b, b], 0),
+    ] {
+        let (_store, locks) = store_and_locks();
+        let log = Log::default();
+        let _listening = log.listen();
+        let app = nested(&locks, "/first", first, WAIT).merge(nested(&locks, "/second", second, WAIT));
+        for path in ["/first", "/second", "/first", "/second"] {
+            assert_eq!(fetch(&app, path).await.status(), StatusCode::OK);
+        }
+        assert_eq!(count(&log, BOTH_ORDERS), reports, "{first:?} {second:?}: {}", log.text());
+        let names = ["WARN", "/first", "/second", "account", "`lock_all`"];
+        assert!(reports == 0 || names.iter().all(|name| log.text().contains(name)), "{}", log.text());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn orders_that_cannot_deadlock_are_not_reported() {
+    let (_store, locks) = store_and_locks();
+    let log = Log::default();
+    let _listening = log.listen();
+    let (a, b) = (("a", 1), ("b", 1));
+    // Calls that do not wait.
+    let app = nested(&locks, "/1", [a, b], Duration::ZERO).merge(nested(&locks, "/2", [b, a], Duration::ZERO));
+    for path in ["/1", "/2"] {
+        assert_eq!(fetch(&app, path).await.status(), StatusCode::OK);
+    }
+    // One after the other, by one owner and by two.
+    let owner = Owner::new();
+    for keys in [[a, b], [b, a]] {
+        for key in keys {
+            locks.lock(key).owner(&owner).await.expect("free").release().await.expect("up");
+        }
+        let guards = [locks.lock(keys[0]).await.expect("free"), locks.lock(keys[1]).await.expect("free")];
+        guards.map(|guard| drop(guard.release()));
+        settle().await;
+    }
+    // Together, in any order.
+    for keys in [[a, b], [b, a]] {
+        locks.lock_all(keys).owner(&owner).await.expect("free").release().await.expect("up");
+    }
+    assert_eq!(count(&log, BOTH_ORDERS), 0, "{}", log.text());
+}
+
+#[tokio::test(start_paused = true)]
+async fn single_locks_against_the_order_of_several_are_reported() {
+    let (_store, locks) = store_and_locks();
+    let log = Log::default();
+    let _listening = log.listen();
+    let owner = Owner::new();
+    let hold = async |first: (&'static str, u64), second: (&'static str, u64)| {
+        let outer = locks.lock(first).owner(&owner).await.expect("free");
+        let inner = locks.lock(second).owner(&owner).await.expect("free");
+        [outer, inner].map(|guard| drop(guard.release()));
+        settle().await;
+    };
+    locks
+        .lock_all([("c", 1), ("a", 1), ("b", 1), ("b", 2)])
+        .owner(&owner)
+        .await
+        .expect("free")
+        .release()
+        .await
+        .expect("up");
+    for (first, second) in [(("a", 5), ("c", 5)), (("a", 1), ("b", 9)), (("b", 1), ("b", 2))] {
+        hold(first, second).await;
+    }
+    assert_eq!(count(&log, BOTH_ORDERS), 0, "{}", log.text());
+    for (first, second) in [(("c", 5), ("a", 5)), (("b", 1), ("a", 9)), (("b", 2), ("b", 1))] {
+        let before = count(&log, BOTH_ORDERS);
+        hold(first, second).await;
+        assert_eq!(count(&log, BOTH_ORDERS), before + 1, "{first:?} {second:?}: {}", log.text());
+    }
+    // The number of pairs is bounded.
+    for number in 0..300_u64 {
+        let name: &'static str = Box::leak(format!("n{number}").into_boxed_str());
+        hold(("z", 1), (name, 1)).await;
+        hold((name, 1), ("z", 1)).await;
+    }
+    assert_eq!(count(&log, BOTH_ORDERS), 256 - 1, "one of the four pairs of the first call has one order");
 }
