@@ -327,7 +327,7 @@ storms() {
 }
 simulations() {
     SEEDS=10000 cargo test -p tower-lock-tests --test it random
-    for option in '' force flush ctr back step java copies records batches free; do
+    for option in '' force flush ctr back step java copies records batches free several; do
         cargo run --quiet -p tower-lock-simulator -- 1000000 1010000 ${option:+--option "$option"}
     done
 }

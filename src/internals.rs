@@ -16,6 +16,7 @@ pub mod proto {
             grant::{Grant, NextCheck},
             hold_limits::HoldLimits,
             section::{ReleaseOutcome, Section},
+            several::{Next, Several},
             table::LockTable,
         },
     };

@@ -93,6 +93,12 @@ pub enum Mutation {
     FreeDespiteBlock,
     /// A key is freed without a call although an acquire is in doubt.
     FreeDespiteDoubt,
+    /// The keys of a caller are not sorted.
+    WaitsForSmaller,
+    /// A caller keeps the keys behind a busy one.
+    KeepsGreater,
+    /// A caller that is rejected, or has lost a key, forgets one of its keys.
+    ForgetsOneAtALoss,
 }
 
 const fn patch(script: &'static str, old: &'static str, new: &'static str) -> Patch {
@@ -218,6 +224,16 @@ pub const MUTANTS: &[Mutant] = &[
         Mutation::FreeDespiteDoubt,
     )
     .with("free"),
+    driver("waits_for_smaller", "a caller of several keys acquires them in any order", Mutation::WaitsForSmaller)
+        .with("several"),
+    driver("keeps_greater", "a caller of several keys keeps those behind a busy one", Mutation::KeepsGreater)
+        .with("several"),
+    driver(
+        "forgets_one_at_a_loss",
+        "a caller of several keys releases all but one of them",
+        Mutation::ForgetsOneAtALoss,
+    )
+    .with("several"),
     script(
         "fast_path_of_first_key",
         "a shared acquire grants all keys if the first one is free",

@@ -83,6 +83,9 @@ const CHECKED: &[(&str, u64, &str)] = &[
     ("free_despite_queue", 37, "a free key lets"),
     ("free_despite_block", 6, "too early"),
     ("free_despite_doubt", 992, "is forgotten, and still there"),
+    ("waits_for_smaller", 1, "while it holds the greater"),
+    ("keeps_greater", 1, "while it holds the greater"),
+    ("forgets_one_at_a_loss", 2, "is idle for"),
 ];
 
 /// Why random simulations do not detect them.

@@ -1,6 +1,7 @@
 //! Two thousand simulations, half of them with a rare fault: a force release, a foreign client, a
-//! clock that is set, or lost data. A third of them have records, and a fifth shared calls. In a
-//! fourth of them the server is memory of the processes for some calls.
+//! clock that is set, or lost data. A third of them have records, a fifth shared calls, and a
+//! seventh callers of several keys. In a fourth of them the server is memory of the processes for
+//! some calls.
 
 use std::{
     sync::{
@@ -17,8 +18,9 @@ const SEEDS: u64 = 2_000;
 fn options(seed: u64) -> impl Iterator<Item = &'static str> {
     let faults = ["force", "java", "ctr", "back", "flush", "step", "copies"];
     let fault = faults.get(usize::try_from(seed % 14).expect("small")).copied();
-    let more =
-        [(3, "records"), (5, "batches"), (4, "free")].into_iter().filter(move |(nth, _)| seed.is_multiple_of(*nth));
+    let more = [(3, "records"), (5, "batches"), (4, "free"), (7, "several")]
+        .into_iter()
+        .filter(move |(nth, _)| seed.is_multiple_of(*nth));
     fault.into_iter().chain(more.map(|(_, name)| name))
 }
 

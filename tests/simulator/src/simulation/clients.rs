@@ -80,6 +80,7 @@ impl Simulation {
             valid_until: 0,
             keep_for,
             has_result: false,
+            caller: None,
         };
         let index = self.clients.len();
         self.clients.push(client);
@@ -156,6 +157,9 @@ impl Simulation {
         if self.notified.contains(&notified) {
             return self.report_violation(format!("{} is granted though it was notified of its revocation", grant.id));
         }
+        if let Some(caller) = self.clients[index].caller {
+            return self.caller_goes_on(caller);
+        }
         let soon = self.random(MS);
         self.after(soon, move |w| {
             w.deliver_to(process, number, Source::Request(id(index)), move |w| w.begin_section(index));
@@ -187,7 +191,7 @@ impl Simulation {
             return self.report_violation(format!("{} begins while a foreign client holds the key", section.grant.id));
         }
         self.check_unrecorded(index, &section);
-        self.check_local_handoffs(process, key, &section);
+        self.check_local_handoffs(index, &section);
         let client = &mut self.clients[index];
         client.valid_until = clock.when(now.saturating_add(left));
         client.began = self.now;
@@ -232,6 +236,7 @@ impl Simulation {
             self.report_violation(violation);
         }
         self.end_section(index, GuardEnd::Dropped);
+        self.end_others(index);
     }
 
     pub(super) fn end_section(&mut self, index: usize, ending: GuardEnd) {
@@ -273,6 +278,9 @@ impl Simulation {
         self.log(|w| format!("{} refuses {index}: {error}", w.processes[w.clients[index].process].label));
         self.check_only_result(index);
         self.clients[index].state = State::Done;
+        if let Some(caller) = self.clients[index].caller {
+            self.caller_goes_on(caller);
+        }
         if let LockError::Store(error) = error
             && matches!(error.kind(), StoreErrorKind::Protocol | StoreErrorKind::Refused)
             && !self.had_other_type(self.clients[index].key)

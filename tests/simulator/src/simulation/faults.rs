@@ -203,11 +203,12 @@ impl Simulation {
         }
         let index = all[self.rng.usize(0..all.len())];
         let (process, number) = (self.clients[index].process, self.clients[index].number);
-        self.deliver_to(process, number, Source::Request(id(index)), move |w| {
-            if fault == Fault::Cancel {
-                w.cancel_wait(index);
-            } else {
+        self.deliver_to(process, number, Source::Request(id(index)), move |w| match (w.clients[index].caller, fault) {
+            (Some(caller), Fault::Cancel) => w.give_up_unless_it_works(caller),
+            (None, Fault::Cancel) => w.cancel_wait(index),
+            _ => {
                 w.end_section(index, GuardEnd::Dropped);
+                w.end_others(index);
             }
         });
     }

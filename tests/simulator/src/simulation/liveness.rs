@@ -40,6 +40,10 @@ impl Simulation {
             + 4 * STORE_CALL_TIMEOUT;
         let limit = nanos(limit) / 100 * 102 + 3 * SECOND + 20 * self.conditions.delay;
         for key in 0..self.keys.len() {
+            if self.is_kept(key) {
+                self.idle_since[key] = Some(self.now);
+                continue;
+            }
             let Some(idle) = self.idle_since[key] else { continue };
             let waiting = self.clients.iter().filter(|client| client.key == key && self.waits(client));
             let Some(first) = waiting.map(|client| client.since).min() else { continue };
@@ -86,9 +90,12 @@ impl Simulation {
     }
 
     /// Local handoffs are bounded in time while other processes wait.
-    pub(super) fn check_local_handoffs(&mut self, process: usize, key: usize, section: &Arc<Section>) {
+    pub(super) fn check_local_handoffs(&mut self, index: usize, section: &Arc<Section>) {
+        let Client { process, key, granted_at, caller, .. } = self.clients[index];
+        // A caller of several keys waits for others after that.
+        let handed_off = if caller.is_some() { granted_at } else { self.now };
         let id = section.grant.id.clone();
-        let first = *self.first_section.entry(id).or_insert(self.now);
+        let first = *self.first_section.entry(id).or_insert(handed_off);
         let Some(calm) = self.quiet_since.filter(|_| !self.has_weaker_guarantees()) else { return };
         let longest = self.clients.iter().filter(|client| client.key == key && client.process == process);
         let longest =
@@ -100,8 +107,8 @@ impl Simulation {
         for id in self.key_data(key).queue {
             let Some((_, since)) = self.enqueued.get(&id) else { continue };
             let since = (*since).max(first).max(calm).max(thawed).max(self.paused_until);
-            if self.now.saturating_sub(since) > limit {
-                let time = Duration::from_nanos(self.now - since);
+            if handed_off.saturating_sub(since) > limit {
+                let time = Duration::from_nanos(handed_off - since);
                 let label = &self.processes[process].label;
                 let violation = format!("{id} waits for {time:?} during local handoffs of {label}");
                 return self.report_violation(violation);

@@ -21,7 +21,7 @@ use tower_lock::{
     store::{Demand, ForceReleaseRequest, Record, StoreErrorKind},
 };
 
-use self::{batches::Batches, records::Duplicates};
+use self::{batches::Batches, records::Duplicates, several::Callers};
 use crate::{
     checker::{Checker, LocalClock},
     fake::FakeRedis,
@@ -58,6 +58,8 @@ pub struct Options {
     pub batches: bool,
     /// Some keys are granted and freed without a call.
     pub free: bool,
+    /// Some callers need several keys.
+    pub several: bool,
 }
 
 impl Options {
@@ -75,6 +77,7 @@ impl Options {
             "records" => &mut self.records,
             "batches" => &mut self.batches,
             "free" => &mut self.free,
+            "several" => &mut self.several,
             _ => return None,
         };
         *option = true;
@@ -115,6 +118,7 @@ pub fn run(seed: u64, mutant: Option<&Mutant>, options: Options, trace: bool) ->
 
 // In the order of a simulation.
 mod clients;
+mod several;
 mod network;
 mod batches;
 mod free_keys;
@@ -200,6 +204,8 @@ struct Client {
     /// How long the record of a duplicate is kept. `None`: the client ignores records.
     keep_for: Option<Duration>,
     has_result: bool,
+    /// The caller that needs this key and others.
+    caller: Option<usize>,
 }
 
 #[derive(Clone)]
@@ -238,6 +244,7 @@ struct Simulation {
     records: RecordChecker,
     duplicates: Option<Duplicates>,
     batches: Option<Batches>,
+    callers: Option<Callers>,
     /// Decides which events find the server in their process. Random numbers of its own.
     free_keys: Option<fastrand::Rng>,
     /// The record that stood when the store sent the reply that is handled now.
@@ -325,6 +332,8 @@ impl Simulation {
         let keys = duplicates.as_mut().map_or(keys, Duplicates::keys);
         let batches = options.batches.then(|| Batches::new(seed));
         let keys = batches.as_ref().map_or(keys, Batches::keys);
+        let callers = options.several.then(|| Callers::new(seed));
+        let keys = callers.as_ref().map_or(keys, |callers| keys.max(callers.keys()));
         let keys: Vec<_> = (0..keys).map(|n| LockKey::from(("key", n))).collect();
         let names = Keyspace::new("lock").expect("a prefix");
         let mut simulation = Self {
@@ -343,6 +352,7 @@ impl Simulation {
             records: RecordChecker::new(keys.len()),
             duplicates,
             batches,
+            callers,
             free_keys: options.free.then(|| fastrand::Rng::with_seed(seed ^ 0x6672_6565)),
             replied_record: None,
             keys,
@@ -385,6 +395,7 @@ impl Simulation {
         }
         simulation.put_other_type();
         simulation.load();
+        simulation.load_callers();
         simulation.faults();
         simulation
     }
@@ -414,8 +425,10 @@ impl Simulation {
 
     fn live(&mut self) {
         let limit = self.conditions.load_until + 600 * SECOND;
-        let is_busy =
-            |w: &Self| w.clients.iter().any(|client| matches!(client.state, State::Away) || w.is_here(client));
+        let is_busy = |w: &Self| {
+            let is_busy = |client: &Client| matches!(client.state, State::Away) || w.is_here(client);
+            w.clients.iter().any(is_busy) || w.callers.as_ref().is_some_and(Callers::is_any_away)
+        };
         while self.violation.is_none() && (self.quiet_since.is_none() || is_busy(self)) {
             if self.now > limit || self.steps > 3_000_000 {
                 return self.report_violation("a call never gets a reply");
@@ -546,6 +559,7 @@ impl Simulation {
                 }
             }
         }
+        self.check_losses(process);
         self.replied_record = None;
         let now = self.local(process);
         for index in 0..self.clients.len() {
