@@ -13,7 +13,8 @@
 //! storm starts.
 //!
 //! [`ReplayStorm`] has other services and a check of its own: duplicates of requests with an
-//! idempotency key, and processes that kill themselves.
+//! idempotency key, and processes that kill themselves. So has [`Bank`]: transfers under several
+//! locks.
 
 mod report;
 mod checker;
@@ -23,6 +24,7 @@ mod client;
 mod cluster;
 mod replay;
 mod storm;
+mod transfers;
 
 pub use self::{
     checker::{Checker, Summary},
@@ -32,6 +34,7 @@ pub use self::{
     report::{InvalidReport, Reply, Report},
     reporter::Reporter,
     storm::{Environment, Outcome, Storm, is, seed},
+    transfers::{Bank, Keys, transfer},
     workload::{Disconnect, DisconnectKind, DisconnectPoint, LockPath, Panics, Patience, Protocol, Work, Workload},
 };
 

@@ -1,0 +1,26 @@
+//! A process that transfers money between accounts, under locks on Redis.
+//!
+//! ```text
+//! REDIS_URL=url teller NAME BANK SEED
+//! ```
+
+use std::{error::Error, time::Duration};
+
+use tower_lock::{LockManager, LockPolicy, RedisStore};
+use tower_lock_storm::{Keys, transfer};
+
+type Failure = Box<dyn Error + Send + Sync>;
+
+/// Short, because a killed process blocks its keys for it.
+const LEASE: Duration = Duration::from_secs(2);
+
+#[tokio::main(worker_threads = 2)]
+async fn main() -> Result<(), Failure> {
+    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    let [name, bank, seed] = &*arguments else { return Err("teller NAME BANK SEED".into()) };
+    let locks = LockManager::builder(RedisStore::from_env().await?).instance(name).lease(LEASE).build();
+    let locks = locks.with_policy(LockPolicy::new().lock_delay(Duration::from_millis(100)));
+    transfer(&locks, bank.parse()?, Keys::All, seed.parse()?).await?;
+    let left = locks.shutdown(Duration::from_secs(10)).await;
+    if left == 0 { Ok(()) } else { Err(format!("{left} locks are left").into()) }
+}

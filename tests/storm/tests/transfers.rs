@@ -1,0 +1,101 @@
+//! Transfers between fifty accounts, each under the locks of two to four of them, in any order: the
+//! sum never changes, no account is used twice at a time, and nothing is left.
+//!
+//! `TRANSFERS=<number>` sets their number, and `SEED=<number>` repeats the accounts of a run.
+#![allow(clippy::disallowed_methods, reason = "tests run within a runtime and wait in real time")]
+
+use std::time::Duration;
+
+use tokio::{
+    process::{Child, Command},
+    time::{sleep, timeout},
+};
+use tower_lock::LockManager;
+use tower_lock_storm::{Bank, Keys, seed, transfer};
+use tower_lock_testkit::{RedisServer, skipped, wait::until};
+
+const PROCESSES: u64 = 3;
+/// For all transfers of a storm on a slow machine.
+const PATIENCE: Duration = Duration::from_secs(240);
+
+fn transfers(default: u64) -> u64 {
+    std::env::var("TRANSFERS").map_or(default, |text| text.parse().expect("a number"))
+}
+
+/// Guarantee: G21.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn storm_of_transfers_in_one_process_keeps_the_sum() {
+    let locks = LockManager::in_memory();
+    let bank = Bank::open(transfers(4_000)).await;
+    let all = transfer(&locks, bank.address(), Keys::All, seed());
+    timeout(PATIENCE, all).await.expect("no transfer hangs").expect("a bank");
+    let violations = bank.violations();
+    assert!(violations.is_empty(), "{violations:#?}");
+    assert_eq!(locks.shutdown(Duration::from_secs(10)).await, 0);
+    assert_eq!(locks.size(), (0, 0));
+}
+
+/// The bank detects transfers that overlap.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn transfers_under_one_of_their_keys_lose_money() {
+    let locks = LockManager::in_memory();
+    let bank = Bank::open(2_000).await;
+    timeout(PATIENCE, transfer(&locks, bank.address(), Keys::First, seed())).await.expect("an end").expect("a bank");
+    let violations = bank.violations();
+    let is_found = |text: &str| violations.iter().any(|violation| violation.contains(text));
+    assert!(is_found("beside") && is_found("the sum was"), "{violations:#?}");
+}
+
+/// A killed process leaves its locks for two seconds. The others go on with other accounts.
+/// Guarantee: G21.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn storm_of_transfers_with_kills_keeps_the_sum() {
+    if !RedisServer::is_available() {
+        return skipped("the storm of transfers with kills", "redis-server");
+    }
+    let redis = RedisServer::start().await;
+    let wanted = transfers(4_000);
+    let bank = Bank::open(wanted).await;
+    let teller = |number: u64| -> Child {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_teller"));
+        command.args([format!("teller-{number}"), bank.address().to_string(), (seed() + number).to_string()]);
+        command.env("REDIS_URL", redis.url()).kill_on_drop(true).spawn().expect("it starts")
+    };
+    let mut tellers: Vec<_> = (0..PROCESSES).map(teller).collect();
+    let (mut next, mut kills) = (PROCESSES, 0);
+    let all = async {
+        while !bank.is_complete() {
+            let before = bank.done();
+            let part = wanted / 6;
+            until("transfers go on", async || bank.is_complete() || bank.done() >= before + part).await;
+            if !bank.is_complete() {
+                let at = usize::try_from(kills % PROCESSES).expect("a few");
+                tellers[at].kill().await.expect("it runs");
+                tellers[at] = teller(next);
+                (next, kills) = (next + 1, kills + 1);
+            }
+        }
+        for teller in &mut tellers {
+            assert!(teller.wait().await.expect("an end").success());
+        }
+    };
+    timeout(PATIENCE, all).await.expect("no transfer hangs");
+    assert!(kills >= 3, "{kills}");
+    let violations = bank.violations();
+    assert!(violations.is_empty(), "{violations:#?}");
+    // The locks of killed processes expire, and their queue entries with them.
+    let mut connection = redis.connect().await;
+    let mut locks_left = async || {
+        let keys = connection.command(&["KEYS", "*account*"]).await.expect("it is up");
+        format!("{keys:?}").contains("account")
+    };
+    let mut is_clean = false;
+    for _ in 0..300 {
+        is_clean = !locks_left().await;
+        if is_clean {
+            break;
+        }
+        sleep(Duration::from_millis(100)).await;
+    }
+    assert!(is_clean, "locks are left");
+}
