@@ -44,6 +44,17 @@ pub trait IntoLockKey {
     fn into_lock_key(self) -> Result<Option<Self::Keys>, Response<RejectionBody>>;
 }
 
+/// One key, for a layer that keeps answers.
+#[doc(hidden)]
+#[diagnostic::on_unimplemented(
+    message = "take one key: a `ReplayLayer` keeps one answer for each of its keys, and `{Self}` has several",
+    label = "several keys have no answer in common",
+    note = "for a handler that also needs several locks, put a `LockLayer` with `key::all([..])` inside of the `ReplayLayer`"
+)]
+pub trait OneKey: Into<RequestKeys> {}
+
+impl OneKey for LockKey {}
+
 /// The keys of one request.
 #[doc(hidden)]
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     body::reader::BodyReader,
     key_source::{
-        KeyRejection, KeySource,
+        KeyRejection, KeySource, OneKey,
         fields::field::{Field, header},
     },
     limits::{KEEP_FOR, KEEP_FOR_MAX, KEEP_FOR_MIN, KEEP_UP_TO, KEEP_UP_TO_MAX},
@@ -112,7 +112,7 @@ pub struct ReplayLayer<K, V = WholeRequest> {
 #[derive(Clone, Copy, Debug)]
 pub struct WholeRequest;
 
-impl<K: KeySource<Keys = LockKey>> ReplayLayer<K> {
+impl<K: KeySource<Keys: OneKey>> ReplayLayer<K> {
     /// Creates a layer whose keys are unique within this scope, which is one key.
     ///
     /// The scope is the client that authentication has verified: a user, an account, an
@@ -305,7 +305,7 @@ impl<K: KeySource, V> ReplayLayer<K, V> {
     /// layer.fingerprint(key::from_fn(values))
     /// # }
     /// ```
-    pub fn fingerprint<W: KeySource<Keys = LockKey>>(self, values: W) -> ReplayLayer<K, W> {
+    pub fn fingerprint<W: KeySource<Keys: OneKey>>(self, values: W) -> ReplayLayer<K, W> {
         ReplayLayer { config: self.config, values }
     }
 

@@ -7,7 +7,7 @@ use std::{fs, io::Write, path::Path, process::Command};
 const PINNED: &str = "rustc 1.95.";
 
 /// The file, and texts of its message. The first one is in the first line.
-const CASES: [(&str, &[&str]); 20] = [
+const CASES: [(&str, &[&str]); 22] = [
     (
         "body_extractor_not_last",
         &[
@@ -51,6 +51,7 @@ const CASES: [(&str, &[&str]); 20] = [
             "a `&'static str` (`(\"order\", id)`)",
         ],
     ),
+    ("float_in_several_keys", &["use an integer, a string", "cannot be part of a lock key"]),
     ("float_in_an_extension", &["use an integer, a string", "`f64` cannot be part of a lock key"]),
     (
         "name_as_a_field",
@@ -73,6 +74,10 @@ const CASES: [(&str, &[&str]); 20] = [
     (
         "service_not_clone",
         &["the trait bound `Counter: Clone` is not satisfied", "annotating `Counter` with `#[derive(Clone)]`"],
+    ),
+    (
+        "several_keys_as_a_scope",
+        &["a `ReplayLayer` keeps one answer for each of its keys", "put a `LockLayer` with `key::all([..])` inside"],
     ),
     (
         "text_as_a_key",

@@ -1,11 +1,11 @@
 //! The cost of locks in Redis commands, counted on the server.
 
-use std::time::Duration;
+use std::{future::IntoFuture, time::Duration};
 
 use futures_util::future::join_all;
 use tokio::time::Instant;
 use tower_lock::{LockError, LockManager};
-use tower_lock_testkit::locks::key;
+use tower_lock_testkit::{locks::key, wait::until};
 
 use crate::support::{Environment, environment};
 
@@ -34,6 +34,58 @@ async fn uncontended_lock_costs_two_round_trips_and_scripts() {
     let asked = |name: &str| !["EVALSHA", "PING", "PUBSUB", "ROLE"].contains(&name);
     let others: u64 = requests.iter().filter(|(name, _)| asked(name)).map(|(_, n)| n).sum();
     assert_eq!((requests["EVALSHA"], others), (200, 0), "{requests:?}");
+}
+
+/// Guarantee: G21.
+#[tokio::test]
+async fn several_free_keys_cost_two_scripts_and_round_trips() {
+    let Some(environment) = environment().await else { return };
+    let locks = environment.instance("a").await;
+    warm(&environment, std::slice::from_ref(&locks)).await;
+    for count in [1, 2, 16, 64_u64] {
+        let (before, keys) = (environment.scripts().await, || (0..count).map(|number| ("several", number)));
+        environment.proxy.forget_requests();
+        for round in 0..20 {
+            let call = if round % 2 == 0 { locks.lock_all(keys()) } else { locks.try_lock_all(keys()) };
+            call.await.expect("free").release().await.expect("released");
+        }
+        assert_eq!(environment.scripts().await - before, 40, "{count} keys");
+        assert_eq!(environment.proxy.requests()["EVALSHA"], 40, "{count} keys");
+    }
+}
+
+/// With one busy key: all together, the busy one with its offer, and the rest together. Greater
+/// keys are released meanwhile, and all of them at the end.
+/// Guarantee: G21.
+#[tokio::test]
+async fn wait_for_one_of_several_keys_costs_few_scripts() {
+    let Some(environment) = environment().await else { return };
+    let (locks, other) = (environment.instance("a").await, environment.direct_instance("b").await);
+    warm(&environment, &[locks.clone(), other.clone()]).await;
+    // Their order is that of their texts.
+    let key = |number: u64| ("several", format!("{number:02}"));
+    for (count, busy) in [(1, 0), (2, 0), (2, 1), (3, 1), (16, 0), (16, 7), (16, 15_u64)] {
+        let held = other.try_lock(key(busy)).await.expect("free");
+        environment.proxy.forget_requests();
+        let began = Instant::now();
+        let call = locks.lock_all((0..count).map(key));
+        let call = tokio::spawn(call.into_future());
+        until("it waits", async || locks.inspect(key(busy)).await.is_ok_and(|key| key.waiting > 0)).await;
+        // Greater keys are free meanwhile.
+        for number in busy + 1..count {
+            let is_free = async || locks.inspect(key(number)).await.is_ok_and(|key| key.holder.is_none());
+            until("it is released", is_free).await;
+        }
+        let inspected = environment.proxy.requests()["EVALSHA"];
+        held.release().await.expect("held");
+        call.await.expect("no panic").expect("granted").release().await.expect("held");
+        let after = environment.proxy.requests()["EVALSHA"] - inspected;
+        // The waiter polls about once a second, more of them on a slow machine.
+        let polls = 2 * (began.elapsed().as_secs() + 1);
+        let rest = u64::from(busy + 1 < count);
+        assert!(after <= 2 + rest + polls, "{after} scripts after the release of {busy} of {count}");
+        environment.wait_until_clean().await;
+    }
 }
 
 #[tokio::test]

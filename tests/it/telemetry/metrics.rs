@@ -282,3 +282,38 @@ fn each_result_of_a_replay_layer_is_counted() {
         assert_eq!(of_replay.count(), results.len() + 3);
     });
 }
+
+/// Several keys are one call for a lock, one hold, and as many held locks.
+#[test]
+fn several_keys_are_counted_as_one_acquire() {
+    watched(async |snapshotter| {
+        let (store, locks) = store_and_locks();
+        let keys = key::from_parts(|_| key::all([("a", 1), ("b", 2), ("c", 3)]));
+        let layer = LockLayer::new(&locks, keys);
+        let app = Router::new().route("/", get(async || sleep(Duration::from_secs(1)).await).route_layer(layer));
+        let request = tokio::spawn({
+            let app = app.clone();
+            async move { fetch(&app, "/").await }
+        });
+        settle().await;
+        let now = seen(snapshotter);
+        assert_eq!(now["tower_lock_held{}"], 3.0);
+        assert_eq!(now["tower_lock_acquire_total{route=/,result=granted}"], 1.0);
+        assert_eq!(fetch(&app, "/").await.status(), StatusCode::CONFLICT);
+        assert_eq!(request.await.expect("no panic").status(), StatusCode::OK);
+        settle().await;
+        let now = seen(snapshotter);
+        assert_eq!(now["tower_lock_held{}"], -3.0, "since it was looked at");
+        assert_eq!(now["tower_lock_acquire_total{route=/,result=locked}"], 1.0);
+        assert_eq!(now["tower_lock_hold_seconds{route=/}"], 1.0);
+        // A busy key that this process does not hold, with a wait.
+        let other = LockManager::new(store.clone());
+        let held = other.try_lock(("b", 2)).await.expect("free");
+        assert!(locks.lock_all([("a", 1), ("b", 2)]).wait(Duration::from_secs(1)).await.is_err());
+        held.release().await.expect("up");
+        settle().await;
+        let now = seen(snapshotter);
+        assert_eq!(now["tower_lock_acquire_total{route=none,result=timed_out}"], 1.0);
+        assert_eq!((now["tower_lock_held{}"], now["tower_lock_waiting{}"]), (0.0, 0.0));
+    });
+}
