@@ -93,6 +93,8 @@ pub(crate) const LOCAL_HANDOFF_SECTIONS: u16 = 1000;
 /// Unverified messages cause at most one call in this time: for each grant with a revocation
 /// message, and for all waiters after lost messages.
 pub(crate) const RECHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// How long a recheck that became due waits for the next message that the key is free.
+pub(crate) const RECHECK_GRACE: Duration = Duration::from_millis(10);
 /// The most concurrent releases of offers to unknown ids; other such offers expire.
 pub(crate) const MAX_UNCLAIMED_OFFER_RELEASES: usize = 8;
 

@@ -25,6 +25,8 @@ pub(super) struct Attempt<D: DriverTypes> {
     pub(super) was_sent: bool,
     /// A message came during the call in flight, whose reply may be older.
     pub(super) recheck_after_reply: bool,
+    /// A message that the key may be free came during the call in flight, whose reply may be older.
+    pub(super) freed_meanwhile: bool,
     /// A revocation message came during the call in flight: the grant in its reply may be revoked.
     pub(super) revoked_meanwhile: bool,
     /// One more acquire or yield confirms a grant that may be revoked. Further messages do not
@@ -44,6 +46,8 @@ pub(super) struct Asking {
     pub(super) lock_delay: Duration,
     /// The instant of the next acquire.
     pub(super) retry_at: Option<BootInstant>,
+    /// Until then a message that the key may be free causes no acquire: this id has repeated one.
+    pub(super) next_recheck_at: BootInstant,
     /// The instant of the last reply that queued this id.
     pub(super) last_reply_at: BootInstant,
     /// The end of the holder's lease, by the last reply.
@@ -106,6 +110,7 @@ impl<D: DriverTypes> Attempt<D> {
             in_flight: InFlight::default(),
             was_sent: false,
             recheck_after_reply: false,
+            freed_meanwhile: false,
             revoked_meanwhile: false,
             is_verified: false,
             demand: Demand::new(),

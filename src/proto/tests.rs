@@ -740,6 +740,37 @@ fn lost_messages_recheck_a_queued_attempt() {
     assert!(h.table.is_empty());
 }
 
+/// A message during the call may be newer than its reply.
+#[test]
+fn a_key_freed_during_an_acquire_is_asked_for_again() {
+    let mut h = harness();
+    h.request(1, true);
+    h.handle(Event::Freed);
+    assert_eq!(h.calls.len(), 1, "one call at a time");
+    h.reply(QUEUED);
+    assert!(matches!(h.take_call().op, StoreOp::Acquire(_)));
+}
+
+/// I7: messages may be forged, and arrive during each call.
+#[test]
+fn freed_messages_repeat_an_acquire_ten_times_a_second() {
+    let mut h = harness();
+    h.request(1, true);
+    h.reply(QUEUED);
+    h.handle(Event::Freed);
+    assert_eq!(h.calls.len(), 1, "the first one is asked for at once");
+    let mut asked = 0;
+    for _ in 0..1_000 {
+        h.handle(Event::Freed);
+        if !h.calls.is_empty() {
+            asked += 1;
+            h.reply(QUEUED);
+        }
+        h.advance(ms(1));
+    }
+    assert!((8..=11).contains(&asked), "{asked} calls in a second");
+}
+
 /// I8: the acquire may still be executed. The second release is sent when it cannot be any more.
 #[test]
 fn an_acquire_without_a_reply_is_released_twice() {

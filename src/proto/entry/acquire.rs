@@ -7,7 +7,7 @@ use crate::{
     acquisition::AcquisitionId,
     clock::BootInstant,
     error::{LockError, PendingReleases, QueueBound},
-    limits::{LOCK_DELAY, MAX_WAITERS_PER_PROCESS, RECHECK_INTERVAL},
+    limits::{LOCK_DELAY, MAX_WAITERS_PER_PROCESS, RECHECK_GRACE, RECHECK_INTERVAL},
     proto::{
         DriverTypes, Env, QUEUE,
         attempt::{Asking, Attempt, State},
@@ -50,10 +50,14 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         let request = AcquireRequest::new(key, attempt.id.clone(), lease, if_busy, QUEUE, env.lease.call_timeout)
             .demand(attempt.demand)
             .repeated(attempt.was_sent);
+        if attempt.was_sent {
+            self.asking.next_recheck_at = env.now().saturating_add(RECHECK_INTERVAL);
+        }
         let number = env.next_call();
         Numbered::push(&mut env.actions.calls.acquires, number, request);
         attempt.in_flight.start(number, env.now());
         attempt.recheck_after_reply = false;
+        attempt.freed_meanwhile = false;
         attempt.revoked_meanwhile = false;
         self.asking.retry_at = None;
     }
@@ -122,10 +126,13 @@ impl<D: DriverTypes> LockEntry<'_, D> {
                 // The reply may be older than messages that were lost.
                 let must_recheck =
                     attempt.recheck_after_reply || env.lagged_at.is_some_and(|lagged_at| sent_at < lagged_at);
+                let was_freed = attempt.freed_meanwhile;
                 self.reject_non_waiting(env, LockError::busy);
                 self.abandon_if_unwanted(env);
                 if must_recheck {
                     self.send_acquire(env);
+                } else if was_freed {
+                    self.on_freed(env);
                 }
             }
             // The attempt holds nothing, and is not in the queue.
@@ -209,18 +216,27 @@ impl<D: DriverTypes> LockEntry<'_, D> {
     }
 
     /// I7: the message may be forged, and need not name an acquisition. A queued attempt asks the
-    /// store again, at most once in each [`RECHECK_INTERVAL`].
+    /// store again: the first time at once, and then at most once in each [`RECHECK_INTERVAL`].
     pub(super) fn on_freed(&mut self, env: &mut Env<'_, D>) {
-        let Some(attempt) = self.attempt.as_mut().filter(|attempt| matches!(attempt.state, State::Queued)) else {
+        let Some(attempt) = &mut self.attempt else { return };
+        if attempt.in_flight.number().is_some() {
+            attempt.freed_meanwhile = true;
             return;
-        };
-        let due_at = self.asking.last_reply_at.saturating_add(RECHECK_INTERVAL);
-        if attempt.in_flight.number().is_none() && due_at > env.now() {
-            let retry_at = self.asking.retry_at.map_or(due_at, |retry_at| retry_at.min(due_at));
-            self.asking.retry_at = Some(retry_at);
-        } else {
-            self.recheck(env);
         }
+        if !matches!(attempt.state, State::Queued) {
+            return;
+        }
+        if self.asking.next_recheck_at <= env.now() {
+            self.send_acquire(env);
+            // With jitter: processes that have asked together must not do so again and again.
+            let jitter = RECHECK_INTERVAL.mul_f64(0.25 * env.jitter());
+            self.asking.next_recheck_at = self.asking.next_recheck_at.saturating_add(jitter);
+            return;
+        }
+        // A message after that instant causes the acquire at once. If the key is freed and locked
+        // again and again, it is more likely free then than at any other time.
+        let due_at = self.asking.next_recheck_at.saturating_add(RECHECK_GRACE);
+        self.asking.retry_at = Some(self.asking.retry_at.map_or(due_at, |retry_at| retry_at.min(due_at)));
     }
 
     pub(super) fn recheck(&mut self, env: &mut Env<'_, D>) {

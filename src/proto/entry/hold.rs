@@ -272,6 +272,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         (self.asking.lease, self.asking.lock_delay) = (lease, lock_delay);
         attempt.in_flight.start(number, env.now());
         attempt.recheck_after_reply = false;
+        attempt.freed_meanwhile = false;
         attempt.revoked_meanwhile = false;
         *self.attempt = Some(attempt);
     }
@@ -328,9 +329,15 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         env.actions.push(Action::Untrack(holding.grant));
         let Asking { lease, lock_delay, .. } = *self.asking;
         *self.asking = Asking { lease, lock_delay, ..Asking::default() };
-        let Attempt { recheck_after_reply, revoked_meanwhile, demand, .. } = attempt;
-        let new =
-            Attempt { wants_queue: true, recheck_after_reply, revoked_meanwhile, demand, ..Attempt::new(*next_id) };
+        let Attempt { recheck_after_reply, freed_meanwhile, revoked_meanwhile, demand, .. } = attempt;
+        let new = Attempt {
+            wants_queue: true,
+            recheck_after_reply,
+            freed_meanwhile,
+            revoked_meanwhile,
+            demand,
+            ..Attempt::new(*next_id)
+        };
         let mut old = PendingRelease {
             in_doubt_until: attempt.in_flight.in_doubt_until(),
             ..PendingRelease::new(attempt.id, Duration::ZERO, env.lease.longest, env.now())
