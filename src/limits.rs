@@ -95,6 +95,14 @@ pub(crate) const LOCAL_HANDOFF_SECTIONS: u16 = 1000;
 pub(crate) const RECHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// How long a recheck that became due waits for the next message that the key is free.
 pub(crate) const RECHECK_GRACE: Duration = Duration::from_millis(10);
+/// Raw keys whose channel of Redisson a process listens to. The waiters of further ones poll: about
+/// a second is the latency that they had without messages.
+#[cfg(feature = "redis")]
+pub(crate) const MAX_RAW_KEYS: usize = 1024;
+/// After the last reply that an acquisition waits: a key with waiters is subscribed once, and not
+/// for each wait. It has a reply in each poll.
+#[cfg(feature = "redis")]
+pub(crate) const RAW_KEY_LISTENS: Duration = Duration::from_secs(10);
 /// The most concurrent releases of offers to unknown ids; other such offers expire.
 pub(crate) const MAX_UNCLAIMED_OFFER_RELEASES: usize = 8;
 

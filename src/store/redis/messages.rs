@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use deadpool_redis::redis::RedisResult;
+use deadpool_redis::redis::{RedisError, RedisResult};
 use futures_util::future::join_all;
 use tokio::{
     runtime::Handle,
@@ -24,9 +24,12 @@ use super::{
     error::RedisConnectError,
     self_test::self_test,
     topology::{Signs, endpoint::Subscriptions, server::Server, socket::OnMessage},
+    wakeups::{Changes, Channels, Wakeups},
+    wire::REDISSON_CHANNEL,
 };
 use crate::{
     limits::{QUEUE_POLL_INTERVAL, RECHECK_INTERVAL, STORE_TIMEOUT},
+    lock_key::LockKey,
     store::{
         EventSink,
         remote::inbox::{Backoff, Change, Inbox},
@@ -39,6 +42,7 @@ use crate::{
 pub(super) struct Messages {
     server: Arc<Server>,
     inbox: Inbox,
+    wakeups: Wakeups,
     /// After an outage: reconnect without delay.
     signs: Arc<Signs>,
     /// The result of the self-test.
@@ -75,6 +79,7 @@ impl Messages {
         Arc::new(Self {
             server,
             inbox: Inbox::default(),
+            wakeups: Wakeups::default(),
             signs,
             check_result: watch::Sender::new(Check::Pending),
             warned_unreachable: AtomicBool::new(false),
@@ -90,6 +95,14 @@ impl Messages {
     pub(super) async fn wait_subscribed(self: &Arc<Self>, manager: &str) -> bool {
         self.start(None);
         self.inbox.wait_subscribed(&self.server.keyspace.inbox(manager)).await
+    }
+
+    /// A raw key was used: an acquisition waits for it, or it may be the first one.
+    pub(super) fn used_raw(&self, key: &LockKey, is_queued: bool) {
+        let keyspace = &self.server.keyspace;
+        if let Some(names) = keyspace.lock(key).ok().and_then(|lock| keyspace.raw_names(lock)) {
+            self.wakeups.used(key, names, is_queued);
+        }
     }
 
     /// See [`Inbox::doubt`].
@@ -238,8 +251,11 @@ impl Messages {
     pub(super) fn on_message(self: &Arc<Self>) -> OnMessage {
         let messages = Arc::clone(self);
         Box::new(move |channel, payload| {
-            if let Ok(channel) = std::str::from_utf8(channel) {
-                messages.inbox.send(channel, messages.server.keyspace.parse_event(payload));
+            let Ok(channel) = std::str::from_utf8(channel) else { return };
+            let keyspace = &messages.server.keyspace;
+            match keyspace.raw_channel(channel) {
+                None => messages.inbox.send(channel, keyspace.parse_event(payload)),
+                Some(raw) => messages.wakeups.event(raw).into_iter().for_each(|event| messages.inbox.send_all(&event)),
             }
         })
     }
@@ -253,7 +269,8 @@ impl Messages {
             };
             let mut has_worked = false;
             if let Some(connection) = connected {
-                has_worked = Session { messages: self, connection, channels: HashSet::new() }.run().await;
+                has_worked =
+                    Session { messages: self, connection, channels: HashSet::new(), raw: HashSet::new() }.run().await;
             }
             self.inbox.pause(&mut backoff, has_worked, &self.signs.recovered).await;
         }
@@ -272,12 +289,14 @@ struct Session<'a> {
     connection: Subscriptions,
     /// The channels that are subscribed on it.
     channels: HashSet<String>,
+    /// The raw keys that are subscribed on it, and those that were refused.
+    raw: HashSet<Channels>,
 }
 
 impl Session<'_> {
     /// Receives until the connection breaks. Returns whether it has worked.
     async fn run(&mut self) -> bool {
-        let Messages { server, inbox, .. } = self.messages;
+        let Messages { server, inbox, wakeups, .. } = self.messages;
         let mut has_worked = false;
         let mut health_ticks = interval(Messages::HEALTH_INTERVAL);
         health_ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -288,6 +307,7 @@ impl Session<'_> {
                     Change::Added => {}
                     Change::Lost => return has_worked,
                 },
+                () = wakeups.added() => {}
                 // The first tick is immediate.
                 _ = health_ticks.tick() => {
                     if !matches!(timeout(server.timeouts.call, self.connection.ping()).await, Ok(Ok(()))) {
@@ -295,7 +315,9 @@ impl Session<'_> {
                     }
                 }
             }
-            if !matches!(timeout(server.timeouts.call, self.sync_channels()).await, Ok(Ok(()))) {
+            if !matches!(timeout(server.timeouts.call, self.sync_channels()).await, Ok(Ok(())))
+                || !matches!(timeout(server.timeouts.call, self.sync_raw()).await, Ok(Ok(())))
+            {
                 return has_worked;
             }
             has_worked = true;
@@ -318,6 +340,72 @@ impl Session<'_> {
         for channel in added {
             self.messages.inbox.subscribed(&channel);
             self.channels.insert(channel);
+        }
+        Ok(())
+    }
+
+    /// Subscribes the raw keys that have waiters, and unsubscribes the others.
+    async fn sync_raw(&mut self) -> RedisResult<()> {
+        let Changes { added, ended } = self.messages.wakeups.changes(&self.raw);
+        if !ended.is_empty() {
+            self.unsubscribe_raw(&ended).await?;
+            self.raw.retain(|channels| !ended.contains(channels));
+        }
+        match self.subscribe_raw(&added).await {
+            Err(error) if error.code() == Some("NOPERM") => {
+                // One of them is refused, and the others are not.
+                for channels in added {
+                    if let Err(error) = self.subscribe_raw(std::slice::from_ref(&channels)).await {
+                        self.refused(error)?;
+                        // Alone, the own channel would hide a waiter of another program.
+                        self.unsubscribe_raw(std::slice::from_ref(&channels)).await?;
+                    }
+                    self.raw.insert(channels);
+                }
+                Ok(())
+            }
+            subscribed => {
+                self.raw.extend(added);
+                subscribed
+            }
+        }
+    }
+
+    /// The own channel is first here, and last below: a process of ours never counts as another
+    /// program.
+    async fn subscribe_raw(&mut self, keys: &[Channels]) -> RedisResult<()> {
+        if keys.is_empty() {
+            return Ok(());
+        }
+        let channels = keys.iter().flat_map(|key| [&key.own_channel, &key.channel]).cloned().collect::<Vec<_>>();
+        self.connection.subscribe(&channels).await?;
+        for event in keys.iter().filter_map(|key| self.messages.wakeups.subscribed(key)) {
+            self.messages.inbox.send_all(&event);
+        }
+        Ok(())
+    }
+
+    async fn unsubscribe_raw(&mut self, keys: &[Channels]) -> RedisResult<()> {
+        let channels = keys.iter().flat_map(|key| [&key.channel, &key.own_channel]).cloned().collect::<Vec<_>>();
+        self.connection.unsubscribe(&channels).await
+    }
+
+    /// Warns once of a missing permission. Any other error ends the session.
+    fn refused(&self, error: RedisError) -> RedisResult<()> {
+        if error.code() != Some("NOPERM") {
+            return Err(error);
+        }
+        let Messages { server, wakeups, .. } = self.messages;
+        if wakeups.is_first_refusal() {
+            let user = server.user.clone();
+            server.background.log(move || {
+                warn!(
+                    target: "tower_lock",
+                    "a key of `LockKey::raw` is in use, and the user `{user}` of Redis has no permission for the channels \
+                     `{REDISSON_CHANNEL}*`: waiters of Redisson and of this crate exclude each other, but do not wake each \
+                     other. Add the ACL rule `&{REDISSON_CHANNEL}*`, or ignore this if no service with Redisson uses the key",
+                );
+            });
         }
         Ok(())
     }

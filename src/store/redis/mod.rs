@@ -14,6 +14,7 @@ mod shared;
 pub mod wire;
 mod topology;
 mod messages;
+mod wakeups;
 mod error;
 mod list;
 

@@ -185,6 +185,9 @@ impl SendRequests<AcquireRequest> for Shared {
         let parse = |reply: &_| wire::parse_acquire(reply, count);
         match self.call_before_expiry(called, valid_for, deadline, call, parse).await {
             Ok((replies, replicated)) => {
+                for (request, reply) in requests.iter().zip(&replies).filter(|(request, _)| request.key.is_raw()) {
+                    self.messages.used_raw(&request.key, matches!(reply, Ok(AcquireReply::Queued { .. })));
+                }
                 let reply = |(reply, waits): (_, bool)| match (reply, replicated) {
                     // In doubt: it is released, unless a repeated call finds it replicated.
                     (Ok(AcquireReply::Granted { .. }), Err(error)) => Err(store_error(error.into())),

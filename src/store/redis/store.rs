@@ -150,6 +150,9 @@ impl LockStore for RedisStore {
             let parse = wire::parse_yield;
             let (reply, replicated) =
                 shared.call_before_expiry(called, request.valid_for, deadline, call, parse).await?;
+            if request.key.is_raw() && matches!(reply, YieldReply::NotHolder(AcquireReply::Queued { .. })) {
+                shared.messages.used_raw(&request.key, true);
+            }
             match reply {
                 YieldReply::Extended { .. } | YieldReply::NotHolder(AcquireReply::Granted { .. }) => replicated?,
                 YieldReply::NotHolder(_) => {}

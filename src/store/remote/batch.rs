@@ -15,7 +15,8 @@ pub trait Shareable {
     fn key(&self) -> &LockKey;
     /// The terms that all requests of a call have in common.
     fn terms(&self) -> &QueueConfig;
-    /// Whether it has a call of its own, because of its record.
+    /// Whether it has a call of its own: because of its record, or because a raw key has messages
+    /// to other programs.
     fn is_alone(&self) -> bool;
 }
 
@@ -29,7 +30,7 @@ impl Shareable for AcquireRequest {
     }
 
     fn is_alone(&self) -> bool {
-        self.demand.takes_record()
+        self.demand.takes_record() || self.key.is_raw()
     }
 }
 
@@ -43,7 +44,7 @@ impl Shareable for ReleaseRequest {
     }
 
     fn is_alone(&self) -> bool {
-        self.record.is_some()
+        self.record.is_some() || self.key.is_raw()
     }
 }
 
@@ -105,6 +106,16 @@ mod tests {
         assert_eq!(next_call(&[acquire(1), acquire(2), recorded()]), 2);
         let leaves_record = release(9).record(Record::new("head", None), Duration::from_secs(60));
         assert_eq!(next_call(&[release(1), leaves_record, release(2)]), 1);
+    }
+
+    #[test]
+    fn raw_key_has_a_call_of_its_own() {
+        let key = LockKey::raw("myLock").expect("a name");
+        let raw = AcquireRequest { key: key.clone(), ..acquire(9) };
+        assert_eq!(next_call(&[raw.clone(), acquire(1)]), 1);
+        assert_eq!(next_call(&[acquire(1), acquire(2), raw]), 2);
+        let raw = ReleaseRequest { key, ..release(9) };
+        assert_eq!(next_call(&[release(1), raw, release(2)]), 1);
     }
 
     #[test]

@@ -121,8 +121,13 @@ impl Inbox {
 
     /// Notifies all managers that the server may have lost locks.
     pub(crate) fn doubt(&self) {
+        self.send_all(&StoreEvent::Doubted);
+    }
+
+    /// Passes an event to all managers.
+    pub(crate) fn send_all(&self, event: &StoreEvent) {
         let sinks: Vec<_> = self.subscriptions.lock().values().map(|subscription| subscription.sink.clone()).collect();
-        sinks.iter().for_each(|sink| sink.send(StoreEvent::Doubted));
+        sinks.iter().for_each(|sink| sink.send(event.clone()));
     }
 
     /// Waits before the next session: longer after each one that has not worked. `recovered` ends

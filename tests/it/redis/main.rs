@@ -15,6 +15,7 @@ mod release_timing;
 mod fences;
 mod forged_messages;
 mod interop;
+mod redisson;
 mod leases;
 mod logs;
 mod listing;

@@ -369,7 +369,7 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "recorded_without_offer",
         "an acquire that gets the record does not pass its offer on",
-        &[everywhere("  if redis.call('EXISTS', lock) == 0 then offer_next(lock, queue, false, offer_ms) end\n", "")],
+        &[everywhere("    local offered = offer_next(lock, queue, false, offer_ms)\n", "    local offered\n")],
     )
     .with("records"),
     script(

@@ -4,6 +4,9 @@ use std::fmt::{self, Write};
 
 use crate::{lock_key::LockKey, store::StoreEvent};
 
+/// The start of the channels of Redisson's plain locks.
+pub const REDISSON_CHANNEL: &str = "redisson_lock__channel:";
+
 /// The names of one application, by its prefix.
 #[derive(Clone, Debug)]
 pub struct Keyspace {
@@ -16,6 +19,27 @@ pub struct LockName<'a> {
     /// `None`: the name is that of a raw key.
     prefix: Option<&'a str>,
     text: &'a str,
+}
+
+/// The names beside a raw lock that wake its waiters, in Redisson and here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RawNames {
+    /// The channel on which Redisson announces that the lock is free.
+    pub channel: String,
+    /// A channel that every process subscribes together with the other one: its subscribers are
+    /// those of the other one that use this prefix.
+    pub own_channel: String,
+    /// While it exists, the free lock is reserved for other programs.
+    pub reservation: String,
+}
+
+/// A channel of a raw lock, with the channel of Redisson for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RawChannel<'a> {
+    /// The lock may be free.
+    Freed(&'a str),
+    /// The next message that it is free is not for this process.
+    Reserved(String),
 }
 
 /// A name in the hash slot of a lock.
@@ -120,6 +144,31 @@ impl Keyspace {
     /// The record of a lock, in the same hash slot.
     pub fn record<'a>(&'a self, lock: LockName<'a>) -> NameBeside<'a> {
         self.beside(lock, 'r', 's')
+    }
+
+    /// The names beside a raw lock. `None`: it is composed.
+    pub fn raw_names(&self, lock: LockName<'_>) -> Option<RawNames> {
+        if lock.prefix.is_some() {
+            return None;
+        }
+        // Redisson tests for this character, too.
+        let tagged = if lock.text.contains('{') { lock.text.to_owned() } else { format!("{{{lock}}}") };
+        Some(RawNames {
+            channel: format!("{REDISSON_CHANNEL}{tagged}"),
+            // An ACL for the channels of processes covers it.
+            own_channel: format!("tower-lock:{}:in:raw:{tagged}", self.prefix),
+            reservation: self.beside(lock, 'v', 'w').to_string(),
+        })
+    }
+
+    /// The raw lock of a channel.
+    pub fn raw_channel<'a>(&self, channel: &'a str) -> Option<RawChannel<'a>> {
+        if channel.starts_with(REDISSON_CHANNEL) {
+            return Some(RawChannel::Freed(channel));
+        }
+        let lock = channel.strip_prefix("tower-lock:")?.strip_prefix(&*self.prefix)?.strip_prefix(":in:raw:")?;
+        // An instance may have the name `raw`. Its channel has no brace.
+        lock.contains('{').then(|| RawChannel::Reserved(format!("{REDISSON_CHANNEL}{lock}")))
     }
 
     /// A name in the hash slot of a lock. A hash tag in the name of the lock decides the slot, and
@@ -233,6 +282,27 @@ mod tests {
         }
         for other in ["lock:f", "lock:r:{x}", "lock2:q:{x}", "lock:q:x", "lock:q:{x", "lock:q:{{x}", "lock:t:x"] {
             assert_eq!(keyspace().lock_of_queue(&format!("tower-lock:{other}")), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn channels_of_a_raw_lock_are_those_of_redisson() {
+        let key = |name| LockKey::raw(name).expect("a name");
+        for (name, channel, own, reservation) in
+            [("myLock", "{myLock}", "{myLock}", "v:{myLock}"), ("shop{7}:x", "shop{7}:x", "shop{7}:x", "w:shop{7}:x")]
+        {
+            let key = key(name);
+            let names = keyspace().raw_names(keyspace().lock(&key).expect("a name")).expect("it is raw");
+            assert_eq!(names.channel, format!("redisson_lock__channel:{channel}"));
+            assert_eq!(names.own_channel, format!("tower-lock:lock:in:raw:{own}"));
+            assert_eq!(names.reservation, format!("tower-lock:lock:{reservation}"));
+            assert_eq!(keyspace().raw_channel(&names.channel), Some(RawChannel::Freed(&names.channel)));
+            assert_eq!(keyspace().raw_channel(&names.own_channel), Some(RawChannel::Reserved(names.channel.clone())));
+        }
+        let composed = LockKey::from(("n", 1));
+        assert_eq!(keyspace().raw_names(keyspace().lock(&composed).expect("a name")), None);
+        for inbox in ["tower-lock:lock:in:api-1:9c1e44d07b2a51f0", "tower-lock:lock:in:raw:9c1e44d07b2a51f0"] {
+            assert_eq!(keyspace().raw_channel(inbox), None);
         }
     }
 

@@ -13,7 +13,7 @@ mod replies;
 #[cfg(feature = "__internals")]
 pub use self::{keyspace::LockName, replies::KeyReplies};
 pub use self::{
-    keyspace::{InvalidName, Keyspace},
+    keyspace::{InvalidName, Keyspace, REDISSON_CHANNEL, RawChannel, RawNames},
     replies::{
         FenceMark, KeyError, SelfTestReport, Timed, UnexpectedReply, escape_control, fence_mark, parse_acquire,
         parse_delete_record, parse_force, parse_inspect, parse_release, parse_renew, parse_scan, parse_self_test,

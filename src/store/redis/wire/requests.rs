@@ -6,7 +6,10 @@ use smallvec::SmallVec;
 
 use super::{
     keyspace::{InvalidName, Keyspace, LockName},
-    script::{ACQUIRE, DELETE_RECORD, FORCE, INSPECT, RELEASE, RENEW, SELF_TEST, Script, ScriptCall, YIELD},
+    script::{
+        ACQUIRE, DELETE_RECORD, FORCE, INSPECT, RAW_ACQUIRE, RAW_FORCE, RAW_RELEASE, RAW_YIELD, RELEASE, RENEW,
+        SELF_TEST, Script, ScriptCall, YIELD,
+    },
 };
 use crate::{
     limits::MAX_RECORD_BODY_BYTES,
@@ -22,7 +25,7 @@ impl Keyspace {
     pub fn acquire(&self, requests: &[AcquireRequest], expires_at: i64) -> Result<ScriptCall, InvalidName> {
         let [first, ..] = requests else { unreachable!("a call has a request") };
         let locks = self.locks(requests.iter().map(|request| &request.key))?;
-        let mut call = self.call(&ACQUIRE, &locks, 5 + 4 * requests.len());
+        let mut call = self.call_of(&ACQUIRE, &RAW_ACQUIRE, &locks, 5 + 4 * requests.len());
         call.arg(expires_at);
         call.queue_config(first.queue);
         for request in requests {
@@ -62,7 +65,7 @@ impl Keyspace {
     pub fn release(&self, requests: &[ReleaseRequest]) -> Result<ScriptCall, InvalidName> {
         let [first, ..] = requests else { unreachable!("a call has a request") };
         let locks = self.locks(requests.iter().map(|request| &request.key))?;
-        let mut call = self.call(&RELEASE, &locks, 4 + 3 * requests.len());
+        let mut call = self.call_of(&RELEASE, &RAW_RELEASE, &locks, 4 + 3 * requests.len());
         call.arg(Ms(first.queue.offer_ttl));
         for request in requests {
             call.arg(&request.id);
@@ -81,7 +84,7 @@ impl Keyspace {
     /// The call of a yield. `expires_at` is in microseconds of the server's clock.
     pub fn yield_to_queue(&self, request: &YieldRequest, expires_at: i64) -> Result<ScriptCall, InvalidName> {
         let lock = self.lock(&request.key)?;
-        let mut call = self.call(&YIELD, &[lock], 11);
+        let mut call = self.call_of(&YIELD, &RAW_YIELD, &[lock], 11);
         call.arg(expires_at);
         call.queue_config(request.queue);
         call.arg(&request.next_id);
@@ -98,7 +101,7 @@ impl Keyspace {
     /// The call of a force release.
     pub fn force(&self, request: &ForceReleaseRequest) -> Result<ScriptCall, InvalidName> {
         let lock = self.lock(&request.key)?;
-        let mut call = self.call(&FORCE, &[lock], 4);
+        let mut call = self.call_of(&FORCE, &RAW_FORCE, &[lock], 4);
         call.arg(Ms(request.block_for));
         call.arg(Ms(request.queue.offer_ttl));
         call.arg(self.queue(lock));
@@ -132,7 +135,9 @@ impl Keyspace {
     /// The call of the self-test, on a key of its own.
     pub fn self_test(&self, key: &LockKey, inbox: &str, message: &str) -> Result<ScriptCall, InvalidName> {
         let lock = self.lock(key)?;
-        let mut call = self.call(&SELF_TEST, &[lock], 4);
+        let mut call = ScriptCall::new(&SELF_TEST);
+        call.key(lock);
+        call.arg(self.fence());
         call.arg(self.queue(lock));
         call.arg(inbox);
         call.arg(message);
@@ -146,13 +151,25 @@ impl Keyspace {
         keys.map(|key| self.lock(key)).collect()
     }
 
-    /// A call with these locks, and with the fence as its first argument. `args` is the number of
-    /// arguments to expect.
-    fn call(&self, script: &'static LazyLock<Script>, locks: &[LockName<'_>], args: usize) -> ScriptCall {
-        let mut call = ScriptCall::new(script);
+    /// A call with these locks, and with the fence as its first argument. That of one raw key is of
+    /// the script for it, and begins with its names. `args` is the number of arguments to expect.
+    fn call_of(
+        &self,
+        script: &'static LazyLock<Script>,
+        raw_script: &'static LazyLock<Script>,
+        locks: &[LockName<'_>],
+        args: usize,
+    ) -> ScriptCall {
+        let raw = if let [lock] = locks { self.raw_names(*lock) } else { None };
+        let mut call = ScriptCall::new(if raw.is_some() { raw_script } else { script });
         call.reserve(locks.len() + args);
         for lock in locks {
             call.key(lock);
+        }
+        if let Some(raw) = raw {
+            call.arg(raw.channel);
+            call.arg(raw.own_channel);
+            call.arg(raw.reservation);
         }
         call.arg(self.fence());
         call

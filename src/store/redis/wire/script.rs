@@ -9,27 +9,45 @@ use bytes::Bytes;
 use deadpool_redis::redis;
 
 macro_rules! scripts {
-    ($($name:ident = $file:literal;)*) => {$(
-        pub(super) static $name: LazyLock<Script> = LazyLock::new(|| Script::new($file, include_str!(concat!("lua/", $file, ".lua"))));
+    ($($name:ident = $file:literal, $keys:expr;)*) => {$(
+        pub(super) static $name: LazyLock<Script> =
+            LazyLock::new(|| Script::new($file, include_str!(concat!("lua/", $file, ".lua")), $keys));
     )*};
 }
 
 scripts! {
-    ACQUIRE = "acquire";
-    RENEW = "renew";
-    RELEASE = "release";
-    YIELD = "yield";
-    FORCE = "force";
-    INSPECT = "inspect";
-    DELETE_RECORD = "delete_record";
-    SELF_TEST = "self_test";
+    ACQUIRE = "acquire", Keys::Composed;
+    RENEW = "renew", Keys::Composed;
+    RELEASE = "release", Keys::Composed;
+    YIELD = "yield", Keys::Composed;
+    FORCE = "force", Keys::Composed;
+    INSPECT = "inspect", Keys::Composed;
+    DELETE_RECORD = "delete_record", Keys::Composed;
+    SELF_TEST = "self_test", Keys::Composed;
+    RAW_ACQUIRE = "acquire", Keys::Raw;
+    RAW_RELEASE = "release", Keys::Raw;
+    RAW_YIELD = "yield", Keys::Raw;
+    RAW_FORCE = "force", Keys::Raw;
 }
+
+/// The keys that a script is for. A script of a raw key also wakes the waiters of Redisson, and
+/// composed keys pay nothing for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Keys {
+    Composed,
+    Raw,
+}
+
+/// The start of a line that only the scripts of raw keys have.
+const RAW_LINE: &str = "--@raw ";
 
 /// One script. Redis executes it atomically.
 #[derive(Debug)]
 pub struct Script {
     #[cfg_attr(not(feature = "__internals"), allow(dead_code, reason = "read by the simulator and by `Debug`"))]
     name: &'static str,
+    #[cfg_attr(not(feature = "__internals"), allow(dead_code, reason = "read by the simulator and by `Debug`"))]
+    keys: Keys,
     text: String,
     sha: String,
 }
@@ -48,13 +66,20 @@ pub struct ScriptCall {
 }
 
 impl Script {
-    fn new(name: &'static str, file: &'static str) -> Self {
+    fn new(name: &'static str, file: &'static str, keys: Keys) -> Self {
         let text = file
             .replace("--@include fence.lua", include_str!("lua/fence.lua"))
             .replace("--@include queue.lua", include_str!("lua/queue.lua"))
             .replace("--@include record.lua", include_str!("lua/record.lua"));
+        let text = match keys {
+            Keys::Raw => text.replace(RAW_LINE, "").replace("--@include raw.lua", include_str!("lua/raw.lua")),
+            Keys::Composed => {
+                let lines = text.split_inclusive('\n').filter(|line| !line.trim_start().starts_with(RAW_LINE));
+                lines.collect()
+            }
+        };
         let sha = redis::Script::new(&text).get_hash().to_owned();
-        Self { name, text, sha }
+        Self { name, keys, text, sha }
     }
 }
 
@@ -63,6 +88,11 @@ impl ScriptCall {
     /// The name of the script.
     pub fn name(&self) -> &'static str {
         self.script.name
+    }
+
+    /// Whether it is the script of that name for a raw key.
+    pub fn is_raw(&self) -> bool {
+        self.script.keys == Keys::Raw
     }
 
     /// The text of the script, with its includes.

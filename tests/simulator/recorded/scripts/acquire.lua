@@ -2,14 +2,15 @@
 -- first one (I8). No key occurs twice: two requests would both find it free.
 --
 -- KEYS   n locks
--- ARGV   1 fence; 2 time at which the call expires, in microseconds of the server's clock;
+-- ARGV   of a raw key: its names, which raw.lua removes
+--        1 fence; 2 time at which the call expires, in microseconds of the server's clock;
 --        3 lease of an offer, ms; 4 TTL of the queue, ms; 5 capacity of the queue
 --        for each lock: acquisition id; lease, ms; if it is busy: 'fail', 'enqueue', or
 --        'poll' to enqueue an id that most likely is enqueued or has an offer
 --        for each lock: its queue
 --        the record of a single lock, if it stands in place of a grant
--- reply  now: all keys are granted, and this is their fence. (Redis sends a text with a tenth of the
---        work of a table.)
+-- reply  now: all keys are granted, and this is their fence. (Redis sends a text with a tenth of
+--        the work of a table.)
 --        {now, 'expired'}
 --        {now, 'granted', fence}: all keys
 --        {now, 'queued', ms left, ahead}
@@ -38,6 +39,8 @@ if n > 1 then
 else
   is_free = ARGV[8] ~= 'poll' and redis.call('EXISTS', KEYS[1], unpack(ARGV, 9)) == 0
 end
+-- The key is reserved for other programs: a new waiter enqueues, although the key is free. A poll
+-- ends the reservation.
 if is_free then
   local fence, reply = now, now
   local stored = redis.pcall('SET', ARGV[1], now, 'GET')
@@ -173,6 +176,7 @@ local function drop_foreign(queue)
   if redis.call('LLEN', queue) > max_queue then redis.call('DEL', queue) end
 end
 
+
 -- Offers a free key to the first live waiter, `head` if the caller has taken it from the queue. A
 -- waiter without a subscriber belongs to a dead process. Returns the waiter that it was offered to,
 -- or `requester` if that is the first one and the caller grants it the key, or false. I7: the
@@ -273,7 +277,9 @@ local function recorded(lock, queue, record, id, offer_ms)
   drop_foreign(queue)
   redis.call('LREM', queue, 1, id)
   redis.call('HDEL', lock, id)
-  if redis.call('EXISTS', lock) == 0 then offer_next(lock, queue, false, offer_ms) end
+  if redis.call('EXISTS', lock) == 0 then
+    local offered = offer_next(lock, queue, false, offer_ms)
+  end
   local body = redis.call('HGET', record, 'body')
   if #head > max_head then head = '' end
   return {'recorded', head, body and #body <= max_body and body}

@@ -2,7 +2,8 @@
 -- holder can stop. A key that is only blocked becomes free, unless an earlier call blocked it.
 --
 -- KEYS   1 lock
--- ARGV   1 fence; 2 block, ms; 3 lease of an offer, ms; 4 queue
+-- ARGV   of a raw key: its names, which raw.lua removes
+--        1 fence; 2 block, ms; 3 lease of an offer, ms; 4 queue
 -- reply  {'free'}
 --        {'revoked', acquisition id}
 --        {'unblocked', ms left (-1: it had no TTL)}
@@ -79,6 +80,7 @@ local max_queue = 65536
 local function drop_foreign(queue)
   if redis.call('LLEN', queue) > max_queue then redis.call('DEL', queue) end
 end
+
 
 -- Offers a free key to the first live waiter, `head` if the caller has taken it from the queue. A
 -- waiter without a subscriber belongs to a dead process. Returns the waiter that it was offered to,
@@ -196,6 +198,6 @@ if reply[1] == 'revoked' then
   redis.call('PUBLISH', inbox(id), '1 revoked 0 ' .. id .. ' ' .. KEYS[1])
   if ARGV[2] ~= '0' then return reply end
 end
-offer_next(KEYS[1], ARGV[4], false, ARGV[3])
+local offered = offer_next(KEYS[1], ARGV[4], false, ARGV[3])
 if fence_mark then reply[#reply + 1] = fence_mark end
 return reply

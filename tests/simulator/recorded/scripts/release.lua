@@ -5,7 +5,8 @@
 -- matches it (I10).
 --
 -- KEYS   n locks
--- ARGV   1 fence; 2 lease of an offer, ms
+-- ARGV   of a raw key: its names, which raw.lua removes
+--        1 fence; 2 lease of an offer, ms
 --        for each lock: acquisition id; block, ms
 --        for each lock: its queue
 --        if the holder of a single lock leaves a record: the record; its TTL, ms; its head; its
@@ -134,6 +135,7 @@ local function drop_foreign(queue)
   if redis.call('LLEN', queue) > max_queue then redis.call('DEL', queue) end
 end
 
+
 -- Offers a free key to the first live waiter, `head` if the caller has taken it from the queue. A
 -- waiter without a subscriber belongs to a dead process. Returns the waiter that it was offered to,
 -- or `requester` if that is the first one and the caller grants it the key, or false. I7: the
@@ -226,7 +228,8 @@ local function finish(i)
     return {'not holder'}
   end
   if block_ms ~= '0' then return {'freed'} end
-  return {offer_next(lock, queue, false, ARGV[2], first) and 'handed off' or 'freed'}
+  if offer_next(lock, queue, false, ARGV[2], first) then return {'handed off'} end
+  return {'freed'}
 end
 
 local reply

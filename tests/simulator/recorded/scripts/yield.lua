@@ -3,7 +3,8 @@
 -- under a new fence. A key that was lost is acquired under the next id.
 --
 -- KEYS   1 lock
--- ARGV   1 fence; 2 time at which the call expires, as of acquire; 3 lease of an offer, ms;
+-- ARGV   of a raw key: its names, which raw.lua removes
+--        1 fence; 2 time at which the call expires, as of acquire; 3 lease of an offer, ms;
 --        4 TTL of the queue, ms; 5 capacity of the queue; 6 next acquisition id; 7 lease, ms;
 --        8 acquisition id of the holder; 9 fence of the holder; 10 queue; 11 record, as of acquire
 -- reply  {now, 'expired'}
@@ -85,6 +86,7 @@ local max_queue = 65536
 local function drop_foreign(queue)
   if redis.call('LLEN', queue) > max_queue then redis.call('DEL', queue) end
 end
+
 
 -- Offers a free key to the first live waiter, `head` if the caller has taken it from the queue. A
 -- waiter without a subscriber belongs to a dead process. Returns the waiter that it was offered to,
@@ -186,7 +188,9 @@ local function recorded(lock, queue, record, id, offer_ms)
   drop_foreign(queue)
   redis.call('LREM', queue, 1, id)
   redis.call('HDEL', lock, id)
-  if redis.call('EXISTS', lock) == 0 then offer_next(lock, queue, false, offer_ms) end
+  if redis.call('EXISTS', lock) == 0 then
+    local offered = offer_next(lock, queue, false, offer_ms)
+  end
   local body = redis.call('HGET', record, 'body')
   if #head > max_head then head = '' end
   return {'recorded', head, body and #body <= max_body and body}

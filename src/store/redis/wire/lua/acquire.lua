@@ -2,7 +2,8 @@
 -- first one (I8). No key occurs twice: two requests would both find it free.
 --
 -- KEYS   n locks
--- ARGV   1 fence; 2 time at which the call expires, in microseconds of the server's clock;
+-- ARGV   of a raw key: its names, which raw.lua removes
+--        1 fence; 2 time at which the call expires, in microseconds of the server's clock;
 --        3 lease of an offer, ms; 4 TTL of the queue, ms; 5 capacity of the queue
 --        for each lock: acquisition id; lease, ms; if it is busy: 'fail', 'enqueue', or
 --        'poll' to enqueue an id that most likely is enqueued or has an offer
@@ -21,6 +22,7 @@
 
 -- Times and fences are texts: Lua prints and reads numbers slowly. Those of one length have the
 -- order of their numbers.
+--@raw --@include raw.lua
 local t = redis.call('TIME')
 local now = t[1] .. string.sub('00000', #t[2]) .. t[2]
 if #now > #ARGV[2] or #now == #ARGV[2] and now > ARGV[2] then return {now, 'expired'} end
@@ -38,6 +40,11 @@ if n > 1 then
 else
   is_free = ARGV[8] ~= 'poll' and redis.call('EXISTS', KEYS[1], unpack(ARGV, 9)) == 0
 end
+-- The key is reserved for other programs: a new waiter enqueues, although the key is free. A poll
+-- ends the reservation.
+--@raw local reserved_left = ARGV[8] == 'enqueue' and redis.call('PTTL', reservation) or -2
+--@raw local is_reserved = reserved_left > 0 and redis.call('EXISTS', KEYS[1]) == 0
+--@raw is_free = is_free and not is_reserved
 if is_free then
   local fence, reply = now, now
   local stored = redis.pcall('SET', ARGV[1], now, 'GET')
@@ -60,6 +67,11 @@ end
 local reply
 if n == 1 then
   local queue = ARGV[9]
+  --@raw if is_reserved then
+  --@raw   acquire = function(_, _, id)
+  --@raw     return enqueue(queue, id, reserved_left, ARGV[4], tonumber(ARGV[5]))
+  --@raw   end
+  --@raw end
   reply = recorded(KEYS[1], queue, ARGV[10], ARGV[6], ARGV[3])
     or acquire(KEYS[1], queue, ARGV[6], ARGV[7], ARGV[8], ARGV[3], ARGV[4], ARGV[5])
 else

@@ -2,12 +2,14 @@
 -- holder can stop. A key that is only blocked becomes free, unless an earlier call blocked it.
 --
 -- KEYS   1 lock
--- ARGV   1 fence; 2 block, ms; 3 lease of an offer, ms; 4 queue
+-- ARGV   of a raw key: its names, which raw.lua removes
+--        1 fence; 2 block, ms; 3 lease of an offer, ms; 4 queue
 -- reply  {'free'}
 --        {'revoked', acquisition id}
 --        {'unblocked', ms left (-1: it had no TTL)}
 --        Each may end in a mark of the fence: see fence.lua
 
+--@raw --@include raw.lua
 --@include fence.lua
 --@include queue.lua
 local left = redis.call('PTTL', KEYS[1])
@@ -38,10 +40,12 @@ if reply[1] == 'revoked' then
   if ARGV[2] ~= '0' then
     redis.call('HSET', KEYS[1], id .. ':end', 'forced')
     redis.call('PEXPIRE', KEYS[1], ARGV[2])
+    --@raw announce()
   end
   redis.call('PUBLISH', inbox(id), '1 revoked 0 ' .. id .. ' ' .. KEYS[1])
   if ARGV[2] ~= '0' then return reply end
 end
-offer_next(KEYS[1], ARGV[4], false, ARGV[3])
+local offered = offer_next(KEYS[1], ARGV[4], false, ARGV[3])
+--@raw if not offered then leave_free() end
 if fence_mark then reply[#reply + 1] = fence_mark end
 return reply

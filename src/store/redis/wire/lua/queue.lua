@@ -22,6 +22,14 @@ local function drop_foreign(queue)
   if redis.call('LLEN', queue) > max_queue then redis.call('DEL', queue) end
 end
 
+--@raw -- Makes a fence even or odd: see raw.lua.
+--@raw local function set_turn(fence, rest)
+--@raw   if fence % 2 == rest then return fence end
+--@raw   fence = text(fence + 1)
+--@raw   redis.call('SET', ARGV[1], fence)
+--@raw   return fence
+--@raw end
+
 -- Offers a free key to the first live waiter, `head` if the caller has taken it from the queue. A
 -- waiter without a subscriber belongs to a dead process. Returns the waiter that it was offered to,
 -- or `requester` if that is the first one and the caller grants it the key, or false. I7: the
@@ -32,6 +40,7 @@ local function offer_next(lock, queue, requester, offer_ms, head)
     head = head or redis.call('LPOP', queue)
     if not head or head == requester then return head end
     local fence = next_fence()
+    --@raw fence = set_turn(fence, requester and 0 or 1)
     if redis.call('PUBLISH', inbox(head), '1 offered ' .. fence .. ' ' .. head .. ' ' .. lock) > 0 then
       redis.call('HSET', lock, head, fence)
       redis.call('PEXPIRE', lock, offer_ms)
@@ -96,6 +105,7 @@ local function acquire(lock, queue, id, lease_ms, if_busy, offer_ms, entry_ms, c
       -- Its entry may be behind more dead waiters than one call drops.
       if not next then redis.call('LREM', queue, 1, id) end
       fence = next_fence()
+      --@raw fence = set_turn(fence, 0)
       redis.call('HSET', lock, id, fence)
       redis.call('PEXPIRE', lock, lease_ms)
       return {'granted', fence}

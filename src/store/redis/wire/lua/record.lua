@@ -14,7 +14,10 @@ local function recorded(lock, queue, record, id, offer_ms)
   drop_foreign(queue)
   redis.call('LREM', queue, 1, id)
   redis.call('HDEL', lock, id)
-  if redis.call('EXISTS', lock) == 0 then offer_next(lock, queue, false, offer_ms) end
+  if redis.call('EXISTS', lock) == 0 then
+    local offered = offer_next(lock, queue, false, offer_ms)
+    --@raw if not offered then leave_free() end
+  end
   local body = redis.call('HGET', record, 'body')
   if #head > max_head then head = '' end
   return {'recorded', head, body and #body <= max_body and body}

@@ -5,7 +5,8 @@
 -- matches it (I10).
 --
 -- KEYS   n locks
--- ARGV   1 fence; 2 lease of an offer, ms
+-- ARGV   of a raw key: its names, which raw.lua removes
+--        1 fence; 2 lease of an offer, ms
 --        for each lock: acquisition id; block, ms
 --        for each lock: its queue
 --        if the holder of a single lock leaves a record: the record; its TTL, ms; its head; its
@@ -19,12 +20,16 @@
 -- Redis accepts it when it is out of memory, and then accepts the writes of the rest of the script,
 -- too. To take the first waiter is one command less than to look first. If the script ends between
 -- the two, the key is free: its waiters poll, and a repeated release finds nothing to do.
+--@raw --@include raw.lua
 local n = #KEYS
 local held, first = {}, nil
+--@raw local fence = redis.pcall('HGET', KEYS[1], ARGV[3])
 if n == 1 and ARGV[4] == '0' and not ARGV[6] then
   held[1] = redis.pcall('HDEL', KEYS[1], ARGV[3])
   if held[1] == 1 then
+    --@raw if must_reserve(fence) then reserve() return 'freed' end
     first = redis.call('LPOP', ARGV[5])
+    --@raw if not first then leave_free() end
     if not first then return 'freed' end
   end
 end
@@ -71,8 +76,12 @@ local function finish(i)
     if record and redis.call('HGET', record, 'id') == id then return {'recorded before'} end
     return {'not holder'}
   end
+  --@raw if block_ms ~= '0' then announce() end
   if block_ms ~= '0' then return {'freed'} end
-  return {offer_next(lock, queue, false, ARGV[2], first) and 'handed off' or 'freed'}
+  --@raw if must_reserve(fence) then reserve() return {'freed'} end
+  if offer_next(lock, queue, false, ARGV[2], first) then return {'handed off'} end
+  --@raw leave_free()
+  return {'freed'}
 end
 
 local reply

@@ -3,7 +3,8 @@
 -- under a new fence. A key that was lost is acquired under the next id.
 --
 -- KEYS   1 lock
--- ARGV   1 fence; 2 time at which the call expires, as of acquire; 3 lease of an offer, ms;
+-- ARGV   of a raw key: its names, which raw.lua removes
+--        1 fence; 2 time at which the call expires, as of acquire; 3 lease of an offer, ms;
 --        4 TTL of the queue, ms; 5 capacity of the queue; 6 next acquisition id; 7 lease, ms;
 --        8 acquisition id of the holder; 9 fence of the holder; 10 queue; 11 record, as of acquire
 -- reply  {now, 'expired'}
@@ -11,6 +12,7 @@
 --        as of acquire, for the next id: the old id holds nothing any more
 --        Each may end in a mark of the fence: see fence.lua
 
+--@raw --@include raw.lua
 --@include fence.lua
 local now = clock()
 if #now > #ARGV[2] or #now == #ARGV[2] and now > ARGV[2] then return {now, 'expired'} end
@@ -31,6 +33,14 @@ if not stored then
   if fence_mark then reply[#reply + 1] = fence_mark end
   return {now, unpack(reply)}
 end
+--@raw local function yield_to_others()
+--@raw   redis.call('HDEL', lock, ARGV[8])
+--@raw   reserve()
+--@raw   local reply = enqueue(queue, ARGV[6], reserved_ms, ARGV[4], tonumber(ARGV[5]))
+--@raw   if fence_mark then reply[#reply + 1] = fence_mark end
+--@raw   return {now, unpack(reply)}
+--@raw end
+--@raw if must_reserve(stored) then return yield_to_others() end
 if offer_next(lock, queue, false, ARGV[3]) then
   redis.call('HDEL', lock, ARGV[8])
   -- The offer may be for the next id, which was enqueued already because this yield got no reply:
@@ -39,6 +49,7 @@ if offer_next(lock, queue, false, ARGV[3]) then
   if fence_mark then reply[#reply + 1] = fence_mark end
   return {now, unpack(reply)}
 end
+--@raw if others_wait() then return yield_to_others() end
 -- PEXPIRE is first, because Redis accepts it when it is out of memory, and then accepts the rest.
 redis.call('PEXPIRE', lock, ARGV[7])
 local fence = next_fence()
