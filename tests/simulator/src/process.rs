@@ -338,6 +338,11 @@ impl SimProcess {
         }
     }
 
+    /// Handles a message that this key may be free.
+    pub fn on_freed(&mut self, now: BootInstant, key: &LockKey) {
+        self.on(now, key, Event::Freed);
+    }
+
     /// Handles a confirmed subscription, the first one or a later one.
     pub fn on_subscribed(&mut self, now: BootInstant) {
         if self.subscribed {

@@ -55,7 +55,7 @@ impl Simulation {
 
     /// The requests of an acquire, a yield or a release.
     pub(super) fn requests(&self, script: &ScriptCall) -> Vec<ScriptRequest> {
-        let (keys, args) = (script.keys(), script.args());
+        let (keys, args) = (script.keys(), super::args(script));
         let request = |lock: &String, id: &String| {
             let key = self.locks.iter().position(|ours| ours == lock).expect("ours");
             ScriptRequest { id: id.clone(), key }

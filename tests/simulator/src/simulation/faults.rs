@@ -225,8 +225,36 @@ impl Simulation {
         self.execute(None, &script);
     }
 
-    /// Locks and unlocks as Redisson does.
+    /// Locks as Redisson does, or waits for it.
     pub(super) fn java(&mut self, key: usize) {
+        if self.java_locks(key) {
+            return;
+        }
+        // Until it has the key, or gives up.
+        self.foreign_waiters[key] += 1;
+        self.java_listens(key);
+        let patience = self.random(20 * SECOND);
+        self.after(patience, move |w| w.java_leaves(key));
+    }
+
+    /// The processes listen to both channels, a foreign client to its own one.
+    pub(super) fn java_listens(&mut self, key: usize) {
+        let ours = i64::try_from(self.processes.len()).expect("few");
+        let lock = &self.locks[key];
+        let mut data = self.fake.data();
+        data.listeners.insert(format!("redisson_lock__channel:{{{lock}}}"), ours + self.foreign_waiters[key]);
+        data.listeners.insert(format!("tower-lock:lock:in:raw:{{{lock}}}"), ours);
+    }
+
+    fn java_leaves(&mut self, key: usize) {
+        if self.foreign_waiters[key] > 0 {
+            self.foreign_waiters[key] -= 1;
+            self.java_listens(key);
+        }
+    }
+
+    /// Locks the key if it is free, and unlocks it later. Returns whether it was free.
+    pub(super) fn java_locks(&mut self, key: usize) -> bool {
         const LOCK: &str = "if redis.call('exists', KEYS[1]) == 0 or redis.call('hexists', KEYS[1], ARGV[2]) == 1 then
             redis.call('hincrby', KEYS[1], ARGV[2], 1) redis.call('pexpire', KEYS[1], ARGV[1]) return nil end
             return redis.call('pttl', KEYS[1])";
@@ -235,11 +263,13 @@ impl Simulation {
         let lock = self.locks[key].clone();
         self.fake.data().now_us = self.server_us();
         if self.fake.eval(LOCK, &[&lock], &["30000", &id]) != Value::Nil {
-            return;
+            return false;
         }
+        self.java_leaves(key);
         self.log(|_| format!("a stranger locks {lock}"));
         if self.checker.is_held(&self.keys[key], self.now) {
-            return self.report_violation(format!("a foreign client is let into {lock}"));
+            self.report_violation(format!("a foreign client is let into {lock}"));
+            return true;
         }
         let time = self.random(8 * SECOND);
         self.foreign_until[key] = self.now + time;
@@ -247,8 +277,11 @@ impl Simulation {
             w.log(|_| format!("a stranger unlocks {lock}"));
             w.fake.data().now_us = w.server_us();
             w.fake.command(&["DEL", &lock]);
+            w.fake.command(&["PUBLISH", &format!("redisson_lock__channel:{{{lock}}}"), "0"]);
             w.foreign_until[key] = 0;
             w.idle_since[key] = Some(w.now);
+            w.deliver();
         });
+        true
     }
 }

@@ -46,7 +46,8 @@ pub struct Options {
     pub back: bool,
     /// The server clock is set, forward or back.
     pub step: bool,
-    /// Foreign clients lock the same keys as Redisson does.
+    /// Foreign clients lock the same keys as Redisson does, wait for them, and send and receive its
+    /// messages. The keys are raw.
     pub java: bool,
     /// Requests are sent again after their reply.
     pub copies: bool,
@@ -100,6 +101,15 @@ pub struct Report {
     pub idle: f64,
     /// All events, if requested.
     pub trace: String,
+}
+
+fn raw_key(number: u64) -> LockKey {
+    LockKey::raw(format!("key-{number}")).expect("a name")
+}
+
+/// The arguments of a script after the names of a raw key.
+fn args(script: &ScriptCall) -> Vec<String> {
+    script.args().split_off(if script.is_raw() { 3 } else { 0 })
 }
 
 /// Runs one simulation.
@@ -268,6 +278,8 @@ struct Simulation {
     notified: HashSet<(String, u64)>,
     foreign: HashSet<String>,
     foreign_until: Vec<u64>,
+    /// The foreign clients that wait for each key.
+    foreign_waiters: Vec<i64>,
     violation: Option<String>,
     scripts: u64,
     shared: u64,
@@ -334,7 +346,8 @@ impl Simulation {
         let keys = batches.as_ref().map_or(keys, Batches::keys);
         let callers = options.several.then(|| Callers::new(seed));
         let keys = callers.as_ref().map_or(keys, |callers| keys.max(callers.keys()));
-        let keys: Vec<_> = (0..keys).map(|n| LockKey::from(("key", n))).collect();
+        let keys: Vec<_> =
+            (0..keys).map(|n| if options.java { raw_key(n) } else { LockKey::from(("key", n)) }).collect();
         let names = Keyspace::new("lock").expect("a prefix");
         let mut simulation = Self {
             now: 0,
@@ -349,6 +362,7 @@ impl Simulation {
             top_fence: vec![0; keys.len()],
             idle_since: vec![Some(0); keys.len()],
             foreign_until: vec![0; keys.len()],
+            foreign_waiters: vec![0; keys.len()],
             records: RecordChecker::new(keys.len()),
             duplicates,
             batches,
@@ -392,6 +406,9 @@ impl Simulation {
             let process = simulation.process(format!("p{n}"), rate);
             simulation.processes.push(process);
             simulation.subscribe(simulation.processes.len() - 1);
+        }
+        if options.java {
+            (0..simulation.keys.len()).for_each(|key| simulation.java_listens(key));
         }
         simulation.put_other_type();
         simulation.load();

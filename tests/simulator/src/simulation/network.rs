@@ -169,6 +169,7 @@ impl Simulation {
     pub(super) fn deliver(&mut self) {
         let published = std::mem::take(&mut self.fake.data().published);
         for (channel, message) in published {
+            self.deliver_wakeup(&channel);
             let Some(process) = self.processes.iter().position(|target| target.process.inbox() == channel) else {
                 continue;
             };
@@ -185,6 +186,33 @@ impl Simulation {
                 let message = message.clone();
                 self.at(arrives, move |w| w.message_arrives(process, number, epoch, message));
             }
+        }
+    }
+
+    /// A message of a raw key goes to all processes, and to the foreign clients that wait.
+    fn deliver_wakeup(&mut self, channel: &str) {
+        let lock = channel.strip_prefix("redisson_lock__channel:{").and_then(|rest| rest.strip_suffix('}'));
+        let Some(key) = self.locks.iter().position(|name| Some(name.as_str()) == lock) else { return };
+        for process in 0..self.processes.len() {
+            let target = &self.processes[process];
+            let (number, epoch) = (target.number, target.inbox.epoch);
+            // A reservation, a lost message, or a process without a waiter.
+            if target.inbox.at_server.is_none() || self.chance(0.3) {
+                continue;
+            }
+            let delay = self.delay();
+            self.after(delay, move |w| {
+                w.deliver_to(process, number, Source::Inbox(epoch), move |w| {
+                    let (now, key) = (w.local(process), w.keys[key].clone());
+                    w.processes[process].process.on_freed(now, &key);
+                });
+            });
+        }
+        if self.foreign_waiters[key] > 0 {
+            let delay = self.delay();
+            self.after(delay, move |w| {
+                w.java_locks(key);
+            });
         }
     }
 

@@ -82,7 +82,7 @@ impl Simulation {
     pub(super) fn check_records(&mut self, script: &ScriptCall, before: &[KeyData]) {
         if let ("release", [head, body @ ..]) = (script.name(), script.data()) {
             let key = self.locks.iter().position(|lock| *lock == script.keys()[0]).expect("ours");
-            let id = &script.args()[2];
+            let id = &super::args(script)[2];
             if before[key].holders.iter().any(|(holder, _)| holder == id) {
                 let record = Record::new(head.clone(), body.first().cloned());
                 let now = self.server_ms();
@@ -91,7 +91,7 @@ impl Simulation {
                 if let Some(replaced) = replaced.filter(|_| !is_excused) {
                     return self.report_violation(format!("a second run of {id} replaces the record {replaced}"));
                 }
-                let until = now + script.args()[6].parse::<i64>().expect("milliseconds");
+                let until = now + super::args(script)[6].parse::<i64>().expect("milliseconds");
                 if let Err(violation) = self.records.released(key, record, until) {
                     return self.report_violation(violation);
                 }
@@ -116,7 +116,7 @@ impl Simulation {
 
     /// A call that gets the record leaves nothing, and passes on what it was offered.
     pub(super) fn check_recorded_reply(&mut self, script: &ScriptCall) {
-        let id = &script.args()[5];
+        let id = &super::args(script)[5];
         let key = self.locks.iter().position(|lock| *lock == script.keys()[0]).expect("ours");
         let data = self.key_data(key);
         if data.queue.contains(id) || data.holders.iter().any(|(holder, _)| holder == id) {

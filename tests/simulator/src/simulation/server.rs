@@ -25,7 +25,7 @@ impl Simulation {
         let reply = self.fake.run(script);
         self.log(|w| {
             let from = process.map_or("foreign", |process| w.processes[process].label.as_str());
-            format!("    {from} {} {:?} -> {}", script.name(), script.args(), show(&reply))
+            format!("    {from} {} {:?} -> {}", script.name(), super::args(script), show(&reply))
         });
         let requests = match script.name() {
             "acquire" | "release" => self.requests(script),
@@ -36,7 +36,7 @@ impl Simulation {
         }
         for (key, before) in before.iter().enumerate() {
             let caller = match script.name() {
-                "yield" => script.args().into_iter().nth(5),
+                "yield" => super::args(script).into_iter().nth(5),
                 _ => requests.iter().find(|request| request.key == key).map(|request| request.id.clone()),
             };
             self.check_key_data(key, before, script.name(), caller.as_ref());
@@ -63,7 +63,7 @@ impl Simulation {
             }
             ("acquire" | "yield", reply) if is_recorded(script.name(), reply) => self.check_recorded_reply(script),
             ("renew", Value::Array(replies)) => {
-                for (id, reply) in script.args().chunks(2).map(|pair| &pair[0]).zip(replies) {
+                for (id, reply) in super::args(script).chunks(2).map(|pair| &pair[0]).zip(replies) {
                     let of_crashed = self.crashed.iter().any(|crashed| id.starts_with(&format!("{crashed}:")));
                     if *reply == Value::Int(1) && of_crashed {
                         // It was in flight, and the lease counts from now. Accepted: no section can
@@ -118,7 +118,8 @@ impl Simulation {
                     continue;
                 }
                 self.released.insert(id.clone());
-                if data.holders.is_empty() && data.queue.iter().any(|id| self.is_subscribed(id)) {
+                let has_other_waiters = self.foreign_waiters[*key] > 0;
+                if !has_other_waiters && data.holders.is_empty() && data.queue.iter().any(|id| self.is_subscribed(id)) {
                     self.report_violation(format!("a release frees the key though a waiter exists: {data:?}"));
                 }
             }
