@@ -11,12 +11,13 @@
 #                             dependencies, their lowest versions, types of other crates in the
 #                             public API, each pair of features, the package as users build it,
 #                             broken locks that a storm must detect, messages of the compiler,
-#                             repeated storms, 110,000 simulations, schedules of threads, benchmarks
+#                             repeated storms, Redisson beside this crate, 110,000 simulations,
+#                             schedules of threads, benchmarks
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 busy= long= checks= servers=
-usage() { sed -n '2,15s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+usage() { sed -n '2,16s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 loops=()
 for argument in "$@"; do
     case $argument in
@@ -353,6 +354,11 @@ if [ "$long" ]; then
     on_servers
     step 'tests of the tests' tests_of_tests
     step storms storms
+    if command -v javac >/dev/null && command -v mvn >/dev/null; then
+        step Redisson scripts/redisson.sh
+    else
+        skipped+=('Redisson beside this crate: no JDK or no Maven')
+    fi
     step simulations simulations
     step 'unit tests without features' unit_tests_without_features
     lints_and_docs

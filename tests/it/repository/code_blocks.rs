@@ -145,7 +145,7 @@ fn assert_exists(packages: &[Value], name: &str, dependency: &Value) {
 }
 
 /// The commands of the pages, each with the file that runs it, and the text there.
-const COMMANDS: [(&str, &str, &str); 25] = [
+const COMMANDS: [(&str, &str, &str); 26] = [
     ("scripts/test.sh", ".github/workflows/ci.yml", " scripts/test.sh\n"),
     ("scripts/test.sh --checks", ".github/workflows/ci.yml", " scripts/test.sh --checks\n"),
     ("cargo run --example reward_claim", "scripts/test.sh", " cargo run --quiet --example reward_claim"),
@@ -166,6 +166,7 @@ const COMMANDS: [(&str, &str, &str); 25] = [
     ("cargo test -p tower-lock-simulator --test recorded", "scripts/test.sh", TESTS),
     ("cargo test -p tower-lock-storm --test storm", "scripts/test.sh", TESTS),
     ("cargo test -p tower-lock-storm --test replay", "scripts/test.sh", TESTS),
+    ("scripts/redisson.sh", "scripts/test.sh", " scripts/redisson.sh\n"),
     (
         "cargo test -p tower-lock-storm --test failovers -- --nocapture",
         "scripts/test.sh",
