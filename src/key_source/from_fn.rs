@@ -314,7 +314,7 @@ fn extractor_rejection<E, R: IntoResponse>(rejection: R) -> KeyRejection {
 
 // === impl KeyFnOutput ===
 
-impl<R: IntoLockKey<Keys: Send>> KeyFnOutput<Ready> for R {
+impl<R: IntoLockKey> KeyFnOutput<Ready> for R {
     type Keys = R::Keys;
 
     fn into_key(self) -> impl Future<Output = Result<Option<R::Keys>, Response<RejectionBody>>> + Send {
@@ -324,7 +324,7 @@ impl<R: IntoLockKey<Keys: Send>> KeyFnOutput<Ready> for R {
 
 impl<R> KeyFnOutput<Async> for R
 where
-    R: Future<Output: IntoLockKey<Keys: Send>> + Send,
+    R: Future<Output: IntoLockKey> + Send,
 {
     type Keys = <R::Output as IntoLockKey>::Keys;
 

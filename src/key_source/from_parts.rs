@@ -50,7 +50,7 @@ struct FromParts<F>(F);
 pub fn from_parts<F, R>(f: F) -> impl KeySource<Keys = R::Keys>
 where
     F: Fn(&Parts) -> R + Clone + Send + Sync + 'static,
-    R: IntoLockKey<Keys: Send>,
+    R: IntoLockKey,
 {
     FromParts(f)
 }
@@ -58,7 +58,7 @@ where
 impl<F, R> KeySource for FromParts<F>
 where
     F: Fn(&Parts) -> R + Clone + Send + Sync + 'static,
-    R: IntoLockKey<Keys: Send>,
+    R: IntoLockKey,
 {
     type Keys = R::Keys;
 

@@ -38,7 +38,7 @@ use crate::{
 )]
 pub trait IntoLockKey {
     /// One key ([`LockKey`]), or several ([`AllKeys`]).
-    type Keys: Into<RequestKeys>;
+    type Keys: Into<RequestKeys> + Send;
 
     #[doc(hidden)]
     fn into_lock_key(self) -> Result<Option<Self::Keys>, Response<RejectionBody>>;
