@@ -387,7 +387,11 @@ impl Session<'_> {
 
     async fn unsubscribe_raw(&mut self, keys: &[Channels]) -> RedisResult<()> {
         let channels = keys.iter().flat_map(|key| [&key.channel, &key.own_channel]).cloned().collect::<Vec<_>>();
-        self.connection.unsubscribe(&channels).await
+        match self.connection.unsubscribe(&channels).await {
+            // The permission is optional. The end of this session would not help.
+            Err(error) if error.code() == Some("NOPERM") => Ok(()),
+            unsubscribed => unsubscribed,
+        }
     }
 
     /// Warns once of a missing permission. Any other error ends the session.
@@ -401,7 +405,7 @@ impl Session<'_> {
             server.background.log(move || {
                 warn!(
                     target: "tower_lock",
-                    "a key of `LockKey::raw` is in use, and the user `{user}` of Redis has no permission for the channels \
+                    "a key of `LockKey::raw` is in use, and the {user} of Redis has no permission for the channels \
                      `{REDISSON_CHANNEL}*`: waiters of Redisson and of this crate exclude each other, but do not wake each \
                      other. Add the ACL rule `&{REDISSON_CHANNEL}*`, or ignore this if no service with Redisson uses the key",
                 );
