@@ -187,7 +187,7 @@ async fn orders_that_cannot_deadlock_are_not_reported() {
             locks.lock(key).owner(&owner).await.expect("free").release().await.expect("up");
         }
         let guards = [locks.lock(keys[0]).await.expect("free"), locks.lock(keys[1]).await.expect("free")];
-        guards.map(|guard| drop(guard.release()));
+        guards.into_iter().for_each(|guard| drop(guard.release()));
         settle().await;
     }
     // Together, in any order.
@@ -206,7 +206,7 @@ async fn single_locks_against_the_order_of_several_are_reported() {
     let hold = async |first: (&'static str, u64), second: (&'static str, u64)| {
         let outer = locks.lock(first).owner(&owner).await.expect("free");
         let inner = locks.lock(second).owner(&owner).await.expect("free");
-        [outer, inner].map(|guard| drop(guard.release()));
+        [outer, inner].into_iter().for_each(|guard| drop(guard.release()));
         settle().await;
     };
     locks

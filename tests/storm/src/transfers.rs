@@ -60,7 +60,7 @@ const ACCOUNTS: u64 = 50;
 /// The first balance of each.
 const BALANCE: i64 = 1_000;
 /// The transfers of one process that are under way.
-const TASKS: usize = 16;
+const TASKS: u64 = 16;
 
 impl Bank {
     /// Opens a bank that ends the transfers when so many are done.
@@ -196,7 +196,7 @@ fn lock(books: &Mutex<Books>) -> MutexGuard<'_, Books> {
 pub async fn transfer(locks: &LockManager, bank: SocketAddr, keys: Keys, seed: u64) -> io::Result<()> {
     let tasks = (0..TASKS).map(|task| {
         let locks = locks.clone();
-        let rng = Rng::with_seed(seed.wrapping_mul(1_000) + u64::try_from(task).expect("a few"));
+        let rng = Rng::with_seed(seed.wrapping_mul(1_000).wrapping_add(task));
         Handle::current().spawn(async move { transfer_one_by_one(&locks, bank, keys, rng).await })
     });
     join_all(tasks).await.into_iter().try_for_each(|result| result.map_err(io::Error::other)?)
