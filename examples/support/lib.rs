@@ -230,14 +230,26 @@ pub async fn send_with_key(
     body: Value,
     idempotency_key: Option<&str>,
 ) -> Result<Vec<ClientResponse>, Failure> {
-    let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
     let mut request = Request::builder().method(method).uri(url).header("content-type", "application/json");
     if let Some(key) = idempotency_key {
         request = request.header("idempotency-key", key);
     }
-    let request = request.body(body.to_string())?;
-    let send = |_| {
-        let (client, request) = (client.clone(), request.clone().map(Body::from));
+    send_all(vec![request.body(body.to_string())?; times]).await
+}
+
+/// Sends a request for each of these bodies at the same time.
+pub async fn send_each(method: Method, url: &str, bodies: Vec<Value>) -> Result<Vec<ClientResponse>, Failure> {
+    let request = |body: Value| {
+        let request = Request::builder().method(method.clone()).uri(url).header("content-type", "application/json");
+        request.body(body.to_string())
+    };
+    send_all(bodies.into_iter().map(request).collect::<Result<_, _>>()?).await
+}
+
+async fn send_all(requests: Vec<Request<String>>) -> Result<Vec<ClientResponse>, Failure> {
+    let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
+    let send = |request: Request<String>| {
+        let (client, request) = (client.clone(), request.map(Body::from));
         async move {
             let sent = Instant::now();
             let response = client.request(request).await?;
@@ -257,7 +269,7 @@ pub async fn send_with_key(
             Ok(ClientResponse { status, body, took, waited, is_replayed })
         }
     };
-    join_all((0..times).map(send)).await.into_iter().collect()
+    join_all(requests.into_iter().map(send)).await.into_iter().collect()
 }
 
 pub async fn get(url: &str) -> Result<Value, Failure> {

@@ -191,6 +191,35 @@ async fn buyers_at_three_instances_never_oversell() {
     }
 }
 
+/// Each transfer is written in full, and none waits for another one in a circle.
+#[tokio::test]
+async fn transfers_at_three_instances_lose_no_money() {
+    let Some(redis) = redis("three instances of transfer").await else { return };
+    let databases = Databases::start("instances-transfer").await;
+    for url in databases.urls() {
+        let instances = Instances::start("transfer", &redis, &url).await;
+        let (mut balances, mut transfers) = ([100; 5], Vec::new());
+        for from in (0..5).cycle().take(15) {
+            // In both directions.
+            for to in [(from + 1) % 5, (from + 4) % 5] {
+                let amount = 1 + transfers.len() % 7;
+                balances[from] -= amount;
+                balances[to] += amount;
+                transfers.push(json!({ "from": from + 1, "to": to + 1, "amount": amount }));
+            }
+        }
+        let pay = |(n, transfer)| instances.of(n).request(Method::POST, "/transfers", transfer);
+        for (status, response) in join_all(transfers.into_iter().enumerate().map(pay)).await {
+            assert_eq!(status, 200, "{url}: {response}");
+        }
+        for (n, balance) in balances.into_iter().enumerate() {
+            let path = format!("/accounts/{}", n + 1);
+            assert_eq!(instances.response_of_all(&path).await["balance"], balance, "{url}: {path}");
+        }
+        instances.terminate().await;
+    }
+}
+
 /// Guarantee: G18.
 #[tokio::test]
 async fn nightly_mail_of_three_machines_is_sent_once_per_customer() {

@@ -3,7 +3,9 @@
 use std::process::Output;
 
 use axum::http::Method;
+use futures_util::future::join_all;
 use serde_json::{Value, json};
+use sqlx::{AnyConnection, Connection};
 use tokio::process::Command;
 use tower_lock_testkit::wait::soon;
 
@@ -39,6 +41,25 @@ async fn concurrent_buyers_oversell_only_without_the_layer() {
     assert!(output.status.success(), "{table}");
     assert!(table.contains("under the layer   0                 5 × 200 sold, 5 × 409 sold out"), "{table}");
     assert!(table.contains("without a lock    -5"), "{table}");
+}
+
+#[tokio::test]
+async fn circle_of_transfers_is_complete_only_with_all_keys() {
+    let mut command = example("transfer").await;
+    command.arg("--demo");
+    let output = run(command).await;
+    let table = String::from_utf8(output.stdout).expect("text");
+    assert!(output.status.success(), "{table}");
+    let row = |how: &str| {
+        let line = table.lines().find_map(|line| line.trim_start().strip_prefix(how));
+        let cells = line.unwrap_or_else(|| panic!("{table}")).trim_start().split("   ").map(str::trim);
+        cells.filter(|cell| !cell.is_empty()).take(2).map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(row("under the layer"), ["500", "5 × 200 done"], "{table}");
+    let [money, responses] = &row("without a lock")[..] else { panic!("{table}") };
+    assert!(money != "500" && responses == "5 × 200 done", "{table}");
+    let [money, responses] = &row("one lock after the other")[..] else { panic!("{table}") };
+    assert!(money == "500" && responses.ends_with(" × 409 timed out"), "{table}");
 }
 
 #[tokio::test]
@@ -181,6 +202,62 @@ async fn shop_example_does_what_its_page_describes() {
     assert_eq!(service.request(Method::POST, "/goods/9/sell", Value::Null).await.0, 404);
     assert_eq!(service.request(Method::POST, "/goods/x/sell", Value::Null).await.0, 400);
     assert!(service.terminate().await.success());
+}
+
+#[tokio::test]
+async fn transfer_example_does_what_its_page_describes() {
+    let service = Service::start(example("transfer").await).await;
+    let pay = async |from: i64, to: i64, amount: i64| {
+        let transfer = json!({ "from": from, "to": to, "amount": amount });
+        service.request(Method::POST, "/transfers", transfer).await
+    };
+    assert_eq!(pay(1, 2, 30).await, (200, json!({ "from": 70, "to": 130 })));
+    // The order in which the locks are acquired is not that of the transfer.
+    let both = join_all([pay(2, 1, 10), pay(1, 2, 10)]).await;
+    assert!(both.iter().all(|(status, _)| *status == 200), "{both:?}");
+    for (from, to, amount, status, error) in [
+        (1, 2, 71, 409, "the balance is too small"),
+        (1, 1, 10, 422, "the accounts must be different"),
+        (1, 2, 0, 422, "the amount must be positive"),
+        (1, 2, -10, 422, "the amount must be positive"),
+        (1, 9, 10, 404, "there is no such account"),
+    ] {
+        let (actual, body) = pay(from, to, amount).await;
+        let text = body["error"].as_str().unwrap_or_default();
+        assert!(actual == status && text.contains(error), "{from} to {to}, {amount}: {actual} {body}");
+    }
+    assert_eq!(service.request(Method::POST, "/transfers", json!({ "from": 1 })).await.0, 422);
+    for (id, balance) in [(1, 70), (2, 130), (3, 100)] {
+        let account = service.request(Method::GET, &format!("/accounts/{id}"), Value::Null).await;
+        assert_eq!(account, (200, json!({ "id": id, "balance": balance })));
+    }
+    assert!(service.terminate().await.success());
+}
+
+/// A holder with a later token of either account has written.
+#[tokio::test]
+async fn transfer_checks_the_fence_of_both_accounts() {
+    sqlx::any::install_default_drivers();
+    for url in Databases::start("transfer").await.urls() {
+        let mut command = example("transfer").await;
+        command.env("DATABASE_URL", &url);
+        let service = Service::start(command).await;
+        for (late, from, to) in [(1, 1, 2), (4, 3, 4)] {
+            let mut database = AnyConnection::connect(&url).await.expect(&url);
+            let fence = sqlx::query("INSERT INTO lock_fence (lock_key, token) VALUES (?, ?)");
+            let fence = fence.bind(format!("account:{late}")).bind(i64::MAX);
+            fence.execute(&mut database).await.expect("a table");
+            database.close().await.expect("a connection");
+            let transfer = json!({ "from": from, "to": to, "amount": 10 });
+            let (status, body) = service.request(Method::POST, "/transfers", transfer).await;
+            assert_eq!(status, 503, "{url}: {body}");
+            for id in [from, to] {
+                let account = service.request(Method::GET, &format!("/accounts/{id}"), Value::Null).await;
+                assert_eq!(account, (200, json!({ "id": id, "balance": 100 })), "{url}");
+            }
+        }
+        assert!(service.terminate().await.success());
+    }
 }
 
 #[tokio::test]

@@ -55,12 +55,9 @@ async fn two_requests_of_the_guide_get_201_and_409() {
     assert!(service.terminate().await.success());
 }
 
-#[tokio::test]
-async fn commands_that_the_reward_example_prints_work() {
-    if !curl_is_available() {
-        return;
-    }
-    let mut service = example("reward_claim").await;
+/// The commands that a service prints, and the output of a shell that runs them.
+async fn shown_by_printed_commands(name: &str) -> String {
+    let mut service = example(name).await;
     let mut child = service.arg("--serve").stdout(Stdio::piped()).spawn().expect("it starts");
     let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
     let mut script = String::new();
@@ -75,10 +72,32 @@ async fn commands_that_the_reward_example_prints_work() {
         script += &format!("{line}\n");
     }
     let shown = shell(&script).await;
+    child.kill().await.expect("it runs");
+    shown
+}
+
+#[tokio::test]
+async fn commands_that_the_reward_example_prints_work() {
+    if !curl_is_available() {
+        return;
+    }
+    let shown = shown_by_printed_commands("reward_claim").await;
     assert_eq!(shown.matches(" -> ").count(), 4, "{shown}");
     assert!(shown.matches("-> 201").count() >= 2, "{shown}");
     let records: Vec<_> = shown.lines().filter(|line| line.starts_with("[{\"id\":")).collect();
     assert_eq!(records.len(), 2, "the records of two families: {shown}");
     assert_eq!(records[0].matches("\"family_id\":1").count(), 1, "{shown}");
-    child.kill().await.expect("it runs");
+}
+
+/// A slow machine may start the second `curl` after the first transfer has ended.
+#[tokio::test]
+async fn commands_that_the_transfer_example_prints_work() {
+    if !curl_is_available() {
+        return;
+    }
+    let shown = shown_by_printed_commands("transfer").await;
+    assert_eq!(shown.matches(" -> ").count(), 4, "{shown}");
+    assert!(shown.lines().take(2).all(|line| line.ends_with(" -> 200")), "both under the layer: {shown}");
+    let balances = shown.matches("\"balance\":").count();
+    assert!(balances == 5 && shown.contains("{\"balance\":100,\"id\":5}"), "{shown}");
 }
