@@ -1,46 +1,71 @@
 #!/usr/bin/env python3
-"""Draws the result of the demo, docs/demo.svg, from a run of it.
+"""Draws the results of the demos, docs/demo.svg and docs/transfer.svg, from a run of each.
 
-    scripts/demo_picture.py
+    scripts/demo_picture.py                # both
+    scripts/demo_picture.py transfer       # the one of this example
 """
 
 import html
 import pathlib
 import re
 import subprocess
+import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 WIDTH, ROW, TOP = 800, 58, 62
 
-output = subprocess.run(
-    ["cargo", "run", "--quiet", "--example", "reward_claim", "--", "--demo"],
-    cwd=ROOT, check=True, capture_output=True, text=True,
-).stdout
-lines = [line for line in output.splitlines() if line.strip()]
-title = next(line.strip() for line in lines if line.strip().endswith("at the same time."))
-rule = next(i for i, line in enumerate(lines) if set(line.strip()) <= {"─", " "})
-rows = [re.split(r"\s{3,}", line.strip()) for line in lines[rule + 1 : rule + 5]]
 
-parts = []
-for number, (name, records, responses, _waited, slowest) in enumerate(rows):
-    y = TOP + number * ROW
+def claimed(records, _responses):
+    """A dot for each record that was inserted: there must be one."""
     count = int(records)
     kind = "good" if count == 1 else "bad"
-    dots = "".join(
-        f'<circle class="{kind if dot < count else "none"}" cx="{270 + dot * 22}" cy="{y + 20}" r="8"/>'
-        for dot in range(5)
-    )
     word = "record" if count == 1 else "records"
-    parts.append(
-        f'<line class="rule" x1="24" x2="{WIDTH - 24}" y1="{y - 10}" y2="{y - 10}"/>'
-        f'<text class="name" x="24" y="{y + 25}">{html.escape(name)}</text>{dots}'
-        f'<text class="{kind} count" x="392" y="{y + 25}">{count} {word}</text>'
-        f'<text class="text" x="478" y="{y + 16}">{html.escape(responses)}</text>'
-        f'<text class="faint" x="478" y="{y + 35}">slowest response: {html.escape(slowest)}</text>'
-    )
+    return [kind] * count + ["none"] * (5 - count), kind, f"{count} {word}"
 
-height = TOP + len(rows) * ROW + 6
-svg = f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{html.escape(title)}">
+
+def transferred(money, responses):
+    """A dot for each transfer that is done. The money must stay the same."""
+    done = sum(int(count) for count in re.findall(r"(\d+) × 200", responses))
+    kind = "good" if money == "500" else "bad"
+    return ["good"] * done + ["rejected"] * (5 - done), kind, f"{money} of 500"
+
+
+# The picture of each example, and the dots, the colour and the text of a row.
+PICTURES = {"reward_claim": ("demo.svg", claimed), "transfer": ("transfer.svg", transferred)}
+
+
+def table(example):
+    """The sentence above the table, and its rows."""
+    output = subprocess.run(
+        ["cargo", "run", "--quiet", "--example", example, "--", "--demo"],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    ).stdout
+    lines = [line.strip() for line in output.splitlines()]
+    title = next(line for line in lines if line.endswith("at the same time."))
+    first = next(i for i, line in enumerate(lines) if line and set(line) <= {"─", " "}) + 1
+    end = lines.index("", first)
+    return title, [re.split(r"\s{3,}", line) for line in lines[first:end]]
+
+
+def draw(example):
+    picture, shown = PICTURES[example]
+    title, rows = table(example)
+    parts = []
+    for number, (name, result, responses, _waited, slowest) in enumerate(rows):
+        y = TOP + number * ROW
+        kinds, kind, text = shown(result, responses)
+        dots = "".join(
+            f'<circle class="{dot}" cx="{270 + n * 22}" cy="{y + 20}" r="8"/>' for n, dot in enumerate(kinds)
+        )
+        parts.append(
+            f'<line class="rule" x1="24" x2="{WIDTH - 24}" y1="{y - 10}" y2="{y - 10}"/>'
+            f'<text class="name" x="24" y="{y + 25}">{html.escape(name)}</text>{dots}'
+            f'<text class="{kind} count" x="392" y="{y + 25}">{text}</text>'
+            f'<text class="text" x="478" y="{y + 16}">{html.escape(responses)}</text>'
+            f'<text class="faint" x="478" y="{y + 35}">slowest response: {html.escape(slowest)}</text>'
+        )
+    height = TOP + len(rows) * ROW + 6
+    svg = f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{html.escape(title)}">
 <style>
 text {{ font: 14px system-ui, sans-serif; fill: #1f2328 }}
 .title {{ font-weight: 600; font-size: 15px }}
@@ -51,16 +76,22 @@ text {{ font: 14px system-ui, sans-serif; fill: #1f2328 }}
 .good {{ fill: #1a7f37 }}
 .bad {{ fill: #cf222e }}
 .none {{ fill: none; stroke: #d1d9e0 }}
+.rejected {{ fill: none; stroke: #cf222e }}
 @media (prefers-color-scheme: dark) {{
   text {{ fill: #f0f6fc }}
   .faint {{ fill: #9198a1 }}
   .rule, .none {{ stroke: #3d444d }}
   .good {{ fill: #3fb950 }}
   .bad {{ fill: #f85149 }}
+  .rejected {{ stroke: #f85149 }}
 }}
 </style>
 <text class="title" x="24" y="30">{html.escape(title)}</text>
 {"".join(parts)}
 </svg>
 """
-(ROOT / "docs" / "demo.svg").write_text(svg)
+    (ROOT / "docs" / picture).write_text(svg)
+
+
+for example in sys.argv[1:] or PICTURES:
+    draw(example)

@@ -15,6 +15,20 @@ async fn run(mut command: Command) -> Output {
     soon("the end of the program", command.output()).await.expect("it starts")
 }
 
+/// The picture of a demo, which `scripts/demo_picture.py` draws, has the rows of its table.
+fn assert_drawn(picture: &str, table: &str) {
+    let texts = |class: &str| -> Vec<_> {
+        let class = format!("class=\"{class}\"");
+        let parts = picture.split(class.as_str()).skip(1);
+        parts.filter_map(|part| part.split_once('>')?.1.split('<').next()).collect()
+    };
+    let (title, rows) = table.split_once("\n  ─").expect("a rule");
+    let rows = rows.lines().skip(1).take_while(|row| !row.is_empty());
+    let names: Vec<_> = rows.filter_map(|row| row.trim_start().split("   ").next()).collect();
+    assert_eq!(texts("name"), names, "run scripts/demo_picture.py");
+    assert!(texts("title").iter().all(|text| title.contains(text)), "run scripts/demo_picture.py: {title}");
+}
+
 #[tokio::test]
 async fn concurrent_claims_give_one_record_only_with_the_layer() {
     let mut command = example("reward_claim").await;
@@ -30,6 +44,7 @@ async fn concurrent_claims_give_one_record_only_with_the_layer() {
         assert!(row(wrong).contains(" 5 × 201 claimed "), "{table}");
     }
     assert!(table.contains("A sixth claim, later, gets the existing record: 200 {"), "{table}");
+    assert_drawn(include_str!("../../docs/demo.svg"), &table);
 }
 
 #[tokio::test]
@@ -60,6 +75,7 @@ async fn circle_of_transfers_is_complete_only_with_all_keys() {
     assert!(money != "500" && responses == "5 × 200 done", "{table}");
     let [money, responses] = &row("one lock after the other")[..] else { panic!("{table}") };
     assert!(money == "500" && responses.ends_with(" × 409 timed out"), "{table}");
+    assert_drawn(include_str!("../../docs/transfer.svg"), &table);
 }
 
 #[tokio::test]
