@@ -14,8 +14,9 @@
 //!   writer.
 //! - Streams, disconnects, re-entrancy and graceful shutdown are handled.
 //!
-//! [`guide`] has one page per subject, and starts with [getting started](guide::getting_started).
-//! [`docs::guarantees`] lists what is guaranteed under which assumptions.
+//! [`guide`] has one page per subject. Start with [which lock do I need?](guide::which_lock) or
+//! with [getting started](guide::getting_started). [`docs::guarantees`] lists what is guaranteed
+//! under which assumptions.
 //!
 //! # Example
 //!
@@ -228,6 +229,7 @@ pub use deadpool_redis;
 pub mod guide {
     //! The guide: one page per subject.
     //!
+    //! - [Which lock do I need?](which_lock): one key, several, once, lead, replay, or no lock
     //! - [Getting started](getting_started): a 409 on your own handler in ten minutes
     //! - [Keys](keys): key functions, named fields, extracted values
     //! - [Waiting and rejections](waiting_and_rejections): when to wait, each status, and whether
@@ -244,6 +246,9 @@ pub mod guide {
     //! - [Topologies](topologies): one Redis, Sentinel, `min_replicas`, what a failover costs
     //! - [Recipes](recipes): a nightly job, sessions, server-sent events, gRPC, an outbox
 
+    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
+    #[cfg_attr(not(doctest), doc = include_str!("../docs/guide/which-lock.md"))]
+    pub mod which_lock {}
     #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
     #[doc = include_str!("../docs/guide/getting-started.md")]
     pub mod getting_started {}

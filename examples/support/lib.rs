@@ -352,6 +352,8 @@ impl<const COLUMNS: usize> Table<COLUMNS> {
 mod pages {
     #[doc = include_str!("../../docs/guarantees.md")]
     mod guarantees {}
+    #[doc = include_str!("../../docs/guide/which-lock.md")]
+    mod which_lock {}
     #[doc = include_str!("../../docs/guide/idempotency.md")]
     mod idempotency {}
     #[cfg(feature = "sessions")]
