@@ -5,6 +5,7 @@
 //! | [`questions`] | one file for each question: the work, its table, its chart and its goals |
 //! | [`peers`] | locks as users write them by hand |
 //! | [`redis_lock`] | all locks on Redis, behind one interface |
+//! | [`several_lock`] | all locks of several keys on Redis, behind one interface |
 //! | [`web`], [`load`], [`contender`] | the work of other processes
 //! | [`measure`] | clocks, counters of Redis, statistics |
 //! | [`report`] | tables and goals |
@@ -19,4 +20,5 @@ pub mod peers;
 pub mod questions;
 pub mod redis_lock;
 pub mod report;
+pub mod several_lock;
 pub mod web;

@@ -36,6 +36,7 @@ pub struct RedisWork {
     pub cpu: f64,
     /// Also those that scripts call.
     pub commands: f64,
+    /// Also functions of a library in Redis.
     pub scripts: f64,
     /// Received and sent.
     pub bytes: f64,
@@ -55,7 +56,7 @@ impl RedisWork {
         Self {
             cpu: cpu_of(server.pid()) as f64,
             commands: number("total_commands_processed"),
-            scripts: calls("eval") + calls("evalsha"),
+            scripts: calls("eval") + calls("evalsha") + calls("fcall"),
             bytes: number("total_net_input_bytes") + number("total_net_output_bytes"),
         }
     }

@@ -76,6 +76,27 @@ impl SetNx {
         reply.map(|_| SetNxGuard { key, token })
     }
 
+    /// One key after the other. If one is busy, those before it are released.
+    pub async fn try_lock_all(&self, keys: Vec<String>) -> Option<Vec<SetNxGuard>> {
+        let mut held = Vec::new();
+        for key in keys {
+            match self.try_lock(key).await {
+                Some(guard) => held.push(guard),
+                None => {
+                    self.unlock_all(held).await;
+                    return None;
+                }
+            }
+        }
+        Some(held)
+    }
+
+    pub async fn unlock_all(&self, held: Vec<SetNxGuard>) {
+        for guard in held {
+            self.unlock(guard).await;
+        }
+    }
+
     pub async fn unlock(&self, held: SetNxGuard) {
         let mut call = self.unlock.key(held.key);
         call.arg(held.token);
