@@ -32,9 +32,11 @@ if command -v valgrind >/dev/null && [[ -z $named || $named =~ memory|layer ]]; 
     arguments+=(--counted "$target/counted/release/comparison")
 fi
 
-# Redisson is a Java library. Without a JDK and Maven, `hot_key` says that it is skipped.
+# Redisson is a Java library. Without a JDK and Maven, its questions say that it is skipped.
 redisson=$target/redisson
-if [[ -z $named || $named == *hot_key* ]] && [ ! -e "$redisson/classpath" ] && command -v javac >/dev/null && command -v mvn >/dev/null; then
+if [[ -z $named || $named == *hot_key* ]] && [ benches/comparison/redisson/Contenders.java -nt "$redisson/classpath" ] &&
+    command -v javac >/dev/null && command -v mvn >/dev/null; then
+    rm -rf "$redisson"
     mkdir -p "$redisson"
     mvn --quiet --batch-mode -Dstyle.color=never -f benches/comparison/redisson/pom.xml -Dfolder="$redisson" \
         compile dependency:build-classpath -Dmdep.outputFile="$redisson/classpath" || rm -f "$redisson/classpath"

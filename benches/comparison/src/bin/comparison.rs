@@ -41,8 +41,10 @@ fn main() -> ExitCode {
                 _ => load::closed(port, path, 64, seconds).await.print(),
             }
         }),
-        ["contender", lock, redis, count] => {
-            runtime().block_on(contender::contend(lock, redis, count.parse().expect("a number")));
+        ["contender", lock, redis, count, keys, together] => {
+            let (count, keys) = (count.parse().expect("a number"), keys.parse().expect("a number"));
+            let together = together.parse().expect("a number");
+            runtime().block_on(contender::contend(lock, redis, count, keys, together));
         }
         ["count", question, variant, units] => {
             let units = units.parse().expect("a number");

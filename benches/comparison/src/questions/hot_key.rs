@@ -20,29 +20,45 @@ use crate::{
     },
 };
 
-const REDISSON: &str = "Redisson";
-const RATE: &str = "sections/s";
+pub const REDISSON: &str = "Redisson";
+pub const RATE: &str = "sections/s";
 const HANDOFF: &str = "handoff p50 us";
 const SWITCHES: &str = "to another";
-const SCRIPTS: &str = "scripts";
-const COMMANDS: &str = "commands";
-const REDIS_CPU: &str = "Redis CPU us";
-const SHARE: &str = "smallest share";
+pub const SCRIPTS: &str = "scripts";
+pub const COMMANDS: &str = "commands";
+pub const REDIS_CPU: &str = "Redis CPU us";
+pub const SHARE: &str = "smallest share";
 const COLUMNS: [(&str, usize); 7] =
     [(RATE, 0), (HANDOFF, 0), (SWITCHES, 2), (SCRIPTS, 2), (COMMANDS, 1), (REDIS_CPU, 1), (SHARE, 2)];
 
 /// The contenders of one measurement.
 #[derive(Clone, Copy)]
-struct Contenders {
-    processes: usize,
-    in_each: usize,
+pub struct Contenders {
+    pub processes: usize,
+    pub in_each: usize,
+    /// The keys of all of them.
+    pub keys: usize,
+    /// The keys of one section.
+    pub together: usize,
+}
+
+/// The sections of one measurement, in the order of their starts.
+pub struct Measured {
+    /// Nanoseconds, as those of the sections.
+    pub from: u64,
+    pub until: u64,
+    pub sections: Vec<Section>,
+    pub redis: RedisWork,
 }
 
 /// A section of a contender.
-struct Section {
-    start: u64,
-    end: u64,
-    contender: usize,
+pub struct Section {
+    pub contender: usize,
+    pub called: u64,
+    pub start: u64,
+    pub end: u64,
+    pub released: u64,
+    pub keys: Vec<usize>,
 }
 
 pub fn answer(run: &mut Run) {
@@ -52,11 +68,12 @@ pub fn answer(run: &mut Run) {
         let classes = run.redisson.as_deref().unwrap_or_default();
         // For dozens of turns of each.
         let seconds = 2.0 + contenders.in_each as f64 / 64.0;
-        measure(&runtime, &server, (name, classes), contenders, seconds * run.scale, table);
+        let measured = measure(&runtime, &server, (name, classes), contenders, seconds * run.scale);
+        push(measured, table, name, contenders);
     };
     let mut chart = Chart::new("hot_key", "One key on Redis, empty sections per second: more is better");
 
-    let eight = Contenders { processes: 8, in_each: 1 };
+    let eight = Contenders { processes: 8, in_each: 1, keys: 1, together: 1 };
     let mut processes = Table::new("one key, 8 processes", RedisLock::OURS, &COLUMNS);
     for name in run.turns(&[RedisLock::OURS, RedisLock::RSLOCK, RedisLock::SET_NX]) {
         measure(run, name, eight, &mut processes);
@@ -70,7 +87,7 @@ pub fn answer(run: &mut Run) {
     let counts = [2, 32, 128];
     let mut tables = counts.map(|count| Table::new(format!("one key, {count} contenders"), RedisLock::OURS, &COLUMNS));
     for at in run.turns(&[0, 1, 2]) {
-        let contenders = Contenders { processes: 1, in_each: counts[at] };
+        let contenders = Contenders { processes: 1, in_each: counts[at], keys: 1, together: 1 };
         // The virtual machine takes seconds to start.
         let is_measured = run.redisson.is_some() && tables[at].of(REDISSON, RATE).len() < 3;
         for name in [RedisLock::OURS, RedisLock::SET_NX].into_iter().chain(is_measured.then_some(REDISSON)) {
@@ -99,16 +116,33 @@ pub fn answer(run: &mut Run) {
     }
 }
 
+fn push(measured: Measured, table: &mut Table, name: &'static str, contenders: Contenders) {
+    let Measured { sections, redis, .. } = &measured;
+    let count = sections.len() as f64;
+    let pairs = sections.windows(2).filter(|pair| pair[0].contender != pair[1].contender);
+    let mut handoffs: Vec<_> = pairs.map(|pair| pair[1].start - pair[0].end).collect();
+    table.push(name, RATE, measured.rate());
+    table.push(name, SWITCHES, handoffs.len() as f64 / (count - 1.0));
+    table.push(name, HANDOFF, quantile_us(&mut handoffs, 0.5));
+    table.push(name, SCRIPTS, redis.scripts / count);
+    table.push(name, COMMANDS, redis.commands / count);
+    table.push(name, REDIS_CPU, redis.cpu / 1e3 / count);
+    table.push(name, SHARE, measured.smallest_share(contenders));
+}
+
 /// Starts the contenders, counts their sections for some seconds, and stops them.
-fn measure(
+///
+/// # Panics
+///
+/// Panics if two sections of a key overlap.
+pub fn measure(
     runtime: &Runtime,
     server: &RedisServer,
     (name, classes): (&'static str, &str),
     contenders: Contenders,
     seconds: f64,
-    table: &mut Table,
-) {
-    let start = |_| Contending::start(name, classes, &server.url(), contenders.in_each);
+) -> Measured {
+    let start = |_| Contending::start(name, classes, &server.url(), contenders);
     let children: Vec<_> = (0..contenders.processes).map(start).collect();
     let mut children: Vec<_> = children.into_iter().map(Contending::ready).collect();
     let (from, until, redis) = runtime.block_on(async {
@@ -127,25 +161,14 @@ fn measure(
     runtime.block_on(server.command(&["FLUSHALL"]));
     sections.retain(|section| (from..until).contains(&section.start));
     sections.sort_by_key(|section| section.start);
-
-    let count = sections.len() as f64;
-    let mut handoffs = Vec::new();
-    for pair in sections.windows(2) {
-        assert!(pair[0].end <= pair[1].start, "{name}: two contenders at the same time");
-        if pair[0].contender != pair[1].contender {
-            handoffs.push(pair[1].start - pair[0].end);
+    let mut ends = vec![0; contenders.keys];
+    for section in &sections {
+        for &key in &section.keys {
+            assert!(ends[key] <= section.start, "{name}: two contenders at the same time");
+            ends[key] = section.end;
         }
     }
-    let all = contenders.processes * contenders.in_each;
-    let mut shares = vec![0.0; all];
-    sections.iter().for_each(|section| shares[section.contender] += all as f64 / count);
-    table.push(name, RATE, count / ((until - from) as f64 / 1e9));
-    table.push(name, SWITCHES, handoffs.len() as f64 / (count - 1.0));
-    table.push(name, HANDOFF, quantile_us(&mut handoffs, 0.5));
-    table.push(name, SCRIPTS, redis.scripts / count);
-    table.push(name, COMMANDS, redis.commands / count);
-    table.push(name, REDIS_CPU, redis.cpu / 1e3 / count);
-    table.push(name, SHARE, shares.into_iter().fold(f64::INFINITY, f64::min));
+    Measured { from, until, sections, redis }
 }
 
 /// A process with contenders.
@@ -156,19 +179,37 @@ struct Contending {
     input: Option<ChildStdin>,
 }
 
+// === impl Measured ===
+
+impl Measured {
+    /// Sections per second.
+    pub fn rate(&self) -> f64 {
+        self.sections.len() as f64 / ((self.until - self.from) as f64 / 1e9)
+    }
+
+    /// The sections of the contender with the fewest, divided by an equal share.
+    pub fn smallest_share(&self, contenders: Contenders) -> f64 {
+        let all = contenders.processes * contenders.in_each;
+        let mut shares = vec![0.0; all];
+        self.sections.iter().for_each(|section| shares[section.contender] += all as f64 / self.sections.len() as f64);
+        shares.into_iter().fold(f64::INFINITY, f64::min)
+    }
+}
+
 // === impl Contending ===
 
 impl Contending {
-    fn start(name: &str, classes: &str, url: &str, count: usize) -> Self {
-        let count = count.to_string();
+    fn start(name: &str, classes: &str, url: &str, contenders: Contenders) -> Self {
+        let numbers = [contenders.in_each, contenders.keys, contenders.together].map(|number| number.to_string());
+        let [count, keys, together] = &numbers;
         let process = match name {
-            REDISSON => {
+            name if name.starts_with(REDISSON) => {
                 let mut command = Process::command("java");
-                command.args(["-cp", classes, "HotKey", url, &count]);
+                command.args(["-cp", classes, "Contenders", name, url, count, keys, together]);
                 command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
                 Process::start(command).expect("a process")
             }
-            name => spawn_role("contender", &[name, url, &count]),
+            name => spawn_role("contender", &[name, url, count, keys, together]),
         };
         let output = BufReader::new(process.take_stdout().expect("a pipe"));
         let input = process.take_stdin();
@@ -202,7 +243,14 @@ impl Contending {
 impl Section {
     fn parse(line: &str) -> Self {
         let mut numbers = line.split(' ').map(|number| number.parse::<u64>().expect("a number"));
-        let mut number = || numbers.next().expect("three numbers");
-        Self { contender: number() as usize, start: number(), end: number() }
+        let mut number = || numbers.next().expect("five numbers and the keys");
+        Self {
+            contender: number() as usize,
+            called: number(),
+            start: number(),
+            end: number(),
+            released: number(),
+            keys: numbers.map(|key| key as usize).collect(),
+        }
     }
 }

@@ -2,17 +2,28 @@ import java.io.BufferedOutputStream;
 import java.io.PrintStream;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.stream.Collectors;
+import java.util.stream.IntStream;
+import java.util.stream.Stream;
 import org.redisson.Redisson;
 import org.redisson.api.RLock;
 import org.redisson.api.RedissonClient;
 import org.redisson.config.Config;
 
-/** Contenders of one key, each with a client and connections of its own: `src/contender.rs`. */
-public class HotKey {
+/** Contenders, each with a client and connections of its own: `src/contender.rs`. */
+public class Contenders {
+    /** The instants of an empty section in nanoseconds, and its keys. */
+    record Section(long called, long start, long end, long released, int[] keys) {
+    }
+
     public static void main(String[] arguments) throws Exception {
-        String redis = arguments[0];
-        int count = Integer.parseInt(arguments[1]);
+        boolean isGroup = arguments[0].equals("Redisson, one group");
+        String redis = arguments[1];
+        int count = Integer.parseInt(arguments[2]);
+        int keys = Integer.parseInt(arguments[3]);
+        int together = Integer.parseInt(arguments[4]);
         List<RedissonClient> clients = new ArrayList<>();
         for (int number = 0; number < count; number++) {
             Config config = new Config();
@@ -24,19 +35,21 @@ public class HotKey {
             clients.add(Redisson.create(config));
         }
         AtomicBoolean isStopped = new AtomicBoolean();
-        List<List<long[]>> sections = new ArrayList<>();
+        List<List<Section>> sections = new ArrayList<>();
         List<Thread> contenders = new ArrayList<>();
         for (RedissonClient client : clients) {
-            List<long[]> own = new ArrayList<>();
+            List<Section> own = new ArrayList<>();
             sections.add(own);
             Thread contender = new Thread(() -> {
-                RLock lock = client.getLock("hot");
                 while (!isStopped.get()) {
+                    int[] chosen = ThreadLocalRandom.current().ints(0, keys).distinct().limit(together).sorted().toArray();
+                    long called = System.nanoTime();
+                    RLock lock = lock(client, chosen, keys == 1, isGroup);
                     lock.lock();
                     long start = System.nanoTime();
                     long end = System.nanoTime();
                     lock.unlock();
-                    own.add(new long[] {start, end});
+                    own.add(new Section(called, start, end, System.nanoTime(), chosen));
                 }
             });
             contender.start();
@@ -53,11 +66,26 @@ public class HotKey {
         }
         PrintStream output = new PrintStream(new BufferedOutputStream(System.out));
         for (int number = 0; number < count; number++) {
-            for (long[] section : sections.get(number)) {
-                output.println(number + " " + section[0] + " " + section[1]);
+            for (Section section : sections.get(number)) {
+                output.print(number + " " + section.called + " " + section.start + " " + section.end + " " + section.released);
+                for (int key : section.keys) {
+                    output.print(" " + key);
+                }
+                output.println();
             }
         }
         output.flush();
         Runtime.getRuntime().halt(0);
+    }
+
+    static RLock lock(RedissonClient client, int[] keys, boolean isOne, boolean isGroup) {
+        if (isOne) {
+            return client.getLock("order:" + keys[0]);
+        }
+        Stream<String> names = IntStream.of(keys).mapToObj(key -> "order:" + key);
+        if (isGroup) {
+            return client.getMultiLock("orders", names.collect(Collectors.toList()));
+        }
+        return client.getMultiLock(names.map(client::getLock).toArray(RLock[]::new));
     }
 }
