@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Compares tower-lock with other locks: the same work, interleaved in one run.
 #
-#   scripts/bench.sh                 all questions, about ten minutes on two cores
-#   scripts/bench.sh NAME ..         these: redis_cycles, replicas, hot_key, memory, http, layer, growth
+#   scripts/bench.sh                 all questions, about a quarter of an hour on two cores
+#   scripts/bench.sh NAME ..         these: redis_cycles, replicas, hot_key, several_keys, memory, http,
+#                                    layer, growth
 #   scripts/bench.sh --rounds N ..   other than five rounds
 #   scripts/bench.sh --long ..       also a million keys on Redis, in `growth`
 #   scripts/bench.sh --quick ..      one short round, without pictures: the programs work
@@ -15,7 +16,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 if [ "${1:-}" = --help ]; then
-    sed -n '2,14s/^# \{0,1\}//p' scripts/bench.sh
+    sed -n '2,15s/^# \{0,1\}//p' scripts/bench.sh
     exit
 fi
 arguments=(--charts "$PWD/docs/benchmarks" "$@")
@@ -34,7 +35,7 @@ fi
 
 # Redisson is a Java library. Without a JDK and Maven, its questions say that it is skipped.
 redisson=$target/redisson
-if [[ -z $named || $named == *hot_key* ]] && [ benches/comparison/redisson/Contenders.java -nt "$redisson/classpath" ] &&
+if [[ -z $named || $named =~ hot_key|several_keys ]] && [ benches/comparison/redisson/Contenders.java -nt "$redisson/classpath" ] &&
     command -v javac >/dev/null && command -v mvn >/dev/null; then
     rm -rf "$redisson"
     mkdir -p "$redisson"

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use tower_lock_comparison::{
     contender, load,
-    questions::{Run, growth, hot_key, http, layer, memory, one_thread, redis_cycles, replicas, runtime},
+    questions::{Run, growth, hot_key, http, layer, memory, one_thread, redis_cycles, replicas, runtime, several_keys},
     report::Goals,
     web,
 };
@@ -18,10 +18,11 @@ use tower_lock_testkit::RedisServer;
 /// Answers a question, and adds its goals.
 type Question = (&'static str, fn(&mut Run));
 
-const QUESTIONS: [Question; 7] = [
+const QUESTIONS: [Question; 8] = [
     ("redis_cycles", redis_cycles::answer),
     ("replicas", replicas::answer),
     ("hot_key", hot_key::answer),
+    ("several_keys", several_keys::answer),
     ("memory", memory::answer),
     ("http", http::answer),
     ("layer", layer::answer),

@@ -7,6 +7,7 @@ pub mod layer;
 pub mod memory;
 pub mod redis_cycles;
 pub mod replicas;
+pub mod several_keys;
 
 use std::{
     collections::BTreeMap,
