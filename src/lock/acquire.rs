@@ -445,9 +445,9 @@ impl PendingAcquire {
 
     /// Cancels the request. A lock that was granted to it goes to the next waiter.
     fn cancel(self, driver: &Arc<Driver>) {
-        let Self { key, number, waiter, owner: _, waiting } = self;
+        let Self { key, number, waiter, owner: _, mut waiting } = self;
         // Before another waiter is woken: a recorder that blocks delays this task alone.
-        drop(waiting);
+        waiting.take();
         match waiter.close() {
             // It was granted, and not received: it counts as an empty section.
             Some(Ok(section)) => drop(driver.end_guard(&section, GuardEnd::Undelivered)),

@@ -58,7 +58,8 @@ async fn contend_with<L: ContendedLock>(lock: &str, redis: &str, count: usize, k
             let mut sections = Vec::new();
             loop {
                 let mut keys = fastrand::choose_multiple(0..keys, together);
-                // `SET NX` and Redisson acquire them in this order, and need the same one everywhere.
+                // `SET NX` and Redisson acquire them in this order, which must be the same
+                // everywhere.
                 keys.sort_unstable();
                 match Section::run(&mut lock, keys, &is_stopped).await {
                     Some(section) => sections.push(section),

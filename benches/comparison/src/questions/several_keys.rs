@@ -73,8 +73,8 @@ pub fn answer(run: &mut Run) {
     }
 }
 
-/// Measures all variants in turns. Redisson, whose virtual machine takes seconds to start, has three
-/// rounds at most.
+/// Measures all variants in turns. Redisson has three rounds at most, because its virtual machine
+/// takes seconds to start.
 fn compare(
     run: &Run,
     runtime: &Runtime,
