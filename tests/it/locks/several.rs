@@ -86,15 +86,17 @@ async fn a_busy_key_rejects_a_call_without_a_wait_and_leaves_nothing() {
 async fn a_waiting_call_keeps_only_the_keys_before_the_busy_one() {
     let (store, locks) = store_and_locks();
     let other = LockManager::new(store.clone());
-    for manager in [&locks, &other] {
-        let busy = manager.try_lock(account(2)).await.expect("free");
+    for (manager, busy) in [(&locks, 1), (&locks, 2), (&other, 1), (&other, 2)] {
+        let held = manager.try_lock(account(busy)).await.expect("free");
         let call = tokio::spawn(locks.lock_all((1..5).map(account)).into_future());
         sleep(S / 10).await;
-        assert!(matches!(other.try_lock(account(1)).await, Err(LockError::Busy { .. })), "it is kept");
-        for free in [3, 4] {
+        for kept in 1..busy {
+            assert!(matches!(other.try_lock(account(kept)).await, Err(LockError::Busy { .. })), "{kept} is kept");
+        }
+        for free in busy + 1..5 {
             other.try_lock(account(free)).await.expect("it is not held meanwhile").release().await.expect("up");
         }
-        busy.release().await.expect("up");
+        held.release().await.expect("up");
         let guards = soon("the rest", call).await.expect("no panic").expect("granted");
         assert_eq!(keys(&guards).len(), 4);
         guards.release().await.expect("up");
@@ -150,6 +152,8 @@ async fn a_call_that_is_dropped_or_timed_out_leaves_nothing() {
         settle().await;
         sleep(S / 100).await;
         assert_eq!(store.held_count(), 1, "after {wait} ms");
+        // No lock-delay: nothing ran under the keys.
+        locks.try_lock_all([1, 3].map(account)).await.expect("free").release().await.expect("up");
     }
     // The keys of a call that is dropped before it was polled.
     drop(locks.lock_all([1, 3].map(account)).into_future());
@@ -169,6 +173,7 @@ async fn the_loss_of_one_key_is_the_loss_of_all() {
     assert_eq!(soon("the loss", work).await, Err(LockLost::Revoked));
     assert_eq!((views.remaining(), views.lost().await), (Duration::ZERO, LockLost::Revoked));
     assert!(views.ensure_remaining(Duration::ZERO).is_err());
+    assert_eq!(guards.while_held(async {}).await, Err(LockLost::Revoked), "it is not started");
     assert_eq!(guards.release().await.expect("up"), ReleaseOutcome::NotHeld);
     sleep(2 * S).await;
     settle().await;
