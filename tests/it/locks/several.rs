@@ -3,11 +3,13 @@
 use std::{
     collections::HashMap,
     future::IntoFuture,
+    pin::pin,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
 use fastrand::Rng;
+use futures_util::poll;
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep, timeout},
@@ -198,6 +200,25 @@ async fn a_loss_during_the_wait_starts_over() {
     guards.release().await.expect("up");
     settle().await;
     assert_eq!((store.held_count(), locks.size()), (0, (0, 0)));
+}
+
+/// The caller is not polled between the loss of a key and the grant of the last one.
+/// Guarantee: G21.
+#[tokio::test(start_paused = true)]
+async fn a_loss_before_the_last_grant_is_noticed_starts_over() {
+    let (_, locks) = store_and_locks();
+    let busy = locks.try_lock(account(2)).await.expect("free");
+    let mut call = pin!(locks.lock_all([1, 2].map(account)).into_future());
+    for _ in 0..3 {
+        assert!(poll!(&mut call).is_pending());
+        settle().await;
+    }
+    locks.force_release(account(1)).await.expect("up");
+    busy.release().await.expect("up");
+    sleep(S / 10).await;
+    let guards = soon("all keys", call).await.expect("granted");
+    assert!(guards.held_locks().iter().all(|lock| !lock.remaining().is_zero()), "{guards:?}");
+    guards.release().await.expect("up");
 }
 
 /// Guarantee: G21.
