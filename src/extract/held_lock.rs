@@ -48,8 +48,8 @@ enum Reason {
 ///
 /// Rejects with 500 if the request holds no lock. The response names the reason: no layer is around
 /// the handler, the layer skipped the request, or its key function returned
-/// [`key::all`](crate::key::all), whose locks are [`HeldLocks`]. An `Option<HeldLock>` is never
-/// rejected.
+/// [`key::all`](crate::key::all), whose locks are [`HeldLocks`]. An `Option<HeldLock>` is rejected
+/// only for the last reason.
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 impl<S: Send + Sync> FromRequestParts<S> for HeldLock {
     type Rejection = MissingLock;
@@ -61,10 +61,15 @@ impl<S: Send + Sync> FromRequestParts<S> for HeldLock {
 
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 impl<S: Send + Sync> OptionalFromRequestParts<S> for HeldLock {
-    type Rejection = Infallible;
+    type Rejection = MissingLock;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Infallible> {
-        Ok(parts.extensions.get().cloned())
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, MissingLock> {
+        match parts.extensions.get() {
+            Some(lock) => Ok(Some(Self::clone(lock))),
+            // `None` would say that the handler runs without a lock, and needs no fence.
+            None if parts.extensions.get::<HeldLocks>().is_some() => Err(MissingLock::of("HeldLock", parts)),
+            None => Ok(None),
+        }
     }
 }
 
@@ -122,28 +127,32 @@ impl MissingLock {
 
 impl fmt::Display for MissingLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the request holds no lock for `{}`: ", self.extractor)?;
-        f.write_str(match self.reason {
-            Reason::NoLayer => {
+        let name = self.extractor;
+        write!(f, "the request holds no lock for `{name}`: ")?;
+        match self.reason {
+            Reason::NoLayer => write!(
+                f,
                 "no `LockLayer` is around this handler. Put one on its route: \
                  `post(handler).route_layer(LockLayer::new(&locks, key::from_fn(..)))`. A layer covers only the methods \
                  and routes that were added before it: on a method router, call `.route_layer(..)` after `.put(..)` and \
                  `.merge(..)`, and `.layer(..)` to cover a fallback, too; on a router, call either one after \
                  `.route(..)`. A `LockManagerLayer` acquires no lock. If the handler may run without a lock, use \
-                 `Option<HeldLock>`."
-            }
-            Reason::Unlocked(Unlocked::Skipped) => {
-                "the `LockLayer` of this route skipped it (`.skip(..)` or `.skip_methods(..)`). Use `Option<HeldLock>`, \
+                 `Option<{name}>`."
+            ),
+            Reason::Unlocked(Unlocked::Skipped) => write!(
+                f,
+                "the `LockLayer` of this route skipped it (`.skip(..)` or `.skip_methods(..)`). Use `Option<{name}>`, \
                  or do not skip requests to this handler."
-            }
-            Reason::Unlocked(Unlocked::NoKey) => {
-                "the key function of this route returned `None` for it. Use `Option<HeldLock>`, or return a key for \
+            ),
+            Reason::Unlocked(Unlocked::NoKey) => write!(
+                f,
+                "the key function of this route returned `None` for it. Use `Option<{name}>`, or return a key for \
                  each request to this handler."
-            }
-            Reason::Several => {
-                "the key function of this route returned `key::all`. Use `HeldLocks`, which has the lock of each key."
-            }
-        })
+            ),
+            Reason::Several => f.write_str(
+                "the key function of this route returned `key::all`. Use `HeldLocks`, which has the lock of each key.",
+            ),
+        }
     }
 }
 

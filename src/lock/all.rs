@@ -82,7 +82,8 @@ impl LockManager {
     /// lease count from the last grant. So a crash during a wait may block a key with a fixed lease
     /// for the rest of that wait longer.
     ///
-    /// An owner re-enters those of the keys that it holds.
+    /// Run the work with [`LockGuards::while_held`], which ends it when a lock is lost, and then
+    /// release the guards. An owner re-enters those of the keys that it holds.
     pub fn lock_all<K: Into<LockKey>>(&self, keys: impl IntoIterator<Item = K>) -> LockAllBuilder {
         let handle = self.handle_settings();
         LockAllBuilder {

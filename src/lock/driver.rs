@@ -364,6 +364,13 @@ impl Driver {
         self.shards.iter().map(|shard| shard.lock().table.len()).sum()
     }
 
+    /// How many requests want the key here, as far as this process knows. The holder counts.
+    pub(crate) fn demand_for(&self, key: &LockKey, owner: &Owner) -> usize {
+        let mut shard = self.shards.of(key).lock();
+        let is_busy = shard.table.rejection_without_wait(key, owner, self.clock.now()).is_some();
+        shard.table.waiting_for(key) + usize::from(is_busy)
+    }
+
     pub(super) fn waiting_for(&self, key: &LockKey) -> usize {
         self.shards.of(key).lock().table.waiting_for(key)
     }

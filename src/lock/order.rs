@@ -69,7 +69,7 @@ impl LockOrder {
         if seen.is_some() {
             return;
         }
-        *seen = Some(RequestScope::current().map_or_else(|| "(no request)".into(), |request| request.route().into()));
+        *seen = Some(RequestScope::current().map_or_else(|| "of no request".into(), |request| request.route().into()));
         let Pair { ascending: Some(ascending), descending: Some(descending) } = pair else { return };
         let (ascending, descending) = (Arc::clone(ascending), Arc::clone(descending));
         drop(pairs);

@@ -89,7 +89,8 @@ async fn acquire_in_steps(driver: &Arc<Driver>, params: &SeveralParams) -> Resul
         };
         let granted = held.0.len() - step.start;
         match (several.replied(granted, error.is_some()), error) {
-            (Next::Done, _) if held.is_any_lost() => {
+            // Not after the wait: limits of zero would be lost again and again.
+            (Next::Done, _) if held.is_any_lost() && started.elapsed() < params.wait => {
                 held = UnusedGuards(Vec::new());
                 several.lost();
             }
@@ -169,6 +170,14 @@ impl Requests {
         let unused = self.results.drain(1..).flatten().filter_map(Result::ok);
         drop(UnusedGuards(unused.collect()));
         Poll::Pending
+    }
+}
+
+impl Drop for Requests {
+    /// The keys that were granted in a step that has not ended.
+    fn drop(&mut self) {
+        let unused = self.results.drain(..).flatten().filter_map(Result::ok);
+        drop(UnusedGuards(unused.collect()));
     }
 }
 

@@ -49,6 +49,9 @@ pub enum KeyCountError {
 /// }
 /// ```
 ///
+/// Keys of different types are made first: `key::all([LockKey::from(("account", id)),
+/// LockKey::from(("country", code))])`.
+///
 /// Without HTTP, [`LockManager::lock_all`](crate::LockManager::lock_all) takes the list itself.
 ///
 /// # Errors

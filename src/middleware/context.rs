@@ -301,9 +301,7 @@ impl RequestContext {
     ) -> impl Future<Output = Result<RequestLock, Rejection>> {
         async move {
             let policy = &self.0.params.handler_policy;
-            if let Some(first) = keys.iter().next() {
-                self.reserve_for_waiting(route, first, body, policy, None)?;
-            }
+            self.reserve_for_waiting(route, self.most_wanted(&keys), body, policy, None)?;
             let lock = match keys {
                 SortedKeys::One(key) => self.request_lock(route, key, policy, None).await,
                 SortedKeys::Several(keys) => Box::pin(self.request_several(route, keys, policy)).await,
@@ -350,6 +348,19 @@ impl RequestContext {
     fn rejected(&self, span: &LockSpan, error: LockError, policy: &LockPolicy) -> Rejection {
         span.rejected(&error);
         Rejection::from_lock_error(error, &self.0.params.hold_estimate, policy.timeout_status())
+    }
+
+    /// The key for which a request most likely waits.
+    fn most_wanted<'a>(&self, keys: &'a SortedKeys) -> &'a LockKey {
+        match keys {
+            SortedKeys::One(key) => key,
+            SortedKeys::Several(keys) => {
+                let owner = self.owner();
+                let demand = |key: &&LockKey| self.0.driver.demand_for(key, &owner);
+                // The first one of those with the same demand.
+                keys.iter().rev().max_by_key(demand).expect("at least one key")
+            }
+        }
     }
 
     /// Ensures that the waiters of one key do not use the whole body budget.

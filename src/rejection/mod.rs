@@ -471,6 +471,9 @@ impl Rejection {
             Self::BodyBufferFull { .. } => {
                 "The memory for bodies of waiting requests is exhausted. The request was not processed and can be retried."
             }
+            Self::InvalidKey { status, extractor: None, .. } if *status == StatusCode::UNPROCESSABLE_ENTITY => {
+                "Invalid lock keys: the request names no resource, or more than 64 different ones. The request was not processed."
+            }
             Self::InvalidKey { .. } => {
                 "Invalid lock key: the request body could not be read to its end, the client of the request is not known, or the store does not accept the key. The request was not processed."
             }

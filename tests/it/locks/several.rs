@@ -164,6 +164,37 @@ async fn a_call_that_is_dropped_or_timed_out_leaves_nothing() {
     assert_eq!((store.held_count(), locks.size()), (0, (0, 0)));
 }
 
+/// One key is granted, and another one has no reply yet.
+/// Guarantee: G21.
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_dropped_in_a_step_leaves_nothing() {
+    let (store, locks) = store_and_locks();
+    store.on(StoreOp::Acquire).latency(S / 100);
+    let owner = Owner::new();
+    let outer = locks.lock(account(1)).owner(&owner).await.expect("free");
+    {
+        let mut call = pin!(locks.lock_all([1, 2].map(account)).owner(&owner).into_future());
+        assert!(poll!(&mut call).is_pending());
+    }
+    assert_eq!(outer.release().await.expect("up"), ReleaseOutcome::Released);
+    let began = Instant::now();
+    locks.try_lock_all([1, 2].map(account)).await.expect("free").release().await.expect("up");
+    assert!(began.elapsed() < S / 2, "{:?}", began.elapsed());
+}
+
+/// Limits of zero are lost at once, and not acquired again and again.
+/// Guarantee: G6.
+#[tokio::test]
+async fn keys_without_time_are_granted_and_lost() {
+    let locks = LockManager::in_memory();
+    for wait in [Duration::ZERO, S / 10] {
+        let call = locks.lock_all([1, 2].map(account)).wait(wait).max_hold(Duration::ZERO).lock_delay(Duration::ZERO);
+        let guards = soon("an end", call.into_future()).await.expect("free");
+        guards.held_locks().lost().await;
+        drop(guards.release());
+    }
+}
+
 /// Guarantee: G21.
 #[tokio::test(start_paused = true)]
 async fn the_loss_of_one_key_is_the_loss_of_all() {

@@ -11,7 +11,7 @@ use std::{
 use axum::{
     Json, Router,
     body::Body,
-    http::{Response, StatusCode},
+    http::{Response, StatusCode, request::Parts},
     routing::post,
 };
 use tokio::time::sleep;
@@ -92,7 +92,8 @@ async fn empty_and_oversized_sets_of_keys_are_422() {
         {
             let response = post_json(&app, path, body).await;
             assert_eq!(response.status(), StatusCode::UNPROCESSABLE_ENTITY, "{path} {body}");
-            assert!(text(response).await.contains(&problem_type("invalid-key")), "{path} {body}");
+            let text = text(response).await;
+            assert!(text.contains(&problem_type("invalid-key")) && text.contains("names no resource"), "{text}");
             assert!(log.text().lines().last().is_some_and(|line| line.contains(reason)), "{}", log.text());
         }
     }
@@ -120,13 +121,12 @@ async fn view_of_one_lock_names_the_view_of_several() {
         .route("/unlocked", post(show).route_layer(layer()))
         .route("/bare", post(show));
     let two = r#"{"accounts": [1, 2]}"#;
-    for path in ["/one", "/outer"] {
+    for path in ["/one", "/maybe", "/outer"] {
         let response = post_json(&app, path, two).await;
         assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
         assert!(text(response).await.contains("Use `HeldLocks`"), "{path}");
     }
     for (path, body, answer) in [
-        ("/maybe", two, "false"),
         ("/inner", two, "one 2"),
         ("/all-of-one", two, "one true"),
         ("/none", r#"{"accounts": [0]}"#, "false"),
@@ -250,4 +250,31 @@ async fn body_is_read_before_any_of_the_keys_is_locked() {
     let key = LockKey::from(("b", 2));
     let _held = locks.try_lock(key).await.expect("free");
     assert_eq!(post_json(&app, "/", "hello").await.status(), StatusCode::CONFLICT);
+}
+
+/// Each request has a first key of its own, and waits for the same second one.
+/// Guarantee: G15.
+#[tokio::test(start_paused = true)]
+async fn waiters_of_a_second_key_leave_budget_for_other_keys() {
+    let (_, locks) = store_and_locks();
+    let keys = key::from_parts(|parts: &Parts| {
+        let number: u64 = parts.uri.query().and_then(|query| query.parse().ok()).unwrap_or_default();
+        key::all([("a", number), ("z", 0)])
+    });
+    let app = Router::new()
+        .route("/hot", post(async || "ran").route_layer(LockLayer::new(&locks, keys).wait(60 * S)))
+        .route("/other", post(async || "ran").route_layer(LockLayer::new(&locks, key::fixed(("other",)))));
+    let _held = locks.try_lock(("z", 0)).await.expect("free");
+    let body: &'static str = Box::leak("x".repeat(1 << 20).into_boxed_str());
+    let waiting: Vec<_> = (0..80)
+        .map(|number| {
+            let app = app.clone();
+            tokio::spawn(async move { post_json(&app, &format!("/hot?{number}"), body).await })
+        })
+        .collect();
+    settle().await;
+    sleep(S / 10).await;
+    assert!(waiting.iter().any(|request| request.is_finished()), "some are rejected");
+    assert_eq!(post_json(&app, "/other", body).await.status(), StatusCode::OK);
+    waiting.iter().for_each(|request| request.abort());
 }
