@@ -8,8 +8,8 @@ use crate::limits::MAX_KEYS_TOGETHER;
 /// Several keys that are locked together: all of them, or none. Created by
 /// [`key::all`](crate::key::all).
 ///
-/// The keys are sorted by their texts, and each one is there once: all callers acquire them in one
-/// order, whatever order they wrote.
+/// The keys are sorted by their texts, and each one is there once. So all callers acquire them in
+/// one order.
 #[derive(Clone, Debug)]
 pub struct AllKeys(Result<Vec<LockKey>, KeyCountError>);
 
