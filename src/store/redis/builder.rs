@@ -1,36 +1,31 @@
 //! Builder and constructors of a store: URL, timeouts, TLS, pool.
 
-use std::{env, pin::Pin, sync::Arc, time::Duration};
+use std::{env, sync::Arc, time::Duration};
 
 use deadpool_redis::{
     Config, Pool,
     redis::{Client, ConnectionInfo, IntoConnectionInfo, RedisError},
 };
-use tokio::time::{Instant, sleep};
 
 use super::{
+    assembly::{Parts, test},
     error::RedisConnectError,
-    messages::Messages,
-    self_test::self_test,
-    shared::Shared,
+    shared::Sinks,
     store::RedisStore,
     topology::{
-        Endpoint, Pooled, Sentinels, Signs, Single, Topology,
+        Endpoint, Pooled, Sentinels, Single, Topology,
         address::{Address, SentinelAddresses},
-        connection::{SharedConnection, Timeouts},
+        connection::Timeouts,
         replicas::MinReplicas,
-        server::Server,
     },
     wire::Keyspace,
 };
 use crate::{
     background::Background,
-    clock::Clock,
     limits::{
         CONNECT_TIMEOUT, CONNECT_TIMEOUT_MAX, REDIS_PREFIX, REDIS_TIMEOUT_MIN, STORE_CALL_TIMEOUT,
         STORE_CALL_TIMEOUT_MAX,
     },
-    store::remote::link::RECONNECT_DELAY,
 };
 
 /// Builder for a [`RedisStore`] with non-default settings.
@@ -164,9 +159,9 @@ impl RedisStoreBuilder {
     ///
     /// Fails if the URL, the prefix or a timeout is invalid.
     pub fn connect_lazy(self, url: &str) -> Result<RedisStore, RedisConnectError> {
-        let shared = self.build_shared(None, Address::parse(url, "")?)?;
-        shared.messages.start(None);
-        Ok(RedisStore::new(shared))
+        let store = self.build(None, Address::parse(url, "")?)?;
+        store.start();
+        Ok(store)
     }
 
     /// Connects to the URL in the environment variable `REDIS_URL`.
@@ -215,16 +210,18 @@ impl RedisStoreBuilder {
         address: impl IntoConnectionInfo,
     ) -> Result<RedisStore, RedisConnectError> {
         let address = address.into_connection_info().map_err(|error| RedisConnectError::InvalidUrl(error.into()))?;
-        let shared = self.build_shared(Some(pool), Address::from_info(address, "")?)?;
-        Self::test_connection(shared).await
+        let store = self.build(Some(pool), Address::from_info(address, "")?)?;
+        test(store.servers()).await?;
+        Ok(store)
     }
 
     async fn connect_to(self, address: Address) -> Result<RedisStore, RedisConnectError> {
-        let shared = self.build_shared(None, address)?;
-        Self::test_connection(shared).await
+        let store = self.build(None, address)?;
+        test(store.servers()).await?;
+        Ok(store)
     }
 
-    fn build_shared(self, pool: Option<Pool>, mut address: Address) -> Result<Arc<Shared>, RedisConnectError> {
+    fn build(self, pool: Option<Pool>, mut address: Address) -> Result<RedisStore, RedisConnectError> {
         if let Some((nodes, master)) = &self.sentinel {
             let nodes = nodes.iter().map(|node| Address::parse_sentinel_node(node, "")).collect::<Result<_, _>>()?;
             address = address.behind(master, nodes, "")?;
@@ -249,6 +246,19 @@ impl RedisStoreBuilder {
         let background = Background::default();
         let endpoint = |info| Ok(Endpoint::new(Client::open(info).map_err(invalid)?, connect, call));
         let user = if pool.is_some() { "the user of the pool".to_owned() } else { address.user };
+        let sinks = Arc::<Sinks>::default();
+        let parts = Parts {
+            user,
+            keyspace,
+            timeouts,
+            min_replicas: self.min_replicas,
+            background: background.clone(),
+            sinks: Arc::clone(&sinks),
+        };
+        if let Some(nodes) = address.cluster {
+            let servers = parts.cluster(address.info, nodes).map_err(invalid)?;
+            return Ok(RedisStore::new(servers, sinks));
+        }
         let (topology, display): (Arc<dyn Topology>, _) = match (address.sentinels, pool) {
             (None, None) => (Arc::new(Single(endpoint(address.info)?)), address.display),
             (None, Some(pool)) => {
@@ -265,56 +275,7 @@ impl RedisStoreBuilder {
                 (Arc::new(sentinels), display)
             }
         };
-        let signs = Arc::<Signs>::default();
-        let connection = || Arc::new(SharedConnection::new(Arc::clone(&topology), timeouts, Arc::clone(&signs)));
-        let (acquire_conn, release_conn) = (connection(), connection());
-        let min_replicas = self.min_replicas;
-        let renew_conn = if min_replicas.is_some() { connection() } else { Arc::clone(&release_conn) };
-        let server = Arc::new(Server {
-            topology,
-            address: display,
-            user,
-            keyspace,
-            background,
-            timeouts,
-            min_replicas,
-            acquire_conn,
-            release_conn,
-            renew_conn,
-        });
-        Ok(Arc::new(Shared {
-            acquires: Default::default(),
-            releases: Default::default(),
-            messages: Messages::new(Arc::clone(&server), signs),
-            server,
-            clock: Clock::default(),
-            server_clock: Default::default(),
-            warned_of_missing_ttl: Default::default(),
-            fence_warned_at: Default::default(),
-        }))
-    }
-
-    /// Runs the self-test. A server that starts shortly after the service is retried.
-    async fn test_connection(shared: Arc<Shared>) -> Result<RedisStore, RedisConnectError> {
-        let deadline = Instant::now() + shared.server.timeouts.connect;
-        loop {
-            // Boxed: the nested future type is too deep for the default limit of the caller's
-            // compiler.
-            let test: Pin<Box<dyn Future<Output = _> + Send + '_>> =
-                Box::pin(self_test(&shared.server, shared.messages.on_message()));
-            match test.await {
-                Ok((subscriptions, server_us)) => {
-                    shared.server_clock().observe(server_us, shared.clock.now());
-                    shared.messages.check_passed();
-                    shared.messages.start(Some(subscriptions));
-                    return Ok(RedisStore::new(shared));
-                }
-                Err(error) if error.is_transient && Instant::now() + RETRY_INTERVAL < deadline => {
-                    sleep(RETRY_INTERVAL).await;
-                }
-                Err(error) => return Err(error.error),
-            }
-        }
+        Ok(RedisStore::new(parts.one(topology, display), sinks))
     }
 }
 
@@ -374,6 +335,3 @@ impl RedisStore {
         RedisStoreBuilder::default()
     }
 }
-
-/// A connection fails without a new connect until its reconnect delay has passed.
-const RETRY_INTERVAL: Duration = RECONNECT_DELAY.saturating_add(Duration::from_millis(10));

@@ -47,6 +47,20 @@ pub enum RedisConnectError {
         /// The cause, with a hint.
         source: Box<dyn Error + Send + Sync>,
     },
+    /// The server is a node of a Redis Cluster, and the URL is that of a single server.
+    #[error(
+        "Redis at {address} is a node of a Redis Cluster: connect to it by `redis+cluster://` (`rediss+cluster://` with TLS)"
+    )]
+    IsCluster {
+        /// Host and port.
+        address: String,
+    },
+    /// The server is not a node of a Redis Cluster.
+    #[error("Redis at {address} is not a node of a Redis Cluster: connect to it by `redis://` (`rediss://` with TLS)")]
+    NotCluster {
+        /// Host and port.
+        address: String,
+    },
     /// The server is older than Redis 7.0.
     #[error("Redis at {address} has version {version}, but at least 7.0 is required")]
     UnsupportedVersion {
@@ -111,6 +125,15 @@ pub(super) enum CallError {
         // Not named `source`: the text has it.
         error: Box<Self>,
     },
+    /// No node knows which master has the slot of the key, or none has it.
+    #[error("no node of the Cluster knows the master of the key")]
+    NoMaster,
+    /// The slot of the key moves, or the Cluster does not serve it now.
+    #[error("{}", redis_message(.0))]
+    ClusterChanges(RedisError),
+    /// The server at this address is no node of a Cluster.
+    #[error("the server at {0} is not a node of a Redis Cluster")]
+    NotCluster(String),
     /// The server lacks a required feature or permission.
     #[error("{}", error_chain(&**.0))]
     SelfTestFailed(Arc<RedisConnectError>),
@@ -198,6 +221,20 @@ impl CallError {
         matches!(self, Self::Redis(error) if error.code() == Some("NOPERM"))
     }
 
+    /// Whether this is the error of a Cluster that changes, or lacks masters.
+    pub(super) fn is_of_cluster(error: &RedisError) -> bool {
+        use ServerErrorKind::{Ask, ClusterDown, Moved, TryAgain};
+
+        matches!(error.kind(), ErrorKind::Server(Ask | ClusterDown | Moved | TryAgain))
+    }
+
+    /// Whether a retry may succeed.
+    pub(super) fn is_transient(&self) -> bool {
+        use StoreErrorKind::{Failover, Timeout, Unavailable};
+
+        matches!(self.kind(), Failover | Timeout | Unavailable)
+    }
+
     pub(super) fn kind(&self) -> StoreErrorKind {
         self.classify().0
     }
@@ -228,6 +265,9 @@ impl CallError {
             Self::NotReplicated(_) => {
                 (Unavailable, "are enough replicas up, and do they follow this server (`INFO replication`)?")
             }
+            Self::NoMaster => (StoreErrorKind::Failover, NO_MASTER_HINT),
+            Self::ClusterChanges(_) => (StoreErrorKind::Failover, CLUSTER_CHANGES_HINT),
+            Self::NotCluster(_) => (StoreErrorKind::Refused, "use `redis://` for a single server"),
             Self::Expired => (Timeout, "is the network or the server overloaded?"),
             Self::UnexpectedReply(_) => (
                 Protocol,
@@ -257,7 +297,9 @@ const SENTINEL_HINT: &str =
 const WRONG_PORT_HINT: &str = "is this a sentinel? its URL is `redis+sentinel://host:26379/mymaster`";
 const MASTER_HINT: &str =
     "is it up, and can this process reach the address that the sentinels name (`replica-announce-ip`)?";
-const CLUSTER_HINT: &str = "this is a Redis Cluster, which `RedisStore` does not support";
+const CLUSTER_HINT: &str = "this is a node of a Redis Cluster: use `redis+cluster://`";
+const NO_MASTER_HINT: &str = "are its nodes up, and does each slot have a master (`CLUSTER INFO`)?";
+const CLUSTER_CHANGES_HINT: &str = "a failover or a move of slots is in progress, or slots have no master (`CLUSTER INFO`)";
 
 /// Classifies by the error code, the first word of a Redis error.
 fn classify_code(code: &str) -> Option<(StoreErrorKind, &'static str)> {

@@ -4,8 +4,13 @@ use deadpool_redis::redis::cmd;
 use futures_util::{StreamExt, stream};
 use tokio::time::Instant;
 
-use super::{error::CallError, topology::connection::Query, topology::server::Server, wire};
-use crate::store::{Cursor, KeyStatus, ListEntry, ListReply, ListRequest};
+use super::{
+    error::CallError,
+    shared::Shared,
+    topology::{Servers, connection::Query, server::Server},
+    wire,
+};
+use crate::store::{Cursor, KeyStatus, ListEntry, ListReply, ListRequest, StoreError};
 
 /// The `SCAN`s of one page at most: names of other programs fill no page, and cost time.
 const MAX_SCANS: usize = 100;
@@ -13,11 +18,13 @@ const MAX_SCANS: usize = 100;
 const MAX_INSPECTS: usize = 256;
 
 /// Position in a listing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Position {
     phase: Phase,
     /// The cursor of the `SCAN`.
     scan: u64,
+    /// The id of a node of a Cluster; empty if there is one server.
+    node: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,29 +36,50 @@ enum Phase {
     Queues,
 }
 
-/// One page. `None`: the cursor is not of this store.
-pub(super) async fn list(
-    server: &Server,
+/// One page.
+pub(super) async fn list(servers: &Servers<Shared>, request: &ListRequest) -> Result<ListReply, StoreError> {
+    let all = servers.known("list").await?;
+    let Some(first) = all.first() else { return Ok(ListReply::new(Vec::new(), None)) };
+    let first_phase = if request.contended_only { Phase::Queues } else { Phase::Locks };
+    let position = match request.after.as_ref().map(Position::parse) {
+        None => Position { phase: first_phase, scan: 0, node: first.server.keyspace.node_id().to_owned() },
+        Some(Some(position)) => position,
+        Some(None) => return Err(first.server.store_error("list", CallError::InvalidCursor)),
+    };
+    // In the order of the ids. Of a node that has left the Cluster, the next one is listed.
+    let at = all.partition_point(|shared| *shared.server.keyspace.node_id() < *position.node);
+    let Some(shared) = all.get(at) else { return Ok(ListReply::new(Vec::new(), None)) };
+    let id = shared.server.keyspace.node_id();
+    let position = if id == position.node { position } else { Position { phase: first_phase, scan: 0, node: id.to_owned() } };
+    let deadline = shared.server.timeouts.call_deadline();
+    let page = page_of(shared, position, request, deadline).await;
+    let (entries, next) = page.map_err(|error| shared.server.store_error("list", error))?;
+    let next_node = || {
+        let node = all.get(at + 1)?.server.keyspace.node_id().to_owned();
+        Some(Position { phase: first_phase, scan: 0, node })
+    };
+    Ok(ListReply::new(entries, next.or_else(next_node).map(Position::cursor)))
+}
+
+/// A page of one server, and the next position on it.
+async fn page_of(
+    shared: &Shared,
+    mut position: Position,
     request: &ListRequest,
     deadline: Instant,
-) -> Result<Option<ListReply>, CallError> {
-    let first = if request.contended_only { Phase::Queues } else { Phase::Locks };
-    let mut position = match request.after.as_ref().map(Position::parse) {
-        None => Position { phase: first, scan: 0 },
-        Some(Some(position)) => position,
-        Some(None) => return Ok(None),
-    };
+) -> Result<(Vec<ListEntry>, Option<Position>), CallError> {
+    let server = &*shared.server;
     // The inspects need the rest of the time.
     let began = Instant::now();
     let scan_until = began + deadline.saturating_duration_since(began) / 3;
     let mut found = Vec::new();
-    let mut next = Some(position);
+    let mut next = Some(position.clone());
     for _ in 0..MAX_SCANS {
         let names = scan(server, &mut position, request.limit - found.len(), deadline).await?;
         found.extend(names.into_iter().map(|name| (position.phase, name)));
-        next = position.following();
-        match next {
-            Some(following) if found.len() < request.limit && Instant::now() < scan_until => position = following,
+        next = position.clone().following();
+        match &next {
+            Some(following) if found.len() < request.limit && Instant::now() < scan_until => position = following.clone(),
             _ => break,
         }
     }
@@ -71,7 +99,7 @@ pub(super) async fn list(
     while let Some(entry) = inspects.next().await {
         entries.extend(entry?);
     }
-    Ok(Some(ListReply::new(entries, next.map(Position::cursor))))
+    Ok((entries, next))
 }
 
 /// One `SCAN`. Returns the names of locks.
@@ -112,11 +140,11 @@ fn is_free(status: &KeyStatus) -> bool {
 }
 
 impl Position {
-    /// The position after a `SCAN`. `None`: it was the last one.
+    /// The position after a `SCAN`. `None`: it was the last one of its server.
     fn following(self) -> Option<Self> {
         match self {
-            Self { scan: 0, phase: Phase::Locks } => Some(Self { phase: Phase::Queues, scan: 0 }),
-            Self { scan: 0, phase: Phase::Queues } => None,
+            Self { scan: 0, phase: Phase::Locks, node } => Some(Self { phase: Phase::Queues, scan: 0, node }),
+            Self { scan: 0, phase: Phase::Queues, .. } => None,
             position => Some(position),
         }
     }
@@ -126,17 +154,18 @@ impl Position {
             Phase::Locks => 'l',
             Phase::Queues => 'q',
         };
-        Cursor::new(format!("{phase}{}", self.scan))
+        Cursor::new(format!("{phase}{}{}{}", self.scan, if self.node.is_empty() { "" } else { "-" }, self.node))
     }
 
     fn parse(cursor: &Cursor) -> Option<Self> {
-        let (phase, scan) = cursor.as_str().split_at_checked(1)?;
+        let (phase, rest) = cursor.as_str().split_at_checked(1)?;
         let phase = match phase {
             "l" => Phase::Locks,
             "q" => Phase::Queues,
             _ => return None,
         };
-        Some(Self { phase, scan: scan.parse().ok()? })
+        let (scan, node) = rest.split_once('-').unwrap_or((rest, ""));
+        Some(Self { phase, scan: scan.parse().ok()?, node: node.to_owned() })
     }
 }
 
@@ -146,12 +175,13 @@ mod tests {
 
     #[test]
     fn listing_has_two_phases_and_an_end() {
-        let at = |phase, scan| Position { phase, scan };
+        let at = |phase, scan| Position { phase, scan, node: String::new() };
         assert_eq!(at(Phase::Locks, 7).following(), Some(at(Phase::Locks, 7)));
         assert_eq!(at(Phase::Locks, 0).following(), Some(at(Phase::Queues, 0)));
         assert_eq!(at(Phase::Queues, 0).following(), None);
-        for position in [at(Phase::Locks, 0), at(Phase::Queues, u64::MAX)] {
-            assert_eq!(Position::parse(&position.cursor()), Some(position));
+        let of_node = Position { node: "0a1b".to_owned(), ..at(Phase::Queues, 7) };
+        for position in [at(Phase::Locks, 0), at(Phase::Queues, u64::MAX), of_node] {
+            assert_eq!(Position::parse(&position.clone().cursor()), Some(position));
         }
         for other in ["", "7", "l", "lx", "é7", "cn:1"] {
             assert_eq!(Position::parse(&Cursor::new(other)), None, "{other}");

@@ -123,7 +123,7 @@ impl Messages {
 
     /// Connects. The first connection is that of the self-test.
     async fn connect_checked(self: &Arc<Self>) -> Option<Subscriptions> {
-        if matches!(*self.check_result.borrow(), Check::Passed) {
+        if self.has_passed() {
             return self.server.subscribe(self.on_message()).await.ok();
         }
         // Boxed: the nested future type is too deep for the compiler's default limit.
@@ -148,6 +148,10 @@ impl Messages {
     /// Records a successful self-test.
     pub(super) fn check_passed(&self) {
         self.check_result.send_replace(Check::Passed);
+    }
+
+    pub(super) fn has_passed(&self) -> bool {
+        matches!(*self.check_result.borrow(), Check::Passed)
     }
 
     fn warn_unreachable(&self, error: RedisConnectError) {

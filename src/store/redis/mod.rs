@@ -1,9 +1,15 @@
-//! Locks in one Redis, shared by the instances of a service.
+//! Locks in Redis, shared by the instances of a service.
 
 // In the order of a call: from the URL to the reply.
 mod builder;
+mod assembly;
 mod self_test;
 mod store;
+mod acquires;
+mod renewals;
+mod releases;
+mod moving;
+mod routing;
 mod shared;
 #[allow(
     unreachable_pub,

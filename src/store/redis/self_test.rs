@@ -14,9 +14,9 @@ use super::{
         server::Server,
         socket::OnMessage,
     },
-    wire::{self, SelfTestReport, escape_control},
+    wire::{self, SelfTestReport, escape_control, slot_of},
 };
-use crate::{lock_key::LockKey, process, store::StoreErrorKind};
+use crate::{lock_key::LockKey, process};
 
 /// Error of the self-test.
 pub(super) struct SelfTestError {
@@ -40,9 +40,7 @@ pub(super) async fn self_test(
     let timeouts = server.timeouts;
     let address = || server.address.clone();
     let failed = |error: CallError| {
-        use StoreErrorKind::{Failover, Timeout, Unavailable};
-
-        let may_pass = matches!(error.kind(), Failover | Timeout | Unavailable);
+        let may_pass = error.is_transient();
         let error = RedisConnectError::Unreachable { address: address(), source: error.with_hint(None, &server.user) };
         SelfTestError { error, is_transient: may_pass }
     };
@@ -60,7 +58,7 @@ pub(super) async fn self_test(
         connection.ready().await.map_err(failed)?;
     }
     check_server(acquire_conn, server, &failed).await?;
-    let test_id = format!("self-test:{:016x}", process::random_bits());
+    let test_id = test_id(server);
     let channel = server.keyspace.inbox(&test_id);
     let test_message = Arc::<Notify>::default();
     let on_test_message = {
@@ -79,7 +77,7 @@ pub(super) async fn self_test(
         Ok(Err(error)) => return Err(failed(error.into())),
         Err(_) => return Err(failed(CallError::NoReply)),
     }
-    let key = LockKey::from(("self-test", test_id.as_str()));
+    let key = test_key(&test_id);
     let call = server.keyspace.self_test(&key, &channel, "1 hello").map_err(|name| failed(name.into()))?;
     let refused_or_failed = |error| match error {
         // The user lacks the permission to run scripts, or to wait for replicas.
@@ -128,6 +126,21 @@ pub(super) async fn self_test(
     Ok((subscriptions, now))
 }
 
+/// The id of a test, whose key is in a slot of the server.
+fn test_id(server: &Server) -> String {
+    loop {
+        let id = format!("self-test:{:016x}", process::random_bits());
+        let slot = server.keyspace.lock(&test_key(&id)).map(|lock| slot_of(&lock.to_string()));
+        if slot.is_ok_and(|slot| server.topology.has_slot(slot)) {
+            return id;
+        }
+    }
+}
+
+fn test_key(id: &str) -> LockKey {
+    LockKey::from(("self-test", id))
+}
+
 /// Checks the version, the eviction policy and the persistence, by `INFO`: managed servers have no
 /// `CONFIG`.
 async fn check_server(
@@ -148,6 +161,12 @@ async fn check_server(
     };
     let (info, memory, persistence) =
         (section("server").await?, section("memory").await?, section("persistence").await?);
+    let is_cluster = info.as_deref().and_then(|info| info_field(info, "redis_mode")).map(|mode| mode == "cluster");
+    match (is_cluster, server.topology.is_cluster()) {
+        (Some(true), false) => return Err(RedisConnectError::IsCluster { address: server.address.clone() }.into()),
+        (Some(false), true) => return Err(RedisConnectError::NotCluster { address: server.address.clone() }.into()),
+        _ => {}
+    }
     match info.as_deref().and_then(|info| info_field(info, "redis_version")) {
         Some(version) if is_unsupported(version) => {
             return Err(RedisConnectError::UnsupportedVersion {

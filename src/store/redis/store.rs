@@ -9,12 +9,15 @@ use super::{
     error::CallError,
     list,
     messages::Check,
-    shared::Shared,
-    topology::{Servers, connection::Query, server::Server},
-    wire,
+    moving::{self, Completed, Incomplete, complete},
+    renewals,
+    routing::{InTime, Purpose, Route},
+    shared::{Shared, Sinks},
+    topology::Servers,
+    wire::{self, Keyspace},
 };
 use crate::{
-    limits::STORE_CALL_TIMEOUT,
+    clock::Clock,
     lock_key::LockKey,
     store::{
         AcquireReply, AcquireRequest, DeleteRecordReply, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus,
@@ -58,100 +61,102 @@ use crate::{
 /// failure: [topologies](crate::guide::topologies) describes sentinels and acknowledged grants.
 pub struct RedisStore {
     servers: Servers<Shared>,
+    /// The sinks of the managers, for nodes that join a Cluster later.
+    sinks: Arc<Sinks>,
 }
 
 impl RedisStore {
-    pub(super) fn new(only: Arc<Shared>) -> Self {
-        Self { servers: Servers::new(only) }
+    pub(super) fn new(servers: Servers<Shared>, sinks: Arc<Sinks>) -> Self {
+        Self { servers, sinks }
+    }
+
+    pub(super) fn servers(&self) -> &Servers<Shared> {
+        &self.servers
+    }
+
+    /// Connects in the background.
+    pub(super) fn start(&self) {
+        match &self.servers {
+            Servers::One(only) => only.messages.start(None),
+            Servers::Cluster(nodes) => nodes.start(),
+        }
     }
 
     /// Calls the server of a key.
     fn call<T, F>(
         &self,
         operation: &'static str,
-        key: &LockKey,
-        run: impl FnOnce(Arc<Shared>, Instant) -> F + Send + 'static,
+        key: LockKey,
+        run: impl FnOnce(Route, LockKey, Instant) -> F + Send + 'static,
     ) -> StoreFuture<T>
     where
         F: Future<Output = Result<T, CallError>> + Send + 'static,
     {
-        call(self.servers.of(key), operation, run)
+        let servers = self.servers.clone();
+        // The timeout starts at the first poll: the call itself may be outside of a runtime.
+        StoreFuture::new(async move {
+            let shared = servers.of(&key, operation).await?;
+            let server = Arc::clone(&shared.server);
+            let deadline = server.timeouts.call_deadline();
+            let reply = run(Route::new(&shared, &key), key, deadline).await;
+            reply.map_err(|error| server.store_error(operation, error))
+        })
     }
-}
-
-/// Starts the timeout at the first poll: the call itself may be outside of a runtime.
-fn call<T, F>(
-    shared: &Arc<Shared>,
-    operation: &'static str,
-    run: impl FnOnce(Arc<Shared>, Instant) -> F + Send + 'static,
-) -> StoreFuture<T>
-where
-    F: Future<Output = Result<T, CallError>> + Send + 'static,
-{
-    let shared = Arc::clone(shared);
-    StoreFuture::new(async move {
-        let deadline = shared.server.timeouts.call_deadline();
-        let reply = run(Arc::clone(&shared), deadline).await;
-        reply.map_err(|error| shared.server.store_error(operation, error))
-    })
 }
 
 impl LockStore for RedisStore {
     fn subscribe(&self, sink: EventSink) {
+        let mut sinks = self.sinks.lock();
+        sinks.retain(EventSink::is_open);
+        sinks.push(sink.clone());
+        drop(sinks);
         for shared in self.servers.all() {
             shared.messages.add(sink.clone());
         }
     }
 
     fn acquire(&self, requests: Many<AcquireRequest>) -> Many<StoreFuture<AcquireReply>> {
-        self.servers.call(requests, |shared, requests| {
+        fn push(shared: &Arc<Shared>, requests: Many<AcquireRequest>) -> Many<StoreFuture<AcquireReply>> {
             let refused = |request: &AcquireRequest| {
                 let error = shared.server.keyspace.lock(&request.key).err()?;
                 Some(Err(shared.server.store_error("acquire", error.into())))
             };
             SharedCalls::push_valid(shared, requests, refused)
+        }
+        self.servers.call(requests, push, |request, waited| {
+            request.valid_for = request.valid_for.saturating_sub(waited);
         })
     }
 
     fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
-        let Some(first) = requests.first() else { return StoreFuture::ready(Ok(Vec::new())) };
-        let key = first.key.clone();
-        self.call("renew", &key, move |shared, deadline| async move {
-            let Server { keyspace, renew_conn, min_replicas, .. } = &*shared.server;
-            let (call, is_sent) = keyspace.renew(&requests);
-            let (reply, replicated) = renew_conn.call_replicated_retry(&call, *min_replicas, deadline).await?;
-            let mut replies = renew_conn.parsed(wire::parse_renew(&reply, &is_sent))?;
-            if replicated.is_err() {
-                // The deadline stays: a server that is promoted now may not know the new lease.
-                for reply in replies.iter_mut().filter(|reply| **reply == RenewReply::Extended) {
-                    *reply = RenewReply::Unknown;
-                }
-            }
-            Ok(replies)
-        })
+        let servers = self.servers.clone();
+        StoreFuture::new(async move { renewals::renew(&servers, requests).await })
     }
 
     fn release(&self, requests: Many<ReleaseRequest>) -> Many<StoreFuture<ReleaseReply>> {
-        // No lock can have this name, and the caller would repeat the release for a lease.
-        self.servers.call(requests, |shared, requests| {
+        fn push(shared: &Arc<Shared>, requests: Many<ReleaseRequest>) -> Many<StoreFuture<ReleaseReply>> {
+            // No lock can have this name, and the caller would repeat the release for a lease.
             let refused = |request: &ReleaseRequest| {
                 shared.server.keyspace.lock(&request.key).err().map(|_| Ok(ReleaseReply::NotHolder))
             };
             SharedCalls::push_valid(shared, requests, refused)
-        })
+        }
+        self.servers.call(requests, push, |_, _| {})
     }
 
     fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {
-        let called = self.servers.of(&request.key).clock.now();
-        let key = request.key.clone();
-        self.call("yield", &key, move |shared, deadline| async move {
-            shared.messages.wait_subscribed(request.next_id.manager()).await;
-            let call = |expires_at| shared.server.keyspace.yield_to_queue(&request, expires_at);
+        let called = Clock::default().now();
+        self.call("yield", request.key.clone(), move |mut route, key, deadline| async move {
+            route.owner().messages.wait_subscribed(request.next_id.manager()).await;
+            let call = |names: &Keyspace, expires_at| names.yield_to_queue(&request, expires_at);
             let parse = wire::parse_yield;
-            let (reply, replicated) =
-                shared.call_before_expiry(called, request.valid_for, deadline, call, parse).await?;
-            if request.key.is_raw() && matches!(reply, YieldReply::NotHolder(AcquireReply::Queued { .. })) {
-                shared.messages.used_raw(&request.key, true);
+            let in_time = route.execute_before_expiry(called, request.valid_for, deadline, call, parse, None).await?;
+            let InTime { mut reply, replicated, incomplete } = in_time;
+            if let Some(fence) = incomplete {
+                reply = complete_yield(&mut route, &request, fence, reply, deadline).await?;
+            }
+            if key.is_raw() && matches!(reply, YieldReply::NotHolder(AcquireReply::Queued { .. })) {
+                route.owner().messages.used_raw(&key, true);
             }
             match reply {
                 YieldReply::Extended { .. } | YieldReply::NotHolder(AcquireReply::Granted { .. }) => replicated?,
@@ -162,38 +167,31 @@ impl LockStore for RedisStore {
     }
 
     fn delete_record(&self, key: LockKey) -> StoreFuture<DeleteRecordReply> {
-        let of = key.clone();
-        self.call("delete-record", &of, move |shared, deadline| async move {
-            let call = shared.server.keyspace.delete_record(&key)?;
-            // Not repeated: a later record would be deleted.
-            let reply = shared.server.release_conn.query(Query::EvalSha(&call), deadline).await?;
-            shared.server.release_conn.parsed(wire::parse_delete_record(&reply))
+        self.call("delete-record", key, |mut route, key, deadline| async move {
+            moving::delete_record(&mut route, &key, deadline).await
         })
     }
 
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
-        let of = key.clone();
-        self.call("inspect", &of, move |shared, deadline| async move {
-            let call = shared.server.keyspace.inspect(&key)?;
-            Ok(wire::parse_inspect(&shared.server.release_conn.query_retry(Query::EvalSha(&call), deadline).await?)?)
+        self.call("inspect", key, |mut route, key, deadline| async move {
+            let call = |names: &Keyspace, _: &Shared| names.inspect(&key);
+            let (reply, _) = route.execute(Purpose::Release, call, deadline).await?;
+            Ok(wire::parse_inspect(&reply)?)
         })
     }
 
     fn list(&self, request: ListRequest) -> StoreFuture<ListReply> {
-        let only = self.servers.all().next().expect("a store has a server");
-        call(only, "list", move |shared, deadline| async move {
-            list::list(&shared.server, &request, deadline).await?.ok_or(CallError::InvalidCursor)
-        })
+        let servers = self.servers.clone();
+        StoreFuture::new(async move { list::list(&servers, &request).await })
     }
 
     fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
-        let key = request.key.clone();
-        self.call("force-release", &key, move |shared, deadline| async move {
-            let call = shared.server.keyspace.force(&request)?;
+        self.call("force-release", request.key.clone(), move |mut route, _, deadline| async move {
+            let call = |names: &Keyspace, _: &Shared| names.force(&request);
             // Not repeated: the next holder may have the key by then.
-            let reply = shared.server.release_conn.query(Query::EvalSha(&call), deadline).await?;
-            shared.check_fence(&reply);
-            shared.server.release_conn.parsed(wire::parse_force(&reply))
+            let (reply, _) = route.execute(Purpose::Once, call, deadline).await?;
+            route.check_fence(&reply);
+            route.parsed(Purpose::Once, wire::parse_force(&reply))
         })
     }
 
@@ -202,21 +200,45 @@ impl LockStore for RedisStore {
     }
 
     fn call_timeout(&self) -> Duration {
-        self.servers.all().map(|shared| shared.server.timeouts.call).max().unwrap_or(STORE_CALL_TIMEOUT)
+        self.servers.timeouts().call
     }
 
     fn health(&self) -> StoreFuture<()> {
-        let check = |shared| call(shared, "health", |shared, deadline| async move { shared.check(deadline).await });
-        let checks: Vec<_> = self.servers.all().map(check).collect();
-        StoreFuture::new(async move { try_join_all(checks).await.map(drop) })
+        let servers = self.servers.clone();
+        StoreFuture::new(async move {
+            let all = servers.known("health").await?;
+            let checks = all.iter().map(async |shared| {
+                let check = shared.check(shared.server.timeouts.call_deadline()).await;
+                check.map_err(|error| shared.server.store_error("health", error))
+            });
+            try_join_all(checks).await.map(drop)
+        })
     }
+}
+
+/// Completes a grant of a slot that moves. A yield may have acquired the key for its next id.
+async fn complete_yield(
+    route: &mut Route,
+    request: &YieldRequest,
+    fence: u64,
+    reply: YieldReply,
+    deadline: Instant,
+) -> Result<YieldReply, CallError> {
+    let YieldRequest { key, id, next_id, queue, demand, .. } = request;
+    let is_extended = matches!(reply, YieldReply::Extended { .. });
+    let (id, takes_record) = if is_extended { (id, false) } else { (next_id, demand.takes_record()) };
+    let grant = Incomplete { key, id, fence, queue: *queue, takes_record };
+    Ok(match complete(route, grant, deadline).await? {
+        Completed::Granted { fence } if is_extended => YieldReply::Extended { fence },
+        completed => YieldReply::NotHolder(completed.into()),
+    })
 }
 
 impl Shared {
     /// Checks whether the server accepts writes and can send messages.
     async fn check(&self, deadline: Instant) -> Result<(), CallError> {
         let Self { server, messages, .. } = self;
-        let key = server.keyspace.health();
+        let key = server.health_key();
         try_join_all(server.connections().map(|connection| connection.check_writes(&key, deadline))).await?;
         if let Some(min_replicas) = server.min_replicas {
             server.renew_conn.check_replicas(min_replicas, deadline).await?;
@@ -233,7 +255,6 @@ impl Shared {
 impl fmt::Debug for RedisStore {
     /// Without the address, which may contain a password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<_> = self.servers.all().map(|shared| &shared.server.keyspace).collect();
-        f.debug_struct("RedisStore").field("names", &names).finish_non_exhaustive()
+        f.debug_struct("RedisStore").field("servers", &self.servers).finish_non_exhaustive()
     }
 }

@@ -68,9 +68,10 @@ impl Inbox {
     /// A reconnect takes less than this. A longer disconnection is an outage.
     const DISCONNECTED_AFTER: Duration = STORE_TIMEOUT.saturating_mul(3);
 
+    /// Adds the sink of a channel, unless the channel has one.
     pub(crate) fn add(&self, channel: String, sink: EventSink) {
         let subscription = Subscription { sink, is_subscribed: watch::Sender::new(false) };
-        self.subscriptions.lock().insert(channel, subscription);
+        self.subscriptions.lock().entry(channel).or_insert(subscription);
         self.added.notify_one();
     }
 

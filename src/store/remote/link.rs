@@ -123,6 +123,11 @@ impl<C: Connect> Link<C> {
         Ok(reply)
     }
 
+    /// Whether a call need not wait for a connection. Otherwise one is opened.
+    pub(crate) fn is_connected(&self) -> bool {
+        matches!(&*self.connect_or_join().result.borrow(), Some(Ok(_)))
+    }
+
     /// Waits for a connection, within the connect timeout.
     pub(crate) async fn ready(&self) -> Result<(), LinkError<C::Error>> {
         self.connected(Instant::now() + self.connect_timeout).await.map(drop)

@@ -11,6 +11,7 @@ pub(crate) struct Address {
     pub(crate) user: String,
     /// The sentinels that name the host and the port.
     pub(crate) sentinels: Option<SentinelAddresses>,
+    pub(crate) cluster: Option<Vec<ConnectionInfo>>,
 }
 
 /// The addresses of the sentinels of one master.
@@ -35,6 +36,12 @@ impl Address {
             && let Some(scheme) = scheme.to_ascii_lowercase().strip_suffix("+sentinel")
         {
             return Self::parse_sentinel(scheme, rest, origin);
+        }
+        if let Some(rest) = url.strip_prefix("redis+cluster://") {
+            let (login, hosts) = rest.rsplit_once('@').map_or((String::new(), rest), |(l, h)| (format!("{l}@"), h));
+            let nodes: Vec<_> = hosts.split(',').map(|h| Self::parse(&format!("redis://{login}{h}"), origin)).collect::<Result<_, _>>()?;
+            let infos = nodes.iter().map(|n| n.info.clone()).collect();
+            return Ok(Self { cluster: Some(infos), ..nodes.into_iter().next().expect("one") });
         }
         let wants_tls = url.starts_with("rediss:") || url.starts_with("valkeys:");
         if wants_tls && !cfg!(feature = "redis-tls") {
@@ -61,7 +68,7 @@ impl Address {
         }
         let display = format!("{origin}{}", escape_control(&info.addr().to_string()));
         let user = user_text(info.redis_settings().username());
-        Ok(Self { info: with_settings(info), display, user, sentinels: None })
+        Ok(Self { info: with_settings(info), display, user, sentinels: None, cluster: None })
     }
 
     /// `rest`: `user:password@host:port,host:port/master/database?sentinel_password=..`. User,

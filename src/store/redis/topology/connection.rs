@@ -5,13 +5,13 @@ use std::{
     time::Duration,
 };
 
-use deadpool_redis::redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value, cmd, from_redis_value};
+use deadpool_redis::redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value, cmd, from_redis_value};
 use tokio::time::Instant;
 
 use super::{
     endpoint::Connected,
     replicas::{MinReplicas, is_replica},
-    servers::{Signs, Topology},
+    locate::{Signs, Topology},
 };
 use crate::store::{
     redis::{
@@ -45,6 +45,9 @@ pub(crate) struct SharedConnection {
 #[derive(Debug)]
 struct Connector(Arc<dyn Topology>);
 
+/// Whether enough replicas have a write.
+pub(crate) type Replicated = Result<(), NotReplicated>;
+
 /// A command for a connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Query<'a> {
@@ -52,6 +55,8 @@ pub(crate) enum Query<'a> {
     /// The script, and a wait for the replicas. The reply has those of both, and of `ROLE` if more
     /// than one replica is required.
     EvalShaAndWait(&'a ScriptCall, MinReplicas),
+    /// The script at the node to which the slot of its key moves, and the wait if there is one.
+    Asking(&'a ScriptCall, Option<MinReplicas>),
     /// The same script by its text, for a server that does not know its hash.
     Eval(&'a ScriptCall),
     Command(&'a Cmd),
@@ -108,7 +113,7 @@ impl SharedConnection {
         call: &ScriptCall,
         min_replicas: Option<MinReplicas>,
         deadline: Instant,
-    ) -> Result<(Value, Result<(), NotReplicated>), CallError> {
+    ) -> Result<(Value, Replicated), CallError> {
         retry(|| self.call_replicated(call, min_replicas, deadline)).await
     }
 
@@ -128,18 +133,67 @@ impl SharedConnection {
         call: &ScriptCall,
         min_replicas: Option<MinReplicas>,
         deadline: Instant,
-    ) -> Result<(Value, Result<(), NotReplicated>), CallError> {
+    ) -> Result<(Value, Replicated), CallError> {
         let Some(required) = min_replicas else {
             return Ok((self.query(Query::EvalSha(call), deadline).await?, Ok(())));
         };
-        let Value::Array(replies) = self.query(Query::EvalShaAndWait(call, required), deadline).await? else {
-            return Err(UnexpectedReply.into());
+        replicated(self.query(Query::EvalShaAndWait(call, required), deadline).await?, required)
+    }
+
+    /// As [`call_replicated`](Self::call_replicated), at the node to which the slot of the key
+    /// moves.
+    pub(crate) async fn call_asking(
+        &self,
+        call: &ScriptCall,
+        min_replicas: Option<MinReplicas>,
+        deadline: Instant,
+    ) -> Result<(Value, Replicated), CallError> {
+        let reply = self.query(Query::Asking(call, min_replicas), deadline).await?;
+        match min_replicas {
+            None => Ok((reply, Ok(()))),
+            Some(required) => replicated(reply, required),
+        }
+    }
+
+    /// Executes scripts that were sent together, each as a step of its own. Also returns whether
+    /// enough replicas have the writes of all of them.
+    pub(crate) async fn call_each(
+        &self,
+        calls: &[ScriptCall],
+        min_replicas: Option<MinReplicas>,
+        deadline: Instant,
+    ) -> Result<(Vec<Result<Value, CallError>>, Replicated), CallError> {
+        let send = |mut connected: Connected| async move { each_and_wait(calls, min_replicas, &mut connected).await };
+        let breaks = |replies: &RedisResult<(Vec<RedisResult<Value>>, _)>| match replies {
+            Ok((replies, _)) => replies.iter().flat_map(|reply| reply.as_ref().err()).any(CallError::breaks_connection),
+            Err(error) => CallError::breaks_connection(error),
         };
-        let mut replies = replies.into_iter();
-        let (Some(reply), Some(Value::Int(acknowledged))) = (replies.next(), replies.next()) else {
-            return Err(UnexpectedReply.into());
+        let replies = self.link.call(deadline, send, breaks).await?;
+        if replies.as_ref().is_err_and(CallError::is_of_replica) {
+            self.signs.moved.notify_one();
+        }
+        let (replies, wait) = replies?;
+        let replicated = match (min_replicas, wait.as_slice()) {
+            (None, _) => Ok(()),
+            (Some(required), [Value::Int(acknowledged), role @ ..]) => required.check(*acknowledged, role.first()),
+            (Some(_), _) => return Err(UnexpectedReply.into()),
         };
-        Ok((reply, required.check(acknowledged, replies.next().as_ref())))
+        Ok((replies.into_iter().map(|reply| Ok(reply?)).collect(), replicated))
+    }
+
+    /// As [`call_each`](Self::call_each), and sends again as [`query_retry`](Self::query_retry).
+    pub(crate) async fn call_each_retry(
+        &self,
+        calls: &[ScriptCall],
+        min_replicas: Option<MinReplicas>,
+        deadline: Instant,
+    ) -> Result<(Vec<Result<Value, CallError>>, Replicated), CallError> {
+        retry(|| self.call_each(calls, min_replicas, deadline)).await
+    }
+
+    /// Whether a call need not wait for a connection. Otherwise one is opened.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.link.is_connected()
     }
 
     /// Asks the server for its role, and abandons the connection if it is a replica. It also tests
@@ -222,18 +276,17 @@ impl Timeouts {
 
 impl Query<'_> {
     async fn send(self, connected: &mut Connected) -> RedisResult<Value> {
-        let (call, required) = match self {
-            Self::EvalSha(call) => (call, None),
-            Self::EvalShaAndWait(call, required) => (call, Some(required)),
+        let (call, required, is_asking) = match self {
+            Self::EvalSha(call) => (call, None, false),
+            Self::EvalShaAndWait(call, required) => (call, Some(required), false),
+            Self::Asking(call, required) => (call, required, true),
             Self::Eval(call) => return connected.call(&[call.eval()]).await,
             Self::Command(command) => return connected.call(std::slice::from_ref(command)).await,
         };
         // By its hash; by its text if the server does not know it, which also loads it. Not by
         // `SCRIPT LOAD`: the script cache may be flushed before the script runs.
-        match call_and_wait(call.eval_sha(), required, connected).await {
-            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                call_and_wait(call.eval(), required, connected).await
-            }
+        match call_and_wait(call.eval_sha(), required, is_asking, connected).await {
+            Err(error) if is_unknown_script(&error) => call_and_wait(call.eval(), required, is_asking, connected).await,
             reply => reply,
         }
     }
@@ -241,9 +294,64 @@ impl Query<'_> {
 
 /// The connection is blocked until the replicas have acknowledged: requests that arrive meanwhile
 /// share the next call, and the next wait.
-async fn call_and_wait(script: Cmd, required: Option<MinReplicas>, connected: &mut Connected) -> RedisResult<Value> {
-    let Some(required) = required else { return connected.call(&[script]).await };
-    let role = required.needs_role().then(|| cmd("ROLE"));
-    let commands: Vec<_> = [script, required.wait()].into_iter().chain(role).collect();
-    connected.call(&commands).await
+async fn call_and_wait(
+    script: Cmd,
+    required: Option<MinReplicas>,
+    is_asking: bool,
+    connected: &mut Connected,
+) -> RedisResult<Value> {
+    if required.is_none() && !is_asking {
+        return connected.call(&[script]).await;
+    }
+    let asking = is_asking.then(|| cmd("ASKING"));
+    let commands: Vec<_> = asking.into_iter().chain([script]).chain(waits(required)).collect();
+    let Value::Array(mut replies) = connected.call(&commands).await? else { return Ok(Value::Nil) };
+    if is_asking && !replies.is_empty() {
+        // That to ASKING.
+        replies.remove(0);
+    }
+    if required.is_none() { Ok(replies.pop().unwrap_or(Value::Nil)) } else { Ok(Value::Array(replies)) }
+}
+
+/// The replies of scripts that were sent together, and those of the wait for replicas.
+async fn each_and_wait(
+    calls: &[ScriptCall],
+    required: Option<MinReplicas>,
+    connected: &mut Connected,
+) -> RedisResult<(Vec<RedisResult<Value>>, Vec<Value>)> {
+    let commands: Vec<_> = calls.iter().map(ScriptCall::eval_sha).chain(waits(required)).collect();
+    let mut replies = connected.call_each(&commands).await?;
+    let wait = replies.split_off(calls.len().min(replies.len()));
+    let mut wait: Vec<_> = wait.into_iter().collect::<RedisResult<_>>()?;
+    // The server does not know their scripts.
+    let is_unknown = |reply: &RedisResult<Value>| reply.as_ref().is_err_and(is_unknown_script);
+    let unknown: Vec<_> = (0..replies.len()).filter(|at| is_unknown(&replies[*at])).collect();
+    if !unknown.is_empty() {
+        let commands: Vec<_> = unknown.iter().map(|at| calls[*at].eval()).chain(waits(required)).collect();
+        let mut again = connected.call_each(&commands).await?.into_iter();
+        for at in unknown {
+            replies[at] = again.next().unwrap_or(Ok(Value::Nil));
+        }
+        wait = again.collect::<RedisResult<_>>()?;
+    }
+    Ok((replies, wait))
+}
+
+fn is_unknown_script(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
+}
+
+fn waits(required: Option<MinReplicas>) -> impl Iterator<Item = Cmd> {
+    let role = required.is_some_and(MinReplicas::needs_role).then(|| cmd("ROLE"));
+    required.map(MinReplicas::wait).into_iter().chain(role)
+}
+
+/// The reply of a script, and whether enough replicas have its writes.
+fn replicated(reply: Value, required: MinReplicas) -> Result<(Value, Replicated), CallError> {
+    let Value::Array(replies) = reply else { return Err(UnexpectedReply.into()) };
+    let mut replies = replies.into_iter();
+    let (Some(reply), Some(Value::Int(acknowledged))) = (replies.next(), replies.next()) else {
+        return Err(UnexpectedReply.into());
+    };
+    Ok((reply, required.check(acknowledged, replies.next().as_ref())))
 }

@@ -48,6 +48,14 @@ impl Endpoint {
         Self { client: Arc::new(client), connect_timeout, call_timeout }
     }
 
+    /// The host of the server. Empty for a socket of this machine.
+    pub(crate) fn host(&self) -> String {
+        match self.client.get_connection_info().addr() {
+            ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => host.clone(),
+            _ => String::new(),
+        }
+    }
+
     /// Connects for calls.
     pub(crate) async fn connect(&self) -> RedisResult<Connected> {
         if let Some(stream) = self.stream().await? {
@@ -123,6 +131,20 @@ impl Connected {
                 }
                 let replies: Vec<RedisResult<Value>> = pipeline.ignore_errors().query_async(connection).await?;
                 Ok(Value::Array(replies.into_iter().collect::<RedisResult<_>>()?))
+            }
+        }
+    }
+
+    /// Sends commands together. An error is the reply to its command alone.
+    pub(crate) async fn call_each(&mut self, commands: &[Cmd]) -> RedisResult<Vec<RedisResult<Value>>> {
+        match self {
+            Self::Socket(socket) => socket.call_each(commands).await,
+            Self::Library(connection) => {
+                let mut pipeline = pipe();
+                for command in commands {
+                    pipeline.add_command(command.clone());
+                }
+                pipeline.ignore_errors().query_async(connection).await
             }
         }
     }

@@ -6,8 +6,11 @@
 
 pub(super) mod address;
 mod servers;
+mod locate;
 mod single;
 mod sentinel;
+pub(super) mod cluster;
+pub(super) mod slot_map;
 mod pool;
 pub(super) mod server;
 pub(super) mod connection;
@@ -16,9 +19,11 @@ pub(super) mod socket;
 pub(super) mod replicas;
 
 pub(super) use self::{
+    cluster::{ClusterNode, Nodes},
     endpoint::Endpoint,
     pool::Pooled,
     sentinel::Sentinels,
-    servers::{Servers, Signs, Topology},
+    locate::{Signs, Topology},
+    servers::Servers,
     single::Single,
 };

@@ -10,7 +10,7 @@ use futures_util::future::BoxFuture;
 
 use super::{
     endpoint::{Connected, Endpoint, Subscriptions},
-    servers::Topology,
+    locate::Topology,
     socket::OnMessage,
 };
 use crate::store::redis::error::CallError;

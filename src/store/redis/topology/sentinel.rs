@@ -27,7 +27,7 @@ use tracing::{info, warn};
 use super::{
     endpoint::{Connected, Endpoint, Subscriptions},
     replicas::is_replica,
-    servers::{Signs, Topology},
+    locate::{Signs, Topology},
     socket::OnMessage,
 };
 use crate::{

@@ -9,7 +9,7 @@ use super::{
     connection::{SharedConnection, Timeouts},
     endpoint::Subscriptions,
     replicas::MinReplicas,
-    servers::Topology,
+    locate::Topology,
     socket::OnMessage,
 };
 use crate::{
@@ -55,6 +55,11 @@ impl Server {
         [&self.acquire_conn, &self.release_conn].into_iter().chain(own)
     }
 
+    /// A key that nobody makes, for health checks.
+    pub(crate) fn health_key(&self) -> String {
+        self.keyspace.health(self.topology.any_slot().unwrap_or(0))
+    }
+
     /// The error of a call.
     pub(crate) fn store_error(&self, operation: &'static str, error: CallError) -> StoreError {
         let kind = self.topology.classify(error.kind());
@@ -64,7 +69,7 @@ impl Server {
     /// Warns that the stored value was not a fence, and that a script replaced it by the server's
     /// clock.
     pub(crate) fn warn_fence_replaced(&self, found: &str) {
-        let (key, found) = (self.keyspace.fence(), found.to_owned());
+        let (key, found) = (self.keyspace.fences(), found.to_owned());
         self.background.log(move || {
             warn!(
                 target: "tower_lock",

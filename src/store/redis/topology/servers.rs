@@ -1,78 +1,110 @@
-//! The server of a key, and how a server is found.
+//! The servers of a store, and the server of a key.
 
-use std::{
-    fmt,
-    sync::{Arc, OnceLock},
-};
-
-use futures_util::future::BoxFuture;
-use tokio::sync::Notify;
+use std::{fmt, sync::Arc, time::Duration};
 
 use super::{
-    endpoint::{Connected, Subscriptions},
-    socket::OnMessage,
+    cluster::{Node, Nodes},
+    connection::Timeouts,
 };
 use crate::{
+    clock::{BootInstant, Clock},
     lock_key::LockKey,
-    store::{Many, StoreErrorKind, redis::error::CallError},
+    store::{Many, StoreError, StoreFuture, remote::batch::Shareable},
 };
 
-/// How the server of a store is found.
-pub(crate) trait Topology: fmt::Debug + Send + Sync + 'static {
-    /// Connects for calls. `named` gets the address of the server before, if it was looked up.
-    fn connect<'a>(&'a self, named: &'a OnceLock<Arc<str>>) -> BoxFuture<'a, Result<Connected, CallError>>;
-
-    /// Connects for messages.
-    fn subscribe(&self, on_message: OnMessage) -> BoxFuture<'_, Result<Subscriptions, CallError>>;
-
-    /// The address that counts now. A connection to another one is abandoned, although its server
-    /// replies. `None`: this is not known, or each connection leads to the right server.
-    fn current(&self) -> BoxFuture<'_, Option<String>> {
-        Box::pin(async { None })
-    }
-
-    /// Notifies of each move of the server, until the future is dropped. A hint.
-    fn listen<'a>(&'a self, _signs: &'a Arc<Signs>) -> BoxFuture<'a, ()> {
-        Box::pin(async {})
-    }
-
-    /// The kind of an error, which may be that of a failover.
-    fn classify(&self, kind: StoreErrorKind) -> StoreErrorKind {
-        kind
-    }
+/// The servers of a store, by key.
+pub(crate) enum Servers<S> {
+    /// All keys live on one server.
+    One(Arc<S>),
+    Cluster(Arc<Nodes<S>>),
 }
 
-/// Signs of the end of an outage, and of a failover.
-#[derive(Debug, Default)]
-pub(crate) struct Signs {
-    /// Notified by the first reply after a timeout or on a new connection: the outage may have
-    /// ended.
-    pub(crate) recovered: Arc<Notify>,
-    /// Notified by a reply of a replica, and by the sentinels: the master may be another server.
-    pub(crate) moved: Notify,
-}
-
-/// The servers of a store, by key. All keys live on one server.
-#[derive(Debug)]
-pub(crate) struct Servers<S>(Arc<S>);
-
-impl<S> Servers<S> {
-    pub(crate) fn new(only: Arc<S>) -> Self {
-        Self(only)
+impl<S: Node> Servers<S> {
+    /// The server of a key. On a Cluster the nodes are asked, if that is not known yet.
+    pub(crate) async fn of(&self, key: &LockKey, operation: &'static str) -> Result<Arc<S>, StoreError> {
+        match self {
+            Self::One(only) => Ok(Arc::clone(only)),
+            Self::Cluster(nodes) => nodes.find(nodes.slot(key), operation).await,
+        }
     }
 
-    /// The server of a key.
-    pub(crate) fn of(&self, _key: &LockKey) -> &Arc<S> {
-        &self.0
+    /// The servers that are known now.
+    pub(crate) fn all(&self) -> Vec<Arc<S>> {
+        match self {
+            Self::One(only) => vec![Arc::clone(only)],
+            Self::Cluster(nodes) => nodes.all(),
+        }
     }
 
-    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<S>> {
-        std::iter::once(&self.0)
+    /// All servers. The nodes of a Cluster are asked, if they are not known yet.
+    pub(crate) async fn known(&self, operation: &'static str) -> Result<Vec<Arc<S>>, StoreError> {
+        if let Self::Cluster(nodes) = self {
+            nodes.load(operation).await?;
+        }
+        Ok(self.all())
+    }
+
+    pub(crate) fn timeouts(&self) -> Timeouts {
+        match self {
+            Self::One(only) => only.server().timeouts,
+            Self::Cluster(nodes) => nodes.timeouts,
+        }
     }
 
     /// Calls the server of each request, with all its requests together. The replies are in the
-    /// order of the requests.
-    pub(crate) fn call<R, T>(&self, requests: Many<R>, call: impl Fn(&Arc<S>, Many<R>) -> Many<T>) -> Many<T> {
-        call(&self.0, requests)
+    /// order of the requests. `wait` shortens the validity of a request whose server is not known
+    /// yet.
+    pub(crate) fn call<R: Shareable + Send + 'static, T: Send + Unpin + 'static>(
+        &self,
+        requests: Many<R>,
+        call: fn(&Arc<S>, Many<R>) -> Many<StoreFuture<T>>,
+        wait: fn(&mut R, Duration),
+    ) -> Many<StoreFuture<T>> {
+        let nodes = match self {
+            Self::One(only) => return call(only, requests),
+            Self::Cluster(nodes) => nodes,
+        };
+        let (groups, unknown) = nodes.groups(requests.into_iter().enumerate(), |(_, request)| request.key());
+        let later = |(place, request)| (place, call_later(nodes, request, call, wait));
+        let mut futures: Vec<_> = unknown.into_iter().map(later).collect();
+        for (server, requests) in groups {
+            let (places, requests): (Vec<_>, Vec<_>) = requests.into_iter().unzip();
+            futures.extend(places.into_iter().zip(call(&server, requests.into_iter().collect())));
+        }
+        futures.sort_unstable_by_key(|(place, _)| *place);
+        futures.into_iter().map(|(_, future)| future).collect()
+    }
+}
+
+/// Calls a server when the map of the slots is known.
+fn call_later<S: Node, R: Shareable + Send + 'static, T: Send + Unpin + 'static>(
+    nodes: &Arc<Nodes<S>>,
+    mut request: R,
+    call: fn(&Arc<S>, Many<R>) -> Many<StoreFuture<T>>,
+    wait: fn(&mut R, Duration),
+) -> StoreFuture<T> {
+    let nodes = Arc::clone(nodes);
+    let clock = Clock::default();
+    let called: BootInstant = clock.now();
+    StoreFuture::new(async move {
+        let server = nodes.find(nodes.slot(request.key()), "find").await?;
+        wait(&mut request, clock.now().saturating_duration_since(called));
+        call(&server, request.into()).into_single().await
+    })
+}
+
+impl<S> Clone for Servers<S> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::One(only) => Self::One(Arc::clone(only)),
+            Self::Cluster(nodes) => Self::Cluster(Arc::clone(nodes)),
+        }
+    }
+}
+
+impl<S: Node> fmt::Debug for Servers<S> {
+    /// Without addresses, which may contain passwords.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.all().iter().map(|server| server.server().keyspace.clone())).finish()
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Write};
 
+use super::slots::{slot_of, tag_of};
 use crate::{lock_key::LockKey, store::StoreEvent};
 
 /// The start of the channels of Redisson's plain locks.
@@ -11,6 +12,18 @@ pub const REDISSON_CHANNEL: &str = "redisson_lock__channel:";
 #[derive(Clone, Debug)]
 pub struct Keyspace {
     prefix: Box<str>,
+    /// `None`: all keys live on one server.
+    node: Option<Node>,
+}
+
+/// The node of a Cluster that executes the calls.
+#[derive(Clone, Debug)]
+pub(super) struct Node {
+    /// Channels are those of one node: a message reaches the subscribers at all nodes, and counts
+    /// those at its own one.
+    pub(super) id: Box<str>,
+    /// The slot of the key moves to the node.
+    pub(super) is_asking: bool,
 }
 
 /// The name of a lock in Redis.
@@ -83,7 +96,28 @@ impl Keyspace {
         let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
         let is_valid = (1..=Self::MAX_PREFIX_BYTES).contains(&prefix.len()) && prefix.chars().all(plain);
         // Queues, channels and fences have this prefix.
-        if is_valid && prefix != "tower-lock" { Ok(Self { prefix: prefix.into() }) } else { Err(InvalidPrefix) }
+        if is_valid && prefix != "tower-lock" { Ok(Self { prefix: prefix.into(), node: None }) } else { Err(InvalidPrefix) }
+    }
+
+    /// The names for calls to the node of a Cluster with this id.
+    pub fn at_node(&self, id: &str) -> Self {
+        Self { prefix: self.prefix.clone(), node: Some(Node { id: id.into(), is_asking: false }) }
+    }
+
+    /// The names for a call that the node, to which the slot of its key moves, executes for this
+    /// node.
+    pub fn asking(&self) -> Self {
+        let node = self.node.clone().map(|node| Node { is_asking: true, ..node });
+        Self { prefix: self.prefix.clone(), node }
+    }
+
+    /// The id of the node; empty on a single server.
+    pub fn node_id(&self) -> &str {
+        self.node.as_ref().map_or("", |node| &node.id)
+    }
+
+    pub(super) fn node(&self) -> Option<&Node> {
+        self.node.as_ref()
     }
 
     /// The name of a lock.
@@ -101,20 +135,35 @@ impl Keyspace {
         }
     }
 
-    /// The key of the last fence of this prefix. The scripts derive the names of channels from it.
-    pub fn fence(&self) -> String {
-        format!("tower-lock:{}:f", self.prefix)
+    /// The key of the last fence of this prefix, and on a Cluster of the slot of this lock. The
+    /// scripts derive the names of channels from it.
+    pub fn fence(&self, lock: LockName<'_>) -> String {
+        match self.node {
+            None => format!("tower-lock:{}:f", self.prefix),
+            Some(_) => format!("tower-lock:{}:f:{{{}}}", self.prefix, tag_of(slot_of(&lock.to_string()))),
+        }
     }
 
-    /// A key that nobody makes, for health checks.
-    pub fn health(&self) -> String {
-        format!("tower-lock:{}:h", self.prefix)
+    /// The names of all fences of this prefix, for a message to an operator.
+    pub fn fences(&self) -> String {
+        format!("tower-lock:{}:f{}", self.prefix, if self.node.is_some() { ":*" } else { "" })
+    }
+
+    /// A key that nobody makes, for health checks. On a Cluster it has this slot.
+    pub fn health(&self, slot: u16) -> String {
+        match self.node {
+            None => format!("tower-lock:{}:h", self.prefix),
+            Some(_) => format!("tower-lock:{}:h:{{{}}}", self.prefix, tag_of(slot)),
+        }
     }
 
     /// The channel of one process, by the manager of its acquisition ids. It contains the prefix,
     /// so that an ACL for another application does not cover it.
     pub fn inbox(&self, manager: &str) -> String {
-        format!("tower-lock:{}:in:{manager}", self.prefix)
+        match &self.node {
+            None => format!("tower-lock:{}:in:{manager}", self.prefix),
+            Some(node) => format!("tower-lock:{}:in:{}:{manager}", self.prefix, node.id),
+        }
     }
 
     /// The queue of a lock, in the same hash slot.

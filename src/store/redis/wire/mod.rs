@@ -5,6 +5,7 @@
 //! reads before it writes is in a script, and none is in a process.
 
 // In the order of a call.
+mod slots;
 mod keyspace;
 mod requests;
 mod script;
@@ -15,9 +16,11 @@ pub use self::{keyspace::LockName, replies::KeyReplies};
 pub use self::{
     keyspace::{InvalidName, Keyspace, REDISSON_CHANNEL, RawChannel, RawNames},
     replies::{
-        FenceMark, KeyError, SelfTestReport, Timed, UnexpectedReply, escape_control, fence_mark, parse_acquire,
-        parse_delete_record, parse_force, parse_inspect, parse_release, parse_renew, parse_scan, parse_self_test,
-        parse_yield,
+        ClusterRelease, FenceMark, KeyError, SelfTestReport, Timed, UnexpectedReply, escape_control, fence_mark,
+        parse_acquire, parse_cluster_release, parse_complete, parse_delete_record, parse_force, parse_inspect,
+        parse_next_fence, parse_record, parse_release, parse_renew, parse_scan, parse_self_test, parse_yield,
+        take_incomplete,
     },
     script::ScriptCall,
+    slots::{SLOTS, slot_of},
 };

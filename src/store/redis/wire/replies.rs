@@ -7,6 +7,7 @@ use deadpool_redis::redis::Value;
 
 use crate::{
     acquisition::AcquisitionId,
+    limits::HALF_MOVED_POLL_INTERVAL,
     store::{
         AcquireReply, DeleteRecordReply, ForceReleaseReply, Holder, KeyStatus, Record, ReleaseReply, RenewReply,
         YieldReply,
@@ -135,6 +136,72 @@ fn parse_outcome(outcome: &Value) -> Result<ReleaseReply, UnexpectedReply> {
     }
 }
 
+/// The result of a release on a Cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClusterRelease {
+    /// The release was executed.
+    Done(ReleaseReply),
+    /// The key is still held, and its record belongs to the other node.
+    RecordElsewhere,
+    /// The key is not held. The other node may have the record that this release has left before.
+    RecordUnknown,
+}
+
+/// The result of one release on a Cluster.
+pub fn parse_cluster_release(reply: &Value) -> Result<ClusterRelease, UnexpectedReply> {
+    if let Value::BulkString(_) = reply {
+        return parse_outcome(reply).map(ClusterRelease::Done);
+    }
+    match elements(reply)? {
+        [elsewhere] if is(elsewhere, "record elsewhere") => Ok(ClusterRelease::RecordElsewhere),
+        [unknown] if is(unknown, "record unknown") => Ok(ClusterRelease::RecordUnknown),
+        elements => parse_release_reply(elements).map(ClusterRelease::Done),
+    }
+}
+
+/// The fence of a grant of a slot that moves, which counts only when it is complete. The reply is
+/// then as that of a complete one.
+pub fn take_incomplete(reply: &mut Value) -> Option<u64> {
+    let Value::Array(elements) = reply else { return None };
+    let [_, outcome, Value::BulkString(fence), ..] = elements.as_mut_slice() else { return None };
+    if !is(outcome, "granted") && !is(outcome, "extended") {
+        return None;
+    }
+    fence.pop_if(|last| *last == b'?')?;
+    parse_fence(&elements[2]).ok()
+}
+
+/// The fence for an incomplete grant.
+pub fn parse_next_fence(reply: &Value) -> Result<u64, UnexpectedReply> {
+    let [fence] = elements(reply)? else { return Err(UnexpectedReply) };
+    parse_fence(fence)
+}
+
+/// Whether an incomplete grant is still held, and has its fence now.
+pub fn parse_complete(reply: &Value) -> Result<bool, UnexpectedReply> {
+    match reply {
+        Value::Int(held @ (0 | 1)) => Ok(*held == 1),
+        _ => Err(UnexpectedReply),
+    }
+}
+
+/// A record without its lock, and the acquisition id that left it.
+pub fn parse_record(reply: &Value) -> Result<Option<(String, Record)>, UnexpectedReply> {
+    match elements(reply)? {
+        [] => Ok(None),
+        [id, head, rest @ ..] => {
+            let body = match rest {
+                [] | [Value::Nil] => None,
+                [body] => Some(Bytes::copy_from_slice(bytes(body)?)),
+                _ => return Err(UnexpectedReply),
+            };
+            let record = Record::new(Bytes::copy_from_slice(bytes(head)?), body);
+            Ok(Some((String::from_utf8_lossy(bytes(id)?).into_owned(), record)))
+        }
+        [_] => Err(UnexpectedReply),
+    }
+}
+
 /// The result of a force release.
 pub fn parse_force(reply: &Value) -> Result<ForceReleaseReply, UnexpectedReply> {
     match elements(reply)? {
@@ -172,13 +239,14 @@ pub fn parse_inspect(reply: &Value) -> Result<KeyStatus, UnexpectedReply> {
     Ok(KeyStatus::new(holder, lease_left(left)?, waiting).record_left(record_left))
 }
 
-/// The result of a deletion of a record.
-pub fn parse_delete_record(reply: &Value) -> Result<DeleteRecordReply, UnexpectedReply> {
+/// The result of a deletion of a record. `None`: the record belongs to the other node of a Cluster.
+pub fn parse_delete_record(reply: &Value) -> Result<Option<DeleteRecordReply>, UnexpectedReply> {
     let [outcome] = elements(reply)? else { return Err(UnexpectedReply) };
     match text(outcome)? {
-        "deleted" => Ok(DeleteRecordReply::Deleted),
-        "not found" => Ok(DeleteRecordReply::NotFound),
-        "busy" => Ok(DeleteRecordReply::Busy),
+        "deleted" => Ok(Some(DeleteRecordReply::Deleted)),
+        "not found" => Ok(Some(DeleteRecordReply::NotFound)),
+        "busy" => Ok(Some(DeleteRecordReply::Busy)),
+        "record elsewhere" => Ok(None),
         _ => Err(UnexpectedReply),
     }
 }
@@ -264,6 +332,11 @@ fn parse_acquire_reply(elements: &[Value]) -> Result<AcquireReply, UnexpectedRep
         [queued, left, ahead] if is(queued, "queued") => Ok(AcquireReply::Queued {
             ahead: usize::try_from(parse_u64(ahead)?).map_err(|_| UnexpectedReply)?,
             poll_in: None,
+            lease_left: lease_left(left)?,
+        }),
+        [poll, left] if is(poll, "poll") => Ok(AcquireReply::Queued {
+            ahead: 0,
+            poll_in: Some(HALF_MOVED_POLL_INTERVAL),
             lease_left: lease_left(left)?,
         }),
         [busy, left] if is(busy, "busy") => Ok(AcquireReply::Busy { lease_left: lease_left(left)? }),

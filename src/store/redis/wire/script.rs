@@ -2,44 +2,59 @@
 
 use std::{
     fmt::{Display, Write},
-    sync::LazyLock,
+    sync::OnceLock,
 };
 
 use bytes::Bytes;
 use deadpool_redis::redis;
 
+/// The scripts of one file. A script is assembled at its first use.
+#[derive(Debug)]
+pub(super) struct ScriptFile {
+    name: &'static str,
+    text: &'static str,
+    /// By [`Variant::index`].
+    scripts: [OnceLock<Script>; 4],
+}
+
 macro_rules! scripts {
-    ($($name:ident = $file:literal, $keys:expr;)*) => {$(
-        pub(super) static $name: LazyLock<Script> =
-            LazyLock::new(|| Script::new($file, include_str!(concat!("lua/", $file, ".lua")), $keys));
+    ($($name:ident = $file:literal;)*) => {$(
+        pub(super) static $name: ScriptFile =
+            ScriptFile::new($file, include_str!(concat!("lua/", $file, ".lua")));
     )*};
 }
 
 scripts! {
-    ACQUIRE = "acquire", Keys::Composed;
-    RENEW = "renew", Keys::Composed;
-    RELEASE = "release", Keys::Composed;
-    YIELD = "yield", Keys::Composed;
-    FORCE = "force", Keys::Composed;
-    INSPECT = "inspect", Keys::Composed;
-    DELETE_RECORD = "delete_record", Keys::Composed;
-    SELF_TEST = "self_test", Keys::Composed;
-    RAW_ACQUIRE = "acquire", Keys::Raw;
-    RAW_RELEASE = "release", Keys::Raw;
-    RAW_YIELD = "yield", Keys::Raw;
-    RAW_FORCE = "force", Keys::Raw;
+    ACQUIRE = "acquire";
+    RENEW = "renew";
+    RELEASE = "release";
+    YIELD = "yield";
+    FORCE = "force";
+    INSPECT = "inspect";
+    DELETE_RECORD = "delete_record";
+    SELF_TEST = "self_test";
+    COMPLETE = "complete";
+    NEXT_FENCE = "next_fence";
+    READ_RECORD = "read_record";
+    WRITE_RECORD = "write_record";
+    DELETE_RECORD_ALONE = "delete_record_alone";
+    LEAVE_QUEUE = "leave_queue";
 }
 
-/// The keys that a script is for. A script of a raw key also wakes the waiters of Redisson, and
-/// composed keys pay nothing for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Keys {
-    Composed,
-    Raw,
+/// The keys and the server that a script is for. Composed keys on a single server pay nothing for
+/// the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Variant {
+    /// Also wakes the waiters of Redisson.
+    pub(super) is_raw: bool,
+    /// For the nodes of a Cluster.
+    pub(super) is_cluster: bool,
 }
 
-/// The start of a line that only the scripts of raw keys have.
+/// The starts of lines that only some variants have.
 const RAW_LINE: &str = "--@raw ";
+const CLUSTER_LINE: &str = "--@cluster ";
+const SINGLE_LINE: &str = "--@single ";
 
 /// One script. Redis executes it atomically.
 #[derive(Debug)]
@@ -47,7 +62,7 @@ pub struct Script {
     #[cfg_attr(not(feature = "__internals"), allow(dead_code, reason = "read by the simulator and by `Debug`"))]
     name: &'static str,
     #[cfg_attr(not(feature = "__internals"), allow(dead_code, reason = "read by the simulator and by `Debug`"))]
-    keys: Keys,
+    is_raw: bool,
     text: String,
     sha: String,
 }
@@ -65,22 +80,62 @@ pub struct ScriptCall {
     pub(super) data: Vec<Bytes>,
 }
 
-impl Script {
-    fn new(name: &'static str, file: &'static str, keys: Keys) -> Self {
-        let text = file
-            .replace("--@include fence.lua", include_str!("lua/fence.lua"))
-            .replace("--@include queue.lua", include_str!("lua/queue.lua"))
-            .replace("--@include record.lua", include_str!("lua/record.lua"));
-        let text = match keys {
-            Keys::Raw => text.replace(RAW_LINE, "").replace("--@include raw.lua", include_str!("lua/raw.lua")),
-            Keys::Composed => {
-                let lines = text.split_inclusive('\n').filter(|line| !line.trim_start().starts_with(RAW_LINE));
-                lines.collect()
-            }
-        };
-        let sha = redis::Script::new(&text).get_hash().to_owned();
-        Self { name, keys, text, sha }
+impl ScriptFile {
+    const fn new(name: &'static str, text: &'static str) -> Self {
+        Self { name, text, scripts: [const { OnceLock::new() }; 4] }
     }
+
+    /// The script for these keys.
+    pub(super) fn of(&'static self, variant: Variant) -> &'static Script {
+        self.scripts[variant.index()].get_or_init(|| Script::new(self.name, self.text, variant))
+    }
+}
+
+impl Variant {
+    fn index(self) -> usize {
+        usize::from(self.is_raw) + 2 * usize::from(self.is_cluster)
+    }
+
+    /// A line without its markers. `None`: it is one of other variants.
+    fn line(self, line: &str) -> Option<String> {
+        let markers = [(RAW_LINE, self.is_raw), (CLUSTER_LINE, self.is_cluster), (SINGLE_LINE, !self.is_cluster)];
+        let mut line = line.to_owned();
+        while let Some((marker, is_kept)) = markers.iter().find(|(marker, _)| line.trim_start().starts_with(marker)) {
+            if !is_kept {
+                return None;
+            }
+            line = line.replacen(marker, "", 1);
+        }
+        Some(line)
+    }
+}
+
+impl Script {
+    fn new(name: &'static str, file: &str, variant: Variant) -> Self {
+        let with_raw = include(file, "raw.lua", include_str!("lua/raw.lua"));
+        let text = [
+            ("cluster.lua", include_str!("lua/cluster.lua")),
+            ("fence.lua", include_str!("lua/fence.lua")),
+            ("queue.lua", include_str!("lua/queue.lua")),
+            ("record.lua", include_str!("lua/record.lua")),
+        ]
+        .iter()
+        .fold(with_raw, |text, (name, included)| include(&text, name, included));
+        let text: String = text.split_inclusive('\n').filter_map(|line| variant.line(line)).collect();
+        let sha = redis::Script::new(&text).get_hash().to_owned();
+        Self { name, is_raw: variant.is_raw, text, sha }
+    }
+}
+
+/// Replaces a line that includes another file. The lines of that file have the markers of the
+/// line.
+fn include(text: &str, name: &str, included: &str) -> String {
+    let directive = format!("--@include {name}");
+    let lines = text.split_inclusive('\n').map(|line| match line.split_once(&directive) {
+        Some((markers, _)) => included.split_inclusive('\n').map(|line| format!("{markers}{line}")).collect(),
+        None => line.to_owned(),
+    });
+    lines.collect()
 }
 
 #[cfg(feature = "__internals")]
@@ -92,7 +147,7 @@ impl ScriptCall {
 
     /// Whether it is the script of that name for a raw key.
     pub fn is_raw(&self) -> bool {
-        self.script.keys == Keys::Raw
+        self.script.is_raw
     }
 
     /// The text of the script, with its includes.

@@ -131,6 +131,16 @@ impl Socket {
         poll_fn(|cx| caller.poll_recv(cx)).await?.extract_error()
     }
 
+    /// Sends commands together. An error is the reply to its command alone.
+    pub(crate) async fn call_each(&self, commands: &[Cmd]) -> RedisResult<Vec<RedisResult<Value>>> {
+        let caller = self.state.lock().send(commands)?;
+        let reply = poll_fn(|cx| caller.poll_recv(cx)).await?;
+        Ok(match reply {
+            Value::Array(replies) if commands.len() > 1 => replies.into_iter().map(Value::extract_error).collect(),
+            reply => vec![reply.extract_error()],
+        })
+    }
+
     /// The error that the server sent in place of a reply, before it closed the connection.
     pub(crate) fn closing_reason(&self) -> Option<RedisError> {
         self.state.lock().reason.clone()

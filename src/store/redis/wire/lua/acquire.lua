@@ -2,7 +2,8 @@
 -- first one (I8). No key occurs twice: two requests would both find it free.
 --
 -- KEYS   n locks
--- ARGV   of a raw key: its names, which raw.lua removes
+-- ARGV   on a Cluster: those that cluster.lua removes
+--        of a raw key: its names, which raw.lua removes
 --        1 fence; 2 time at which the call expires, in microseconds of the server's clock;
 --        3 lease of an offer, ms; 4 TTL of the queue, ms; 5 capacity of the queue
 --        for each lock: acquisition id; lease, ms; if it is busy: 'fail', 'enqueue', or
@@ -14,6 +15,7 @@
 --        {now, 'expired'}
 --        {now, 'granted', fence}: all keys
 --        {now, 'queued', ms left, ahead}
+--        {now, 'poll', ms left}: on a Cluster; it waits, and is not in the queue
 --        {now, 'busy', ms left}
 --        {now, 'full', ms left, waiting}
 --        {now, 'recorded', head, body or nil}
@@ -22,6 +24,8 @@
 
 -- Times and fences are texts: Lua prints and reads numbers slowly. Those of one length have the
 -- order of their numbers.
+--@single local beside = redis.call
+--@cluster --@include cluster.lua
 --@raw --@include raw.lua
 local t = redis.call('TIME')
 local now = t[1] .. string.sub('00000', #t[2]) .. t[2]
@@ -38,11 +42,12 @@ if n > 1 then
   for i = 1, n do names[#names + 1] = KEYS[i] end
   is_free = redis.call('EXISTS', unpack(names)) == 0
 else
-  is_free = ARGV[8] ~= 'poll' and redis.call('EXISTS', KEYS[1], unpack(ARGV, 9)) == 0
+  --@single is_free = ARGV[8] ~= 'poll' and redis.call('EXISTS', KEYS[1], unpack(ARGV, 9)) == 0
+  --@cluster is_free = ARGV[8] ~= 'poll' and not is_asking and beside('EXISTS', KEYS[1], unpack(ARGV, 9)) == 0
 end
 -- The key is reserved for other programs: a new waiter enqueues, although the key is free. A poll
 -- ends the reservation.
---@raw local reserved_left = ARGV[8] == 'enqueue' and redis.call('PTTL', reservation) or -2
+--@raw local reserved_left = ARGV[8] == 'enqueue' and beside('PTTL', reservation) or -2
 --@raw local is_reserved = reserved_left > 0 and redis.call('EXISTS', KEYS[1]) == 0
 --@raw is_free = is_free and not is_reserved
 if is_free then
@@ -74,6 +79,7 @@ if n == 1 then
   --@raw end
   reply = recorded(KEYS[1], queue, ARGV[10], ARGV[6], ARGV[3])
     or acquire(KEYS[1], queue, ARGV[6], ARGV[7], ARGV[8], ARGV[3], ARGV[4], ARGV[5])
+  --@cluster mark_unknown_record(reply)
 else
   -- A key of another type fails alone. Another error is that of the whole call.
   local function acquire_one(i)

@@ -43,5 +43,8 @@ end
 
 local function next_fence()
   local now = clock()
-  return fence_after(redis.pcall('SET', ARGV[1], now, 'GET'), now)
+  --@cluster if is_asking then return now .. '?' end
+  local stored = redis.pcall('SET', ARGV[1], now, 'GET')
+  --@cluster if is_elsewhere(stored) then return now .. '?' end
+  return fence_after(stored, now)
 end

@@ -2,13 +2,16 @@
 -- holder can stop. A key that is only blocked becomes free, unless an earlier call blocked it.
 --
 -- KEYS   1 lock
--- ARGV   of a raw key: its names, which raw.lua removes
+-- ARGV   on a Cluster: those that cluster.lua removes
+--        of a raw key: its names, which raw.lua removes
 --        1 fence; 2 block, ms; 3 lease of an offer, ms; 4 queue
 -- reply  {'free'}
 --        {'revoked', acquisition id}
 --        {'unblocked', ms left (-1: it had no TTL)}
 --        Each may end in a mark of the fence: see fence.lua
 
+--@single local beside = redis.call
+--@cluster --@include cluster.lua
 --@raw --@include raw.lua
 --@include fence.lua
 --@include queue.lua
@@ -32,7 +35,15 @@ if left ~= -2 then
     redis.call('PUBLISH', inbox(revoked), '1 revoked 0 ' .. revoked .. ' ' .. KEYS[1])
     return {'revoked', revoked}
   end
+  -- A lock that was deleted cannot be made again while its slot moves.
+  --@cluster local is_blocked = reply[1] == 'revoked' and ARGV[2] ~= '0'
+  --@cluster if is_blocked then
+  --@cluster   redis.call('PEXPIRE', KEYS[1], ARGV[2])
+  --@cluster   redis.call('HSET', KEYS[1], reply[2] .. ':end', 'forced')
+  --@cluster   redis.call('HDEL', KEYS[1], reply[2])
+  --@cluster else
   redis.call('DEL', KEYS[1])
+  --@cluster end
 end
 if reply[1] == 'revoked' then
   local id = reply[2]

@@ -2,10 +2,13 @@
 -- nothing.
 --
 -- KEYS   1 lock
--- ARGV   1 prefix of the inboxes; 2 queue; 3 record
+-- ARGV   on a Cluster: those that cluster.lua removes
+--        1 prefix of the inboxes; 2 queue; 3 record
 -- reply  {ms left (-1: no TTL; -2: free), waiting, ms left of the record (-2: none),
 --        subscribers of the holder's process, field, value, ..}
 
+--@single local beside = redis.call
+--@cluster --@include cluster.lua
 -- A lock of this crate has one field. Of a larger hash only some fields are read.
 local fields = redis.call('HSCAN', KEYS[1], 0, 'COUNT', 16)[2]
 local subscribers = 0
@@ -14,6 +17,6 @@ for i = 1, #fields, 2 do
   if manager then subscribers = redis.call('PUBSUB', 'NUMSUB', ARGV[1] .. manager)[2] end
 end
 local reply =
-  {redis.call('PTTL', KEYS[1]), redis.call('LLEN', ARGV[2]), redis.call('PTTL', ARGV[3]), subscribers}
+  {redis.call('PTTL', KEYS[1]), beside('LLEN', ARGV[2]) or 0, beside('PTTL', ARGV[3]) or -2, subscribers}
 for i = 1, math.min(#fields, 32) do reply[i + 4] = fields[i] end
 return reply

@@ -10,7 +10,8 @@
 
 -- The channel of a process. Its name has the prefix of the name of the fence, ARGV[1].
 local function inbox(id)
-  return string.sub(ARGV[1], 1, -2) .. 'in:' .. (string.match(id, '^(.*):%d+$') or id)
+  --@single local inbox_prefix = string.sub(ARGV[1], 1, -2) .. 'in:'
+  return inbox_prefix .. (string.match(id, '^(.*):%d+$') or id)
 end
 
 -- The longest queue that is searched. A longer one was written by another program: this crate never
@@ -19,11 +20,12 @@ local max_queue = 65536
 
 -- Deletes a queue of another program. Live waiters enqueue again.
 local function drop_foreign(queue)
-  if redis.call('LLEN', queue) > max_queue then redis.call('DEL', queue) end
+  if (beside('LLEN', queue) or 0) > max_queue then redis.call('DEL', queue) end
 end
 
 --@raw -- Makes a fence even or odd: see raw.lua.
 --@raw local function set_turn(fence, rest)
+--@cluster --@raw   if not tonumber(fence) then return fence end
 --@raw   if fence % 2 == rest then return fence end
 --@raw   fence = text(fence + 1)
 --@raw   redis.call('SET', ARGV[1], fence)
@@ -36,13 +38,18 @@ end
 -- receiver of the message finds this state, because a script is atomic. At most 64 dead waiters are
 -- dropped in one call, which bounds its time. The key is then free, as with an empty queue.
 local function offer_next(lock, queue, requester, offer_ms, head)
+  --@cluster if is_asking then return false end
   for _ = 1, 64 do
-    head = head or redis.call('LPOP', queue)
+    head = head or beside('LPOP', queue)
+    --@cluster is_queue_elsewhere = head == nil
     if not head or head == requester then return head end
     local fence = next_fence()
     --@raw fence = set_turn(fence, requester and 0 or 1)
     if redis.call('PUBLISH', inbox(head), '1 offered ' .. fence .. ' ' .. head .. ' ' .. lock) > 0 then
-      redis.call('HSET', lock, head, fence)
+      --@single redis.call('HSET', lock, head, fence)
+      -- A lock that was deleted cannot be made again while its slot moves. The waiter asks, and is
+      -- told where.
+      --@cluster if not beside('HSET', lock, head, fence) then return false end
       redis.call('PEXPIRE', lock, offer_ms)
       return head
     end
@@ -61,13 +68,15 @@ local function drop_dead(queue, waiting)
   for i, id in ipairs(ids) do inboxes[i] = inbox(id) end
   local subscribers = redis.call('PUBSUB', 'NUMSUB', unpack(inboxes))
   for i, id in ipairs(ids) do
-    if subscribers[2 * i] == 0 then waiting = waiting - redis.call('LREM', queue, 1, id) end
+    if subscribers[2 * i] == 0 then waiting = waiting - (beside('LREM', queue, 1, id) or 0) end
   end
   return waiting
 end
 
 local function enqueue(queue, id, left, entry_ms, capacity)
-  local ahead = redis.call('LPOS', queue, id, 'MAXLEN', max_queue)
+  --@cluster if is_asking then return {'poll', left} end
+  local ahead = beside('LPOS', queue, id, 'MAXLEN', max_queue)
+  --@cluster if ahead == nil then return {'poll', left} end
   if not ahead then
     local waiting = redis.call('RPUSH', queue, id) - 1
     if waiting >= capacity then
@@ -103,7 +112,7 @@ local function acquire(lock, queue, id, lease_ms, if_busy, offer_ms, entry_ms, c
     local next = offer_next(lock, queue, id, offer_ms)
     if not next or next == id then
       -- Its entry may be behind more dead waiters than one call drops.
-      if not next then redis.call('LREM', queue, 1, id) end
+      if not next then beside('LREM', queue, 1, id) end
       fence = next_fence()
       --@raw fence = set_turn(fence, 0)
       redis.call('HSET', lock, id, fence)

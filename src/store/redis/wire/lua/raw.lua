@@ -20,6 +20,9 @@ local reserved_ms = 30
 
 local function others_wait()
   local subscribers = redis.call('PUBSUB', 'NUMSUB', channel, own_channel)
+  -- Redisson may use the sharded channel, and this crate never does.
+  --@cluster local sharded = redis.pcall('PUBSUB', 'SHARDNUMSUB', channel)
+  --@cluster if not sharded.err and sharded[2] > 0 then return true end
   return subscribers[2] > subscribers[4]
 end
 
@@ -31,13 +34,15 @@ end
 -- channel they wait until the TTL that they saw.
 local function announce()
   redis.pcall('PUBLISH', channel, '0')
+  --@cluster redis.pcall('SPUBLISH', channel, '0')
 end
 
 -- Reserves a key without a holder for other programs. The reservation ends with the first poll of a
 -- waiter, so its process must not poll because of this message, but because of the next one.
 local function reserve()
-  redis.call('SET', reservation, 1)
-  redis.call('PEXPIRE', reservation, reserved_ms)
+  --@cluster if is_asking then return announce() end
+  beside('SET', reservation, 1)
+  beside('PEXPIRE', reservation, reserved_ms)
   redis.pcall('PUBLISH', own_channel, 'reserved')
   announce()
 end

@@ -5,20 +5,25 @@
 -- another program must not be sent: the head is then empty, and the body is left out.
 local max_head, max_body = 65536, 1048576
 
+local function read_record(record, head)
+  local body = beside('HGET', record, 'body')
+  if #head > max_head then head = '' end
+  return head, body and #body <= max_body and body
+end
+
 -- The reply with the record, or nil. The acquisition then holds nothing: an offer to it, or the
 -- free key, goes to the next waiter, which gets the record, too. `record` is nil if the call wants
 -- a grant with or without one.
 local function recorded(lock, queue, record, id, offer_ms)
-  local head = record and redis.call('HGET', record, 'head')
+  local head = record and beside('HGET', record, 'head')
+  --@cluster is_record_unknown = record and (head == nil or is_asking and not head)
   if not head then return nil end
   drop_foreign(queue)
-  redis.call('LREM', queue, 1, id)
+  beside('LREM', queue, 1, id)
   redis.call('HDEL', lock, id)
   if redis.call('EXISTS', lock) == 0 then
     local offered = offer_next(lock, queue, false, offer_ms)
     --@raw if not offered then leave_free() end
   end
-  local body = redis.call('HGET', record, 'body')
-  if #head > max_head then head = '' end
-  return {'recorded', head, body and #body <= max_body and body}
+  return {'recorded', read_record(record, head)}
 end

@@ -5,7 +5,8 @@
 -- matches it (I10).
 --
 -- KEYS   n locks
--- ARGV   of a raw key: its names, which raw.lua removes
+-- ARGV   on a Cluster: those that cluster.lua removes
+--        of a raw key: its names, which raw.lua removes
 --        1 fence; 2 lease of an offer, ms
 --        for each lock: acquisition id; block, ms
 --        for each lock: its queue
@@ -13,6 +14,7 @@
 --        body, or absent
 -- reply  'freed': all keys
 --        {'freed'}, {'handed off'}, {'not holder'} or {'recorded before'}
+--        on a Cluster, {'record elsewhere'}: the lock is still held; {'record unknown'}: it is not
 --        {'each', reply ..} of several requests: as above, or {'error', text}
 --        Each may end in a mark of the fence: see fence.lua
 
@@ -20,6 +22,8 @@
 -- Redis accepts it when it is out of memory, and then accepts the writes of the rest of the script,
 -- too. To take the first waiter is one command less than to look first. If the script ends between
 -- the two, the key is free: its waiters poll, and a repeated release finds nothing to do.
+--@single local beside = redis.call
+--@cluster --@include cluster.lua
 --@raw --@include raw.lua
 local n = #KEYS
 local held, first = {}, nil
@@ -28,7 +32,8 @@ if n == 1 and ARGV[4] == '0' and not ARGV[6] then
   held[1] = redis.pcall('HDEL', KEYS[1], ARGV[3])
   if held[1] == 1 then
     --@raw if must_reserve(fence) then reserve() return 'freed' end
-    first = redis.call('LPOP', ARGV[5])
+    --@single first = redis.call('LPOP', ARGV[5])
+    --@cluster first = not is_asking and beside('LPOP', ARGV[5])
     --@raw if not first then leave_free() end
     if not first then return 'freed' end
   end
@@ -37,6 +42,7 @@ end
 -- A key of another type holds nothing of this acquisition, and its error would be permanent. Any
 -- other error is returned, and the caller repeats the release.
 local function ignore_wrong_type(result)
+  --@cluster if is_elsewhere(result) then return 0 end
   if type(result) == 'table' and result.err then
     if not string.find(result.err, 'WRONGTYPE', 1, true) then error(result) end
     return 0
@@ -47,6 +53,8 @@ end
 -- With a record, the key is released only if the record is stored: an error changes nothing.
 local record = n == 1 and ARGV[6]
 if record and ignore_wrong_type(redis.pcall('HEXISTS', KEYS[1], ARGV[3])) == 1 then
+  -- The caller leaves it where it belongs, and repeats the release without it.
+  --@cluster if is_asking or not beside('HSET', record, 'id', ARGV[3]) then return {'record elsewhere'} end
   redis.call('HSET', record, 'id', ARGV[3], 'head', ARGV[8])
   if ARGV[9] then redis.call('HSET', record, 'body', ARGV[9]) else redis.call('HDEL', record, 'body') end
   redis.call('PEXPIRE', record, ARGV[7])
@@ -56,9 +64,14 @@ end
 -- waiters poll, and no key without its block (I10).
 local all_freed, pcall_redis = true, redis.pcall
 for i = 1, n do
+  local has_block = ARGV[2 * i + 2] ~= '0'
+  -- First, because a lock that was deleted cannot be made again while its slot moves.
+  --@cluster if has_block and redis.pcall('HEXISTS', KEYS[i], ARGV[2 * i + 1]) == 1 then
+  --@cluster   redis.call('PEXPIRE', KEYS[i], ARGV[2 * i + 2])
+  --@cluster   redis.call('HSET', KEYS[i], ARGV[2 * i + 1] .. ':end', 1)
+  --@cluster end
   held[i] = held[i] or pcall_redis('HDEL', KEYS[i], ARGV[2 * i + 1])
   if held[i] ~= 1 then held[i] = ignore_wrong_type(held[i]) end
-  local has_block = ARGV[2 * i + 2] ~= '0'
   if held[i] == 1 and has_block then
     redis.call('HSET', KEYS[i], ARGV[2 * i + 1] .. ':end', 1)
     redis.call('PEXPIRE', KEYS[i], ARGV[2 * i + 2])
@@ -73,7 +86,9 @@ local function finish(i)
   local lock, queue, id, block_ms = KEYS[i], ARGV[2 * n + 2 + i], ARGV[2 * i + 1], ARGV[2 * i + 2]
   if held[i] ~= 1 then
     ignore_wrong_type(redis.pcall('LREM', queue, 1, id))
-    if record and redis.call('HGET', record, 'id') == id then return {'recorded before'} end
+    local left_by = record and beside('HGET', record, 'id')
+    if record and left_by == id then return {'recorded before'} end
+    --@cluster if record and (left_by == nil or is_asking and not left_by) then return {'record unknown'} end
     return {'not holder'}
   end
   --@raw if block_ms ~= '0' then announce() end

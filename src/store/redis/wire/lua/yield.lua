@@ -3,7 +3,8 @@
 -- under a new fence. A key that was lost is acquired under the next id.
 --
 -- KEYS   1 lock
--- ARGV   of a raw key: its names, which raw.lua removes
+-- ARGV   on a Cluster: those that cluster.lua removes
+--        of a raw key: its names, which raw.lua removes
 --        1 fence; 2 time at which the call expires, as of acquire; 3 lease of an offer, ms;
 --        4 TTL of the queue, ms; 5 capacity of the queue; 6 next acquisition id; 7 lease, ms;
 --        8 acquisition id of the holder; 9 fence of the holder; 10 queue; 11 record, as of acquire
@@ -12,6 +13,8 @@
 --        as of acquire, for the next id: the old id holds nothing any more
 --        Each may end in a mark of the fence: see fence.lua
 
+--@single local beside = redis.call
+--@cluster --@include cluster.lua
 --@raw --@include raw.lua
 --@include fence.lua
 local now = clock()
@@ -30,6 +33,7 @@ end
 if not stored then
   local reply = recorded(lock, queue, ARGV[11], ARGV[6], ARGV[3])
     or acquire(lock, queue, ARGV[6], ARGV[7], 'enqueue', ARGV[3], ARGV[4], ARGV[5])
+  --@cluster mark_unknown_record(reply)
   if fence_mark then reply[#reply + 1] = fence_mark end
   return {now, unpack(reply)}
 end
@@ -49,6 +53,11 @@ if offer_next(lock, queue, false, ARGV[3]) then
   if fence_mark then reply[#reply + 1] = fence_mark end
   return {now, unpack(reply)}
 end
+-- Waiters that poll are not in the queue.
+--@cluster if is_asking or is_queue_elsewhere then
+--@cluster   redis.call('HDEL', lock, ARGV[8])
+--@cluster   return {now, 'poll', 0}
+--@cluster end
 --@raw if others_wait() then return yield_to_others() end
 -- PEXPIRE is first, because Redis accepts it when it is out of memory, and then accepts the rest.
 redis.call('PEXPIRE', lock, ARGV[7])

@@ -1,0 +1,510 @@
+//! The nodes of a Cluster: which master has a slot now, and how that changes.
+//!
+//! By hand, because the cluster client of the library repeats calls by itself: a copy of a call
+//! must not be sent after its validity, and one master that is down must not delay the calls to
+//! the others.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use deadpool_redis::redis::{Cmd, Value, cmd};
+use futures_util::{
+    StreamExt,
+    future::BoxFuture,
+    stream::FuturesUnordered,
+};
+use tokio::{
+    runtime::Handle,
+    sync::Notify,
+    time::{Instant, sleep, timeout, timeout_at},
+};
+use tracing::{info, warn};
+
+use super::{
+    connection::{Query, Timeouts},
+    endpoint::{Connected, Endpoint, Subscriptions},
+    locate::Topology,
+    server::Server,
+    slot_map::{NodeName, Redirect, SlotMap},
+    socket::OnMessage,
+};
+use crate::{
+    background::Background,
+    lock_key::LockKey,
+    store::{
+        StoreError, StoreErrorKind,
+        redis::{
+            error::CallError,
+            wire::{Keyspace, slot_of},
+        },
+        remote::link::RECONNECT_DELAY,
+    },
+    sync::Mutex,
+};
+
+/// What a store keeps for a node.
+pub(crate) trait Node: Send + Sync + 'static {
+    fn server(&self) -> &Server;
+
+    /// The node has slots: its messages are needed.
+    fn joined(self: &Arc<Self>);
+}
+
+/// Makes what a store keeps for a node.
+pub(crate) type MakeNode<S> = Box<dyn Fn(&NodeName, &Weak<Nodes<S>>) -> Arc<S> + Send + Sync>;
+
+/// The nodes of a Cluster.
+pub(crate) struct Nodes<S> {
+    /// The addresses that the user has named.
+    seeds: Vec<Endpoint>,
+    make: MakeNode<S>,
+    this: Weak<Self>,
+    state: Mutex<State<S>>,
+    /// Notified at the end of each refresh.
+    refreshed: Notify,
+    /// Whether a node has replied to the last refresh.
+    is_reachable: AtomicBool,
+    keyspace: Keyspace,
+    user: String,
+    pub(crate) timeouts: Timeouts,
+    background: Background,
+}
+
+struct State<S> {
+    view: Option<Arc<View<S>>>,
+    /// Nodes that only redirections have named.
+    others: HashMap<NodeName, Arc<S>>,
+    is_refreshing: bool,
+    refreshed_at: Option<Instant>,
+}
+
+/// The masters, at one time.
+struct View<S> {
+    map: SlotMap,
+    /// In the order of `map.masters`.
+    nodes: Vec<Arc<S>>,
+}
+
+/// How one node is found.
+pub(crate) struct ClusterNode<S> {
+    endpoint: Endpoint,
+    name: NodeName,
+    nodes: Weak<Nodes<S>>,
+}
+
+/// A refresh under way. Its drop lets another one begin.
+struct Refreshing<'a, S>(&'a Nodes<S>);
+
+/// What a node that was asked knows. Of two replies the larger one counts.
+#[derive(Debug)]
+struct NodeReply {
+    map: SlotMap,
+    /// The node has the slot, as another one said.
+    is_hinted: bool,
+}
+
+/// How old a map may be. Each node asks for it each second, and one of them is enough.
+const MAX_AGE: Duration = Duration::from_millis(500);
+/// How long to wait for the nodes beyond a majority of those that are asked. In a failover some of
+/// them know the new master first.
+const GRACE: Duration = Duration::from_millis(50);
+/// The nodes that are asked for the map.
+const MAX_ASKED: usize = 7;
+/// The nodes that only redirections have named.
+const MAX_OTHERS: usize = 16;
+
+impl<S: Node> Nodes<S> {
+    pub(crate) fn new(
+        seeds: Vec<Endpoint>,
+        make: MakeNode<S>,
+        keyspace: Keyspace,
+        user: String,
+        timeouts: Timeouts,
+        background: Background,
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|this| Self {
+            seeds,
+            make,
+            this: Weak::clone(this),
+            state: Mutex::new(State { view: None, others: HashMap::new(), is_refreshing: false, refreshed_at: None }),
+            refreshed: Notify::new(),
+            is_reachable: AtomicBool::new(true),
+            keyspace,
+            user,
+            timeouts,
+            background,
+        })
+    }
+
+    pub(crate) fn user(&self) -> &str {
+        &self.user
+    }
+
+    /// Asks for the map in the background, until a node replies.
+    pub(crate) fn start(&self) {
+        let (Ok(runtime), this) = (Handle::try_current(), Weak::clone(&self.this)) else { return };
+        runtime.spawn(async move {
+            while let Some(nodes) = this.upgrade() {
+                if nodes.refresh(None).await.is_ok() {
+                    break;
+                }
+                drop(nodes);
+                sleep(RECONNECT_DELAY).await;
+            }
+        });
+    }
+
+    /// The slot of a key. That of an invalid name is any: its call fails.
+    pub(crate) fn slot(&self, key: &LockKey) -> u16 {
+        self.keyspace.lock(key).map_or(0, |lock| slot_of(&lock.to_string()))
+    }
+
+    /// The master of a slot, as far as this process knows.
+    pub(crate) fn owner(&self, slot: u16) -> Option<Arc<S>> {
+        self.view()?.owner(slot).cloned()
+    }
+
+    /// The master of a slot. Asks the nodes if that is not known.
+    pub(crate) async fn find(&self, slot: u16, operation: &'static str) -> Result<Arc<S>, StoreError> {
+        if let Some(owner) = self.owner(slot) {
+            return Ok(owner);
+        }
+        let refreshed = self.refresh_before(self.timeouts.call_deadline()).await;
+        let owner = refreshed.and_then(|()| self.owner(slot).ok_or(CallError::NoMaster));
+        owner.map_err(|error| self.store_error(operation, error))
+    }
+
+    /// Asks the nodes for the map, if none is known.
+    pub(crate) async fn load(&self, operation: &'static str) -> Result<(), StoreError> {
+        if self.view().is_some() {
+            return Ok(());
+        }
+        let refreshed = self.refresh_before(self.timeouts.call_deadline()).await;
+        refreshed.map_err(|error| self.store_error(operation, error))
+    }
+
+    /// Values by the master of their key, and those whose master is not known.
+    pub(crate) fn groups<T>(
+        &self,
+        values: impl Iterator<Item = T>,
+        key: impl Fn(&T) -> &LockKey,
+    ) -> (Vec<(Arc<S>, Vec<T>)>, Vec<T>) {
+        let view = self.view();
+        let (mut groups, mut unknown) = (Vec::<(Arc<S>, Vec<T>)>::new(), Vec::new());
+        for value in values {
+            let owner = view.as_ref().and_then(|view| view.owner(self.slot(key(&value))));
+            let Some(owner) = owner else {
+                unknown.push(value);
+                continue;
+            };
+            match groups.iter_mut().find(|(server, _)| Arc::ptr_eq(server, owner)) {
+                Some((_, values)) => values.push(value),
+                None => groups.push((Arc::clone(owner), vec![value])),
+            }
+        }
+        (groups, unknown)
+    }
+
+    /// All masters, in the order of their ids.
+    pub(crate) fn all(&self) -> Vec<Arc<S>> {
+        let Some(view) = self.view() else { return Vec::new() };
+        let mut nodes: Vec<_> = view.map.masters.iter().zip(&view.nodes).collect();
+        nodes.sort_unstable_by_key(|(name, _)| &name.id);
+        nodes.into_iter().map(|(_, node)| Arc::clone(node)).collect()
+    }
+
+    /// The node that a redirection names.
+    pub(crate) fn at(&self, redirect: &Redirect) -> Arc<S> {
+        let Redirect { host, port, .. } = redirect;
+        let mut state = self.state.lock();
+        if let Some(view) = &state.view
+            && let Some(at) = view.map.masters.iter().position(|name| name.host == *host && name.port == *port)
+        {
+            return Arc::clone(&view.nodes[at]);
+        }
+        let name = NodeName { host: host.clone(), port: *port, id: String::new() };
+        if !state.others.contains_key(&name) && state.others.len() >= MAX_OTHERS {
+            state.others.clear();
+        }
+        let make = || (self.make)(&name, &self.this);
+        Arc::clone(state.others.entry(name.clone()).or_insert_with(make))
+    }
+
+    /// Follows a message that a slot has moved. The node there knows all its slots.
+    pub(crate) async fn moved(&self, redirect: &Redirect) -> Result<(), CallError> {
+        self.refresh(Some(self.at(redirect))).await
+    }
+
+    /// Asks the nodes for the map, unless one has just been received.
+    pub(crate) async fn refresh_if_old(&self) {
+        let is_old = self.state.lock().refreshed_at.is_none_or(|at| at.elapsed() > MAX_AGE);
+        if is_old {
+            // An error is logged, and the next refresh is soon.
+            let _ = self.refresh(None).await;
+        }
+    }
+
+    /// Asks the nodes for the map, at most until the deadline.
+    pub(crate) async fn refresh_before(&self, deadline: Instant) -> Result<(), CallError> {
+        timeout_at(deadline, self.refresh(None)).await.map_err(|_| CallError::ConnectTimeout)?
+    }
+
+    /// Asks the nodes for the map. One refresh is under way at a time; its result counts for all
+    /// that wait.
+    async fn refresh(&self, hint: Option<Arc<S>>) -> Result<(), CallError> {
+        let refreshed = self.refreshed.notified();
+        tokio::pin!(refreshed);
+        // A refresh that ends between the next two lines notifies this one, too.
+        refreshed.as_mut().enable();
+        let Some(refreshing) = self.begin_refresh() else {
+            refreshed.await;
+            return if self.is_reachable.load(Ordering::Relaxed) { Ok(()) } else { Err(CallError::NoMaster) };
+        };
+        let newest = self.newest_map(hint).await;
+        self.log_reachable(newest.is_ok());
+        let result = newest.map(|map| self.apply(map));
+        drop(refreshing);
+        result
+    }
+
+    fn begin_refresh(&self) -> Option<Refreshing<'_, S>> {
+        let was_refreshing = std::mem::replace(&mut self.state.lock().is_refreshing, true);
+        (!was_refreshing).then_some(Refreshing(self))
+    }
+
+    /// The newest map that a node knows. A node that was partitioned has an older one.
+    async fn newest_map(&self, hint: Option<Arc<S>>) -> Result<SlotMap, CallError> {
+        let mut nodes = self.all();
+        fastrand::shuffle(&mut nodes);
+        nodes.retain(|node| hint.as_ref().is_none_or(|hint| !Arc::ptr_eq(node, hint)));
+        nodes.truncate(MAX_ASKED);
+        let hinted = hint.iter().map(|node| (node, true));
+        let asked = hinted.chain(nodes.iter().map(|node| (node, false))).map(async |(node, is_hinted)| {
+            let map = map_of(node.server()).await?;
+            Ok(NodeReply { map, is_hinted })
+        });
+        let known = newest(asked.collect(), self.timeouts.call).await;
+        if known.is_ok() {
+            return known;
+        }
+        // All of them may have been replaced.
+        let asked = self.seeds.iter().map(async |seed| Ok(NodeReply { map: map_of_seed(seed).await?, is_hinted: false }));
+        let by_seeds = newest(asked.collect(), self.timeouts.connect).await;
+        by_seeds.or_else(|error| if nodes.is_empty() { Err(error) } else { known })
+    }
+
+    /// Replaces the map. Nodes that stay keep their connections.
+    fn apply(&self, map: SlotMap) {
+        let mut state = self.state.lock();
+        state.refreshed_at = Some(Instant::now());
+        let former = state.view.clone();
+        if former.as_ref().is_some_and(|former| former.map == map) {
+            return;
+        }
+        let known = |name: &NodeName| {
+            let former = former.as_ref()?;
+            let at = former.map.masters.iter().position(|known| known == name)?;
+            Some(Arc::clone(&former.nodes[at]))
+        };
+        let mut joined = Vec::new();
+        let nodes = map.masters.iter().map(|name| {
+            known(name).unwrap_or_else(|| {
+                let node = (self.make)(name, &self.this);
+                joined.push(Arc::clone(&node));
+                node
+            })
+        });
+        let nodes: Vec<_> = nodes.collect();
+        let others = std::mem::take(&mut state.others);
+        state.view = Some(Arc::new(View { map, nodes }));
+        drop(state);
+        // Their last references may be here, and stop tasks.
+        drop((former, others));
+        joined.iter().for_each(Node::joined);
+    }
+
+    fn log_reachable(&self, now: bool) {
+        let before = self.is_reachable.swap(now, Ordering::Relaxed);
+        if before == now {
+            return;
+        }
+        let nodes = self.to_string();
+        self.background.log(move || {
+            if now {
+                info!(target: "tower_lock", "a node of the Redis Cluster replies again: {nodes}");
+            } else {
+                warn!(target: "tower_lock", "no node of the Redis Cluster replies with its slots: {nodes}");
+            }
+        });
+    }
+
+    /// The error of a call that reached no node.
+    pub(crate) fn store_error(&self, operation: &'static str, error: CallError) -> StoreError {
+        let kind = error.kind();
+        error.into_store_error(operation, kind, &self.to_string(), &self.user)
+    }
+}
+
+impl<S> Nodes<S> {
+    fn view(&self) -> Option<Arc<View<S>>> {
+        self.state.lock().view.clone()
+    }
+}
+
+impl<S> View<S> {
+    fn owner(&self, slot: u16) -> Option<&Arc<S>> {
+        self.nodes.get(self.map.owner(slot)?)
+    }
+}
+
+impl<S> Drop for Refreshing<'_, S> {
+    fn drop(&mut self) {
+        self.0.state.lock().is_refreshing = false;
+        self.0.refreshed.notify_waiters();
+    }
+}
+
+/// The newest of these replies.
+async fn newest<F>(mut replies: FuturesUnordered<F>, limit: Duration) -> Result<SlotMap, CallError>
+where
+    F: Future<Output = Result<NodeReply, CallError>>,
+{
+    let asked = replies.len();
+    let (mut newest, mut failure) = (None::<NodeReply>, CallError::NoMaster);
+    loop {
+        let most_have_replied = replies.len() < asked.div_ceil(2);
+        let limit = if most_have_replied && newest.is_some() { GRACE } else { limit };
+        match timeout(limit, replies.next()).await {
+            Ok(Some(Ok(reply))) => {
+                let rank = |reply: &NodeReply| (reply.map.epoch, reply.is_hinted);
+                if newest.as_ref().is_none_or(|newest| rank(&reply) > rank(newest)) {
+                    newest = Some(reply);
+                }
+            }
+            Ok(Some(Err(error))) => failure = error,
+            Ok(None) | Err(_) => break,
+        }
+    }
+    newest.map(|reply| reply.map).ok_or(failure)
+}
+
+fn map_commands() -> [Cmd; 2] {
+    let command = |name: &str| {
+        let mut command = cmd("CLUSTER");
+        command.arg(name);
+        command
+    };
+    [command("INFO"), command("SLOTS")]
+}
+
+async fn map_of(server: &Server) -> Result<SlotMap, CallError> {
+    let deadline = server.timeouts.call_deadline();
+    let [info, slots] = map_commands();
+    let query = |command| server.release_conn.query(Query::Command(command), deadline);
+    let (info, slots) = tokio::join!(query(&info), query(&slots));
+    let host = server.topology.host();
+    SlotMap::parse(&host, info?, &slots?).ok_or(CallError::NoMaster)
+}
+
+async fn map_of_seed(seed: &Endpoint) -> Result<SlotMap, CallError> {
+    let mut connected = seed.connect().await?;
+    connected.check().await?;
+    let replies = connected.call(&map_commands()).await;
+    let replies = replies.map_err(|error| match error.detail() {
+        Some(detail) if detail.contains("cluster support disabled") => CallError::NotCluster(seed.to_string()),
+        _ => error.into(),
+    })?;
+    let Value::Array(replies) = replies else { return Err(CallError::NoMaster) };
+    let [info, slots] = <[Value; 2]>::try_from(replies).map_err(|_| CallError::NoMaster)?;
+    SlotMap::parse(&seed.host(), info, &slots).ok_or(CallError::NoMaster)
+}
+
+impl<S> ClusterNode<S> {
+    pub(crate) fn new(endpoint: Endpoint, name: NodeName, nodes: Weak<Nodes<S>>) -> Self {
+        Self { endpoint, name, nodes }
+    }
+}
+
+impl<S: Node> Topology for ClusterNode<S> {
+    fn connect<'a>(&'a self, _named: &'a OnceLock<Arc<str>>) -> BoxFuture<'a, Result<Connected, CallError>> {
+        Box::pin(async {
+            let mut connected = self.endpoint.connect().await?;
+            connected.check().await?;
+            Ok(connected)
+        })
+    }
+
+    fn subscribe(&self, on_message: OnMessage) -> BoxFuture<'_, Result<Subscriptions, CallError>> {
+        Box::pin(async { Ok(self.endpoint.subscribe(on_message).await?) })
+    }
+
+    /// The nodes of a Cluster keep their addresses, and its slots move.
+    fn current(&self) -> BoxFuture<'_, Option<String>> {
+        Box::pin(async {
+            if let Some(nodes) = self.nodes.upgrade() {
+                nodes.refresh_if_old().await;
+            }
+            None
+        })
+    }
+
+    fn any_slot(&self) -> Option<u16> {
+        self.nodes.upgrade()?.view()?.map.slot_of(&self.name)
+    }
+
+    fn has_slot(&self, slot: u16) -> bool {
+        let Some(view) = self.nodes.upgrade().and_then(|nodes| nodes.view()) else { return true };
+        match view.map.slot_of(&self.name) {
+            Some(_) => view.map.owner(slot).is_some_and(|owner| view.map.masters[owner] == self.name),
+            // It has none.
+            None => true,
+        }
+    }
+
+    fn host(&self) -> String {
+        self.name.host.clone()
+    }
+
+    fn is_cluster(&self) -> bool {
+        true
+    }
+
+    /// The Cluster will promote a replica, if its other nodes are there: requests that wait may
+    /// wait for it.
+    fn classify(&self, kind: StoreErrorKind) -> StoreErrorKind {
+        let is_reachable = || self.nodes.upgrade().is_some_and(|nodes| nodes.is_reachable.load(Ordering::Relaxed));
+        match kind {
+            StoreErrorKind::Unavailable | StoreErrorKind::Timeout if is_reachable() => StoreErrorKind::Failover,
+            kind => kind,
+        }
+    }
+}
+
+impl<S> fmt::Display for Nodes<S> {
+    /// The addresses that the user has named, without users and passwords.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, seed) in self.seeds.iter().enumerate() {
+            write!(f, "{}{seed}", if at == 0 { "" } else { ", " })?;
+        }
+        Ok(())
+    }
+}
+
+impl<S> fmt::Debug for Nodes<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Nodes").field("seeds", &self.seeds.len()).finish_non_exhaustive()
+    }
+}
+
+impl<S> fmt::Debug for ClusterNode<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClusterNode").field("name", &self.name).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,70 @@
+//! How the server of a store is found, and the signs that it has moved.
+
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+};
+
+use futures_util::future::BoxFuture;
+use tokio::sync::Notify;
+
+use super::{
+    endpoint::{Connected, Subscriptions},
+    socket::OnMessage,
+};
+use crate::store::{StoreErrorKind, redis::error::CallError};
+
+/// How the server of a store is found.
+pub(crate) trait Topology: fmt::Debug + Send + Sync + 'static {
+    /// Connects for calls. `named` gets the address of the server before, if it was looked up.
+    fn connect<'a>(&'a self, named: &'a OnceLock<Arc<str>>) -> BoxFuture<'a, Result<Connected, CallError>>;
+
+    /// Connects for messages.
+    fn subscribe(&self, on_message: OnMessage) -> BoxFuture<'_, Result<Subscriptions, CallError>>;
+
+    /// The address that counts now. A connection to another one is abandoned, although its server
+    /// replies. `None`: this is not known, or each connection leads to the right server.
+    fn current(&self) -> BoxFuture<'_, Option<String>> {
+        Box::pin(async { None })
+    }
+
+    /// Notifies of each move of the server, until the future is dropped. A hint.
+    fn listen<'a>(&'a self, _signs: &'a Arc<Signs>) -> BoxFuture<'a, ()> {
+        Box::pin(async {})
+    }
+
+    /// A slot that the server has, for keys of its own. `None`: it has all keys, or no slot.
+    fn any_slot(&self) -> Option<u16> {
+        None
+    }
+
+    /// Whether the server has this slot, as far as this process knows.
+    fn has_slot(&self, _slot: u16) -> bool {
+        true
+    }
+
+    /// The host of the server, for an address without one.
+    fn host(&self) -> String {
+        String::new()
+    }
+
+    /// Whether the server must be a node of a Cluster.
+    fn is_cluster(&self) -> bool {
+        false
+    }
+
+    /// The kind of an error, which may be that of a failover.
+    fn classify(&self, kind: StoreErrorKind) -> StoreErrorKind {
+        kind
+    }
+}
+
+/// Signs of the end of an outage, and of a failover.
+#[derive(Debug, Default)]
+pub(crate) struct Signs {
+    /// Notified by the first reply after a timeout or on a new connection: the outage may have
+    /// ended.
+    pub(crate) recovered: Arc<Notify>,
+    /// Notified by a reply of a replica, and by the sentinels: the master may be another server.
+    pub(crate) moved: Notify,
+}

@@ -1,0 +1,66 @@
+//! The hash slots of a Cluster. Pure.
+
+use std::sync::LazyLock;
+
+/// The number of slots.
+pub const SLOTS: u16 = 16_384;
+
+/// For each slot, the smallest number whose text is in it. Numbers below 110,000 cover all slots.
+static TAGS: LazyLock<Vec<u32>> = LazyLock::new(|| {
+    let mut tags = vec![u32::MAX; usize::from(SLOTS)];
+    let mut missing = tags.len();
+    for number in 0..u32::MAX {
+        let tag = &mut tags[usize::from(crc16(number.to_string().as_bytes()) % SLOTS)];
+        if *tag == u32::MAX {
+            *tag = number;
+            missing -= 1;
+        }
+        if missing == 0 {
+            break;
+        }
+    }
+    tags
+});
+
+/// The slot of a name: of its first part in braces, if that is not empty.
+pub fn slot_of(name: &str) -> u16 {
+    let tag = name.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map(|(tag, _)| tag);
+    crc16(tag.filter(|tag| !tag.is_empty()).unwrap_or(name).as_bytes()) % SLOTS
+}
+
+/// A text whose slot is this one.
+pub fn tag_of(slot: u16) -> u32 {
+    TAGS[usize::from(slot % SLOTS)]
+}
+
+/// CRC-16/XMODEM.
+fn crc16(bytes: &[u8]) -> u16 {
+    bytes.iter().fold(0, |crc, byte| {
+        (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| (crc << 1) ^ if crc & 0x8000 == 0 { 0 } else { 0x1021 })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_those_of_redis() {
+        assert_eq!(crc16(b"123456789"), 0x31C3);
+        for (name, slot) in [("x", 16_287), ("{x}q", 16_287), ("a{x}b{y}", 16_287), ("foo", 12_182), ("", 0)] {
+            assert_eq!(slot_of(name), slot, "{name}");
+        }
+        // Without a part in braces, the whole name counts.
+        for name in ["{}x", "{x", "x}"] {
+            assert_eq!(slot_of(name), crc16(name.as_bytes()) % SLOTS, "{name}");
+        }
+    }
+
+    #[test]
+    fn every_slot_has_a_tag() {
+        for slot in 0..SLOTS {
+            assert_eq!(slot_of(&format!("f:{{{}}}", tag_of(slot))), slot);
+        }
+        assert_eq!(TAGS.iter().max(), Some(&109_757));
+    }
+}
