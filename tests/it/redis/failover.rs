@@ -198,7 +198,7 @@ async fn unreplicated_grant_counts_only_without_min_replicas() {
         let (a, b) = (connect("a").await, connect("b").await);
         a.lock(key()).await.expect("free").release().await.expect("it is up");
         let old = &group.servers()[0];
-        SentinelGroup::cut_replication(old).await;
+        old.cut_replication().await;
         assert_eq!(a.health().await.is_ok(), min_replicas == 0, "it is not ready without replicas");
         let first = a.try_lock(key()).await;
         if let Err(error) = &first {
@@ -285,7 +285,7 @@ async fn unreplicated_renewal_does_not_extend_the_lock() {
     let held = locks.lock(key()).await.expect("free");
     sleep(Duration::from_secs(4)).await;
     assert!(!held.held_lock().remaining().is_zero(), "renewals are acknowledged");
-    SentinelGroup::cut_replication(&group.servers()[0]).await;
+    group.servers()[0].cut_replication().await;
     let lost = soon("its end", held.while_held(std::future::pending::<()>())).await.expect_err("it has ended");
     assert_eq!(lost, LockLost::Expired);
     assert_eq!(group.servers()[0].command(&["EXISTS", "lock:k"]).await.integer(), Some(1), "the master keeps it");

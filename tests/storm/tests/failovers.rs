@@ -67,7 +67,7 @@ async fn fail(group: &mut SentinelGroup, failure: Failure, unreplicated_ms: u64)
     let master = &group.servers()[number];
     match failure {
         Failure::Killed => {
-            SentinelGroup::cut_replication(master).await;
+            master.cut_replication().await;
             sleep(ms(unreplicated_ms)).await;
             master.kill();
             group.promoted(master).await;

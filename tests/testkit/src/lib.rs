@@ -33,6 +33,7 @@
 mod process;
 mod resp;
 mod redis;
+mod redis_cluster;
 mod sentinel;
 mod mariadb;
 mod proxy;
@@ -60,6 +61,7 @@ pub use self::{
     process::{Process, skipped},
     proxy::{Chaos, Direction, FaultControl, NetworkFault, Proxy, Push, Request},
     redis::{RedisOptions, RedisServer},
+    redis_cluster::{RedisCluster, RedisClusterOptions},
     resp::{Connection, Reply},
     sentinel::{SentinelGroup, SentinelOptions},
 };

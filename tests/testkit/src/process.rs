@@ -156,14 +156,18 @@ impl Process {
         // show nothing.
         #[expect(clippy::disallowed_methods, reason = "a short sleep without a runtime")]
         for _ in 0..10_000 {
-            match fs::read_to_string(format!("/proc/{}/stat", self.pid)) {
-                Ok(stat) if !stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" T")) => {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                _ => return,
+            if !self.is_running() {
+                return;
             }
+            std::thread::sleep(Duration::from_millis(1));
         }
         panic!("process {} does not stop", self.pid);
+    }
+
+    /// Whether the process was neither killed nor stopped.
+    pub(crate) fn is_running(&self) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
+        stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(['T', 'Z']))
     }
 
     /// Continues the process.

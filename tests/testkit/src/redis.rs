@@ -221,6 +221,22 @@ impl RedisServer {
         self.process.ended().is_some()
     }
 
+    /// Whether the process was neither killed nor stopped.
+    pub(crate) fn is_running(&self) -> bool {
+        self.process.is_running()
+    }
+
+    /// Lets no replica follow this server any more. They keep what they have, and can be promoted.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the server does not respond.
+    pub async fn cut_replication(&self) {
+        let user = self.options.user.as_deref().unwrap_or("default");
+        self.command(&["ACL", "SETUSER", user, "-psync", "-sync"]).await;
+        self.command(&["CLIENT", "KILL", "TYPE", "replica"]).await;
+    }
+
     /// Replaces the server by an empty one on the same port.
     ///
     /// # Panics

@@ -204,12 +204,6 @@ impl SentinelGroup {
         .await;
     }
 
-    /// Lets no replica follow the master any more. They keep what they have, and can be promoted.
-    pub async fn cut_replication(master: &RedisServer) {
-        master.command(&["ACL", "SETUSER", "default", "-psync", "-sync"]).await;
-        master.command(&["CLIENT", "KILL", "TYPE", "replica"]).await;
-    }
-
     /// Separates a master from the sentinels: for them it is down, and for its clients it is up.
     pub async fn isolate(master: &RedisServer) {
         master.command(&["ACL", "SETUSER", USER, "off"]).await;

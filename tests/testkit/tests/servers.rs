@@ -10,7 +10,8 @@ use std::{
 
 use tokio::time::{sleep, timeout};
 use tower_lock_testkit::{
-    Chaos, Connection, Direction, MariaDb, NetworkFault, Process, Proxy, RedisServer, Reply, skipped, wait::soon,
+    Chaos, Connection, Direction, MariaDb, NetworkFault, Process, Proxy, RedisCluster, RedisServer, Reply, skipped,
+    wait::soon,
 };
 
 /// Long enough to show that nothing arrives.
@@ -343,6 +344,91 @@ async fn other_protocols_pass_unchanged() {
         plain.write_all(b"PING\r\n").await.expect("taken");
         assert!(timeout(A_WHILE, plain.read_buf(&mut read)).await.is_err(), "delays are for all");
     }
+}
+
+#[tokio::test]
+async fn cluster_serves_all_slots_and_a_failover_promotes_a_replica() {
+    if !RedisServer::is_available() {
+        return skipped("a cluster", "redis-server");
+    }
+    let mut cluster = RedisCluster::start(3, 1).await;
+    assert_eq!(cluster.masters().await, [0, 1, 2]);
+    for key in ["", "a", "{a}b", "{}a", "b{a", "b{a}{c}", "ü"] {
+        let slot = cluster.command(0, &["CLUSTER", "KEYSLOT", key]).await;
+        assert_eq!(slot.integer(), Some(RedisCluster::slot(key).into()), "{key:?}");
+    }
+    for key in 0..20 {
+        let key = &*key.to_string();
+        assert_eq!(cluster.command_for(key, &["SET", key, "1"]).await.text(), Some("OK"));
+    }
+
+    let master = cluster.owner("a").await;
+    cluster.command_for("a", &["SET", "a", "1"]).await;
+    let promoted = cluster.failover(master).await;
+    assert_eq!((promoted, cluster.owner("a").await), (master + 3, promoted));
+    assert_eq!(cluster.command_for("a", &["GET", "a"]).await.integer(), Some(1));
+    cluster.restart(master).await;
+    assert_eq!(cluster.replicas_of(promoted).await, [master]);
+    assert_eq!(cluster.planned_failover(promoted).await, master);
+    assert_eq!(cluster.command_for("a", &["GET", "a"]).await.integer(), Some(1));
+
+    // A stopped master is replaced, and is a replica when it goes on.
+    cluster.rejoined(promoted).await;
+    cluster.freeze(master);
+    assert_eq!(cluster.promoted(master).await, promoted);
+    cluster.thaw(master);
+    cluster.rejoined(master).await;
+    assert_eq!(cluster.masters().await.len(), 3);
+}
+
+#[tokio::test]
+async fn slots_move_with_their_keys_and_half_moved_ones_redirect() {
+    if !RedisServer::is_available() {
+        return skipped("slots that move", "redis-server");
+    }
+    let mut cluster = RedisCluster::options().user("someone", "secret").start(1, 1).await;
+    assert_eq!(cluster.url(), format!("redis+cluster://someone:secret@{}", cluster.addresses().join(",")));
+    let (from, to) = (0, cluster.add_empty_master().await);
+    assert_eq!((cluster.masters().await, to), (vec![from], 2));
+    let slot = RedisCluster::slot("{a}");
+    for key in ["{a}1", "{a}2"] {
+        assert_eq!(cluster.command_for(key, &["SET", key, "1"]).await.text(), Some("OK"));
+    }
+    cluster.begin_move(slot, from, to).await;
+    cluster.migrate(from, to, &["{a}1"]).await.expect("it responds");
+    let ask = cluster.command(from, &["GET", "{a}1"]).await;
+    assert_eq!(ask.text(), Some(&*format!("ASK {slot} {}", cluster.addresses()[to])));
+    assert_eq!(cluster.command(from, &["GET", "{a}2"]).await.integer(), Some(1));
+    let both = cluster.command(from, &["MGET", "{a}1", "{a}2"]).await;
+    assert!(both.text().is_some_and(|text| text.starts_with("TRYAGAIN")), "{both:?}");
+    cluster.stop_move(slot, from, to).await;
+    assert_eq!((cluster.owner("{a}").await, cluster.keys_in(to, slot, 9).await), (from, vec!["{a}1".to_owned()]));
+
+    // The key at both nodes stops the move.
+    cluster.command(from, &["SET", "{a}1", "other"]).await;
+    let refused = cluster.move_slot(slot, from, to).await.expect_err("a key at both");
+    assert!(refused.contains("BUSYKEY"), "{refused}");
+    cluster.command(from, &["DEL", "{a}1"]).await;
+    cluster.move_keys(slot, from, to).await.expect("it responds");
+    cluster.finish_move(slot, from, to).await;
+    assert_eq!((cluster.owner("{a}").await, cluster.keys_in(from, slot, 9).await), (to, Vec::new()));
+    assert_eq!(cluster.command_for("{a}2", &["GET", "{a}2"]).await.integer(), Some(1));
+
+    // `redis-cli` takes the first slots. Slot 0 has the empty key.
+    cluster.command(from, &["SET", "", "1"]).await;
+    cluster.begin_move(0, from, to).await;
+    cluster.migrate(from, to, &[""]).await.expect("it responds");
+    cluster.stop_move(0, from, to).await;
+    cluster.command(from, &["SET", "", "other"]).await;
+    match cluster.reshard(2, from, to).await {
+        Err(missing) if missing.contains("not there") => return skipped("a reshard", "redis-cli"),
+        refused => assert!(refused.as_ref().is_err_and(|said| said.contains("Target key exists")), "{refused:?}"),
+    }
+    cluster.command(from, &["DEL", ""]).await;
+    cluster.move_keys(0, from, to).await.expect("it responds");
+    cluster.finish_move(0, from, to).await;
+    cluster.reshard(2, from, to).await.expect("no key at both");
+    assert_eq!(cluster.slots_of(to).await, [0, 1, 2, slot]);
 }
 
 /// The killed process is this test program, started again.
