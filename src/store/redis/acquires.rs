@@ -112,7 +112,8 @@ impl Shared {
     ) -> Vec<Result<AcquireReply, StoreError>> {
         let Server { keyspace, acquire_conn, min_replicas, timeouts, .. } = &*self.server;
         let deadline = timeouts.call_deadline();
-        let call = |request| keyspace.acquire(std::slice::from_ref(request), self.expires_at(called, request.valid_for));
+        let call =
+            |request| keyspace.acquire(std::slice::from_ref(request), self.expires_at(called, request.valid_for));
         let calls = requests.iter().map(call).collect::<Result<Vec<_>, _>>();
         let sent = match calls {
             Ok(calls) => acquire_conn.call_each(&calls, *min_replicas, deadline).await,

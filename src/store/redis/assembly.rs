@@ -67,12 +67,7 @@ impl Parts {
         Ok(Servers::Cluster(Nodes::new(seeds, Box::new(make), keyspace, user, timeouts, background)))
     }
 
-    fn server(
-        self,
-        topology: Arc<dyn Topology>,
-        address: String,
-        nodes: Option<Weak<Nodes<Shared>>>,
-    ) -> Arc<Shared> {
+    fn server(self, topology: Arc<dyn Topology>, address: String, nodes: Option<Weak<Nodes<Shared>>>) -> Arc<Shared> {
         let Self { user, keyspace, timeouts, min_replicas, background, sinks } = self;
         let signs = Arc::<Signs>::default();
         let connection = || Arc::new(SharedConnection::new(Arc::clone(&topology), timeouts, Arc::clone(&signs)));

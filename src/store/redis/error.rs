@@ -299,7 +299,8 @@ const MASTER_HINT: &str =
     "is it up, and can this process reach the address that the sentinels name (`replica-announce-ip`)?";
 const CLUSTER_HINT: &str = "this is a node of a Redis Cluster: use `redis+cluster://`";
 const NO_MASTER_HINT: &str = "are its nodes up, and does each slot have a master (`CLUSTER INFO`)?";
-const CLUSTER_CHANGES_HINT: &str = "a failover or a move of slots is in progress, or slots have no master (`CLUSTER INFO`)";
+const CLUSTER_CHANGES_HINT: &str =
+    "a failover or a move of slots is in progress, or slots have no master (`CLUSTER INFO`)";
 
 /// Classifies by the error code, the first word of a Redis error.
 fn classify_code(code: &str) -> Option<(StoreErrorKind, &'static str)> {

@@ -50,7 +50,8 @@ pub(super) async fn list(servers: &Servers<Shared>, request: &ListRequest) -> Re
     let at = all.partition_point(|shared| *shared.server.keyspace.node_id() < *position.node);
     let Some(shared) = all.get(at) else { return Ok(ListReply::new(Vec::new(), None)) };
     let id = shared.server.keyspace.node_id();
-    let position = if id == position.node { position } else { Position { phase: first_phase, scan: 0, node: id.to_owned() } };
+    let position =
+        if id == position.node { position } else { Position { phase: first_phase, scan: 0, node: id.to_owned() } };
     let deadline = shared.server.timeouts.call_deadline();
     let page = page_of(shared, position, request, deadline).await;
     let (entries, next) = page.map_err(|error| shared.server.store_error("list", error))?;
@@ -79,7 +80,9 @@ async fn page_of(
         found.extend(names.into_iter().map(|name| (position.phase, name)));
         next = position.clone().following();
         match &next {
-            Some(following) if found.len() < request.limit && Instant::now() < scan_until => position = following.clone(),
+            Some(following) if found.len() < request.limit && Instant::now() < scan_until => {
+                position = following.clone()
+            }
             _ => break,
         }
     }

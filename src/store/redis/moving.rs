@@ -112,7 +112,7 @@ pub(super) async fn continue_release(
         ClusterRelease::RecordElsewhere => {
             let mut records = route.beside();
             let write = |names: &Keyspace, _: &Shared| names.write_record(&request.key, &request.id, record);
-            records.execute(Purpose::Release, write, deadline).await?;
+            let (_, _) = records.execute(Purpose::Release, write, deadline).await?;
             let without = ReleaseRequest { record: None, ..request.clone() };
             match release_with_record(route, &without, deadline).await? {
                 ClusterRelease::Done(reply) => Ok(reply),
@@ -153,11 +153,7 @@ pub(super) async fn delete_record(
 }
 
 /// The record of a key, and the acquisition id that left it.
-async fn record_of(
-    route: &Route,
-    key: &LockKey,
-    deadline: Instant,
-) -> Result<Option<(String, Record)>, CallError> {
+async fn record_of(route: &Route, key: &LockKey, deadline: Instant) -> Result<Option<(String, Record)>, CallError> {
     let mut records = route.beside();
     let read = |names: &Keyspace, _: &Shared| names.read_record(key);
     let (reply, _) = records.execute(Purpose::Release, read, deadline).await?;

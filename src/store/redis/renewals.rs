@@ -56,8 +56,7 @@ pub(super) async fn renew(
 async fn renew_together(shared: &Shared, requests: &[RenewRequest]) -> Result<Vec<RenewReply>, CallError> {
     let Server { keyspace, renew_conn, min_replicas, timeouts, .. } = &*shared.server;
     let (call, is_sent) = keyspace.renew(requests);
-    let (reply, replicated) =
-        renew_conn.call_replicated_retry(&call, *min_replicas, timeouts.call_deadline()).await?;
+    let (reply, replicated) = renew_conn.call_replicated_retry(&call, *min_replicas, timeouts.call_deadline()).await?;
     let mut replies = renew_conn.parsed(wire::parse_renew(&reply, &is_sent))?;
     if replicated.is_err() {
         replies.iter_mut().for_each(doubt);

@@ -60,8 +60,11 @@ impl Route {
     const MAX_TRIES: usize = 3;
 
     pub(super) fn new(owner: &Arc<Shared>, key: &LockKey) -> Self {
-        let slot = |nodes: Arc<Nodes<Shared>>| {
-            Slot { number: nodes.slot(key), nodes, target: None, redirects_left: Self::MAX_REDIRECTS }
+        let slot = |nodes: Arc<Nodes<Shared>>| Slot {
+            number: nodes.slot(key),
+            nodes,
+            target: None,
+            redirects_left: Self::MAX_REDIRECTS,
         };
         Self { owner: Arc::clone(owner), cluster: owner.nodes().map(slot) }
     }

@@ -72,8 +72,10 @@ impl Shared {
     /// Reports what a script has found in place of the fence, which on a Cluster is that of a slot.
     pub(super) fn check_fence(&self, reply: &Value, slot: Option<u16>) {
         let mark = wire::fence_mark(reply);
+        // A text is that of a grant, or of its release: its slot has a fence.
+        let has_fence = mark.is_some() || matches!(reply, Value::BulkString(_));
+        let is_first = has_fence && slot.is_some_and(|slot| self.fences.lock().insert(slot));
         // The first key of a slot makes its fence, and nothing is lost.
-        let is_first = slot.is_some_and(|slot| self.fences.lock().insert(slot));
         let Some(mark) = mark.filter(|mark| *mark == FenceMark::Replaced || !is_first) else { return };
         // Before the reply: the section that it starts may be the last local one.
         self.messages.doubt();
@@ -133,7 +135,9 @@ impl Node for Shared {
 
     fn joined(self: &Arc<Self>) {
         let sinks = self.sinks.lock().clone();
-        sinks.into_iter().for_each(|sink| self.messages.add(sink));
-        self.messages.start(None);
+        if !sinks.is_empty() {
+            sinks.into_iter().for_each(|sink| self.messages.add(sink));
+            self.messages.start(None);
+        }
     }
 }

@@ -40,7 +40,10 @@ const PROCESSES: usize = 3;
 #[tokio::test]
 async fn memory_and_redis_give_the_same_replies() {
     let Some(environment) = environment().await else { return };
-    let redis: Arc<dyn LockStore> = environment.store().await;
+    same_replies_as_memory(environment.store().await).await;
+}
+
+pub(crate) async fn same_replies_as_memory(redis: Arc<dyn LockStore>) {
     let seeds = match std::env::var("SEED") {
         Ok(seed) => vec![seed.parse().expect("a number")],
         Err(_) => (0..SEQUENCES).collect(),

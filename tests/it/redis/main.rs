@@ -30,3 +30,4 @@ mod shared_calls;
 mod error_mapping;
 mod failover;
 mod sentinels;
+mod cluster;

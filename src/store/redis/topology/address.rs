@@ -39,7 +39,10 @@ impl Address {
         }
         if let Some(rest) = url.strip_prefix("redis+cluster://") {
             let (login, hosts) = rest.rsplit_once('@').map_or((String::new(), rest), |(l, h)| (format!("{l}@"), h));
-            let nodes: Vec<_> = hosts.split(',').map(|h| Self::parse(&format!("redis://{login}{h}"), origin)).collect::<Result<_, _>>()?;
+            let nodes: Vec<_> = hosts
+                .split(',')
+                .map(|h| Self::parse(&format!("redis://{login}{h}"), origin))
+                .collect::<Result<_, _>>()?;
             let infos = nodes.iter().map(|n| n.info.clone()).collect();
             return Ok(Self { cluster: Some(infos), ..nodes.into_iter().next().expect("one") });
         }

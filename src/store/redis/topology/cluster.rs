@@ -15,11 +15,7 @@ use std::{
 };
 
 use deadpool_redis::redis::{Cmd, Value, cmd};
-use futures_util::{
-    StreamExt,
-    future::BoxFuture,
-    stream::FuturesUnordered,
-};
+use futures_util::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use tokio::{
     runtime::Handle,
     sync::Notify,
@@ -295,7 +291,8 @@ impl<S: Node> Nodes<S> {
             return known;
         }
         // All of them may have been replaced.
-        let asked = self.seeds.iter().map(async |seed| Ok(NodeReply { map: map_of_seed(seed).await?, is_hinted: false }));
+        let asked =
+            self.seeds.iter().map(async |seed| Ok(NodeReply { map: map_of_seed(seed).await?, is_hinted: false }));
         let by_seeds = newest(asked.collect(), self.timeouts.connect).await;
         by_seeds.or_else(|error| if nodes.is_empty() { Err(error) } else { known })
     }

@@ -10,8 +10,8 @@ use tokio::time::Instant;
 
 use super::{
     endpoint::Connected,
-    replicas::{MinReplicas, is_replica},
     locate::{Signs, Topology},
+    replicas::{MinReplicas, is_replica},
 };
 use crate::store::{
     redis::{

@@ -21,9 +21,9 @@ pub(super) mod replicas;
 pub(super) use self::{
     cluster::{ClusterNode, Nodes},
     endpoint::Endpoint,
+    locate::{Signs, Topology},
     pool::Pooled,
     sentinel::Sentinels,
-    locate::{Signs, Topology},
     servers::Servers,
     single::Single,
 };

@@ -26,8 +26,8 @@ use tracing::{info, warn};
 
 use super::{
     endpoint::{Connected, Endpoint, Subscriptions},
-    replicas::is_replica,
     locate::{Signs, Topology},
+    replicas::is_replica,
     socket::OnMessage,
 };
 use crate::{

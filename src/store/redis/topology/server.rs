@@ -8,8 +8,8 @@ use tracing::warn;
 use super::{
     connection::{SharedConnection, Timeouts},
     endpoint::Subscriptions,
-    replicas::MinReplicas,
     locate::Topology,
+    replicas::MinReplicas,
     socket::OnMessage,
 };
 use crate::{

@@ -96,7 +96,11 @@ impl Keyspace {
         let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
         let is_valid = (1..=Self::MAX_PREFIX_BYTES).contains(&prefix.len()) && prefix.chars().all(plain);
         // Queues, channels and fences have this prefix.
-        if is_valid && prefix != "tower-lock" { Ok(Self { prefix: prefix.into(), node: None }) } else { Err(InvalidPrefix) }
+        if is_valid && prefix != "tower-lock" {
+            Ok(Self { prefix: prefix.into(), node: None })
+        } else {
+            Err(InvalidPrefix)
+        }
     }
 
     /// The names for calls to the node of a Cluster with this id.

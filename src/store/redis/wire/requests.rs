@@ -7,8 +7,8 @@ use smallvec::SmallVec;
 use super::{
     keyspace::{InvalidName, Keyspace, LockName},
     script::{
-        ACQUIRE, COMPLETE, DELETE_RECORD, DELETE_RECORD_ALONE, FORCE, INSPECT, LEAVE_QUEUE, NEXT_FENCE, READ_RECORD, RELEASE, RENEW, SELF_TEST, ScriptCall,
-        ScriptFile, Variant, WRITE_RECORD, YIELD,
+        ACQUIRE, COMPLETE, DELETE_RECORD, DELETE_RECORD_ALONE, FORCE, INSPECT, LEAVE_QUEUE, NEXT_FENCE, READ_RECORD,
+        RELEASE, RENEW, SELF_TEST, ScriptCall, ScriptFile, Variant, WRITE_RECORD, YIELD,
     },
 };
 use crate::{
@@ -16,7 +16,8 @@ use crate::{
     limits::MAX_RECORD_BODY_BYTES,
     lock_key::LockKey,
     store::{
-        AcquireRequest, ForceReleaseRequest, IfBusy, NewRecord, QueueConfig, Record, ReleaseRequest, RenewRequest, YieldRequest,
+        AcquireRequest, ForceReleaseRequest, IfBusy, NewRecord, QueueConfig, Record, ReleaseRequest, RenewRequest,
+        YieldRequest,
     },
 };
 
