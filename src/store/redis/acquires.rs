@@ -126,7 +126,7 @@ impl Shared {
                 return vec![Err(error); requests.len()];
             }
         };
-        let finish = requests.iter().zip(replies).map(async |(request, reply)| {
+        let finish = requests.iter().zip(replies).map(|(request, reply)| async move {
             let mut route = Route::new(self, &request.key);
             let first = reply.map(|reply| (reply, replicated));
             let reply = acquire(&mut route, request, called, deadline, first).await;

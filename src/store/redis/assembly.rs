@@ -128,7 +128,7 @@ async fn test_all(servers: &Servers<Shared>, deadline: Instant) -> (usize, Optio
         return (0, Some(nodes_error(nodes, error)));
     }
     let all = servers.all();
-    let tests = all.iter().filter(|shared| !shared.messages.has_passed()).map(async |shared| {
+    let tests = all.iter().filter(|shared| !shared.messages.has_passed()).map(|shared| async move {
         let (subscriptions, server_us) = self_test(&shared.server, shared.messages.on_message()).await?;
         shared.server_clock().observe(server_us, shared.clock.now());
         shared.messages.check_passed();

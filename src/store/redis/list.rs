@@ -38,25 +38,26 @@ enum Phase {
 
 /// One page.
 pub(super) async fn list(servers: &Servers<Shared>, request: &ListRequest) -> Result<ListReply, StoreError> {
-    let all = servers.known("list").await?;
+    let mut all = servers.with_keys("list").await?;
+    all.sort_unstable_by(|a, b| a.list_name().cmp(b.list_name()));
     let Some(first) = all.first() else { return Ok(ListReply::new(Vec::new(), None)) };
     let first_phase = if request.contended_only { Phase::Queues } else { Phase::Locks };
     let position = match request.after.as_ref().map(Position::parse) {
-        None => Position { phase: first_phase, scan: 0, node: first.server.keyspace.node_id().to_owned() },
+        None => Position { phase: first_phase, scan: 0, node: first.list_name().to_owned() },
         Some(Some(position)) => position,
         Some(None) => return Err(first.server.store_error("list", CallError::InvalidCursor)),
     };
-    // In the order of the ids. Of a node that has left the Cluster, the next one is listed.
-    let at = all.partition_point(|shared| *shared.server.keyspace.node_id() < *position.node);
+    // In place of a node that has left the Cluster, the next one is listed.
+    let at = all.partition_point(|shared| *shared.list_name() < *position.node);
     let Some(shared) = all.get(at) else { return Ok(ListReply::new(Vec::new(), None)) };
-    let id = shared.server.keyspace.node_id();
+    let id = shared.list_name();
     let position =
         if id == position.node { position } else { Position { phase: first_phase, scan: 0, node: id.to_owned() } };
     let deadline = shared.server.timeouts.call_deadline();
     let page = page_of(shared, position, request, deadline).await;
     let (entries, next) = page.map_err(|error| shared.server.store_error("list", error))?;
     let next_node = || {
-        let node = all.get(at + 1)?.server.keyspace.node_id().to_owned();
+        let node = all.get(at + 1)?.list_name().to_owned();
         Some(Position { phase: first_phase, scan: 0, node })
     };
     Ok(ListReply::new(entries, next.or_else(next_node).map(Position::cursor)))
@@ -131,10 +132,24 @@ async fn scan(
 /// The status of a lock. `None`: another program has replaced it or its queue by another type.
 async fn inspect(server: &Server, lock: &str, deadline: Instant) -> Result<Option<KeyStatus>, CallError> {
     let call = server.keyspace.inspect_name(lock.into());
-    match server.release_conn.query_retry(Query::EvalSha(&call), deadline).await {
+    // A slot of the lock may move to this node.
+    let query = if server.topology.is_cluster() { Query::Asking(&call, None) } else { Query::EvalSha(&call) };
+    match server.release_conn.query_retry(query, deadline).await {
         Ok(reply) => Ok(Some(wire::parse_inspect(&reply)?)),
         Err(CallError::Redis(error)) if error.code() == Some("WRONGTYPE") => Ok(None),
+        // The lock has moved. The other node has it.
+        Err(CallError::Redis(error)) if server.topology.is_cluster() && CallError::is_of_cluster(&error) => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+impl Shared {
+    /// The name of a server in a cursor; empty for the only one.
+    fn list_name(&self) -> &str {
+        match self.server.keyspace.node_id() {
+            Some("") => &self.server.address,
+            id => id.unwrap_or_default(),
+        }
     }
 }
 

@@ -100,7 +100,7 @@ impl Shared {
                 return vec![Err(error); requests.len()];
             }
         };
-        let finish = requests.iter().zip(replies).map(async |(request, reply)| {
+        let finish = requests.iter().zip(replies).map(|(request, reply)| async move {
             let mut route = Route::new(self, &request.key);
             let reply = release(&mut route, request, reply, deadline).await;
             reply.map_err(|error| route.owner().server.store_error("release", error))

@@ -31,7 +31,7 @@ pub(super) async fn renew(
     nodes.load("renew").await?;
     let mut replies = vec![RenewReply::Unknown; requests.len()];
     let (groups, _) = nodes.groups(requests.into_iter().enumerate(), |(_, request)| &request.key);
-    let renewed = groups.into_iter().map(async |(shared, requests)| {
+    let renewed = groups.into_iter().map(|(shared, requests)| async move {
         let (places, requests): (Vec<_>, Vec<_>) = requests.into_iter().unzip();
         let replies = renew_each(&shared, &requests).await;
         (places, replies.map_err(|error| shared.server.store_error("renew", error)))
@@ -76,7 +76,7 @@ async fn renew_each(shared: &Arc<Shared>, requests: &[RenewRequest]) -> Result<V
     let (calls, is_sent): (Vec<_>, Vec<_>) =
         requests.iter().map(|request| keyspace.renew(std::slice::from_ref(request))).unzip();
     let (replies, replicated) = renew_conn.call_each_retry(&calls, *min_replicas, deadline).await?;
-    let finish = requests.iter().zip(is_sent).zip(replies).map(async |((request, is_sent), reply)| {
+    let finish = requests.iter().zip(is_sent).zip(replies).map(|((request, is_sent), reply)| async move {
         let mut route = Route::new(shared, &request.key);
         let (reply, replicated) = match reply {
             Ok(reply) => (reply, replicated),

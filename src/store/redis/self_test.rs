@@ -40,6 +40,7 @@ pub(super) async fn self_test(
     let timeouts = server.timeouts;
     let address = || server.address.clone();
     let failed = |error: CallError| {
+        let error = server.seen_by_cluster(error);
         let may_pass = error.is_transient();
         let error = RedisConnectError::Unreachable { address: address(), source: error.with_hint(None, &server.user) };
         SelfTestError { error, is_transient: may_pass }

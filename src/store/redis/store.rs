@@ -207,7 +207,7 @@ impl LockStore for RedisStore {
         let servers = self.servers.clone();
         StoreFuture::new(async move {
             let all = servers.known("health").await?;
-            let checks = all.iter().map(async |shared| {
+            let checks = all.iter().map(|shared| async move {
                 let check = shared.check(shared.server.timeouts.call_deadline()).await;
                 check.map_err(|error| shared.server.store_error("health", error))
             });

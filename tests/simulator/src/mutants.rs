@@ -339,20 +339,20 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "any_record_before",
         "the repetition of a release takes any record for its own",
-        &[patch("release", "redis.call('HGET', record, 'id') == id", "redis.call('HEXISTS', record, 'id') == 1")],
+        &[patch("release", "left_by == id", "redis.call('HEXISTS', record, 'id') == 1")],
     )
     .with("records"),
     script(
         "no_record_before",
         "the repetition of a release does not find its record",
-        &[patch("release", "redis.call('HGET', record, 'id') == id", "false")],
+        &[patch("release", "left_by == id", "false")],
     )
     .with("records"),
     script(
         "recorded_keeps_entry",
         "an acquire that gets the record keeps its queue entry",
         &[everywhere(
-            "  redis.call('LREM', queue, 1, id)\n  redis.call('HDEL', lock, id)\n",
+            "  beside('LREM', queue, 1, id)\n  redis.call('HDEL', lock, id)\n",
             "  redis.call('HDEL', lock, id)\n",
         )],
     )
@@ -448,7 +448,7 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "duplicate_entries",
         "a queued id enqueues again",
-        &[everywhere("redis.call('LPOS', queue, id, 'MAXLEN', max_queue)", "nil")],
+        &[everywhere("beside('LPOS', queue, id, 'MAXLEN', max_queue)", "nil")],
     ),
     script(
         "offer_without_ttl",

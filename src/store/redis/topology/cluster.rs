@@ -216,6 +216,12 @@ impl<S: Node> Nodes<S> {
         nodes.into_iter().map(|(_, node)| Arc::clone(node)).collect()
     }
 
+    /// The masters, and the nodes without slots to which slots move.
+    pub(crate) fn with_others(&self) -> Vec<Arc<S>> {
+        let others: Vec<_> = self.state.lock().others.values().cloned().collect();
+        self.all().into_iter().chain(others).collect()
+    }
+
     /// The node that a redirection names.
     pub(crate) fn at(&self, redirect: &Redirect) -> Arc<S> {
         let Redirect { host, port, .. } = redirect;
@@ -282,7 +288,7 @@ impl<S: Node> Nodes<S> {
         nodes.retain(|node| hint.as_ref().is_none_or(|hint| !Arc::ptr_eq(node, hint)));
         nodes.truncate(MAX_ASKED);
         let hinted = hint.iter().map(|node| (node, true));
-        let asked = hinted.chain(nodes.iter().map(|node| (node, false))).map(async |(node, is_hinted)| {
+        let asked = hinted.chain(nodes.iter().map(|node| (node, false))).map(|(node, is_hinted)| async move {
             let map = map_of(node.server()).await?;
             Ok(NodeReply { map, is_hinted })
         });
@@ -291,8 +297,10 @@ impl<S: Node> Nodes<S> {
             return known;
         }
         // All of them may have been replaced.
-        let asked =
-            self.seeds.iter().map(async |seed| Ok(NodeReply { map: map_of_seed(seed).await?, is_hinted: false }));
+        let asked = self
+            .seeds
+            .iter()
+            .map(|seed| async move { Ok(NodeReply { map: map_of_seed(seed).await?, is_hinted: false }) });
         let by_seeds = newest(asked.collect(), self.timeouts.connect).await;
         by_seeds.or_else(|error| if nodes.is_empty() { Err(error) } else { known })
     }

@@ -39,6 +39,7 @@ pub(crate) struct SharedConnection {
     link: Link<Connector>,
     pub(crate) timeouts: Timeouts,
     signs: Arc<Signs>,
+    is_of_cluster: bool,
 }
 
 /// Connects through the topology.
@@ -64,8 +65,9 @@ pub(crate) enum Query<'a> {
 
 impl SharedConnection {
     pub(crate) fn new(topology: Arc<dyn Topology>, timeouts: Timeouts, signs: Arc<Signs>) -> Self {
+        let is_of_cluster = topology.is_cluster();
         let link = Link::new(Arc::new(Connector(topology)), timeouts.connect, Arc::clone(&signs.recovered));
-        Self { link, timeouts, signs }
+        Self { link, timeouts, signs, is_of_cluster }
     }
 
     /// Sends once and waits for the reply until the deadline. If the connection breaks, the outcome
@@ -123,7 +125,11 @@ impl SharedConnection {
     pub(crate) async fn check_writes(&self, key: &str, deadline: Instant) -> Result<(), CallError> {
         let mut write = cmd("SET");
         write.arg(key).arg("").arg("XX");
-        self.query_retry(Query::Command(&write), deadline).await.map(drop)
+        match self.query_retry(Query::Command(&write), deadline).await {
+            // The slot of the key moves, and the node replies.
+            Err(CallError::Redis(error)) if error.redirect_node().is_some() && self.is_of_cluster => Ok(()),
+            reply => reply.map(drop),
+        }
     }
 
     /// Executes a script. Also returns whether enough replicas have its writes, and all writes

@@ -62,8 +62,19 @@ impl Server {
 
     /// The error of a call.
     pub(crate) fn store_error(&self, operation: &'static str, error: CallError) -> StoreError {
+        let error = self.seen_by_cluster(error);
         let kind = self.topology.classify(error.kind());
         error.into_store_error(operation, kind, &self.address, &self.user)
+    }
+
+    /// A redirection is an error of a single server, and a change of a Cluster.
+    pub(crate) fn seen_by_cluster(&self, error: CallError) -> CallError {
+        match error {
+            CallError::Redis(error) if self.topology.is_cluster() && CallError::is_of_cluster(&error) => {
+                CallError::ClusterChanges(error)
+            }
+            error => error,
+        }
     }
 
     /// Warns that the stored value was not a fence, and that a script replaced it by the server's

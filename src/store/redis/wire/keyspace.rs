@@ -115,9 +115,9 @@ impl Keyspace {
         Self { prefix: self.prefix.clone(), node }
     }
 
-    /// The id of the node; empty on a single server.
-    pub fn node_id(&self) -> &str {
-        self.node.as_ref().map_or("", |node| &node.id)
+    /// The id of the node of a Cluster.
+    pub fn node_id(&self) -> Option<&str> {
+        self.node.as_ref().map(|node| &*node.id)
     }
 
     pub(super) fn node(&self) -> Option<&Node> {

@@ -229,6 +229,7 @@ pub fn parse_inspect(reply: &Value) -> Result<KeyStatus, UnexpectedReply> {
             let since = fence.and_then(|fence| UNIX_EPOCH.checked_add(Duration::from_micros(fence)));
             let found = Holder::new(id, fence.unwrap_or(0));
             holder = Some(match since {
+                Some(since) if *subscribers == Value::Int(-1) => found.since(since),
                 Some(since) => found.since(since).connected(parse_u64(subscribers)? > 0),
                 None => found,
             });

@@ -237,7 +237,7 @@ impl Keyspace {
     fn node_args(&self, call: &mut ScriptCall) {
         if let Some(node) = self.node() {
             call.arg(self.inbox(""));
-            call.arg(u8::from(node.is_asking));
+            call.arg(u8::from(node.is_asking || node.id.is_empty()));
         }
     }
 

@@ -1,6 +1,7 @@
 //! A Redis Cluster: slots on several masters, which move and fail over.
 
 mod contract;
+mod moving;
 
 use std::sync::Arc;
 
