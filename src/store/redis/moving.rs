@@ -115,6 +115,11 @@ pub(super) async fn continue_release(
             let (_, _) = records.execute(Purpose::Release, write, deadline).await?;
             let without = ReleaseRequest { record: None, ..request.clone() };
             match release_with_record(route, &without, deadline).await? {
+                ClusterRelease::Done(ReleaseReply::NotHolder) => {
+                    // The lock was lost between the two steps: its record must answer nobody.
+                    delete_record_alone(route, &request.key, Some(&request.id), deadline).await?;
+                    Ok(ReleaseReply::NotHolder)
+                }
                 ClusterRelease::Done(reply) => Ok(reply),
                 ClusterRelease::RecordElsewhere | ClusterRelease::RecordUnknown => Ok(ReleaseReply::NotHolder),
             }
@@ -145,11 +150,20 @@ pub(super) async fn delete_record(
     if let Some(reply) = route.parsed(Purpose::Once, wire::parse_delete_record(&reply))? {
         return Ok(reply);
     }
-    let mut records = route.beside();
-    let delete = |names: &Keyspace, _: &Shared| names.delete_record_alone(key);
-    let (reply, _) = records.execute(Purpose::Once, delete, deadline).await?;
-    let deleted = records.parsed(Purpose::Once, wire::parse_complete(&reply))?;
+    let deleted = delete_record_alone(route, key, None, deadline).await?;
     Ok(if deleted { DeleteRecordReply::Deleted } else { DeleteRecordReply::NotFound })
+}
+
+async fn delete_record_alone(
+    route: &Route,
+    key: &LockKey,
+    left_by: Option<&AcquisitionId>,
+    deadline: Instant,
+) -> Result<bool, CallError> {
+    let mut records = route.beside();
+    let delete = |names: &Keyspace, _: &Shared| names.delete_record_alone(key, left_by);
+    let (reply, _) = records.execute(Purpose::Once, delete, deadline).await?;
+    records.parsed(Purpose::Once, wire::parse_complete(&reply))
 }
 
 /// The record of a key, and the acquisition id that left it.

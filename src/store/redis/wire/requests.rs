@@ -194,10 +194,18 @@ impl Keyspace {
         Ok(call)
     }
 
-    /// The call that deletes the record of a key, without its lock.
-    pub fn delete_record_alone(&self, key: &LockKey) -> Result<ScriptCall, InvalidName> {
+    /// The call that deletes the record of a key, without its lock: any, or only the one that this
+    /// acquisition has left.
+    pub fn delete_record_alone(
+        &self,
+        key: &LockKey,
+        left_by: Option<&AcquisitionId>,
+    ) -> Result<ScriptCall, InvalidName> {
         let mut call = ScriptCall::new(DELETE_RECORD_ALONE.of(Variant::default()));
         call.key(self.record(self.lock(key)?));
+        if let Some(id) = left_by {
+            call.arg(id);
+        }
         Ok(call)
     }
 

@@ -74,6 +74,7 @@ async fn id_of(cluster: &RedisCluster, node: usize) -> String {
     cluster.command(node, &["CLUSTER", "MYID"]).await.text().expect("an id").to_owned()
 }
 
+/// Guarantee: G1.
 #[tokio::test]
 async fn half_moved_cluster_passes_conformance() {
     let Some(mut cluster) = cluster(1, 0).await else { return };
@@ -182,7 +183,7 @@ async fn held_lock_is_renewed_and_released_where_it_is() {
 }
 
 /// The fence of the slot is an hour ahead of the clock: that clock was set back.
-/// Guarantee: G2.
+/// Guarantee: G11.
 #[tokio::test]
 async fn fences_rise_while_a_slot_is_half_moved() {
     let Some(m) = Move::new().await else { return };
@@ -208,7 +209,7 @@ async fn fences_rise_while_a_slot_is_half_moved() {
     assert!(m.granted(&m.ids.next()).await > last);
 }
 
-/// Guarantee: G14.
+/// Guarantee: G18.
 #[tokio::test]
 async fn record_is_found_on_either_node() {
     let Some(m) = Move::new().await else { return };
@@ -227,7 +228,7 @@ async fn record_is_found_on_either_node() {
 }
 
 /// A release that leaves a record, of a lock that is still at the former node.
-/// Guarantee: G14.
+/// Guarantee: G18.
 #[tokio::test]
 async fn record_is_left_while_a_slot_is_half_moved() {
     let Some(m) = Move::new().await else { return };
@@ -245,7 +246,7 @@ async fn record_is_left_while_a_slot_is_half_moved() {
 
 /// A record that an earlier section left is replaced where it is: a second one at the next node would
 /// stop the move.
-/// Guarantee: G14.
+/// Guarantee: G18.
 #[tokio::test]
 async fn record_of_the_former_node_is_replaced_there() {
     let Some(m) = Move::new().await else { return };
@@ -262,7 +263,7 @@ async fn record_of_the_former_node_is_replaced_there() {
 }
 
 /// The lock-delay of an aborted handler.
-/// Guarantee: G8.
+/// Guarantee: G3.
 #[tokio::test]
 async fn block_stays_while_a_slot_is_half_moved() {
     let Some(m) = Move::new().await else { return };
@@ -282,7 +283,7 @@ async fn block_stays_while_a_slot_is_half_moved() {
     assert!(matches!(m.acquire(&c).await, AcquireReply::Queued { .. }), "after the move");
 }
 
-/// Guarantee: G12.
+/// Guarantee: G8.
 #[tokio::test]
 async fn revoked_lock_is_blocked_at_the_former_node() {
     let Some(m) = Move::new().await else { return };
