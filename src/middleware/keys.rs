@@ -1,7 +1,5 @@
 //! The keys of one request at one layer.
 
-use std::slice;
-
 use crate::{
     key_source::RequestKeys,
     lock_key::{LockKey, several::KeyCountError},
@@ -21,13 +19,6 @@ impl SortedKeys {
             RequestKeys::One(key) => Self::One(key),
             RequestKeys::Several(keys) => Self::Several(keys.into_sorted()?),
         })
-    }
-
-    pub(crate) fn iter(&self) -> slice::Iter<'_, LockKey> {
-        match self {
-            Self::One(key) => slice::from_ref(key).iter(),
-            Self::Several(keys) => keys.iter(),
-        }
     }
 }
 
