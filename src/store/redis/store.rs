@@ -112,6 +112,10 @@ impl LockStore for RedisStore {
         drop(sinks);
         for shared in self.servers.all() {
             shared.messages.add(sink.clone());
+            if matches!(self.servers, Servers::Cluster(_)) {
+                // At each master, also without a call to it: its slots may be those of a queue later.
+                shared.messages.start(None);
+            }
         }
     }
 

@@ -77,7 +77,8 @@ struct State<S> {
     view: Option<Arc<View<S>>>,
     /// Nodes that only redirections have named.
     others: HashMap<NodeName, Arc<S>>,
-    is_refreshing: bool,
+    /// The start of the refresh under way.
+    refreshing_since: Option<Instant>,
     refreshed_at: Option<Instant>,
 }
 
@@ -96,7 +97,10 @@ pub(crate) struct ClusterNode<S> {
 }
 
 /// A refresh under way. Its drop lets another one begin.
-struct Refreshing<'a, S>(&'a Nodes<S>);
+struct Refreshing<'a, S> {
+    nodes: &'a Nodes<S>,
+    since: Instant,
+}
 
 /// What a node that was asked knows. Of two replies the larger one counts.
 #[derive(Debug)]
@@ -129,7 +133,7 @@ impl<S: Node> Nodes<S> {
             seeds,
             make,
             this: Weak::clone(this),
-            state: Mutex::new(State { view: None, others: HashMap::new(), is_refreshing: false, refreshed_at: None }),
+            state: Mutex::new(State { view: None, others: HashMap::new(), refreshing_since: None, refreshed_at: None }),
             refreshed: Notify::new(),
             is_reachable: AtomicBool::new(true),
             keyspace,
@@ -266,7 +270,7 @@ impl<S: Node> Nodes<S> {
         // A refresh that ends between the next two lines notifies this one, too.
         refreshed.as_mut().enable();
         let Some(refreshing) = self.begin_refresh() else {
-            refreshed.await;
+            let _ = timeout(self.timeouts.call, refreshed).await;
             return if self.is_reachable.load(Ordering::Relaxed) { Ok(()) } else { Err(CallError::NoMaster) };
         };
         let newest = self.newest_map(hint).await;
@@ -277,8 +281,16 @@ impl<S: Node> Nodes<S> {
     }
 
     fn begin_refresh(&self) -> Option<Refreshing<'_, S>> {
-        let was_refreshing = std::mem::replace(&mut self.state.lock().is_refreshing, true);
-        (!was_refreshing).then_some(Refreshing(self))
+        let since = Instant::now();
+        let mut state = self.state.lock();
+        // Nothing drives the runtime of one that takes longer.
+        let limit = 2 * self.timeouts.connect;
+        if state.refreshing_since.is_some_and(|since| since.elapsed() < limit) {
+            return None;
+        }
+        state.refreshing_since = Some(since);
+        drop(state);
+        Some(Refreshing { nodes: self, since })
     }
 
     /// The newest map that a node knows. A node that was partitioned has an older one.
@@ -371,8 +383,8 @@ impl<S> View<S> {
 
 impl<S> Drop for Refreshing<'_, S> {
     fn drop(&mut self) {
-        self.0.state.lock().is_refreshing = false;
-        self.0.refreshed.notify_waiters();
+        self.nodes.state.lock().refreshing_since.take_if(|since| *since == self.since);
+        self.nodes.refreshed.notify_waiters();
     }
 }
 
