@@ -47,8 +47,8 @@ local function offer_next(lock, queue, requester, offer_ms, head)
     --@raw fence = set_turn(fence, requester and 0 or 1)
     if redis.call('PUBLISH', inbox(head), '1 offered ' .. fence .. ' ' .. head .. ' ' .. lock) > 0 then
       --@single redis.call('HSET', lock, head, fence)
-      -- A lock that was deleted cannot be made again while its slot moves. The waiter asks, and is
-      -- told where.
+      -- A lock that was deleted cannot be made again while its slot moves. The waiter asks the node
+      -- that can make it.
       --@cluster if not beside('HSET', lock, head, fence) then return false end
       redis.call('PEXPIRE', lock, offer_ms)
       return head
