@@ -4,6 +4,8 @@
 //! stop half-way. A script then grants the lock with an incomplete fence, and the caller fetches
 //! what is on the other node: under the grant, so that no other one comes between.
 
+use std::time::Duration;
+
 use tokio::time::Instant;
 
 use super::{
@@ -44,8 +46,8 @@ impl From<Completed> for AcquireReply {
     }
 }
 
-/// Completes a grant. The record is read under the lock: nobody else leaves one meanwhile. So is the
-/// fence: each grant after this one gets a larger one.
+/// Completes a grant. The record is read under the lock: nobody else leaves one meanwhile. So is
+/// the fence: each grant after this one gets a larger one.
 pub(super) async fn complete(
     route: &mut Route,
     grant: Incomplete<'_>,
@@ -53,8 +55,8 @@ pub(super) async fn complete(
 ) -> Result<Completed, CallError> {
     let Incomplete { key, id, fence, queue, takes_record } = grant;
     if takes_record && let Some((_, record)) = record_of(route, key, deadline).await? {
-        // Such an acquisition holds nothing. If this fails, it is in doubt, and its caller releases.
-        let request = ReleaseRequest::new(key.clone(), id.clone(), std::time::Duration::ZERO, queue);
+        // Such an acquisition holds nothing. If this fails, it is in doubt: its caller releases it.
+        let request = ReleaseRequest::new(key.clone(), id.clone(), Duration::ZERO, queue);
         release(&mut route.beside(), &request, deadline).await?;
         return Ok(Completed::Recorded(record));
     }

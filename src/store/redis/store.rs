@@ -43,14 +43,14 @@ use crate::{
 /// the lock to the first live waiter. [Redis in production](crate::guide::redis_in_production)
 /// describes the data model, and the behaviour when Redis is slow, down, restarted or flushed.
 ///
-/// A store has three connections: one for acquisitions, one for renewals and releases, and one for
-/// messages. Renewals and releases therefore never wait for acquisitions. Renewals have a fourth
-/// one with [`min_replicas`](crate::store::RedisStoreBuilder::min_replicas). A broken connection is
-/// replaced.
+/// A store has three connections, on a Redis Cluster to each master: one for acquisitions, one for
+/// renewals and releases, and one for messages. Renewals and releases therefore never wait for
+/// acquisitions. Renewals have a fourth one with
+/// [`min_replicas`](crate::store::RedisStoreBuilder::min_replicas). A broken connection is replaced.
 ///
-/// A fence is the clock of Redis in microseconds, or one more than the last fence of the prefix, if
-/// that is larger. Fences therefore rise although Redis has lost its data, unless its clock is set
-/// back.
+/// A fence is the clock of Redis in microseconds, or one more than the last fence of the prefix (on
+/// a Cluster: of its slot), if that is larger. Fences therefore rise although Redis has lost its
+/// data, unless its clock is set back.
 ///
 /// [`list`](LockStore::list) uses `SCAN`, in steps that do not block the server. A key made by
 /// [`LockKey::raw`] is listed only while it has waiters, because its lock has no prefix.
@@ -58,7 +58,8 @@ use crate::{
 /// While Redis cannot be reached, no lock is acquired (503, not started), and a held lock is lost
 /// when its lease expires. If Redis loses data, two holders of one key can overlap. Use the
 /// [fencing token](crate::FencingToken) to reject stale writes. One Redis is a single point of
-/// failure: [topologies](crate::guide::topologies) describes sentinels and acknowledged grants.
+/// failure: [topologies](crate::guide::topologies) describes sentinels, a Cluster and acknowledged
+/// grants.
 pub struct RedisStore {
     servers: Servers<Shared>,
     /// The sinks of the managers, for nodes that join a Cluster later.
@@ -113,7 +114,7 @@ impl LockStore for RedisStore {
         for shared in self.servers.all() {
             shared.messages.add(sink.clone());
             if matches!(self.servers, Servers::Cluster(_)) {
-                // At each master, also without a call to it: its slots may be those of a queue later.
+                // At each master, also without a call to it: a queue may move to it.
                 shared.messages.start(None);
             }
         }

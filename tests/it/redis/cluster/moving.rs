@@ -244,8 +244,8 @@ async fn record_is_left_while_a_slot_is_half_moved() {
     assert_eq!(m.release_with_record(&a).await, ReleaseReply::RecordedBefore);
 }
 
-/// A record that an earlier section left is replaced where it is: a second one at the next node would
-/// stop the move.
+/// A record that an earlier section left is replaced where it is: a second one at the next node
+/// would stop the move.
 /// Guarantee: G18.
 #[tokio::test]
 async fn record_of_the_former_node_is_replaced_there() {

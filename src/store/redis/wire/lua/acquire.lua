@@ -43,7 +43,8 @@ if n > 1 then
   is_free = redis.call('EXISTS', unpack(names)) == 0
 else
   --@single is_free = ARGV[8] ~= 'poll' and redis.call('EXISTS', KEYS[1], unpack(ARGV, 9)) == 0
-  --@cluster is_free = ARGV[8] ~= 'poll' and not is_asking and beside('EXISTS', KEYS[1], unpack(ARGV, 9)) == 0
+  --@cluster is_free = ARGV[8] ~= 'poll' and not is_asking
+  --@cluster is_free = is_free and beside('EXISTS', KEYS[1], unpack(ARGV, 9)) == 0
 end
 -- The key is reserved for other programs: a new waiter enqueues, although the key is free. A poll
 -- ends the reservation.

@@ -54,7 +54,8 @@ end
 local record = n == 1 and ARGV[6]
 if record and ignore_wrong_type(redis.pcall('HEXISTS', KEYS[1], ARGV[3])) == 1 then
   -- The caller leaves it where it belongs, and repeats the release without it.
-  --@cluster if is_asking or not beside('HSET', record, 'id', ARGV[3]) then return {'record elsewhere'} end
+  --@cluster local is_here = not is_asking and beside('HSET', record, 'id', ARGV[3])
+  --@cluster if not is_here then return {'record elsewhere'} end
   redis.call('HSET', record, 'id', ARGV[3], 'head', ARGV[8])
   if ARGV[9] then redis.call('HSET', record, 'body', ARGV[9]) else redis.call('HDEL', record, 'body') end
   redis.call('PEXPIRE', record, ARGV[7])
@@ -88,7 +89,8 @@ local function finish(i)
     ignore_wrong_type(redis.pcall('LREM', queue, 1, id))
     local left_by = record and beside('HGET', record, 'id')
     if record and left_by == id then return {'recorded before'} end
-    --@cluster if record and (left_by == nil or is_asking and not left_by) then return {'record unknown'} end
+    --@cluster local is_unknown = left_by == nil or is_asking and not left_by
+    --@cluster if record and is_unknown then return {'record unknown'} end
     return {'not holder'}
   end
   --@raw if block_ms ~= '0' then announce() end
