@@ -172,7 +172,7 @@ async fn acquire(
             }
             None
         }
-        first => Some(first),
+        Ok(first) => Some(first),
     };
     let call = |names: &Keyspace, expires_at| names.acquire(std::slice::from_ref(request), expires_at);
     let parse = |reply: &_| wire::parse_acquire(reply, 1);

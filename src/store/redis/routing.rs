@@ -173,7 +173,7 @@ impl Route {
     }
 
     /// Executes a call that does nothing later than `valid_for` after it was made, by either clock.
-    /// `first`: the result of the first time, if it was sent together with others.
+    /// `first`: the reply of the first time, if it was sent together with others.
     pub(super) async fn execute_before_expiry<T>(
         &mut self,
         called: BootInstant,
@@ -181,16 +181,13 @@ impl Route {
         deadline: Instant,
         call: impl Fn(&Keyspace, i64) -> Result<ScriptCall, InvalidName>,
         parse: impl Fn(&Value) -> Result<(i64, Timed<T>), UnexpectedReply>,
-        mut first: Option<Result<(Value, Replicated), CallError>>,
+        mut first: Option<(Value, Replicated)>,
     ) -> Result<InTime<T>, CallError> {
         for _ in 0..Self::MAX_TRIES {
-            if let Some(Err(error)) = first.take_if(|first| first.is_err()) {
-                self.follow(error).await?;
-            }
             // Not repeated: the caller releases what a call without a reply may have acquired (I8).
             let (mut reply, replicated) = match first.take() {
-                Some(Ok(first)) => first,
-                _ => {
+                Some(first) => first,
+                None => {
                     let call = |names: &Keyspace, at: &Shared| call(names, at.expires_at(called, valid_for));
                     self.execute(Purpose::Acquire, call, deadline).await?
                 }

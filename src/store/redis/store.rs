@@ -128,7 +128,7 @@ impl LockStore for RedisStore {
             };
             SharedCalls::push_valid(shared, requests, refused)
         }
-        self.servers.call(requests, push, |request, waited| {
+        self.servers.call("acquire", requests, push, |request, waited| {
             request.valid_for = request.valid_for.saturating_sub(waited);
         })
     }
@@ -146,7 +146,7 @@ impl LockStore for RedisStore {
             };
             SharedCalls::push_valid(shared, requests, refused)
         }
-        self.servers.call(requests, push, |_, _| {})
+        self.servers.call("release", requests, push, |_, _| {})
     }
 
     fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {

@@ -236,11 +236,16 @@ impl<S: Node> Nodes<S> {
             return Arc::clone(&view.nodes[at]);
         }
         let name = NodeName { host: host.clone(), port: *port, id: String::new() };
-        if !state.others.contains_key(&name) && state.others.len() >= MAX_OTHERS {
-            state.others.clear();
+        if let Some(known) = state.others.get(&name) {
+            return Arc::clone(known);
         }
-        let make = || (self.make)(&name, &self.this);
-        Arc::clone(state.others.entry(name.clone()).or_insert_with(make))
+        let evicted = if state.others.len() < MAX_OTHERS { None } else { Some(std::mem::take(&mut state.others)) };
+        let node = (self.make)(&name, &self.this);
+        state.others.insert(name, Arc::clone(&node));
+        drop(state);
+        // Their last references may be here, and stop tasks.
+        drop(evicted);
+        node
     }
 
     /// Follows a message that a slot has moved. The node there knows all its slots.

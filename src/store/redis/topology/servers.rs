@@ -67,6 +67,7 @@ impl<S: Node> Servers<S> {
     /// yet.
     pub(crate) fn call<R: Shareable + Send + 'static, T: Send + Unpin + 'static>(
         &self,
+        operation: &'static str,
         requests: Many<R>,
         call: fn(&Arc<S>, Many<R>) -> Many<StoreFuture<T>>,
         wait: fn(&mut R, Duration),
@@ -76,7 +77,7 @@ impl<S: Node> Servers<S> {
             Self::Cluster(nodes) => nodes,
         };
         let (groups, unknown) = nodes.groups(requests.into_iter().enumerate(), |(_, request)| request.key());
-        let later = |(place, request)| (place, call_later(nodes, request, call, wait));
+        let later = |(place, request)| (place, call_later(nodes, operation, request, call, wait));
         let mut futures: Vec<_> = unknown.into_iter().map(later).collect();
         for (server, requests) in groups {
             let (places, requests): (Vec<_>, Vec<_>) = requests.into_iter().unzip();
@@ -90,6 +91,7 @@ impl<S: Node> Servers<S> {
 /// Calls a server when the map of the slots is known.
 fn call_later<S: Node, R: Shareable + Send + 'static, T: Send + Unpin + 'static>(
     nodes: &Arc<Nodes<S>>,
+    operation: &'static str,
     mut request: R,
     call: fn(&Arc<S>, Many<R>) -> Many<StoreFuture<T>>,
     wait: fn(&mut R, Duration),
@@ -98,7 +100,7 @@ fn call_later<S: Node, R: Shareable + Send + 'static, T: Send + Unpin + 'static>
     let clock = Clock::default();
     let called: BootInstant = clock.now();
     StoreFuture::new(async move {
-        let server = nodes.find(nodes.slot(request.key()), "find").await?;
+        let server = nodes.find(nodes.slot(request.key()), operation).await?;
         wait(&mut request, clock.now().saturating_duration_since(called));
         call(&server, request.into()).into_single().await
     })
