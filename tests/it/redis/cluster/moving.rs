@@ -174,7 +174,9 @@ async fn held_lock_is_renewed_and_released_where_it_is() {
     assert_eq!(m.release(&a).await, ReleaseReply::NotHolder, "a copy changes nothing");
     let second = m.granted(&b).await;
     assert!(second > first, "{second} after {first}");
-    assert_eq!(m.keys(m.to).await, [NAME], "the fence stays where it is");
+    let waits = m.acquire(&m.ids.next()).await;
+    assert!(matches!(waits, AcquireReply::Queued { poll_in: Some(_), .. }), "{waits:?}");
+    assert_eq!(m.keys(m.to).await, [NAME], "no fence and no queue are made there");
     m.finish().await;
     assert_eq!(m.renewed(&b).await, RenewReply::Extended);
     assert_eq!(m.granted(&b).await, second, "a repeated call finds its grant");
