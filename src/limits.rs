@@ -126,6 +126,9 @@ pub(crate) const STORE_CALL_TIMEOUT_MAX: Duration = Duration::from_secs(5);
 /// The shortest timeout of connecting to Redis and of one call.
 #[cfg(feature = "redis")]
 pub(crate) const REDIS_TIMEOUT_MIN: Duration = Duration::from_millis(50);
+/// How long a call waits for the replicas of a URL: a multiple of the usual time of replication.
+#[cfg(feature = "redis")]
+pub(crate) const REDIS_MIN_REPLICAS_TIMEOUT: Duration = Duration::from_millis(100);
 /// Acquires that wait until they are sent to Redis; further ones are refused at once.
 #[cfg(feature = "redis")]
 pub(crate) const MAX_WAITING_REQUESTS: usize = 10_000;
@@ -346,6 +349,11 @@ mod tests {
         assert!(page.contains(&format!("| acquires that wait to be sent to Redis | {MAX_WAITING_REQUESTS} |")));
         #[cfg(feature = "redis")]
         assert!(page.contains(&format!("| prefix of names in Redis | `{REDIS_PREFIX}` |")));
+        #[cfg(feature = "redis")]
+        assert!(page.contains(&format!(
+            "| wait for the replicas, if the URL sets `min_replicas` alone | {} ms |",
+            REDIS_MIN_REPLICAS_TIMEOUT.as_millis()
+        )));
         assert_eq!(REQUEST_WAIT_TIMEOUT, Duration::ZERO, "refuse at once");
     }
 }

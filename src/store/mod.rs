@@ -15,6 +15,8 @@ mod events;
 mod free_keys;
 mod future;
 mod error;
+#[cfg(feature = "redis")]
+mod scheme;
 #[cfg(feature = "memory")]
 mod memory;
 #[cfg(feature = "redis")]

@@ -14,7 +14,7 @@ use super::{
     store::RedisStore,
     topology::{
         Endpoint, Pooled, Sentinels, Single, Topology,
-        address::{Address, SentinelAddresses},
+        address::{Address, Deployment, SentinelAddresses, sentinel},
         connection::Timeouts,
         replicas::MinReplicas,
     },
@@ -45,6 +45,8 @@ pub struct RedisStoreBuilder {
     prefix: Option<String>,
     /// The addresses, and the name of the master.
     sentinel: Option<(Vec<String>, String)>,
+    /// Further nodes.
+    cluster: Option<Vec<String>>,
     connect_timeout: Option<Duration>,
     call_timeout: Option<Duration>,
     min_replicas: Option<MinReplicas>,
@@ -94,6 +96,30 @@ impl RedisStoreBuilder {
         Self { sentinel: Some((addresses.into_iter().map(Into::into).collect(), master.into())), ..self }
     }
 
+    /// Connects to the Redis Cluster of these nodes, and of the server of the URL.
+    ///
+    /// Each node is `host:port`, or a host whose port is 6379. The URL of
+    /// [`connect`](Self::connect) has the user, the password and the TLS of all nodes. The nodes
+    /// name all others of the Cluster: name as many as are seldom down together.
+    ///
+    /// ```no_run
+    /// # use tower_lock::{RedisStore, store::RedisConnectError};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), RedisConnectError> {
+    /// let store = RedisStore::builder()
+    ///     .cluster(["b:6379", "c:6379"])
+    ///     .connect("redis://user:password@a:6379")
+    ///     .await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// The same in one URL, for example in `REDIS_URL`:
+    /// `redis+cluster://user:password@a:6379,b:6379,c:6379`. `rediss` means TLS.
+    pub fn cluster(self, nodes: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        Self { cluster: Some(nodes.into_iter().map(Into::into).collect()), ..self }
+    }
+
     /// Sets the timeout of connecting, which includes DNS, TCP, TLS and AUTH. Default: 2 seconds.
     ///
     /// The timeout is from 50 ms to 60 s. With any other, connecting fails with
@@ -132,11 +158,26 @@ impl RedisStoreBuilder {
     /// connecting fails with [`RedisConnectError::InvalidTimeout`]. Use a multiple of the usual
     /// time of replication, for example 100 ms.
     pub fn min_replicas(self, count: u32, timeout: Duration) -> Self {
-        Self { min_replicas: (count > 0).then_some(MinReplicas { count, timeout }), ..self }
+        Self { min_replicas: Some(MinReplicas { count, timeout }), ..self }
     }
 
     /// Connects to a URL: `redis://user:password@host:port/database`, `rediss://` for TLS (feature
-    /// `redis-tls`), `redis+sentinel://` (see [`sentinel`](Self::sentinel)), or `unix:///path`.
+    /// `redis-tls`), `redis+sentinel://` (see [`sentinel`](Self::sentinel)), `redis+cluster://` (see
+    /// [`cluster`](Self::cluster)), or `unix:///path`.
+    ///
+    /// The URL may have parameters, for example
+    /// `redis://host:6379?prefix=shop&min_replicas=1`:
+    ///
+    /// | parameter | meaning |
+    /// |---|---|
+    /// | `prefix` | as [`prefix`](Self::prefix) |
+    /// | `min_replicas` | as [`min_replicas`](Self::min_replicas), within 100 ms |
+    /// | `min_replicas_timeout_ms` | another time for it, in milliseconds |
+    /// | `sentinel_username`, `sentinel_password`, `sentinel_tls` | those of all sentinels |
+    /// | `db`, `user`, `pass` | database, user and password of `unix:///path` |
+    ///
+    /// Any other parameter is an error. So is one that the builder sets to another value: neither
+    /// of them is ignored.
     ///
     /// # Errors
     ///
@@ -186,7 +227,7 @@ impl RedisStoreBuilder {
     pub async fn from_config(self, config: &Config) -> Result<RedisStore, RedisConnectError> {
         let address = match (&config.url, &config.connection) {
             (Some(url), None) => Address::parse(url, "")?,
-            (None, connection) => Address::from_info(ConnectionInfo::from(connection.clone().unwrap_or_default()), "")?,
+            (None, connection) => Address::from_info(ConnectionInfo::from(connection.clone().unwrap_or_default()))?,
             (Some(_), Some(_)) => {
                 return Err(RedisConnectError::InvalidUrl("the configuration has both a URL and a connection".into()));
             }
@@ -201,6 +242,9 @@ impl RedisStoreBuilder {
     /// replaced by another of the pool. Enable `TCP_NODELAY` in the pool, because otherwise a call
     /// can take 40 ms. Replies on connections of a pool are not bounded in length.
     ///
+    /// The crate `redis` reads the address, and ignores the parameters of
+    /// [`connect`](Self::connect).
+    ///
     /// # Errors
     ///
     /// The same as [`connect`](Self::connect).
@@ -210,7 +254,7 @@ impl RedisStoreBuilder {
         address: impl IntoConnectionInfo,
     ) -> Result<RedisStore, RedisConnectError> {
         let address = address.into_connection_info().map_err(|error| RedisConnectError::InvalidUrl(error.into()))?;
-        let store = self.build(Some(pool), Address::from_info(address, "")?)?;
+        let store = self.build(Some(pool), Address::from_info(address)?)?;
         test(store.servers()).await?;
         Ok(store)
     }
@@ -223,10 +267,16 @@ impl RedisStoreBuilder {
 
     fn build(self, pool: Option<Pool>, mut address: Address) -> Result<RedisStore, RedisConnectError> {
         if let Some((nodes, master)) = &self.sentinel {
-            let nodes = nodes.iter().map(|node| Address::parse_sentinel_node(node, "")).collect::<Result<_, _>>()?;
-            address = address.behind(master, nodes, "")?;
+            let nodes = nodes.iter().map(|node| sentinel(node)).collect::<Result<_, _>>()?;
+            address = address.behind(master, nodes)?;
         }
-        let prefix = self.prefix.as_deref().unwrap_or(REDIS_PREFIX);
+        if let Some(nodes) = &self.cluster {
+            address = address.in_cluster(nodes)?;
+        }
+        let prefix = same("prefix", self.prefix, address.settings.prefix)?;
+        let prefix = prefix.as_deref().unwrap_or(REDIS_PREFIX);
+        let min_replicas = same("min_replicas", self.min_replicas, address.settings.min_replicas)?;
+        let min_replicas = min_replicas.filter(|replicas| replicas.count > 0);
         let keyspace = Keyspace::new(prefix).map_err(|_| RedisConnectError::InvalidPrefix(prefix.to_owned()))?;
         let checked = |setting, value: Option<Duration>, default, max| match value.unwrap_or(default) {
             value if (REDIS_TIMEOUT_MIN..=max).contains(&value) => Ok(value),
@@ -236,7 +286,7 @@ impl RedisStoreBuilder {
             call: checked("call_timeout", self.call_timeout, STORE_CALL_TIMEOUT, STORE_CALL_TIMEOUT_MAX)?,
             connect: checked("connect_timeout", self.connect_timeout, CONNECT_TIMEOUT, CONNECT_TIMEOUT_MAX)?,
         };
-        if let Some(MinReplicas { timeout, .. }) = self.min_replicas
+        if let Some(MinReplicas { timeout, .. }) = min_replicas
             && !(Duration::from_millis(1)..=timeouts.call / 2).contains(&timeout)
         {
             return Err(RedisConnectError::InvalidTimeout { setting: "min_replicas", value: timeout });
@@ -247,28 +297,22 @@ impl RedisStoreBuilder {
         let endpoint = |info| Ok(Endpoint::new(Client::open(info).map_err(invalid)?, connect, call));
         let user = if pool.is_some() { "the user of the pool".to_owned() } else { address.user };
         let sinks = Arc::<Sinks>::default();
-        let parts = Parts {
-            user,
-            keyspace,
-            timeouts,
-            min_replicas: self.min_replicas,
-            background: background.clone(),
-            sinks: Arc::clone(&sinks),
-        };
-        if let Some(nodes) = address.cluster {
-            let servers = parts.cluster(address.info, nodes).map_err(invalid)?;
-            return Ok(RedisStore::new(servers, sinks));
-        }
-        let (topology, display): (Arc<dyn Topology>, _) = match (address.sentinels, pool) {
-            (None, None) => (Arc::new(Single(endpoint(address.info)?)), address.display),
-            (None, Some(pool)) => {
+        let parts =
+            Parts { user, keyspace, timeouts, min_replicas, background: background.clone(), sinks: Arc::clone(&sinks) };
+        let (topology, display): (Arc<dyn Topology>, _) = match (address.deployment, pool) {
+            (Deployment::Server, None) => (Arc::new(Single(endpoint(address.info)?)), address.display),
+            (Deployment::Server, Some(pool)) => {
                 let pooled = Pooled { pool, messages: endpoint(address.info)?, call_timeout: call };
                 (Arc::new(pooled), address.display)
             }
-            (Some(_), Some(_)) => {
-                return Err(RedisConnectError::InvalidUrl("connections of a pool do not follow sentinels".into()));
+            (Deployment::Sentinel(_) | Deployment::Cluster(_), Some(_)) => {
+                return Err(RedisConnectError::InvalidUrl("connections of a pool lead to one server".into()));
             }
-            (Some(SentinelAddresses { master, nodes }), None) => {
+            (Deployment::Cluster(nodes), None) => {
+                let servers = parts.cluster(address.info, nodes).map_err(invalid)?;
+                return Ok(RedisStore::new(servers, sinks));
+            }
+            (Deployment::Sentinel(SentinelAddresses { master, nodes }), None) => {
                 let sentinels =
                     Sentinels::new(master, nodes, address.info, connect, call, background.clone()).map_err(invalid)?;
                 let display = sentinels.to_string();
@@ -279,9 +323,22 @@ impl RedisStoreBuilder {
     }
 }
 
+/// The setting of the builder, or that of the URL. If one of two were ignored, two services could
+/// lock under different names without an error.
+fn same<T: PartialEq>(name: &str, builder: Option<T>, url: Option<T>) -> Result<Option<T>, RedisConnectError> {
+    match (builder, url) {
+        (Some(builder), Some(url)) if builder != url => {
+            Err(RedisConnectError::InvalidUrl(format!("its parameter `{name}` is not that of the builder").into()))
+        }
+        (builder, url) => Ok(builder.or(url)),
+    }
+}
+
 impl RedisStore {
     /// Connects to a URL: `redis://user:password@host:port/database`, `rediss://` for TLS (feature
-    /// `redis-tls`), `redis+sentinel://` (see [`RedisStoreBuilder::sentinel`]), or `unix:///path`.
+    /// `redis-tls`), `redis+sentinel://` (see [`RedisStoreBuilder::sentinel`]), `redis+cluster://`
+    /// (see [`RedisStoreBuilder::cluster`]), or `unix:///path`. [`RedisStoreBuilder::connect`] has
+    /// its parameters.
     ///
     /// # Errors
     ///

@@ -26,7 +26,7 @@ pub enum RedisConnectError {
     #[error("invalid Redis URL: {}", error_chain(&**.0))]
     InvalidUrl(Box<dyn Error + Send + Sync>),
     /// The URL requires TLS (`rediss://`), and the crate was built without the feature `redis-tls`.
-    #[error("`rediss://` requires TLS, but tower-lock was built without it: turn on its feature `redis-tls`")]
+    #[error("`rediss://` requires TLS, and tower-lock was built without it: add the feature `redis-tls` of tower-lock")]
     TlsNotEnabled,
     /// The prefix is not 1 to 64 characters of `[A-Za-z0-9._-]`, or it is `tower-lock`.
     #[error("invalid prefix `{0}`: a prefix is 1 to 64 of [A-Za-z0-9._-], and not `tower-lock`")]
@@ -97,7 +97,7 @@ pub enum RedisConnectError {
 /// Too few replicas have a write. It may survive a failover nevertheless.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("{acknowledged} of {required} replicas have acknowledged the write in time")]
-pub(super) struct NotReplicated {
+pub(crate) struct NotReplicated {
     pub(super) acknowledged: i64,
     pub(super) required: u32,
 }
@@ -183,6 +183,16 @@ struct Hint<'a>(&'a str);
 impl fmt::Display for Hint<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() { Ok(()) } else { write!(f, " ({})", self.0) }
+    }
+}
+
+impl RedisConnectError {
+    /// Adds the source of a URL, for example the name of a variable.
+    pub(super) fn with_origin(self, origin: &str) -> Self {
+        match self {
+            Self::InvalidUrl(reason) => Self::InvalidUrl(format!("{origin}{reason}").into()),
+            error => error,
+        }
     }
 }
 

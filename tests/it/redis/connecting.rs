@@ -24,8 +24,8 @@ use tower_lock::{
     },
     test_util::conformance,
 };
-use tower_lock_testkit::{RedisServer, Reply};
 use tower_lock_testkit::{
+    RedisServer, Reply,
     locks::key,
     log::Log,
     wait::{ms, soon, until},
@@ -56,8 +56,7 @@ async fn store_connects_by_url_configuration_or_pool() {
     let redis = RedisServer::options().set("requirepass", "a secret").start().await;
     let url = redis.url().replace(' ', "%20");
     works(RedisStore::connect(&url).await.expect("by its URL")).await;
-    works(RedisStore::connect(&format!("{url}/3?protocol=resp3")).await.expect("another database, another protocol"))
-        .await;
+    works(RedisStore::connect(&format!("{url}/3")).await.expect("another database")).await;
     let config = Config::from_url(&url);
     works(RedisStore::from_config(&config).await.expect("by a configuration")).await;
     // One for each of the two connections of the store, and one for other users of the pool.
@@ -69,6 +68,34 @@ async fn store_connects_by_url_configuration_or_pool() {
         Ok(())
     );
     works(store).await;
+}
+
+/// One of them would be ignored.
+#[tokio::test]
+async fn settings_of_url_and_builder_that_differ_are_an_error() {
+    let Some(environment) = environment().await else { return };
+    let url = format!("{}?prefix=shop&min_replicas=0", environment.redis.url());
+    let store = RedisStore::builder().prefix("shop").min_replicas(0, ms(100)).connect(&url).await;
+    let locks = LockManager::new(store.expect("no contradiction"));
+    let guard = locks.lock(key()).await.expect("free");
+    assert_eq!(environment.keys().await, ["shop:k"]);
+    guard.release().await.expect("held");
+    for (builder, parameter) in [
+        (RedisStore::builder().prefix("other"), "prefix"),
+        (RedisStore::builder().min_replicas(1, ms(100)), "min_replicas"),
+    ] {
+        let says = format!("its parameter `{parameter}` is not that of the builder");
+        let error = builder.clone().connect(&url).await.expect_err("two values");
+        assert!(error.to_string().ends_with(&says), "{error}");
+        let error = builder.connect_lazy(&url).expect_err("two values");
+        assert!(error.to_string().ends_with(&says), "{error}");
+    }
+    let text = format!("{}?prefix=a:b", environment.redis.url());
+    let error = RedisStore::connect(&text).await.expect_err("no prefix");
+    assert!(matches!(error, RedisConnectError::InvalidPrefix(_)), "{error}");
+    let text = format!("{}?min_replicas=1&min_replicas_timeout_ms=251", environment.redis.url());
+    let error = RedisStore::connect(&text).await.expect_err("too long");
+    assert!(matches!(error, RedisConnectError::InvalidTimeout { setting: "min_replicas", .. }), "{error}");
 }
 
 /// Guarantee: G1.
@@ -608,6 +635,8 @@ async fn connect_error_hides_the_password_and_repeats_no_cause() {
         ("localhost:6379", "did you mean `redis://localhost:6379`?"),
         ("ann:s3cret@localhost:6379", "did you mean `redis://localhost:6379`?"),
         ("redis:localhost", "did you mean `redis://localhost`?"),
+        ("s3cret", "it has no scheme (example: `redis://user:password@host:6379/0`)"),
+        ("redis://ann:s3cret@127.0.0.1:1?protocol=resp3", "a parameter is not one of `prefix`"),
         ("ann:s3cret", "it has no scheme (example: `redis://user:password@host:6379/0`)"),
         ("", "it is empty"),
         ("redis://", "it has no host"),

@@ -1,17 +1,34 @@
-//! The address of a server, from a URL.
+//! The address of the servers of a store, from a URL.
 
-use deadpool_redis::redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
+use deadpool_redis::redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
 
+use super::{
+    parameters::{Parameters, UrlSettings},
+    url::{ServerUrl, UrlKind},
+};
 use crate::store::redis::{error::RedisConnectError, wire::escape_control};
 
-/// An address, and its text without user and password.
+/// An address, its text without user and password, and the settings of its URL.
 pub(crate) struct Address {
+    /// User, password, database and TLS of the servers. Host and port are those of the server, or
+    /// of the first node. Behind sentinels the host is the name of the master.
     pub(crate) info: ConnectionInfo,
     pub(crate) display: String,
     pub(crate) user: String,
-    /// The sentinels that name the host and the port.
-    pub(crate) sentinels: Option<SentinelAddresses>,
-    pub(crate) cluster: Option<Vec<ConnectionInfo>>,
+    pub(crate) deployment: Deployment,
+    pub(crate) settings: UrlSettings,
+}
+
+/// Where the servers of an address are.
+#[derive(Clone, Debug)]
+pub(crate) enum Deployment {
+    /// One server, at the address.
+    Server,
+    /// One server. The sentinels name its host and its port.
+    Sentinel(SentinelAddresses),
+    /// Some nodes of a Redis Cluster, which name the others. Each has the login and the TLS of the
+    /// address.
+    Cluster(Vec<ConnectionInfo>),
 }
 
 /// The addresses of the sentinels of one master.
@@ -21,44 +38,17 @@ pub(crate) struct SentinelAddresses {
     pub(crate) nodes: Vec<ConnectionInfo>,
 }
 
-const EXAMPLE: &str = "example: `redis://user:password@host:6379/0`";
-const HOST_EXAMPLE: &str = "example: `redis://host:6379`";
-const UNENCODED: &str =
-    "`@`, `#`, `/`, `?` and `%` in a user or a password must be encoded: `%40`, `%23`, `%2F`, `%3F` and `%25`";
-const SENTINEL_EXAMPLE: &str = "example: `redis+sentinel://user:password@host1:26379,host2:26379,host3:26379/mymaster`";
-/// The port of a sentinel.
+/// That of a server is the default of the library.
 const SENTINEL_PORT: u16 = 26_379;
 
 impl Address {
     /// `origin`: prefix of error messages.
     pub(crate) fn parse(url: &str, origin: &str) -> Result<Self, RedisConnectError> {
-        if let Some((scheme, rest)) = url.trim().split_once("://")
-            && let Some(scheme) = scheme.to_ascii_lowercase().strip_suffix("+sentinel")
-        {
-            return Self::parse_sentinel(scheme, rest, origin);
-        }
-        if let Some(rest) = url.strip_prefix("redis+cluster://") {
-            let (login, hosts) = rest.rsplit_once('@').map_or((String::new(), rest), |(l, h)| (format!("{l}@"), h));
-            let nodes: Vec<_> = hosts
-                .split(',')
-                .map(|h| Self::parse(&format!("redis://{login}{h}"), origin))
-                .collect::<Result<_, _>>()?;
-            let infos = nodes.iter().map(|n| n.info.clone()).collect();
-            return Ok(Self { cluster: Some(infos), ..nodes.into_iter().next().expect("one") });
-        }
-        let wants_tls = url.starts_with("rediss:") || url.starts_with("valkeys:");
-        if wants_tls && !cfg!(feature = "redis-tls") {
-            return Err(RedisConnectError::TlsNotEnabled);
-        }
-        let invalid = |hint: &str| RedisConnectError::InvalidUrl(format!("{origin}{hint}").into());
-        if let Some(defect) = url_defect(url) {
-            return Err(invalid(&defect));
-        }
-        let info = url.into_connection_info().map_err(|_| invalid(EXAMPLE))?;
-        Self::from_info(info, origin)
+        let address = split(url).and_then(Self::of).map_err(|error| error.with_origin(origin))?;
+        Ok(Self { display: format!("{origin}{}", address.display), ..address })
     }
 
-    pub(crate) fn from_info(info: ConnectionInfo, origin: &str) -> Result<Self, RedisConnectError> {
+    pub(crate) fn from_info(info: ConnectionInfo) -> Result<Self, RedisConnectError> {
         if matches!(info.addr(), ConnectionAddr::TcpTls { .. }) {
             #[cfg(not(feature = "redis-tls"))]
             return Err(RedisConnectError::TlsNotEnabled);
@@ -69,94 +59,37 @@ impl Address {
                 let _ = rustls::crypto::ring::default_provider().install_default();
             }
         }
-        let display = format!("{origin}{}", escape_control(&info.addr().to_string()));
-        let user = user_text(info.redis_settings().username());
-        Ok(Self { info: with_settings(info), display, user, sentinels: None, cluster: None })
+        let (display, user) = (text_of(&info), user_text(info.redis_settings().username()));
+        let (deployment, settings) = (Deployment::Server, UrlSettings::default());
+        Ok(Self { info: with_settings(info), display, user, deployment, settings })
     }
 
-    /// `rest`: `user:password@host:port,host:port/master/database?sentinel_password=..`. User,
-    /// password, database and TLS are those of the servers.
-    fn parse_sentinel(scheme: &str, rest: &str, origin: &str) -> Result<Self, RedisConnectError> {
-        let invalid =
-            |defect: &str| RedisConnectError::InvalidUrl(format!("{origin}{defect} ({SENTINEL_EXAMPLE})").into());
-        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let (authority, path) = place.split_once('/').unwrap_or((place, ""));
-        // The rest of a password would be a part of the path.
-        if path.contains('@') || path.is_empty() && query.contains('@') {
-            return Err(invalid(UNENCODED));
-        }
-        if path.is_empty() || path.starts_with('/') {
-            return Err(invalid("it has no name of a master"));
-        }
-        let (login, hosts) = match authority.rsplit_once('@') {
-            // Else the first host of `host1,user:password@host2` would be a part of the user.
-            Some((login, _)) if login.contains(',') => {
-                return Err(invalid("user and password are before the first host, and a `,` in them must be `%2C`"));
+    fn of(url: ServerUrl<'_>) -> Result<Self, RedisConnectError> {
+        let mut parameters = Parameters::parse(url.query, url.kind).map_err(invalid)?;
+        let settings = parameters.settings().map_err(invalid)?;
+        let mut hosts = url.hosts();
+        let first = hosts.next().unwrap_or_default();
+        let address = match url.kind {
+            UrlKind::Server => Self::from_info(server(url, first)?)?,
+            UrlKind::Socket => Self::from_info(socket(url, &mut parameters)?)?,
+            UrlKind::Sentinel => {
+                let nodes = sentinels(url, &mut parameters)?;
+                Self::from_info(server(url, url.master())?)?.behind(url.master(), nodes)?
             }
-            Some((login, hosts)) => (format!("{login}@"), hosts),
-            None => (String::new(), authority),
+            UrlKind::Cluster => Self::from_info(server(url, first)?)?.in_cluster(hosts)?,
+            UrlKind::Redlock => {
+                return Err(invalid(
+                    "independent servers are a `RedlockStore`; `LockManager::connect` connects to them",
+                ));
+            }
         };
-        let (master, database) = path.split_once('/').unwrap_or((path, ""));
-        let (mut username, mut password, mut tls) = (None, None, ["rediss", "valkeys"].contains(&scheme));
-        // A `+` is no space, as in the password of the servers.
-        let query = query.replace('+', "%2B");
-        for (name, value) in form_urlencoded::parse(query.as_bytes()) {
-            match (&*name, &*value) {
-                ("sentinel_username", _) => username = Some(value),
-                ("sentinel_password", _) => password = Some(value),
-                ("sentinel_tls", "true") => tls = true,
-                ("sentinel_tls", "false") => tls = false,
-                _ => {
-                    return Err(invalid(
-                        "a parameter is not `sentinel_username`, `sentinel_password` or `sentinel_tls`",
-                    ));
-                }
-            }
-        }
-        let node = |host: &str| {
-            let scheme = if tls { "rediss" } else { "redis" };
-            let info = Self::parse_sentinel_node(&format!("{scheme}://{host}"), origin)?;
-            let mut settings = info.redis_settings().clone();
-            if let Some(username) = &username {
-                settings = settings.set_username(username);
-            }
-            if let Some(password) = &password {
-                settings = settings.set_password(password);
-            }
-            Ok(info.set_redis_settings(settings))
-        };
-        let nodes = hosts.split(',').map(str::trim).map(node).collect::<Result<_, RedisConnectError>>()?;
-        Self::parse(&format!("{scheme}://{login}{master}/{database}"), origin)?.behind(master, nodes, origin)
-    }
-
-    /// `url`: `redis://host:port` or `rediss://..` of a sentinel, or `host:port`.
-    pub(crate) fn parse_sentinel_node(url: &str, origin: &str) -> Result<ConnectionInfo, RedisConnectError> {
-        let (scheme, rest) = url.split_once("://").unwrap_or(("redis", url));
-        if scheme.to_ascii_lowercase().ends_with("+sentinel") {
-            return Err(RedisConnectError::InvalidUrl(
-                format!("{origin}the address of one sentinel has others").into(),
-            ));
-        }
-        let url = format!("{scheme}://{}", rest.trim_end_matches('/'));
-        let has_port = url.rsplit(['@', '/', ']']).next().is_some_and(|end| end.contains(':'));
-        let url = if has_port { url } else { format!("{url}:{SENTINEL_PORT}") };
-        let Self { info, .. } = Self::parse(&url, origin)?;
-        match info.addr() {
-            ConnectionAddr::Tcp(..) | ConnectionAddr::TcpTls { .. } => Ok(info),
-            _ => Err(RedisConnectError::InvalidUrl(format!("{origin}a sentinel has a host and a port").into())),
-        }
+        Ok(Self { settings, ..address })
     }
 
     /// The address of this master, whose host and port these sentinels name.
-    pub(crate) fn behind(
-        self,
-        master: &str,
-        nodes: Vec<ConnectionInfo>,
-        origin: &str,
-    ) -> Result<Self, RedisConnectError> {
-        let invalid = |defect: &str| RedisConnectError::InvalidUrl(format!("{origin}{defect}").into());
-        if self.sentinels.is_some() {
-            return Err(invalid("the sentinels are named twice"));
+    pub(crate) fn behind(self, master: &str, nodes: Vec<ConnectionInfo>) -> Result<Self, RedisConnectError> {
+        if !matches!(self.deployment, Deployment::Server) {
+            return Err(invalid("the URL has nodes of its own: sentinels lead to one master"));
         }
         let (ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. }) = self.info.addr() else {
             return Err(invalid("a socket has no sentinels"));
@@ -169,62 +102,136 @@ impl Address {
         if nodes.is_empty() {
             return Err(invalid("it has no sentinel"));
         }
-        Ok(Self { sentinels: Some(SentinelAddresses { master: master.to_owned(), nodes }), ..self })
+        let sentinels = SentinelAddresses { master: master.to_owned(), nodes };
+        Ok(Self { deployment: Deployment::Sentinel(sentinels), ..self })
     }
+
+    /// The address of a Cluster, of which the server of this address and these are nodes. Each is a
+    /// host, with or without a port.
+    pub(crate) fn in_cluster(
+        self,
+        further: impl IntoIterator<Item = impl AsRef<str>>,
+    ) -> Result<Self, RedisConnectError> {
+        if self.info.redis_settings().db() != 0 {
+            return Err(invalid("a Cluster has only the database 0"));
+        }
+        let mut nodes = match (&self.deployment, self.info.addr()) {
+            (Deployment::Sentinel(_), _) => return Err(invalid("a Cluster has no sentinels")),
+            (Deployment::Cluster(nodes), _) => nodes.clone(),
+            (Deployment::Server, ConnectionAddr::Tcp(..) | ConnectionAddr::TcpTls { .. }) => vec![self.info.clone()],
+            (Deployment::Server, _) => return Err(invalid("a node of a Cluster has a host and a port")),
+        };
+        for node in further {
+            nodes.push(self.cluster_node(node.as_ref())?);
+        }
+        let display = nodes.iter().map(text_of).collect::<Vec<_>>().join(", ");
+        Ok(Self { display, deployment: Deployment::Cluster(nodes), ..self })
+    }
+
+    fn cluster_node(&self, host: &str) -> Result<ConnectionInfo, RedisConnectError> {
+        // A URL has no other login or TLS: those of the nodes that these ones name are here.
+        if host.contains(['@', '/', '?', '#']) {
+            return Err(invalid("a node of a Cluster is `host:port`; user, password and TLS are those of the URL"));
+        }
+        let url = format!("redis://{host}");
+        let node = server(split(&url)?, host.trim())?;
+        let address = match (self.info.addr(), node.addr()) {
+            (ConnectionAddr::TcpTls { insecure, tls_params, .. }, ConnectionAddr::Tcp(host, port)) => {
+                let (host, port, insecure, tls_params) = (host.clone(), *port, *insecure, tls_params.clone());
+                ConnectionAddr::TcpTls { host, port, insecure, tls_params }
+            }
+            (_, address) => address.clone(),
+        };
+        Ok(self.info.clone().set_addr(address))
+    }
+}
+
+/// The address of one sentinel: `redis://host:port` or `rediss://..`, or `host:port`.
+pub(crate) fn sentinel(address: &str) -> Result<ConnectionInfo, RedisConnectError> {
+    let with_scheme = format!("redis://{}", address.trim());
+    let url = split(if address.contains("://") { address } else { &with_scheme })?;
+    match (url.kind, url.hosts().next()) {
+        (UrlKind::Server, Some(host)) if url.query.is_empty() => sentinel_node(url.tls, url.login, host),
+        (UrlKind::Server, _) => Err(invalid("the address of a sentinel has no parameters")),
+        (UrlKind::Socket, _) => Err(invalid("a sentinel has a host and a port")),
+        (UrlKind::Sentinel | UrlKind::Cluster | UrlKind::Redlock, _) => {
+            Err(invalid("the address of one sentinel has others"))
+        }
+    }
+}
+
+fn split(url: &str) -> Result<ServerUrl<'_>, RedisConnectError> {
+    ServerUrl::split(url).map_err(invalid)
+}
+
+fn invalid(defect: impl Into<String>) -> RedisConnectError {
+    RedisConnectError::InvalidUrl(defect.into().into())
+}
+
+/// A server with the login, the database and the TLS of its URL.
+fn server(url: ServerUrl<'_>, host: &str) -> Result<ConnectionInfo, RedisConnectError> {
+    connection_info(url.tls, url.login, host, url.database())
+}
+
+fn socket(url: ServerUrl<'_>, parameters: &mut Parameters) -> Result<ConnectionInfo, RedisConnectError> {
+    let info = format!("unix://{}", url.path).into_connection_info();
+    let info = info.map_err(|_| invalid("it is not the path of a socket"))?;
+    let mut settings = info.redis_settings().clone();
+    if let Some(database) = parameters.value::<u32>("db", "the number of a database").map_err(invalid)? {
+        settings = settings.set_db(database.into());
+    }
+    let (user, password) = (parameters.text("user"), parameters.text("pass"));
+    Ok(info.set_redis_settings(with_login(settings, user, password)))
+}
+
+fn sentinels(url: ServerUrl<'_>, parameters: &mut Parameters) -> Result<Vec<ConnectionInfo>, RedisConnectError> {
+    let tls = parameters.value("sentinel_tls", "`true` or `false`").map_err(invalid)?.unwrap_or(url.tls);
+    let (user, password) = (parameters.text("sentinel_username"), parameters.text("sentinel_password"));
+    let node = |host| {
+        let info = sentinel_node(tls, "", host)?;
+        let settings = with_login(info.redis_settings().clone(), user.clone(), password.clone());
+        Ok(info.set_redis_settings(settings))
+    };
+    url.hosts().map(node).collect()
+}
+
+fn sentinel_node(tls: bool, login: &str, host: &str) -> Result<ConnectionInfo, RedisConnectError> {
+    // An IPv6 address is in brackets.
+    let has_port = host.rsplit(']').next().is_some_and(|end| end.contains(':'));
+    let host = if has_port { host.to_owned() } else { format!("{host}:{SENTINEL_PORT}") };
+    Ok(Address::from_info(connection_info(tls, login, &host, "")?)?.info)
+}
+
+/// `login`: with its `@`, or empty.
+fn connection_info(tls: bool, login: &str, host: &str, database: &str) -> Result<ConnectionInfo, RedisConnectError> {
+    if tls && !cfg!(feature = "redis-tls") {
+        return Err(RedisConnectError::TlsNotEnabled);
+    }
+    let scheme = if tls { "rediss" } else { "redis" };
+    // The error of the library may have parts of the URL.
+    let info = format!("{scheme}://{login}{host}/{database}").into_connection_info();
+    info.map_err(|_| invalid("a host is not a name or an address, or user and password are not UTF-8"))
+}
+
+fn with_login(settings: RedisConnectionInfo, user: Option<String>, password: Option<String>) -> RedisConnectionInfo {
+    let settings = match user {
+        Some(user) => settings.set_username(user),
+        None => settings,
+    };
+    match password {
+        Some(password) => settings.set_password(password),
+        None => settings,
+    }
+}
+
+/// Host and port, or the path of a socket.
+fn text_of(info: &ConnectionInfo) -> String {
+    escape_control(&info.addr().to_string())
 }
 
 /// A user in an error message.
 fn user_text(name: Option<&str>) -> String {
     format!("user `{}`", escape_control(name.unwrap_or("default")))
-}
-
-/// The mistake in a URL, without any part that may be secret.
-fn url_defect(url: &str) -> Option<String> {
-    if url.trim().is_empty() {
-        return Some(format!("it is empty ({HOST_EXAMPLE})"));
-    }
-    let Some((scheme, rest)) = url.trim().split_once("://") else {
-        // The part after the last `@` contains no password. Without an `@` only a host and a port
-        // are shown.
-        let host = url.rsplit('@').next().unwrap_or_default().trim_start_matches("redis:").trim_start_matches('/');
-        return Some(if is_host_and_port(host) {
-            format!("it has no scheme; did you mean `redis://{host}`?")
-        } else {
-            format!("it has no scheme ({EXAMPLE})")
-        });
-    };
-    match &*scheme.to_ascii_lowercase() {
-        "redis" | "rediss" | "valkey" | "valkeys" => {}
-        "unix" | "redis+unix" | "valkey+unix" => return None,
-        _ => return Some(format!("its scheme is not `redis`, `rediss`, `redis+sentinel` or `unix` ({HOST_EXAMPLE})")),
-    }
-    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
-    // The parsed host would be a part of the password.
-    if rest[end..].contains('@') {
-        return Some(UNENCODED.to_owned());
-    }
-    let (authority, path) = rest.split_at(end);
-    let host = authority.rsplit('@').next().unwrap_or_default();
-    if host.is_empty() || host.starts_with(':') {
-        return Some(format!("it has no host, or no `@` after its password ({EXAMPLE})"));
-    }
-    if host.rsplit_once(':').is_some_and(|(_, port)| !port.ends_with(']') && port.parse::<u16>().is_err()) {
-        return Some(format!(
-            "its port is not a number from 1 to 65535, or it has no `@` after its password ({EXAMPLE})"
-        ));
-    }
-    let database = path.split(['?', '#']).next().unwrap_or_default().trim_matches('/');
-    if !database.is_empty() && database.parse::<i64>().is_err() {
-        return Some(format!("its path is not the number of a database ({EXAMPLE})"));
-    }
-    None
-}
-
-/// Whether this is a host, with or without a port and a database. `user:password` is not.
-fn is_host_and_port(text: &str) -> bool {
-    let (host, rest) = text.split_once(':').unwrap_or((text, ""));
-    let is_host = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-    !host.is_empty() && host.chars().all(is_host) && rest.chars().all(|c| c.is_ascii_digit() || c == '/')
 }
 
 /// Disables Nagle's algorithm: a call does not wait for the reply to the previous one. Also
@@ -240,58 +247,157 @@ mod tests {
 
     #[test]
     fn tls_url_without_the_feature_names_the_feature() {
-        for url in ["rediss://localhost", "valkeys://localhost"] {
+        for url in ["rediss://a", "valkeys://a", "rediss+sentinel://a/m", "rediss+cluster://a"] {
             let error = Address::parse(url, "").map(|address| address.display).expect_err("not built");
-            assert!(error.to_string().ends_with("turn on its feature `redis-tls`"), "{error}");
+            assert!(error.to_string().ends_with("add the feature `redis-tls` of tower-lock"), "{url}: {error}");
         }
+        let error = sentinel("rediss://a").expect_err("not built");
+        assert!(matches!(error, RedisConnectError::TlsNotEnabled), "{error}");
     }
 }
 
 #[cfg(test)]
-mod sentinel_tests {
+mod deployment_tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::store::redis::topology::replicas::MinReplicas;
 
     fn parse(url: &str) -> Result<Address, String> {
         Address::parse(url, "").map_err(|error| error.to_string())
     }
 
+    /// Address, user, password and database.
+    fn seen(info: &ConnectionInfo) -> (String, Option<&str>, Option<&str>, i64) {
+        let settings = info.redis_settings();
+        (info.addr().to_string(), settings.username(), settings.password(), settings.db())
+    }
+
+    fn cluster(address: &Address) -> &[ConnectionInfo] {
+        let Deployment::Cluster(nodes) = &address.deployment else { panic!("{:?}", address.deployment) };
+        nodes
+    }
+
+    #[test]
+    fn url_of_one_server_has_login_database_and_settings() {
+        let address = parse(" valkey://user:p%40+s@[::1]/3?prefix=shop&min_replicas=1 ").expect("an address");
+        assert_eq!(seen(&address.info), ("::1:6379".to_owned(), Some("user"), Some("p@+s"), 3));
+        assert_eq!((&*address.display, &*address.user), ("::1:6379", "user `user`"));
+        let min_replicas = Some(MinReplicas { count: 1, timeout: Duration::from_millis(100) });
+        assert_eq!(address.settings, UrlSettings { prefix: Some("shop".to_owned()), min_replicas });
+        let address = parse("unix:///run/a%20b.sock?user=ann&pass=p@+s&db=2&prefix=shop").expect("an address");
+        assert_eq!(seen(&address.info), ("/run/a b.sock".to_owned(), Some("ann"), Some("p@+s"), 2));
+        assert_eq!(address.settings.prefix.as_deref(), Some("shop"));
+        let error = parse("unix:///run/redis.sock?db=three").map(|address| address.display).expect_err("no number");
+        assert!(error.contains("`db` is not the number of a database"), "{error}");
+    }
+
     #[test]
     fn sentinel_url_has_servers_and_sentinels_apart() {
-        let url = "Redis+Sentinel://user:p%40ss@s1, [::1]:5000/my-master/3?sentinel_username=u&sentinel_password=q+";
-        let Address { info, sentinels, .. } = parse(url).unwrap_or_else(|error| panic!("{error}"));
-        let settings = info.redis_settings();
-        assert_eq!((settings.username(), settings.password(), settings.db()), (Some("user"), Some("p@ss"), 3));
-        let SentinelAddresses { master, nodes } = sentinels.expect("sentinels");
-        let addresses: Vec<_> = nodes.iter().map(|node| node.addr().to_string()).collect();
-        assert_eq!((&*master, addresses), ("my-master", vec!["s1:26379".to_owned(), "::1:5000".to_owned()]));
-        for node in nodes {
-            let settings = node.redis_settings();
-            assert_eq!((settings.username(), settings.password(), settings.db()), (Some("u"), Some("q+"), 0));
+        let url = "Redis+Sentinel://user:p%40ss@s1, [::1]:5000,[fe80::1]/my-master/3?sentinel_username=u&prefix=a&sentinel_password=q+";
+        let Address { info, deployment, settings, .. } = parse(url).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(seen(&info), ("my-master:6379".to_owned(), Some("user"), Some("p@ss"), 3));
+        assert_eq!(settings.prefix.as_deref(), Some("a"));
+        let Deployment::Sentinel(SentinelAddresses { master, nodes }) = deployment else { panic!("{deployment:?}") };
+        let of = |address: &str| (address.to_owned(), Some("u"), Some("q+"), 0);
+        let nodes: Vec<_> = nodes.iter().map(seen).collect();
+        assert_eq!((&*master, nodes), ("my-master", vec![of("s1:26379"), of("::1:5000"), of("fe80::1:26379")]));
+    }
+
+    #[test]
+    fn each_node_of_a_cluster_has_the_login_of_the_url() {
+        let of = |address: &str| (address.to_owned(), Some("user"), Some("p@ss"), 0);
+        let all = [of("a:6379"), of("::1:7000"), of("fe80::1:6379")];
+        let address = parse("redis+cluster://user:p%40ss@a, [::1]:7000,[fe80::1]/0?prefix=shop").expect("an address");
+        assert_eq!(cluster(&address).iter().map(seen).collect::<Vec<_>>(), all);
+        assert_eq!((&*address.display, &*address.user), ("a:6379, ::1:7000, fe80::1:6379", "user `user`"));
+        assert_eq!(address.settings.prefix.as_deref(), Some("shop"));
+        // By the builder.
+        let address = parse("redis://user:p%40ss@a").expect("an address").in_cluster(["[::1]:7000", " [fe80::1]"]);
+        assert_eq!(cluster(&address.expect("a Cluster")).iter().map(seen).collect::<Vec<_>>(), all);
+        let address = parse("redis+cluster://user:p%40ss@a,[::1]:7000").expect("an address").in_cluster(["[fe80::1]"]);
+        assert_eq!(cluster(&address.expect("a Cluster")).iter().map(seen).collect::<Vec<_>>(), all);
+        let address = parse("redis://a").expect("an address").in_cluster([""; 0]).expect("a Cluster of one node");
+        assert_eq!(address.display, "a:6379");
+    }
+
+    #[cfg(feature = "redis-tls")]
+    #[test]
+    fn each_server_of_a_list_has_the_tls_of_the_url() {
+        let has_tls = |info: &ConnectionInfo| matches!(info.addr(), ConnectionAddr::TcpTls { insecure: false, .. });
+        let address = parse("rediss+cluster://a,b").expect("an address");
+        let more = parse("rediss://a").expect("an address").in_cluster(["b"]).expect("a Cluster");
+        for nodes in [cluster(&address), cluster(&more)] {
+            assert_eq!(nodes.iter().map(has_tls).collect::<Vec<_>>(), [true, true]);
+        }
+        for (url, of_sentinel) in [
+            ("rediss+sentinel://s1/m", true),
+            ("rediss+sentinel://s1/m?sentinel_tls=false", false),
+            ("redis+sentinel://s1/m?sentinel_tls=true", true),
+        ] {
+            let Address { info, deployment, .. } = parse(url).expect("an address");
+            let Deployment::Sentinel(SentinelAddresses { nodes, .. }) = deployment else { panic!("{deployment:?}") };
+            assert_eq!((has_tls(&info), has_tls(&nodes[0])), (url.starts_with("rediss"), of_sentinel), "{url}");
         }
     }
 
     #[test]
-    fn defects_of_sentinel_urls_are_named_without_passwords() {
+    fn defects_of_addresses_are_named_without_passwords() {
         for (url, defect) in [
-            ("redis+sentinel://:secret@s1", "no name of a master"),
-            ("redis+sentinel://:secret@s1/", "no name of a master"),
-            ("redis+sentinel://:secret@s1//0", "no name of a master"),
-            ("redis+sentinel://:se/cret@s1/mymaster", "must be encoded"),
-            ("redis+sentinel://:se?cret@s1/mymaster", "must be encoded"),
             ("redis+sentinel://:secret@s1/my%20master", "not the name of the master"),
-            ("redis+sentinel://s1,user:secret@s2/mymaster", "before the first host"),
-            ("redis+sentinel://:secret@s1,/mymaster", "no host"),
             ("redis+sentinel://:secret@s1/mymaster?passwort=secret", "a parameter is not"),
-            ("redis+sentinel://:secret@s1/mymaster?sentinel_tls=yes", "a parameter is not"),
-            ("http+sentinel://:secret@s1/mymaster", "its scheme is not"),
+            ("redis+sentinel://:secret@s1/mymaster?sentinel_tls=secret", "`sentinel_tls` is not `true` or `false`"),
+            ("redis://:secret@host?protocol=resp3", "one of `prefix`, `min_replicas`, `min_replicas_timeout_ms`"),
+            ("redis+cluster://:secret@a?sentinel_password=secret", "a parameter is not one of `prefix`"),
+            ("redis+cluster://:secret@a/1", "only the database 0"),
+            ("redis+cluster://:secret@a,0.0.0.0", "a host is not a name or an address"),
+            ("redis+cluster://:secret@a,b c", "a host is not a name or an address"),
+            ("redis://:secret%FF@a", "not UTF-8"),
         ] {
             let error = parse(url).map(|address| address.display).expect_err(url);
             assert!(error.contains(defect) && !error.contains("secret"), "{url}: {error}");
         }
-        let node = Address::parse_sentinel_node("redis://s1:5000/", "").expect("an address");
+        let named = Address::parse("redis://", "REDIS_URL: ").map(|address| address.display).expect_err("no host");
+        assert!(named.to_string().starts_with("invalid Redis URL: REDIS_URL: it has no host"), "{named}");
+    }
+
+    #[test]
+    fn defects_of_the_nodes_of_a_builder_are_named() {
+        let node = sentinel("redis://s1:5000/").expect("an address");
         assert_eq!(node.addr().to_string(), "s1:5000");
-        assert!(Address::parse_sentinel_node("unix:///tmp/redis", "").is_err());
-        let nested = Address::parse_sentinel_node("Redis+Sentinel://s1/mymaster", "").expect_err("not one sentinel");
-        assert!(nested.to_string().contains("has others"), "{nested}");
+        assert_eq!(
+            seen(&sentinel("ann:se%40cret@s1").expect("one")),
+            ("s1:26379".to_owned(), Some("ann"), Some("se@cret"), 0)
+        );
+        for (address, defect) in [
+            ("unix:///tmp/secret", "has a host and a port"),
+            ("Redis+Sentinel://s1/secret", "has others"),
+            ("redis+cluster://secret", "has others"),
+            ("redis://s1?prefix=secret", "has no parameters"),
+            ("s1:secret", "port is not a number"),
+        ] {
+            let error = sentinel(address).map(|_| ()).expect_err(address).to_string();
+            assert!(error.contains(defect) && !error.contains("secret"), "{address}: {error}");
+        }
+        for (url, node, defect) in [
+            ("redis://a", "redis://b", "a node of a Cluster is `host:port`"),
+            ("redis://a", ":secret@b", "a node of a Cluster is `host:port`"),
+            ("redis://a", "b?prefix=secret", "a node of a Cluster is `host:port`"),
+            ("redis://a", "b:secret", "port is not a number"),
+            ("redis://a", "", "no host"),
+            ("redis://a/1", "b", "only the database 0"),
+            ("unix:///tmp/redis", "b", "has a host and a port"),
+            ("redis+sentinel://a/m", "b", "has no sentinels"),
+        ] {
+            let error = parse(url).expect(url).in_cluster([node]).map(|address| address.display).expect_err(node);
+            assert!(
+                error.to_string().contains(defect) && !error.to_string().contains("secret"),
+                "{url} {node}: {error}"
+            );
+        }
+        for url in ["redis+sentinel://a/m", "redis+cluster://m"] {
+            let error = parse(url).expect(url).behind("m", vec![]).map(|address| address.display).expect_err(url);
+            assert!(error.to_string().contains("has nodes of its own"), "{url}: {error}");
+        }
     }
 }

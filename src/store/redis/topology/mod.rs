@@ -4,6 +4,8 @@
 //! a server is found, and what happens when it moves, is in one [`Topology`] for each kind of
 //! deployment.
 
+mod url;
+mod parameters;
 pub(super) mod address;
 mod servers;
 mod locate;

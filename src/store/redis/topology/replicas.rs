@@ -7,7 +7,7 @@ use deadpool_redis::redis::{Cmd, Value, cmd};
 use crate::store::redis::error::NotReplicated;
 
 /// The replicas that must have a write before it counts.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct MinReplicas {
     pub(crate) count: u32,
     /// How long a call waits for them.
