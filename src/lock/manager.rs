@@ -1,12 +1,10 @@
-use std::{fmt, sync::Arc, time::Duration};
-
-use tokio::time::timeout;
-#[cfg(feature = "memory")]
-use {
-    crate::{sync::Mutex, telemetry::notice},
-    std::sync::{LazyLock, Weak},
-    tokio::runtime,
+use std::{
+    fmt,
+    sync::{Arc, LazyLock, Weak},
+    time::Duration,
 };
+
+use tokio::{runtime, time::timeout};
 
 use super::{LockBuilder, LockStatus, acquire::HandleSettings, driver::Driver, request_scope::Parent, watchdog};
 use crate::{
@@ -17,8 +15,12 @@ use crate::{
     owner::Owner,
     policy::LockPolicy,
     process, proto,
-    store::{ForceReleaseReply, ForceReleaseRequest, KeyStatus, LockStore, StoreError, StoreFuture},
-    telemetry::{metrics, report::Report},
+    store::{
+        self, ConnectError, ForceReleaseReply, ForceReleaseRequest, KeyStatus, LockStore, NamedStore, StoreError,
+        StoreFuture,
+    },
+    sync::Mutex,
+    telemetry::{metrics, notice, report::Report},
 };
 
 /// Manager of the locks in one store, for layers, handlers, jobs and tests.
@@ -56,6 +58,8 @@ pub struct LockManagerBuilder {
     lease: Duration,
     clock: Clock,
     max_detached: usize,
+    /// A second one on the same runtime is a mistake.
+    is_in_memory: bool,
 }
 
 impl LockManager {
@@ -67,9 +71,50 @@ impl LockManager {
     #[cfg_attr(docsrs, doc(cfg(feature = "memory")))]
     #[must_use]
     pub fn in_memory() -> Self {
-        let locks = Self::new(crate::store::MemoryStore::new());
-        warn_of_second(locks.driver());
-        locks
+        let store = Arc::new(store::MemoryStore::new());
+        LockManagerBuilder { is_in_memory: true, ..LockManagerBuilder::new(store) }.build()
+    }
+
+    /// Connects to the store that a URL names, and returns a builder for a manager of its locks. So
+    /// one setting moves a service from one machine to a fleet.
+    ///
+    /// | URL | feature | locks |
+    /// |---|---|---|
+    /// | `memory:` | `memory` | within this process, as [`in_memory`](Self::in_memory) |
+    /// | `redis://user:password@host:port/database` | `redis` | in one Redis or Valkey |
+    /// | `unix:///path` | `redis` | in the server at this socket |
+    /// | `redis+sentinel://user:password@s1,s2,s3/mymaster` | `redis` | in the master that these sentinels name |
+    /// | `redis+cluster://user:password@a,b,c` | `redis` | in the Redis Cluster of these nodes |
+    /// | `redis+redlock://user:password@a,b,c` | `redis` | in a majority of these independent servers |
+    /// | `rediss://`, `rediss+sentinel://`, `rediss+cluster://`, `rediss+redlock://` | `redis-tls` | the same, with TLS |
+    ///
+    /// `valkey` may replace `redis`. The default port is 6379, and that of a sentinel 26379. Each
+    /// server has the user, the password and the database of the URL. In a user and a password
+    /// `@`, `#`, `/`, `?`, `%` and `,` are encoded: `%40`, `%23`, `%2F`, `%3F`, `%25` and `%2C`.
+    ///
+    /// The URL of a Redis may have [parameters](crate::store::RedisStoreBuilder::connect), for
+    /// example `redis://host:6379?prefix=shop&min_replicas=1`. For other settings of a store,
+    /// connect with its builder, and pass the store to [`builder`](Self::builder).
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use tower_lock::{LockManager, store::ConnectError};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), ConnectError> {
+    /// let url = std::env::var("LOCK_URL").unwrap_or("memory:".to_owned());
+    /// let locks = LockManager::connect(&url).await?.lease(Duration::from_secs(10)).build();
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Fails with a [`ConnectError`] if the URL is invalid, if the crate was built without the
+    /// feature of its scheme, or if the store cannot be reached or used. No error has a part of the
+    /// URL that may be secret.
+    pub async fn connect(url: &str) -> Result<LockManagerBuilder, ConnectError> {
+        let NamedStore { store, is_in_memory } = store::connect(url).await?;
+        Ok(LockManagerBuilder { is_in_memory, ..LockManagerBuilder::new(store) })
     }
 
     /// Creates a manager of locks in this store. An `Arc` of a store is a store, too.
@@ -80,14 +125,7 @@ impl LockManager {
 
     /// Returns a builder for a manager of locks in this store.
     pub fn builder(store: impl LockStore) -> LockManagerBuilder {
-        LockManagerBuilder {
-            store: Arc::new(store),
-            instance: None,
-            random: None,
-            lease: LEASE,
-            clock: Clock::default(),
-            max_detached: MAX_DETACHED_HANDLERS,
-        }
+        LockManagerBuilder::new(Arc::new(store))
     }
 
     /// Returns a manager of the same locks with other settings, for example for one router.
@@ -358,6 +396,18 @@ impl Driver {
 }
 
 impl LockManagerBuilder {
+    fn new(store: Arc<dyn LockStore>) -> Self {
+        Self {
+            store,
+            instance: None,
+            random: None,
+            lease: LEASE,
+            clock: Clock::default(),
+            max_detached: MAX_DETACHED_HANDLERS,
+            is_in_memory: false,
+        }
+    }
+
     /// Sets the name of this instance in acquisition ids, which operators read.
     ///
     /// Default: the environment variable `HOSTNAME`, which is the name of the pod in a cluster. If
@@ -433,19 +483,21 @@ impl LockManagerBuilder {
     /// Creates the manager.
     #[must_use]
     pub fn build(self) -> LockManager {
-        let Self { store, instance, random, lease, clock, max_detached } = self;
+        let Self { store, instance, random, lease, clock, max_detached, is_in_memory } = self;
         let instance = instance.unwrap_or_else(this_instance);
         let random = random.unwrap_or_else(process::random_bits);
         metrics::register(lease, max_detached);
         let ids = AcquisitionIds::new(&instance, random);
         let driver = Driver::new(store, clock, ids, lease, max_detached, watchdog::start);
+        if is_in_memory {
+            warn_of_second(&driver);
+        }
         LockManager { handle: Arc::new(Handle { driver }), policy: LockPolicy::new(), parent: Parent::default() }
     }
 }
 
-/// Warns, once for a runtime, if the manager that `in_memory` created before is still there. Of one
+/// Warns, once for a runtime, if the manager of another store in memory is still there. Of one
 /// runtime, because each test of a program has one.
-#[cfg(feature = "memory")]
 fn warn_of_second(driver: &Arc<Driver>) {
     struct Last {
         runtime: runtime::Id,

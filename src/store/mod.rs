@@ -15,7 +15,6 @@ mod events;
 mod free_keys;
 mod future;
 mod error;
-#[cfg(feature = "redis")]
 mod scheme;
 #[cfg(feature = "memory")]
 mod memory;
@@ -23,8 +22,8 @@ mod memory;
 pub(crate) mod remote;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
+mod connect;
 
-pub(crate) use self::future::ReceiveReply;
 #[cfg(feature = "memory")]
 #[cfg_attr(docsrs, doc(cfg(feature = "memory")))]
 pub use self::memory::MemoryStore;
@@ -32,6 +31,7 @@ pub use self::memory::MemoryStore;
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use self::redis::{RedisConnectError, RedisStore, RedisStoreBuilder};
 pub use self::{
+    connect::ConnectError,
     error::{StoreError, StoreErrorKind},
     events::{EventSink, StoreEvent},
     free_keys::FreeKeys,
@@ -44,6 +44,10 @@ pub use self::{
         IfBusy, KeyStatus, NewRecord, QueueConfig, Record, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest,
         YieldReply, YieldRequest,
     },
+};
+pub(crate) use self::{
+    connect::{NamedStore, connect},
+    future::ReceiveReply,
 };
 pub use crate::acquisition::AcquisitionIds;
 

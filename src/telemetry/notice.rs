@@ -68,13 +68,12 @@ pub(crate) fn both_orders(BothOrders { names: [first, second], ascending, descen
     });
 }
 
-/// The second manager of `LockManager::in_memory` on one runtime.
-#[cfg(feature = "memory")]
+/// The second manager of locks in memory on one runtime.
 pub(crate) fn second_in_memory() {
     isolated(|| {
         tracing::warn!(
             target: "tower_lock",
-            "a second `LockManager::in_memory`: its locks do not exclude those of the first one. Share one manager by its \
+            "a second `LockManager` in memory: its locks do not exclude those of the first one. Share one manager by its \
              clones, or use `LockManager::new(MemoryStore::new())` for locks of their own",
         );
     });

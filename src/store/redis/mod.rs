@@ -24,4 +24,5 @@ mod wakeups;
 mod error;
 mod list;
 
+pub(crate) use self::topology::address::redlock_servers;
 pub use self::{builder::RedisStoreBuilder, error::RedisConnectError, store::RedisStore};

@@ -19,8 +19,8 @@ use tower_lock::{
     AcquisitionId, LockError, LockKey, LockManager, RedisStore,
     deadpool_redis::{Config, Runtime},
     store::{
-        AcquireReply, AcquireRequest, AcquisitionIds, IfBusy, ListRequest, LockStore, QueueConfig, RedisConnectError,
-        ReleaseRequest, StoreErrorKind,
+        AcquireReply, AcquireRequest, AcquisitionIds, ConnectError, IfBusy, ListRequest, LockStore, QueueConfig,
+        RedisConnectError, ReleaseRequest, StoreErrorKind,
     },
     test_util::conformance,
 };
@@ -31,7 +31,7 @@ use tower_lock_testkit::{
     wait::{ms, soon, until},
 };
 
-use crate::support::{NAME, QUEUE, certificate, environment, listen_with_tls};
+use crate::support::{NAME, QUEUE, certificate, environment, listen_with_tls, sentinel_group};
 
 async fn works(store: RedisStore) {
     let locks = LockManager::new(store);
@@ -68,6 +68,81 @@ async fn store_connects_by_url_configuration_or_pool() {
         Ok(())
     );
     works(store).await;
+}
+
+/// A manager of the store that this URL names. A task needs a future that is `Send`.
+async fn locks_at(url: &str) -> Result<LockManager, ConnectError> {
+    let url = url.to_owned();
+    let connects = tokio::spawn(async move { LockManager::connect(&url).await });
+    Ok(connects.await.expect("runs")?.lease(Duration::from_secs(5)).build())
+}
+
+#[tokio::test]
+async fn one_url_names_the_store_of_its_scheme() {
+    for url in ["memory:", " Memory:// "] {
+        let locks = locks_at(url).await.expect(url);
+        let guard = locks.try_lock(key()).await.expect("free");
+        assert!(matches!(locks.try_lock(key()).await, Err(LockError::Busy { .. })), "{url}");
+        assert!(guard.held_lock().remaining() <= Duration::from_secs(5), "{url}: the builder sets the lease");
+        guard.release().await.expect("held");
+    }
+    if environment().await.is_none() {
+        return;
+    }
+    let redis = RedisServer::options().set("requirepass", "a secret").set("unixsocket", "socket").start().await;
+    let address = redis.address();
+    let socket = redis.folder().join("socket").display().to_string();
+    // The number of the database, and the prefix.
+    for (url, database, prefix) in [
+        (format!("redis://:a%20secret@{address}"), "0", "lock"),
+        (format!("Valkey://default:a%20secret@{address}/3?prefix=shop"), "3", "shop"),
+        (format!("unix://{socket}?pass=a%20secret&db=2&prefix=shop"), "2", "shop"),
+        (format!("redis+unix://{socket}?pass=a%20secret&user=default"), "0", "lock"),
+    ] {
+        let locks = locks_at(&url).await.unwrap_or_else(|error| panic!("{url}: {error:?}"));
+        let guard = locks.lock(key()).await.expect("free");
+        let mut connection = redis.connect().await;
+        connection.command(&["SELECT", database]).await.expect("a reply");
+        let held = connection.command(&["EXISTS", &format!("{prefix}:k")]).await.expect("a reply");
+        assert_eq!(held, Reply::Integer(1), "{url}");
+        guard.release().await.expect("held");
+    }
+}
+
+#[tokio::test]
+async fn one_url_names_sentinels_and_minimum_of_replicas() {
+    let Some(group) = sentinel_group(1).await else { return };
+    let waits = async || {
+        let stats = group.servers()[0].command(&["INFO", "commandstats"]).await;
+        stats.text().expect("text").contains("cmdstat_wait:")
+    };
+    for (parameters, is_replicated) in [("?prefix=shop", false), ("?min_replicas=1&prefix=shop", true)] {
+        let locks = locks_at(&format!("{}{parameters}", group.url())).await.expect("it is up");
+        let guard = locks.lock(key()).await.expect("free");
+        assert_eq!(group.servers()[0].command(&["EXISTS", "shop:k"]).await, Reply::Integer(1));
+        guard.release().await.expect("held");
+        assert_eq!(waits().await, is_replicated, "{parameters}");
+    }
+}
+
+#[tokio::test]
+async fn error_of_one_url_keeps_its_source_and_no_password() {
+    let port = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr().expect("bound").port();
+    let error = locks_at(&format!("redis://ann:s3cret@127.0.0.1:{port}")).await.expect_err("no server");
+    assert!(matches!(error, ConnectError::Redis(RedisConnectError::Unreachable { .. })), "{error}");
+    let text = format!("{error:?}");
+    assert!(text.contains("refused") && !text.contains("s3cret") && !text.contains('\n'), "{text}");
+    assert_eq!((text, error.to_string()), (whole(&error), format!("could not connect to Redis at 127.0.0.1:{port}")));
+    for (url, says) in [
+        ("s3cret", "invalid URL of a lock store: it has no scheme"),
+        ("postgres://ann:s3cret@host", "its scheme is none of `memory`, `redis`, `redis+sentinel`"),
+        ("redis://:s3cret@host?protocol=resp3", "invalid Redis URL: a parameter is not one of `prefix`"),
+        ("redis+cluster://:s3cret@a,b/1", "invalid Redis URL: a Cluster has only the database 0"),
+        ("redis+redlock://:s3cret@a,b", "invalid Redis URL: Redlock needs 3, 5, 7 or 9 servers, and not 2"),
+    ] {
+        let text = format!("{:?}", locks_at(url).await.expect_err(url));
+        assert!(text.contains(says) && !text.contains("s3cret"), "{url}: {text}");
+    }
 }
 
 /// One of them would be ignored.

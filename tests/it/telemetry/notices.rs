@@ -8,6 +8,7 @@ use axum::{
     http::{Method, Request, StatusCode},
     routing::{MethodRouter, get},
 };
+use futures_util::FutureExt;
 use tokio::runtime::Builder;
 use tower::ServiceExt;
 use tower_lock::{Lease, LockLayer, LockManager, MemoryStore, Owner, key};
@@ -76,7 +77,7 @@ async fn call_that_is_dropped_unpolled_leaves_a_debug_event() {
 /// A runtime of its own for each try: another test may have created a manager in between.
 #[test]
 fn second_manager_in_memory_leaves_one_warning() {
-    const TEXT: &str = "a second `LockManager::in_memory`";
+    const TEXT: &str = "a second `LockManager` in memory";
     let warnings = |work: fn()| {
         let log = Log::default();
         let _listening = log.listen();
@@ -99,8 +100,15 @@ fn second_manager_in_memory_leaves_one_warning() {
     for work in [one_each, others, clones, replaced] {
         assert_eq!((0..20).map(|_| warnings(work)).sum::<usize>(), 0);
     }
-    let seen: Vec<_> = (0..100).map(|_| warnings(several)).collect();
-    assert!(seen.contains(&1) && seen.iter().all(|count| *count <= 1), "{seen:?}");
+    // With a shared store they would exclude each other.
+    let connected = || {
+        let connect = || LockManager::connect("memory:").now_or_never().expect("ready").expect("a store").build();
+        drop([LockManager::in_memory(), connect(), connect()]);
+    };
+    for work in [several, connected] {
+        let seen: Vec<_> = (0..100).map(|_| warnings(work)).collect();
+        assert!(seen.contains(&1) && seen.iter().all(|count| *count <= 1), "{seen:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,5 +1,7 @@
 //! The address of the servers of a store, from a URL.
 
+use std::collections::HashSet;
+
 use deadpool_redis::redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
 
 use super::{
@@ -160,6 +162,33 @@ pub(crate) fn sentinel(address: &str) -> Result<ConnectionInfo, RedisConnectErro
     }
 }
 
+/// The independent servers of a `redis+redlock://` URL. The settings are the same in each address.
+pub(crate) fn redlock_servers(url: &str) -> Result<Vec<Address>, RedisConnectError> {
+    let url = split(url)?;
+    if url.kind != UrlKind::Redlock {
+        return Err(invalid("its scheme is not `redis+redlock` or `rediss+redlock`"));
+    }
+    let settings = Parameters::parse(url.query, url.kind).and_then(|mut all| all.settings()).map_err(invalid)?;
+    let address = |host| Ok(Address { settings: settings.clone(), ..Address::from_info(server(url, host)?)? });
+    let servers = url.hosts().map(address).collect::<Result<Vec<_>, RedisConnectError>>()?;
+    check_redlock(&servers)?;
+    Ok(servers)
+}
+
+/// Checks the number of independent servers, and that no two have one name. Two names of one server
+/// are found when it is asked for its id.
+pub(crate) fn check_redlock(servers: &[Address]) -> Result<(), RedisConnectError> {
+    if ![3, 5, 7, 9].contains(&servers.len()) {
+        return Err(invalid(format!("Redlock needs 3, 5, 7 or 9 servers, and not {}", servers.len())));
+    }
+    let mut names = HashSet::new();
+    // Host names have no case.
+    match servers.iter().find(|server| !names.insert(server.display.to_ascii_lowercase())) {
+        Some(server) => Err(invalid(format!("{} is named twice", server.display))),
+        None => Ok(()),
+    }
+}
+
 fn split(url: &str) -> Result<ServerUrl<'_>, RedisConnectError> {
     ServerUrl::split(url).map_err(invalid)
 }
@@ -251,6 +280,8 @@ mod tests {
             let error = Address::parse(url, "").map(|address| address.display).expect_err("not built");
             assert!(error.to_string().ends_with("add the feature `redis-tls` of tower-lock"), "{url}: {error}");
         }
+        let error = redlock_servers("rediss+redlock://a,b,c").map(|servers| servers.len()).expect_err("not built");
+        assert!(matches!(error, RedisConnectError::TlsNotEnabled), "{error}");
         let error = sentinel("rediss://a").expect_err("not built");
         assert!(matches!(error, RedisConnectError::TlsNotEnabled), "{error}");
     }
@@ -330,6 +361,8 @@ mod deployment_tests {
         for nodes in [cluster(&address), cluster(&more)] {
             assert_eq!(nodes.iter().map(has_tls).collect::<Vec<_>>(), [true, true]);
         }
+        let servers = redlock_servers("valkeys+redlock://a,b,c").expect("servers");
+        assert!(servers.iter().all(|server| has_tls(&server.info)));
         for (url, of_sentinel) in [
             ("rediss+sentinel://s1/m", true),
             ("rediss+sentinel://s1/m?sentinel_tls=false", false),
@@ -339,6 +372,32 @@ mod deployment_tests {
             let Deployment::Sentinel(SentinelAddresses { nodes, .. }) = deployment else { panic!("{deployment:?}") };
             assert_eq!((has_tls(&info), has_tls(&nodes[0])), (url.starts_with("rediss"), of_sentinel), "{url}");
         }
+    }
+
+    #[test]
+    fn redlock_url_has_an_odd_number_of_distinct_servers() {
+        let servers = redlock_servers("redis+redlock://user:p%40ss@a,[::1]:7000,c/2?prefix=shop").expect("servers");
+        let of = |address: &str| (address.to_owned(), Some("user"), Some("p@ss"), 2);
+        let all = [of("a:6379"), of("::1:7000"), of("c:6379")];
+        assert_eq!(servers.iter().map(|server| seen(&server.info)).collect::<Vec<_>>(), all);
+        assert!(servers.iter().all(|server| server.settings.prefix.as_deref() == Some("shop")));
+        for (hosts, defect) in [
+            ("a", "needs 3, 5, 7 or 9 servers, and not 1"),
+            ("a,b", "and not 2"),
+            ("a,b,c,d", "and not 4"),
+            ("a,b,c,d,e,f,g,h,i,j,k", "and not 11"),
+            ("a,b,A:6379", "A:6379 is named twice"),
+            ("a,b,c/s3cret", "not the number of a database"),
+            ("a,b,c?min_replicas=1", "a parameter is not one of `prefix`"),
+        ] {
+            let url = format!("redis+redlock://:s3cret@{hosts}");
+            let error = redlock_servers(&url).map(|servers| servers.len()).expect_err(&url).to_string();
+            assert!(error.contains(defect) && !error.contains("s3cret"), "{url}: {error}");
+        }
+        assert!(redlock_servers("redis+redlock://a,b,c,d,e,f,g,h,i").is_ok());
+        assert!(redlock_servers("redis+cluster://a,b,c").is_err());
+        let error = parse("redis+redlock://:s3cret@a,b,c").map(|address| address.display).expect_err("another store");
+        assert!(error.contains("`LockManager::connect` connects to them") && !error.contains("s3cret"), "{error}");
     }
 
     #[test]
