@@ -7,7 +7,7 @@
 //!
 //! Environment: `PORT` (0: any), `DATABASE_URL` (`sqlite://shop.db`, or
 //! `mysql://user:password@localhost/shop` with `--features mysql`; default: SQLite in a temporary
-//! file, or in memory for the server) and `REDIS_URL` (`redis://localhost` with `--features redis`:
+//! file, or in memory for the server) and `LOCK_URL` (`redis://localhost` with `--features redis`:
 //! locks and records that all instances share; default: within this process).
 
 #![allow(clippy::disallowed_methods, reason = "a program with a runtime of its own, timed by a real clock")]

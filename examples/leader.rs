@@ -1,7 +1,7 @@
 //! Three processes, and one of them leads. It is killed, and another one takes over.
 //!
 //! ```sh
-//! export REDIS_URL=redis://localhost
+//! export LOCK_URL=redis://localhost
 //! cargo run --features redis --example leader                    # three processes
 //! cargo run --features redis --example leader -- --process ann   # one of them
 //! ```
@@ -92,7 +92,9 @@ struct Term {
 
 /// Returns whether one process wrote at a time, and the next one only after the lock-delay.
 fn demo() -> Result<bool, Failure> {
-    env::var_os("REDIS_URL").ok_or("REDIS_URL is not set: the processes share their locks there")?;
+    if !support::locks_are_shared() {
+        return Err("LOCK_URL names no Redis: the processes share their locks there".into());
+    }
     println!("Three processes. The one that leads is killed after its 20th write.\n");
     let started = Instant::now();
     let (input, output) = pipe()?;

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Environment: `DATABASE_URL` (`sqlite://shop.db`, or `mysql://user:password@localhost/shop` with
-//! `--features mysql`; default: SQLite in memory), `REDIS_URL` (`redis://localhost` with
+//! `--features mysql`; default: SQLite in memory), `LOCK_URL` (`redis://localhost` with
 //! `--features redis`: locks that all instances share; default: locks within this process) and
 //! `MAIL_SERVER` (`down`: every mail fails).
 
@@ -128,7 +128,7 @@ impl Mails {
 
 /// Three instances, each with its own `LockManager` on one store.
 async fn three_instances() -> Result<[LockManager; 3], Failure> {
-    if env::var_os("REDIS_URL").is_some() {
+    if support::locks_are_shared() {
         return Ok([support::locks().await?, support::locks().await?, support::locks().await?]);
     }
     let store = Arc::new(MemoryStore::new());

@@ -8,7 +8,7 @@
 //!
 //! Environment: `PORT` (0: any; default 3000), `DATABASE_URL` (`sqlite://shop.db`, or
 //! `mysql://user:password@localhost/shop` with `--features mysql`; default: SQLite in memory) and
-//! `REDIS_URL` (`redis://localhost` with `--features redis`: locks that all instances share;
+//! `LOCK_URL` (`redis://localhost` with `--features redis`: locks that all instances share;
 //! default: locks within this process).
 
 #![allow(clippy::disallowed_methods, reason = "a program with a runtime of its own, timed by a real clock")]

@@ -29,7 +29,7 @@ use http_body_util::BodyExt;
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
-use tower_lock::{LockManager, LockManagerBuilder, MemoryStore};
+use tower_lock::{LockManager, LockManagerBuilder, store::ConnectError};
 
 pub mod database;
 
@@ -77,32 +77,31 @@ pub fn exit(result: Result<(), Failure>) -> ExitCode {
 
 // === locks ===
 
-/// Locks in the Redis of `REDIS_URL`, shared by all instances; without it, within this process.
+/// Locks in the store of `LOCK_URL`. Without it, within this process.
 pub async fn locks() -> Result<LockManager, Failure> {
     Ok(lock_builder().await?.build())
 }
 
 /// The same, for programs that set more.
 pub async fn lock_builder() -> Result<LockManagerBuilder, Failure> {
-    match env::var("REDIS_URL") {
-        Ok(url) => shared(&url).await,
-        Err(_) => Ok(LockManager::builder(MemoryStore::new())),
-    }
+    let (variable, url) = lock_url().unwrap_or(("LOCK_URL", "memory:".to_owned()));
+    LockManager::connect(&url).await.map_err(|error| match error {
+        ConnectError::MissingFeature { scheme, feature, .. } => {
+            format!("{variable}: built without `{scheme}:`; add `--features {feature}` to `cargo run`").into()
+        }
+        // On one line, with its causes.
+        error => format!("{variable}: {error:?}").into(),
+    })
 }
 
-#[cfg(feature = "redis")]
-async fn shared(url: &str) -> Result<LockManagerBuilder, Failure> {
-    let store = tower_lock::RedisStore::connect(url).await.map_err(|error| {
-        let causes = std::iter::successors(error.source(), |&cause| cause.source()).map(|cause| format!(": {cause}"));
-        format!("REDIS_URL: {error}{}", causes.collect::<String>())
-    })?;
-    Ok(LockManager::builder(store))
+/// The variable that is set, and its URL: `LOCK_URL`, or `REDIS_URL`.
+pub fn lock_url() -> Option<(&'static str, String)> {
+    ["LOCK_URL", "REDIS_URL"].into_iter().find_map(|name| Some((name, env::var(name).ok()?)))
 }
 
-/// In-memory locks would not exclude other instances.
-#[cfg(not(feature = "redis"))]
-async fn shared(_url: &str) -> Result<LockManagerBuilder, Failure> {
-    Err("REDIS_URL is set, but this program was built without Redis: add `--features redis` to `cargo run`".into())
+/// Whether other processes share the locks.
+pub fn locks_are_shared() -> bool {
+    lock_url().is_some_and(|(_, url)| !url.starts_with("memory:"))
 }
 
 // === responses ===

@@ -28,7 +28,7 @@ impl Instances {
     async fn start(name: &str, redis: &RedisServer, database: &str) -> Self {
         let start = async || {
             let mut command = example(name).await;
-            command.env("REDIS_URL", redis.url()).env("DATABASE_URL", database);
+            command.env("LOCK_URL", redis.url()).env("DATABASE_URL", database);
             Service::start(command).await
         };
         Self { services: join_all([start(), start(), start()]).await }
@@ -59,7 +59,7 @@ impl Instances {
 async fn nightly_mail(redis: &RedisServer, database: &str, night: &str, mail_server: &str) -> Output {
     let mut command = example("nightly_mail").await;
     command.args(["--once", night]).env("MAIL_SERVER", mail_server);
-    command.env("REDIS_URL", redis.url()).env("DATABASE_URL", database);
+    command.env("LOCK_URL", redis.url()).env("DATABASE_URL", database);
     soon("the end of the job", command.output()).await.expect("it starts")
 }
 
@@ -268,7 +268,7 @@ async fn payment_is_made_once_although_a_crash_left_its_lock() {
 async fn next_process_leads_after_the_leader_is_killed() {
     let Some(redis) = redis("three processes of leader").await else { return };
     let mut command = example("leader").await;
-    command.arg("--demo").env("REDIS_URL", redis.url());
+    command.arg("--demo").env("LOCK_URL", redis.url());
     let output = soon("the end of the demo", command.output()).await.expect("it starts");
     let table = String::from_utf8(output.stdout).expect("text");
     assert!(output.status.success(), "{table}");
@@ -288,7 +288,7 @@ async fn terminated_instance_rejects_waiters_and_frees_its_keys() {
     let Some(redis) = redis("a terminated instance").await else { return };
     let file = File::new("instances-stop");
     let mut command = example("stock_sale").await;
-    command.env("REDIS_URL", redis.url()).env("DATABASE_URL", file.url());
+    command.env("LOCK_URL", redis.url()).env("DATABASE_URL", file.url());
     let service = Service::start(command).await;
 
     // The one granted buyer stays.

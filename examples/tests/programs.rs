@@ -118,7 +118,7 @@ pub(crate) async fn payment_is_made_once(database: &str, redis: Option<&str>) {
     if !database.is_empty() {
         command.env("DATABASE_URL", database);
     }
-    command.envs(redis.map(|url| ("REDIS_URL", url)));
+    command.envs(redis.map(|url| ("LOCK_URL", url)));
     let output = run(command).await;
     let table = String::from_utf8(output.stdout).expect("text");
     assert!(output.status.success(), "{database}: {table}{}", String::from_utf8_lossy(&output.stderr));
@@ -283,7 +283,12 @@ async fn invalid_settings_are_reported() {
     for (variable, value, says) in [
         ("PORT", "http", "PORT=http"),
         ("DATABASE_URL", "postgres://user:secret@shop", "DATABASE_URL=postgres:"),
-        ("REDIS_URL", "http://user:secret@shop", redis("REDIS_URL: ")),
+        (
+            "LOCK_URL",
+            "http://user:secret@shop",
+            "LOCK_URL: invalid URL of a lock store: its scheme is none of `memory`",
+        ),
+        ("LOCK_URL", "redis://user:secret@shop?protocol=resp3", redis("LOCK_URL: invalid Redis URL: a parameter")),
         // No server listens there.
         ("DATABASE_URL", "mysql://user:secret@127.0.0.1:1/shop", mysql("refused")),
         ("REDIS_URL", "redis://user:secret@127.0.0.1:1", redis("refused")),

@@ -66,7 +66,7 @@ pub(crate) async fn example(name: &str) -> Command {
         })
         .await;
     let mut command = Command::new(folder.join(name));
-    for variable in ["DATABASE_URL", "REDIS_URL", "MAIL_SERVER"] {
+    for variable in ["DATABASE_URL", "LOCK_URL", "REDIS_URL", "MAIL_SERVER"] {
         command.env_remove(variable);
     }
     command.env("PORT", "0").kill_on_drop(true);

@@ -153,11 +153,7 @@ const COMMANDS: [(&str, &str, &str); 26] = [
     ("cargo run --features redis --example reward_claim", "examples/tests/instances.rs", "\"reward_claim\""),
     ("cargo run --features redis --example nightly_mail -- --once monday", "examples/tests/instances.rs", "\"--once\""),
     ("cargo run --features redis --example leader", "examples/tests/instances.rs", "example(\"leader\")"),
-    (
-        "export REDIS_URL=redis://localhost DATABASE_URL=sqlite://shop.db",
-        "examples/tests/instances.rs",
-        "\"REDIS_URL\"",
-    ),
+    ("export LOCK_URL=redis://localhost DATABASE_URL=sqlite://shop.db", "examples/tests/instances.rs", "\"LOCK_URL\""),
     ("claim() {", "examples/tests/shown_commands.rs", "getting-started.md"),
     ("cargo test --lib", "scripts/test.sh", TESTS),
     ("cargo test -p tower-lock-tests --test it", "scripts/test.sh", TESTS),
