@@ -1,5 +1,6 @@
 //! A Redis Cluster: slots on several masters, which move and fail over.
 
+mod connecting;
 mod contract;
 mod moving;
 
