@@ -82,7 +82,7 @@ async fn page_of(
         next = position.clone().following();
         match &next {
             Some(following) if found.len() < request.limit && Instant::now() < scan_until => {
-                position = following.clone()
+                position = following.clone();
             }
             _ => break,
         }

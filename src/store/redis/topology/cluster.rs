@@ -89,6 +89,9 @@ struct View<S> {
     nodes: Vec<Arc<S>>,
 }
 
+/// Values of one master.
+type Group<S, T> = (Arc<S>, Vec<T>);
+
 /// How one node is found.
 pub(crate) struct ClusterNode<S> {
     endpoint: Endpoint,
@@ -195,9 +198,9 @@ impl<S: Node> Nodes<S> {
         &self,
         values: impl Iterator<Item = T>,
         key: impl Fn(&T) -> &LockKey,
-    ) -> (Vec<(Arc<S>, Vec<T>)>, Vec<T>) {
+    ) -> (Vec<Group<S, T>>, Vec<T>) {
         let view = self.view();
-        let (mut groups, mut unknown) = (Vec::<(Arc<S>, Vec<T>)>::new(), Vec::new());
+        let (mut groups, mut unknown) = (Vec::<Group<S, T>>::new(), Vec::new());
         for value in values {
             let owner = view.as_ref().and_then(|view| view.owner(self.slot(key(&value))));
             let Some(owner) = owner else {

@@ -104,12 +104,14 @@ impl Keyspace {
     }
 
     /// The names for calls to the node of a Cluster with this id.
+    #[must_use]
     pub fn at_node(&self, id: &str) -> Self {
         Self { prefix: self.prefix.clone(), node: Some(Node { id: id.into(), is_asking: false }) }
     }
 
     /// The names for a call that the node, to which the slot of its key moves, executes for this
     /// node.
+    #[must_use]
     pub fn asking(&self) -> Self {
         let node = self.node.clone().map(|node| Node { is_asking: true, ..node });
         Self { prefix: self.prefix.clone(), node }
