@@ -317,14 +317,14 @@ async fn waiters_get_the_key_while_a_slot_is_half_moved() {
         tokio::spawn(async move {
             let guard = locks.lock(key()).wait(SLOW).await.expect("in time");
             let token = guard.fencing_token();
-            guard.release().await;
+            guard.release().await.expect("it is held");
             token
         })
     });
     until("both are enqueued", async || m.store.inspect(key()).await.is_ok_and(|key| key.waiting == 2)).await;
     m.begin().await;
     let first = held.fencing_token();
-    held.release().await;
+    held.release().await.expect("it is held");
     let mut tokens = Vec::new();
     for waiter in waiting {
         tokens.push(waiter.await.expect("no panic"));
