@@ -256,6 +256,10 @@ impl RedisCluster {
 
     /// Waits until all running nodes know another master in the place of this one, and serve all
     /// slots. Returns its number.
+    ///
+    /// A shard may fail over once in four seconds. Until then a former master counts the votes of
+    /// its last election again: it takes its slots with an old epoch, and no other node believes
+    /// it.
     pub async fn promoted(&self, former: usize) -> usize {
         let mut promoted = None;
         until("a failover", async || {
