@@ -40,6 +40,15 @@ pub struct Environment {
 pub struct Storm {
     observed: Vec<(Workload, Observed)>,
     longest: Duration,
+    /// The responses of 200, in their order.
+    served: Vec<Served>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Served {
+    subject: u64,
+    asked: Instant,
+    answered: Instant,
 }
 
 /// The observations of the clients and the summary of the checker.
@@ -145,13 +154,13 @@ impl Environment {
         self.send(stream::iter(Workload::generate(self.seed, requests))).await
     }
 
-    /// Sends requests until `end` is ready. One handler in a hundred takes seconds.
+    /// Sends requests until `end` is ready, each changed by this function.
     ///
     /// # Panics
     ///
     /// As [`storm`](Self::storm).
-    pub async fn storm_until(&self, end: impl Future<Output = ()>) -> Storm {
-        let workloads = Workload::generate(self.seed, u64::MAX).map(Workload::with_slow_handlers);
+    pub async fn storm_until(&self, change: fn(Workload) -> Workload, end: impl Future<Output = ()>) -> Storm {
+        let workloads = Workload::generate(self.seed, u64::MAX).map(change);
         let (ended, end_of_requests) = oneshot::channel::<()>();
         let requests = self.send(stream::iter(workloads).take_until(end_of_requests));
         // Beside the requests: their stream is not polled while all of them wait.
@@ -181,12 +190,22 @@ impl Environment {
                 // Fails at once: with a key that is never released each waiter would take a minute.
                 assert!(!wait_timed_out(&workload, &observed), "a minute was not enough for {workload:?}");
                 self.served.fetch_add(u64::from(has_status(&observed, 200)), SeqCst);
-                (workload, observed, asked.elapsed())
+                (workload, observed, asked, Instant::now())
             }
         });
         let observed: Vec<_> = requests.buffer_unordered(CONCURRENCY).collect().await;
-        let longest = observed.iter().map(|(_, _, took)| *took).max().unwrap_or_default();
-        Storm { observed: observed.into_iter().map(|(workload, observed, _)| (workload, observed)).collect(), longest }
+        let longest = observed.iter().map(|(_, _, asked, answered)| *answered - *asked).max().unwrap_or_default();
+        let responses = observed.iter().filter(|(_, observed, ..)| has_status(observed, 200));
+        let mut served: Vec<_> = responses
+            .map(|(Workload { subject, .. }, _, asked, answered)| Served {
+                subject: *subject,
+                asked: *asked,
+                answered: *answered,
+            })
+            .collect();
+        served.sort_unstable_by_key(|served| served.answered);
+        let observed = observed.into_iter().map(|(workload, observed, ..)| (workload, observed)).collect();
+        Storm { observed, longest, served }
     }
 
     /// Checks that nothing is left: no handlers, keys and waiters while the services run, and
@@ -245,6 +264,18 @@ async fn start(cluster: &Cluster, url: Option<&str>, processes: usize, flags: &[
         cluster.service(&arguments, url).await
     }))
     .await
+}
+
+// === impl Storm ===
+
+impl Storm {
+    /// The longest time without a response for a subject, while the next one was waited for.
+    #[must_use]
+    pub fn longest_gap(&self, subject: u64) -> Duration {
+        let served: Vec<_> = self.served.iter().filter(|served| served.subject == subject).collect();
+        let gaps = served.windows(2).map(|pair| pair[1].answered - pair[0].answered.max(pair[1].asked));
+        gaps.max().expect("some were served")
+    }
 }
 
 // === impl Outcome ===

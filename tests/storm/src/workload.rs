@@ -188,6 +188,16 @@ impl Workload {
         self
     }
 
+    /// Lets one request in four wait for the subject zero, so that requests always wait for it.
+    #[must_use]
+    pub fn with_hot_subject(mut self) -> Self {
+        if self.number.is_multiple_of(4) {
+            (self.subject, self.patience, self.disconnect) = (0, Patience::Wait, None);
+            self.work = Work { work_ms: 1, ..Work::default() };
+        }
+        self
+    }
+
     /// The path and query.
     #[must_use]
     pub fn path(&self) -> String {

@@ -10,7 +10,7 @@
 use std::env;
 
 use tokio::time::sleep;
-use tower_lock_storm::{Environment, seed};
+use tower_lock_storm::{Environment, Workload, seed};
 use tower_lock_testkit::{
     RedisServer, SentinelGroup, skipped,
     wait::{ms, until},
@@ -53,7 +53,7 @@ async fn storm_with_failovers() {
                 until("requests are served again", async || environment.served() > served + 20).await;
             }
         };
-        let storm = environment.storm_until(all_failures).await;
+        let storm = environment.storm_until(Workload::with_slow_handlers, all_failures).await;
         let outcome = environment.end(storm).await;
         let overlaps = outcome.summary.violations.get("overlap").copied().unwrap_or_default();
         println!("min_replicas {min_replicas}: {overlaps} overlaps in {failovers} failovers");
