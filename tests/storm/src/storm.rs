@@ -270,6 +270,10 @@ async fn start(cluster: &Cluster, url: Option<&str>, processes: usize, flags: &[
 
 impl Storm {
     /// The longest time without a response for a subject, while the next one was waited for.
+    ///
+    /// # Panics
+    ///
+    /// Panics if none was served.
     #[must_use]
     pub fn longest_gap(&self, subject: u64) -> Duration {
         let served: Vec<_> = self.served.iter().filter(|served| served.subject == subject).collect();

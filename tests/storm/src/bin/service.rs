@@ -7,9 +7,9 @@
 //!     | --releases-at-head | --skips-lock-delay]
 //! ```
 //!
-//! Each instance has a `LockManager` of its own on the one store, and prints the address that it
-//! listens on. Without `REDIS_URL` the store is the memory of this process. SIGTERM starts a
-//! graceful shutdown; the process then prints the data that is left.
+//! Each instance has a `LockManager` of its own, and prints the address that it listens on. Without
+//! `REDIS_URL` the store is the memory of this process. SIGTERM starts a graceful shutdown; the
+//! process then prints the data that is left.
 
 use std::{
     error::Error,
@@ -41,9 +41,8 @@ use tokio::{
 };
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_lock::{
-    HasLockKey, HeldLock, Lease, LockKey, LockLayer, LockManager, LockManagerLayer, LockPolicy, Locked, MemoryStore,
-    OnDisconnect, RedisStore, ReleaseAt, key,
-    store::{LockStore, RedisConnectError},
+    HasLockKey, HeldLock, Lease, LockKey, LockLayer, LockManager, LockManagerBuilder, LockManagerLayer, LockPolicy,
+    Locked, MemoryStore, OnDisconnect, RedisStore, ReleaseAt, key, store::LockStore,
 };
 use tower_lock_storm::{LockPath, Panics, Reply, Report, Reporter, Residue, ShutdownReport, Work, now};
 use tower_lock_testkit::store::{InterceptedStore, ReleasesAnyHolder, ShortensLeases};
@@ -115,23 +114,21 @@ async fn main() -> Result<(), Failure> {
         usual(panic);
     }));
     let memory = Arc::new(MemoryStore::new());
-    let builder = RedisStore::builder().min_replicas(min_replicas, Duration::from_millis(100));
-    let store: Arc<dyn LockStore> = match builder.from_env().await {
-        Err(RedisConnectError::MissingUrl) => Arc::<MemoryStore>::clone(&memory),
-        store => Arc::new(store?),
-    };
-    let store: Arc<dyn LockStore> = match wrong {
-        Wrong::ReleasesAnyHolder => Arc::new(InterceptedStore::new(store, ReleasesAnyHolder)),
-        Wrong::ShortensLeases => Arc::new(InterceptedStore::new(store, ShortensLeases)),
-        _ => store,
-    };
+    let url = std::env::var("REDIS_URL").ok();
     let reporter = Reporter::connect(std::env::var("CHECKER")?.parse()?).await?;
     let (stop, stopped) = watch::channel(false);
     let mut running = Vec::new();
     for number in 0..instances {
         let process = format!("{name}.{number}");
         let delay = if wrong == Wrong::SkipsLockDelay { Duration::ZERO } else { lock_delay };
-        let locks = LockManager::builder(Arc::clone(&store)).instance(&process).lease(lease).build();
+        let locks = match wrong {
+            Wrong::ReleasesAnyHolder | Wrong::ShortensLeases => broken(wrong, url.as_deref(), &memory).await?,
+            _ => match &url {
+                Some(url) => connect(url, min_replicas).await?,
+                None => LockManager::builder(Arc::clone(&memory)),
+            },
+        };
+        let locks = locks.instance(&process).lease(lease).build();
         let locks = locks.with_policy(LockPolicy::new().lock_delay(delay));
         let (sections, inside) = (AtomicU64::new(0), AtomicUsize::new(0));
         let cluster = Arc::new(App { process, reporter: reporter.clone(), lock_delay, sections, inside });
@@ -140,7 +137,6 @@ async fn main() -> Result<(), Failure> {
         let app = app(&locks, wrong, &cluster, &memory);
         running.push(serve(listener, app, locks, stopped.clone()));
     }
-    drop(store);
     let end_of_term = async {
         signal(SignalKind::terminate())?.recv().await;
         stop.send_replace(true);
@@ -162,6 +158,24 @@ async fn main() -> Result<(), Failure> {
     let panics = PANICS.load(Ordering::Relaxed);
     println!("{}", serde_json::to_string(&ShutdownReport { holding, tasks: alive(), panics })?);
     Ok(())
+}
+
+/// The locks of one instance, in the store with this URL.
+async fn connect(url: &str, min_replicas: u32) -> Result<LockManagerBuilder, Failure> {
+    let builder = RedisStore::builder().min_replicas(min_replicas, Duration::from_millis(100));
+    Ok(LockManager::builder(builder.connect(url).await?))
+}
+
+/// The locks of one instance, in a store with a defect.
+async fn broken(wrong: Wrong, url: Option<&str>, memory: &Arc<MemoryStore>) -> Result<LockManagerBuilder, Failure> {
+    let store: Arc<dyn LockStore> = match url {
+        Some(url) => Arc::new(RedisStore::connect(url).await?),
+        None => Arc::<MemoryStore>::clone(memory),
+    };
+    Ok(match wrong {
+        Wrong::ReleasesAnyHolder => LockManager::builder(InterceptedStore::new(store, ReleasesAnyHolder)),
+        _ => LockManager::builder(InterceptedStore::new(store, ShortensLeases)),
+    })
 }
 
 async fn serve(
