@@ -91,6 +91,9 @@ async fn failovers(min_replicas: usize, excused: &[&str]) {
     let overlaps = outcome.summary.violations.get("overlap").copied().unwrap_or_default();
     println!("min_replicas {min_replicas}: {overlaps} overlaps in {failovers} failovers");
     outcome.check(excused);
+    // A lost lock overlaps with those that get its key until its holder notices the loss.
+    let most = Workload::SUBJECTS * u64::try_from(failovers).expect("a few");
+    assert!(overlaps <= most, "more overlaps than lost locks explain");
 }
 
 /// Lets the master of a shard fail, and returns when it is a replica of the promoted node.
@@ -136,8 +139,12 @@ async fn storm_on_a_cluster_with_a_hot_slot_that_moves() {
             let from = cluster.owner_of_slot(slot).await;
             let to = (from + rng.usize(1..MASTERS)) % MASTERS;
             cluster.begin_move(slot, from, to).await;
-            // Half moved, sometimes for long.
-            sleep(ms(rng.u64(0..300))).await;
+            // Half moved, sometimes for long. The lock, its queue and its fence move one by one.
+            sleep(ms(rng.u64(0..200))).await;
+            for key in cluster.keys_in(from, slot, 10).await {
+                cluster.migrate(from, to, &[&key]).await.expect("no key is at both masters");
+                sleep(ms(rng.u64(0..50))).await;
+            }
             cluster.move_keys(slot, from, to).await.expect("no key is at both masters");
             sleep(ms(rng.u64(0..20))).await;
             cluster.finish_move(slot, from, to).await;
