@@ -211,7 +211,7 @@ fetch_servers() {
 # Conformance, costs, outages, failovers.
 on_server() { # program
     REDIS_SERVER=$1 cargo test --quiet "${all[@]}" --test redis
-    REDIS_SERVER=$1 cargo test --quiet "${all[@]}" --test failovers
+    REDIS_SERVER=$1 cargo test --quiet "${all[@]}" --test failovers --test masters
 }
 on_servers() {
     local program
@@ -242,7 +242,7 @@ programs() {
     sed -n 's|.*"manifest_path":"\([^"]*\)/Cargo.toml".*"profile":{[^}]*"test":true}.*"executable":"\([^"]*\)".*|\1 \2|p' "$logs/build.json" |
         while read -r folder program; do
             name=$(basename "${program%-*}")
-            case $name in it | storm | redis | failovers) rank=1 ;; *) rank=2 ;; esac
+            case $name in it | storm | redis | failovers | masters) rank=1 ;; *) rank=2 ;; esac
             package=${folder#"$PWD"} package=${package##*/}
             echo "$rank ${package:-lib}-$name $folder $program"
         done | sort -s -k1,1 | cut -d' ' -f2-
@@ -324,6 +324,9 @@ storms() {
     for _ in $(seq 10); do cargo test --quiet -p tower-lock-storm --test storm; done
     # A hundred failovers with `min_replicas`, and a hundred without.
     for _ in $(seq 10); do FAILOVERS=10 cargo test --quiet -p tower-lock-storm --test failovers -- --nocapture; done
+    for _ in $(seq 5); do
+        FAILOVERS=10 MOVES=100 ROUNDS=5 cargo test --quiet -p tower-lock-storm --test masters -- --nocapture
+    done
     KEYS=1000 cargo test --quiet -p tower-lock-storm --test replay
 }
 simulations() {

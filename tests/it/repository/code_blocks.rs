@@ -145,7 +145,7 @@ fn assert_exists(packages: &[Value], name: &str, dependency: &Value) {
 }
 
 /// The commands of the pages, each with the file that runs it, and the text there.
-const COMMANDS: [(&str, &str, &str); 26] = [
+const COMMANDS: [(&str, &str, &str); 27] = [
     ("scripts/test.sh", ".github/workflows/ci.yml", " scripts/test.sh\n"),
     ("scripts/test.sh --checks", ".github/workflows/ci.yml", " scripts/test.sh --checks\n"),
     ("cargo run --example reward_claim", "scripts/test.sh", " cargo run --quiet --example reward_claim"),
@@ -167,6 +167,11 @@ const COMMANDS: [(&str, &str, &str); 26] = [
         "cargo test -p tower-lock-storm --test failovers -- --nocapture",
         "scripts/test.sh",
         " --test failovers -- --nocapture",
+    ),
+    (
+        "cargo test -p tower-lock-storm --test masters -- --nocapture",
+        "scripts/test.sh",
+        " --test masters -- --nocapture",
     ),
     ("cargo test -p compile-fail", "scripts/test.sh", " --test compile_fail"),
     ("cargo test --lib shuttle_tests", "scripts/test.sh", "RUSTC_WORKSPACE_WRAPPER"),

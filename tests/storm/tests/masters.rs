@@ -1,15 +1,15 @@
 //! Stores of many masters, of which some fail beside concurrent requests, and slots that move
 //! between them.
 //!
-//! `FAILOVERS=<number>` and `MOVES=<number>` set the numbers of faults, `SEED=<number>` repeats the
-//! requests of a run.
+//! `FAILOVERS=<number>`, `MOVES=<number>` and `ROUNDS=<number>` set the numbers of faults,
+//! `SEED=<number>` repeats the requests of a run.
 #![allow(clippy::disallowed_methods, reason = "tests run within a runtime and wait in real time")]
 
 use std::{env, time::Duration};
 
 use fastrand::Rng;
 use tokio::{sync::Semaphore, time::sleep};
-use tower_lock_storm::{Environment, Workload, seed};
+use tower_lock_storm::{Environment, Outcome, Workload, seed};
 use tower_lock_testkit::{
     RedisCluster, RedisServer, skipped,
     wait::{ms, until},
@@ -53,13 +53,11 @@ fn number(variable: &str, default: usize) -> usize {
 
 /// A failover may lose a lock: its overlaps are counted, and the check of the fence refuses the
 /// stale writes.
-/// Guarantee: G1.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_on_a_cluster_with_failovers() {
     failovers(0, &["overlap", "too-soon", "fence-not-increasing"]).await;
 }
 
-/// Guarantee: G1, G5.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_on_a_cluster_with_failovers_and_min_replicas() {
     failovers(1, &[]).await;
@@ -88,12 +86,7 @@ async fn failovers(min_replicas: usize, excused: &[&str]) {
     };
     let storm = environment.storm_until(Workload::with_slow_handlers, all_failures).await;
     let outcome = environment.end(storm).await;
-    let overlaps = outcome.summary.violations.get("overlap").copied().unwrap_or_default();
-    println!("min_replicas {min_replicas}: {overlaps} overlaps in {failovers} failovers");
-    outcome.check(excused);
-    // A lost lock overlaps with those that get its key until its holder notices the loss.
-    let most = Workload::SUBJECTS * u64::try_from(failovers).expect("a few");
-    assert!(overlaps <= most, "more overlaps than lost locks explain");
+    check_with_losses(&outcome, &format!("min_replicas {min_replicas}"), failovers, excused);
 }
 
 /// Lets the master of a shard fail, and returns when it is a replica of the promoted node.
@@ -121,7 +114,6 @@ async fn fail(cluster: &mut RedisCluster, shard: usize, failure: Failure, unrepl
 }
 
 /// The slot of a key for which requests always wait moves from master to master.
-/// Guarantee: G1.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_on_a_cluster_with_a_hot_slot_that_moves() {
     if !is_available("the storm on a Cluster with a slot that moves") {
@@ -160,7 +152,6 @@ async fn storm_on_a_cluster_with_a_hot_slot_that_moves() {
 }
 
 /// Two of five servers are down, stopped or empty at a time.
-/// Guarantee: G1.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_on_redlock_with_a_minority_that_fails() {
     if !is_available("the storm on Redlock") {
@@ -204,7 +195,6 @@ async fn storm_on_redlock_with_a_minority_that_fails() {
 
 /// A server that restarts empty at once may let two requests have one lock. The check of the fence
 /// refuses the stale write.
-/// Guarantee: G1.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_on_redlock_with_servers_that_restart_empty() {
     if !is_available("the storm on Redlock") {
@@ -227,9 +217,16 @@ async fn storm_on_redlock_with_servers_that_restart_empty() {
     };
     let storm = environment.storm_until(Workload::with_slow_handlers, restarts).await;
     let outcome = environment.end(storm).await;
+    check_with_losses(&outcome, "restarts", rounds * 5, &["overlap", "too-soon"]);
+}
+
+/// A lost lock overlaps with those that get its key until its holder notices the loss.
+fn check_with_losses(outcome: &Outcome, what: &str, faults: usize, excused: &[&str]) {
     let overlaps = outcome.summary.violations.get("overlap").copied().unwrap_or_default();
-    println!("{overlaps} overlaps in {} restarts", rounds * 5);
-    outcome.check(&["overlap", "too-soon"]);
+    println!("{what}: {overlaps} overlaps in {faults} faults");
+    outcome.check(excused);
+    let most = Workload::SUBJECTS * u64::try_from(faults).expect("a few");
+    assert!(overlaps <= most, "more overlaps than lost locks explain");
 }
 
 fn redlock_url(servers: &[RedisServer]) -> String {
