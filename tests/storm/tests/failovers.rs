@@ -40,8 +40,8 @@ async fn storm_with_failovers() {
     for (min_replicas, excused) in [(0, &["overlap", "too-soon", "fence-not-increasing"][..]), (1, &[])] {
         let mut group = SentinelGroup::start(1).await;
         // A grant that is lost, or not acknowledged, may block its key for a lease.
-        let flags = ["--correct", "--lease-ms=3000", &format!("--min-replicas={min_replicas}")];
-        let environment = Environment::at(PROGRAMS, &group.url(), &flags, seed()).await;
+        let url = format!("{}?min_replicas={min_replicas}", group.url());
+        let environment = Environment::at(PROGRAMS, &url, &["--correct", "--lease-ms=3000"], seed()).await;
         // Another sequence than that of the requests.
         let mut rng = fastrand::Rng::with_seed(!environment.seed);
         let failures = [Failure::Killed, Failure::Stopped, Failure::Separated];

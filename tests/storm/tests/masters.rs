@@ -69,8 +69,8 @@ async fn failovers(min_replicas: usize, excused: &[&str]) {
     }
     let _turn = ONE_AT_A_TIME.acquire().await;
     let mut cluster = RedisCluster::start(MASTERS, 1).await;
-    let flags = ["--correct", LEASE, &format!("--min-replicas={min_replicas}")];
-    let environment = Environment::at(PROGRAMS, &cluster.url(), &flags, seed()).await;
+    let url = format!("{}?min_replicas={min_replicas}", cluster.url());
+    let environment = Environment::at(PROGRAMS, &url, &["--correct", LEASE], seed()).await;
     // Another sequence than that of the requests.
     let mut rng = Rng::with_seed(!environment.seed);
     let failovers = number("FAILOVERS", 2);

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! CHECKER=address [REDIS_URL=url] service NAME [INSTANCES] [--lock-delay-ms=NUMBER]
-//!     [--lease-ms=NUMBER] [--min-replicas=NUMBER]
+//!     [--lease-ms=NUMBER]
 //!     [--correct | --releases-any-holder | --shortens-leases | --skips-some
 //!     | --releases-at-head | --skips-lock-delay]
 //! ```
@@ -96,13 +96,12 @@ const LOCK_DELAY: Duration = Duration::from_secs(1);
 #[tokio::main(worker_threads = 2)]
 async fn main() -> Result<(), Failure> {
     let (mut words, mut wrong) = (Vec::new(), Wrong::Nothing);
-    let (mut lock_delay, mut lease, mut min_replicas) = (LOCK_DELAY, LEASE, 0);
+    let (mut lock_delay, mut lease) = (LOCK_DELAY, LEASE);
     for argument in std::env::args().skip(1) {
         match argument.strip_prefix("--").map(|flag| flag.split_once('=').unwrap_or((flag, ""))) {
             None => words.push(argument),
             Some(("lock-delay-ms", ms)) => lock_delay = Duration::from_millis(ms.parse()?),
             Some(("lease-ms", ms)) => lease = Duration::from_millis(ms.parse()?),
-            Some(("min-replicas", number)) => min_replicas = number.parse()?,
             Some((flag, _)) => wrong = Wrong::named(flag)?,
         }
     }
@@ -124,7 +123,7 @@ async fn main() -> Result<(), Failure> {
         let locks = match wrong {
             Wrong::ReleasesAnyHolder | Wrong::ShortensLeases => broken(wrong, url.as_deref(), &memory).await?,
             _ => match &url {
-                Some(url) => connect(url, min_replicas).await?,
+                Some(url) => LockManager::connect(url).await?,
                 None => LockManager::builder(Arc::clone(&memory)),
             },
         };
@@ -158,12 +157,6 @@ async fn main() -> Result<(), Failure> {
     let panics = PANICS.load(Ordering::Relaxed);
     println!("{}", serde_json::to_string(&ShutdownReport { holding, tasks: alive(), panics })?);
     Ok(())
-}
-
-/// The locks of one instance, in the store with this URL.
-async fn connect(url: &str, min_replicas: u32) -> Result<LockManagerBuilder, Failure> {
-    let builder = RedisStore::builder().min_replicas(min_replicas, Duration::from_millis(100));
-    Ok(LockManager::builder(builder.connect(url).await?))
 }
 
 /// The locks of one instance, in a store with a defect.
