@@ -95,37 +95,33 @@ pub(super) async fn continue_release(
     reply: ClusterRelease,
     deadline: Instant,
 ) -> Result<ReleaseReply, CallError> {
-    let Some(record) = request.record.as_ref() else {
-        return match reply {
-            ClusterRelease::Done(reply) => Ok(reply),
-            // Without a record no script sends them.
-            ClusterRelease::RecordElsewhere | ClusterRelease::RecordUnknown => Ok(ReleaseReply::NotHolder),
-        };
-    };
-    match reply {
-        ClusterRelease::Done(reply) => Ok(reply),
-        ClusterRelease::RecordUnknown => {
+    match (reply, &request.record) {
+        (ClusterRelease::Done(reply), _) => Ok(reply),
+        (ClusterRelease::QueueElsewhere, _) => {
+            wake_queue(route, &request.key, deadline).await;
+            Ok(ReleaseReply::Freed)
+        }
+        (ClusterRelease::RecordElsewhere, Some(record)) => {
+            let mut records = route.beside();
+            let write = |names: &Keyspace, _: &Shared| names.write_record(&request.key, &request.id, record);
+            let (_, _) = records.execute(Purpose::Release, write, deadline).await?;
+            let without = ReleaseRequest { record: None, ..request.clone() };
+            let released = Box::pin(release(route, &without, deadline)).await?;
+            if released == ReleaseReply::NotHolder {
+                // The lock was lost between the two steps: its record must answer nobody.
+                delete_record_alone(route, &request.key, Some(&request.id), deadline).await?;
+            }
+            Ok(released)
+        }
+        (ClusterRelease::RecordUnknown, Some(_)) => {
             let left_by = record_of(route, &request.key, deadline).await?.map(|(id, _)| id);
             Ok(match left_by {
                 Some(id) if id == request.id.to_string() => ReleaseReply::RecordedBefore,
                 _ => ReleaseReply::NotHolder,
             })
         }
-        ClusterRelease::RecordElsewhere => {
-            let mut records = route.beside();
-            let write = |names: &Keyspace, _: &Shared| names.write_record(&request.key, &request.id, record);
-            let (_, _) = records.execute(Purpose::Release, write, deadline).await?;
-            let without = ReleaseRequest { record: None, ..request.clone() };
-            match release_with_record(route, &without, deadline).await? {
-                ClusterRelease::Done(ReleaseReply::NotHolder) => {
-                    // The lock was lost between the two steps: its record must answer nobody.
-                    delete_record_alone(route, &request.key, Some(&request.id), deadline).await?;
-                    Ok(ReleaseReply::NotHolder)
-                }
-                ClusterRelease::Done(reply) => Ok(reply),
-                ClusterRelease::RecordElsewhere | ClusterRelease::RecordUnknown => Ok(ReleaseReply::NotHolder),
-            }
-        }
+        // Without a record no script sends them.
+        (ClusterRelease::RecordElsewhere | ClusterRelease::RecordUnknown, None) => Ok(ReleaseReply::NotHolder),
     }
 }
 
@@ -181,4 +177,12 @@ async fn record_of(route: &Route, key: &LockKey, deadline: Instant) -> Result<Op
 async fn leave_queue(route: &Route, key: &LockKey, id: &AcquisitionId, deadline: Instant) {
     let leave = |names: &Keyspace, _: &Shared| names.leave_queue(key, id);
     let _ = route.beside().execute(Purpose::Once, leave, deadline).await;
+}
+
+/// Wakes the first waiter of a key that was freed. Otherwise it would ask with its next poll. A
+/// hint: an error is ignored.
+pub(super) async fn wake_queue(route: &Route, key: &LockKey, deadline: Instant) {
+    let owner = route.owner().server.keyspace.clone();
+    let wake = |_: &Keyspace, _: &Shared| owner.wake_queue(key);
+    let _ = route.beside().execute(Purpose::Once, wake, deadline).await;
 }

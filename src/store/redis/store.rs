@@ -160,6 +160,9 @@ impl LockStore for RedisStore {
             if let Some(fence) = incomplete {
                 reply = complete_yield(&mut route, &request, fence, reply, deadline).await?;
             }
+            if matches!(reply, YieldReply::NotHolder(AcquireReply::Queued { poll_in: Some(_), .. })) {
+                moving::wake_queue(&route, &key, deadline).await;
+            }
             if key.is_raw() && matches!(reply, YieldReply::NotHolder(AcquireReply::Queued { .. })) {
                 route.owner().messages.used_raw(&key, true);
             }

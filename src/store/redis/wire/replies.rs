@@ -141,6 +141,8 @@ fn parse_outcome(outcome: &Value) -> Result<ReleaseReply, UnexpectedReply> {
 pub enum ClusterRelease {
     /// The release was executed.
     Done(ReleaseReply),
+    /// The key is free, and its waiters may be on the other node.
+    QueueElsewhere,
     /// The key is still held, and its record belongs to the other node.
     RecordElsewhere,
     /// The key is not held. The other node may have the record that this release has left before.
@@ -149,10 +151,14 @@ pub enum ClusterRelease {
 
 /// The result of one release on a Cluster.
 pub fn parse_cluster_release(reply: &Value) -> Result<ClusterRelease, UnexpectedReply> {
+    if is(reply, "queue elsewhere") {
+        return Ok(ClusterRelease::QueueElsewhere);
+    }
     if let Value::BulkString(_) = reply {
         return parse_outcome(reply).map(ClusterRelease::Done);
     }
     match elements(reply)? {
+        [elsewhere] if is(elsewhere, "queue elsewhere") => Ok(ClusterRelease::QueueElsewhere),
         [elsewhere] if is(elsewhere, "record elsewhere") => Ok(ClusterRelease::RecordElsewhere),
         [unknown] if is(unknown, "record unknown") => Ok(ClusterRelease::RecordUnknown),
         elements => parse_release_reply(elements).map(ClusterRelease::Done),

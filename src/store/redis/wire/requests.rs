@@ -8,7 +8,7 @@ use super::{
     keyspace::{InvalidName, Keyspace, LockName},
     script::{
         ACQUIRE, COMPLETE, DELETE_RECORD, DELETE_RECORD_ALONE, FORCE, INSPECT, LEAVE_QUEUE, NEXT_FENCE, READ_RECORD,
-        RELEASE, RENEW, SELF_TEST, ScriptCall, ScriptFile, Variant, WRITE_RECORD, YIELD,
+        RELEASE, RENEW, SELF_TEST, ScriptCall, ScriptFile, Variant, WAKE_QUEUE, WRITE_RECORD, YIELD,
     },
 };
 use crate::{
@@ -214,6 +214,17 @@ impl Keyspace {
         let mut call = ScriptCall::new(LEAVE_QUEUE.of(Variant::default()));
         call.key(self.queue(self.lock(key)?));
         call.arg(id);
+        Ok(call)
+    }
+
+    /// The call that wakes the first waiter of a key, without its lock. The process of that waiter is
+    /// subscribed at the node of these names.
+    pub fn wake_queue(&self, key: &LockKey) -> Result<ScriptCall, InvalidName> {
+        let lock = self.lock(key)?;
+        let mut call = ScriptCall::new(WAKE_QUEUE.of(Variant::default()));
+        call.key(self.queue(lock));
+        call.arg(self.inbox(""));
+        call.arg(lock);
         Ok(call)
     }
 

@@ -39,6 +39,7 @@ scripts! {
     WRITE_RECORD = "write_record";
     DELETE_RECORD_ALONE = "delete_record_alone";
     LEAVE_QUEUE = "leave_queue";
+    WAKE_QUEUE = "wake_queue";
 }
 
 /// The keys and the server that a script is for. Composed keys on a single server pay nothing for

@@ -1,7 +1,7 @@
 //! Slots that move from one master to another, or stop half-way.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, Mutex},
     time::{Duration, SystemTime},
 };
 
@@ -10,7 +10,7 @@ use tower_lock::{
     store::{
         AcquireReply, AcquireRequest, AcquisitionIds, DeleteRecordReply, Demand, EventSink, ForceReleaseReply,
         ForceReleaseRequest, IfBusy, LockStore, QueueConfig, Record, ReleaseReply, ReleaseRequest, RenewReply,
-        RenewRequest, StoreFuture, StoreTraits, YieldReply, YieldRequest,
+        RenewRequest, StoreEvent, StoreFuture, StoreTraits, YieldReply, YieldRequest,
     },
     test_util::conformance,
 };
@@ -95,7 +95,7 @@ struct Move {
     slot: u16,
     from: usize,
     to: usize,
-    _receiver: Arc<()>,
+    events: Arc<Mutex<Vec<StoreEvent>>>,
 }
 
 impl Move {
@@ -104,10 +104,11 @@ impl Move {
         let store = store(&cluster).await;
         let (slot, ids) = (RedisCluster::slot(NAME), AcquisitionIds::new("p", fastrand::u64(..)));
         // Without a sink its waiters would count as dead.
-        let receiver = Arc::new(());
-        store.subscribe(EventSink::new(ids.next().manager().to_owned(), &receiver, |_, _| {}));
+        let events = Arc::new(Mutex::new(Vec::new()));
+        let note = |events: &Arc<Mutex<Vec<_>>>, event| events.lock().expect("no panic").push(event);
+        store.subscribe(EventSink::new(ids.next().manager().to_owned(), &events, note));
         let from = cluster.owner_of_slot(slot).await;
-        Some(Self { store, key: key(), ids, slot, from, to: 1 - from, cluster, _receiver: receiver })
+        Some(Self { store, key: key(), ids, slot, from, to: 1 - from, cluster, events })
     }
 
     async fn begin(&self) {
@@ -334,6 +335,24 @@ async fn waiters_get_the_key_while_a_slot_is_half_moved() {
     assert!(!m.keys(m.from).await.contains(&QUEUE.to_owned()), "an entry would be offered the key after the move");
     m.finish().await;
     until("the key is free", async || m.store.inspect(key()).await.is_ok_and(|key| key.lease_left.is_zero())).await;
+}
+
+/// The queue has moved before the lock.
+/// Guarantee: G5.
+#[tokio::test]
+async fn release_wakes_the_waiter_at_the_next_master() {
+    let Some(m) = Move::new().await else { return };
+    let (a, b) = (m.ids.next(), m.ids.next());
+    m.granted(&a).await;
+    assert!(matches!(m.acquire(&b).await, AcquireReply::Queued { ahead: 0, poll_in: None, .. }));
+    m.begin().await;
+    m.cluster.migrate(m.from, m.to, &[QUEUE]).await.expect("it is moved");
+    m.events.lock().expect("no panic").clear();
+    assert_eq!(m.release(&a).await, ReleaseReply::Freed);
+    let offered = StoreEvent::Offered { key: key(), id: b.clone() };
+    until("the waiter is woken", async || m.events.lock().expect("no panic").contains(&offered)).await;
+    m.granted(&b).await;
+    m.finish().await;
 }
 
 /// A copy of a call that reaches the former master, which has lost the slot.

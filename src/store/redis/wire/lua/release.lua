@@ -14,6 +14,8 @@
 --        body, or absent
 -- reply  'freed': all keys
 --        {'freed'}, {'handed off'}, {'not holder'} or {'recorded before'}
+--        on a Cluster, 'queue elsewhere' or {'queue elsewhere'}: it is free, and its waiters may be
+--        on the other node
 --        on a Cluster, {'record elsewhere'}: the lock is still held; {'record unknown'}: it is not
 --        {'each', reply ..} of several requests: as above, or {'error', text}
 --        Each may end in a mark of the fence: see fence.lua
@@ -33,7 +35,8 @@ if n == 1 and ARGV[4] == '0' and not ARGV[6] then
   if held[1] == 1 then
     --@raw if must_reserve(fence) then reserve() return 'freed' end
     --@single first = redis.call('LPOP', ARGV[5])
-    --@cluster first = not is_asking and beside('LPOP', ARGV[5])
+    --@cluster if not is_asking then first = beside('LPOP', ARGV[5]) end
+    --@cluster if first == nil then return 'queue elsewhere' end
     --@raw if not first then leave_free() end
     if not first then return 'freed' end
   end
@@ -97,6 +100,7 @@ local function finish(i)
   if block_ms ~= '0' then return {'freed'} end
   --@raw if must_reserve(fence) then reserve() return {'freed'} end
   if offer_next(lock, queue, false, ARGV[2], first) then return {'handed off'} end
+  --@cluster if is_asking or is_queue_elsewhere then return {'queue elsewhere'} end
   --@raw leave_free()
   return {'freed'}
 end
