@@ -45,8 +45,8 @@ use crate::{
 ///
 /// A store has three connections, on a Redis Cluster to each master: one for acquisitions, one for
 /// renewals and releases, and one for messages. Renewals and releases therefore never wait for
-/// acquisitions. With [`min_replicas`](crate::store::RedisStoreBuilder::min_replicas), renewals have
-/// one of their own. A broken connection is replaced.
+/// acquisitions. With [`min_replicas`](crate::store::RedisStoreBuilder::min_replicas), renewals
+/// have one of their own. A broken connection is replaced.
 ///
 /// A fence is the clock of Redis in microseconds, or one more than the last fence of the prefix (on
 /// a Cluster: of its slot), if that is larger. Fences therefore rise although Redis has lost its

@@ -53,11 +53,13 @@ fn number(variable: &str, default: usize) -> usize {
 
 /// A failover may lose a lock: its overlaps are counted, and the check of the fence refuses the
 /// stale writes.
+/// Guarantee: G1.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_on_a_cluster_with_failovers() {
     failovers(0, &["overlap", "too-soon", "fence-not-increasing"]).await;
 }
 
+/// Guarantee: G1.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_on_a_cluster_with_failovers_and_min_replicas() {
     failovers(1, &[]).await;
@@ -114,6 +116,7 @@ async fn fail(cluster: &mut RedisCluster, shard: usize, failure: Failure, unrepl
 }
 
 /// The slot of a key for which requests always wait moves from master to master.
+/// Guarantee: G1, G5.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_on_a_cluster_with_a_hot_slot_that_moves() {
     if !is_available("the storm on a Cluster with a slot that moves") {

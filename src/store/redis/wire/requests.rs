@@ -217,8 +217,8 @@ impl Keyspace {
         Ok(call)
     }
 
-    /// The call that wakes the first waiter of a key, without its lock. The process of that waiter is
-    /// subscribed at the node of these names.
+    /// The call that wakes the first waiter of a key, without its lock. The process of that waiter
+    /// is subscribed at the node of these names.
     pub fn wake_queue(&self, key: &LockKey) -> Result<ScriptCall, InvalidName> {
         let lock = self.lock(key)?;
         let mut call = ScriptCall::new(WAKE_QUEUE.of(Variant::default()));
