@@ -3,7 +3,7 @@
 // In the order of a call: from the URL to the reply.
 mod builder;
 mod assembly;
-mod self_test;
+pub(super) mod self_test;
 mod store;
 mod acquires;
 mod renewals;
@@ -18,10 +18,10 @@ mod shared;
     reason = "public for the simulator alone: feature `__internals`"
 )]
 pub mod wire;
-mod topology;
+pub(super) mod topology;
 mod messages;
 mod wakeups;
-mod error;
+pub(super) mod error;
 mod list;
 
 pub(crate) use self::topology::address::redlock_servers;

@@ -19,10 +19,10 @@ use super::{
 use crate::{lock_key::LockKey, process};
 
 /// Error of the self-test.
-pub(super) struct SelfTestError {
-    pub(super) error: RedisConnectError,
+pub(in crate::store) struct SelfTestError {
+    pub(in crate::store) error: RedisConnectError,
     /// Whether a retry may succeed: the server may be starting.
-    pub(super) is_transient: bool,
+    pub(in crate::store) is_transient: bool,
 }
 
 impl From<RedisConnectError> for SelfTestError {
@@ -38,28 +38,8 @@ pub(super) async fn self_test(
     mut on_message: OnMessage,
 ) -> Result<(Subscriptions, i64), SelfTestError> {
     let timeouts = server.timeouts;
-    let address = || server.address.clone();
-    let failed = |error: CallError| {
-        let error = server.seen_by_cluster(error);
-        let may_pass = error.is_transient();
-        let error = RedisConnectError::Unreachable { address: address(), source: error.with_hint(None, &server.user) };
-        SelfTestError { error, is_transient: may_pass }
-    };
-    let all_refused = |refusals| {
-        SelfTestError::from(RedisConnectError::PermissionDenied {
-            address: address(),
-            user: server.user.clone(),
-            refusals,
-        })
-    };
-    let refused = |error: &dyn fmt::Display| all_refused(vec![escape_control(&error.to_string())]);
-    let Server { acquire_conn, release_conn, renew_conn, min_replicas, .. } = server;
-    // Connecting may take longer than a call.
-    for connection in server.connections() {
-        connection.ready().await.map_err(failed)?;
-    }
-    check_server(acquire_conn, server, &failed).await?;
-    let test_id = test_id(server);
+    let failed = |error| server.test_failed(error);
+    let test_id = check_connections(server).await?;
     let channel = server.keyspace.inbox(&test_id);
     let test_message = Arc::<Notify>::default();
     let on_test_message = {
@@ -73,28 +53,66 @@ pub(super) async fn self_test(
     match timeout(timeouts.call, subscriptions.subscribe(std::slice::from_ref(&channel))).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) if error.code() == Some("NOPERM") => {
-            return Err(refused(&format_args!("SUBSCRIBE: {error}")));
+            return Err(server.test_refused(&format_args!("SUBSCRIBE: {error}")));
         }
         Ok(Err(error)) => return Err(failed(error.into())),
         Err(_) => return Err(failed(CallError::NoReply)),
     }
-    let key = test_key(&test_id);
-    let call = server.keyspace.self_test(&key, &channel, "1 hello").map_err(|name| failed(name.into()))?;
+    let (first, SelfTestReport { now, receivers, .. }) = run_script(server, &test_id).await?;
+    let received = timeout(timeouts.call, test_message.notified()).await.is_ok();
+    if receivers == 0 && first.receivers > 0 {
+        // The subscription broke between the runs, and a retry has another one.
+        return Err(failed(CallError::NotSubscribed));
+    }
+    if !received || receivers == 0 {
+        let address = server.address.clone();
+        return Err(RedisConnectError::PubSubUnavailable { address, receivers, received }.into());
+    }
+    timeout(timeouts.call, subscriptions.unsubscribe(&[channel]))
+        .await
+        .map_err(|_| failed(CallError::NoReply))?
+        .map_err(|error| failed(error.into()))?;
+    Ok((subscriptions, now))
+}
+
+/// The same without messages, for a store that has none. Returns the server's clock.
+pub(in crate::store) async fn self_test_without_messages(server: &Server) -> Result<i64, SelfTestError> {
+    let test_id = check_connections(server).await?;
+    Ok(run_script(server, &test_id).await?.1.now)
+}
+
+/// Waits for the connections, and checks the server. Returns the id of the test.
+async fn check_connections(server: &Server) -> Result<String, SelfTestError> {
+    let failed = |error| server.test_failed(error);
+    // Connecting may take longer than a call.
+    for connection in server.connections() {
+        connection.ready().await.map_err(failed)?;
+    }
+    check_server(&server.acquire_conn, server, &failed).await?;
+    Ok(test_id(server))
+}
+
+/// Executes the script of the test, by its text and by its hash: after a restart of the server the
+/// text is needed, too.
+async fn run_script(server: &Server, test_id: &str) -> Result<(SelfTestReport, SelfTestReport), SelfTestError> {
+    let Server { release_conn, renew_conn, min_replicas, timeouts, keyspace, .. } = server;
+    let failed = |error| server.test_failed(error);
+    let call = keyspace.self_test(&test_key(test_id), &keyspace.inbox(test_id), "1 hello");
+    let call = call.map_err(|name| failed(name.into()))?;
     let refused_or_failed = |error| match error {
         // The user lacks the permission to run scripts, or to wait for replicas.
-        CallError::Redis(error) if error.code() == Some("NOPERM") => refused(&error),
+        CallError::Redis(error) if error.code() == Some("NOPERM") => server.test_refused(&error),
         error => failed(error),
     };
     let run = async |query| {
         // On the connection that is not yet in use.
         release_conn.query(query, timeouts.call_deadline()).await.map_err(refused_or_failed)
     };
-    // By its text and by its hash: after a restart of the server the text is needed, too.
     let parse = |reply| wire::parse_self_test(&reply).map_err(|error| failed(error.into()));
     // Only the first run reports an invalid fence, because it replaces it.
     let first = parse(run(Query::Eval(&call)).await?)?;
-    let SelfTestReport { now, receivers, refused: refusals, .. } = parse(run(Query::EvalSha(&call)).await?)?;
-    if let Some(first) = refusals.first() {
+    let second = parse(run(Query::EvalSha(&call)).await?)?;
+    if let Some(first) = second.refused.first() {
         // A known error, such as that of a replica or of full memory, has a hint of its own.
         let message = first.split_once(": ").map_or(first.as_str(), |(_, message)| message);
         let (code, detail) = message.split_once(' ').unwrap_or((message, ""));
@@ -102,29 +120,35 @@ pub(super) async fn self_test(
         return Err(if is_known {
             failed(make_extension_error(code.to_owned(), Some(detail.to_owned())).into())
         } else {
-            all_refused(refusals)
+            server.permission_denied(second.refused)
         });
     }
     if min_replicas.is_some() {
         let reply = renew_conn.call_replicated(&call, *min_replicas, timeouts.call_deadline()).await;
         reply.map_err(refused_or_failed)?.1.map_err(|missing| failed(missing.into()))?;
     }
-    if let Some(found) = first.invalid_fence {
-        server.warn_fence_replaced(&found);
+    if let Some(found) = &first.invalid_fence {
+        server.warn_fence_replaced(found);
     }
-    let received = timeout(timeouts.call, test_message.notified()).await.is_ok();
-    if receivers == 0 && first.receivers > 0 {
-        // The subscription broke between the runs, and a retry has another one.
-        return Err(failed(CallError::NotSubscribed));
+    Ok((first, second))
+}
+
+impl Server {
+    fn test_failed(&self, error: CallError) -> SelfTestError {
+        let error = self.seen_by_cluster(error);
+        let is_transient = error.is_transient();
+        let source = error.with_hint(None, &self.user);
+        SelfTestError { error: RedisConnectError::Unreachable { address: self.address.clone(), source }, is_transient }
     }
-    if !received || receivers == 0 {
-        return Err(RedisConnectError::PubSubUnavailable { address: address(), receivers, received }.into());
+
+    fn test_refused(&self, error: &dyn fmt::Display) -> SelfTestError {
+        self.permission_denied(vec![escape_control(&error.to_string())])
     }
-    timeout(timeouts.call, subscriptions.unsubscribe(&[channel]))
-        .await
-        .map_err(|_| failed(CallError::NoReply))?
-        .map_err(|error| failed(error.into()))?;
-    Ok((subscriptions, now))
+
+    fn permission_denied(&self, refusals: Vec<String>) -> SelfTestError {
+        let (address, user) = (self.address.clone(), self.user.clone());
+        RedisConnectError::PermissionDenied { address, user, refusals }.into()
+    }
 }
 
 /// The id of a test, whose key is in a slot of the server.
@@ -209,12 +233,12 @@ async fn default_user_lacks_permissions(connection: &SharedConnection) -> bool {
     rules.is_some_and(|rules| !(has(&rules, "commands", "+@all") && has(&rules, "keys", "~*")))
 }
 
-fn info_field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+pub(in crate::store) fn info_field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
 /// Whether a version is older than 7.0. An unreadable version is not.
-fn is_unsupported(version: &str) -> bool {
+pub(in crate::store) fn is_unsupported(version: &str) -> bool {
     version.split('.').next().and_then(|major| major.parse::<u32>().ok()).is_some_and(|major| major < 7)
 }
 

@@ -6,21 +6,21 @@
 
 mod url;
 mod parameters;
-pub(super) mod address;
+pub(in crate::store) mod address;
 mod servers;
 mod locate;
 mod single;
 mod sentinel;
-pub(super) mod cluster;
-pub(super) mod slot_map;
+pub(in crate::store) mod cluster;
+pub(in crate::store) mod slot_map;
 mod pool;
-pub(super) mod server;
-pub(super) mod connection;
-pub(super) mod endpoint;
-pub(super) mod socket;
-pub(super) mod replicas;
+pub(in crate::store) mod server;
+pub(in crate::store) mod connection;
+pub(in crate::store) mod endpoint;
+pub(in crate::store) mod socket;
+pub(in crate::store) mod replicas;
 
-pub(super) use self::{
+pub(in crate::store) use self::{
     cluster::{ClusterNode, Nodes},
     endpoint::Endpoint,
     locate::{Signs, Topology},
