@@ -92,21 +92,42 @@ pub enum RedisConnectError {
         /// Whether the message arrived.
         received: bool,
     },
+    /// A [`RedlockStore`](crate::RedlockStore) has 3, 5, 7 or 9 servers.
+    #[error("a RedlockStore has 3, 5, 7 or 9 servers, and not {0}")]
+    InvalidServerCount(usize),
+    /// The server is not an independent one, as each of a [`RedlockStore`](crate::RedlockStore) is.
+    #[error("Redis at {address} is no independent server for a RedlockStore: {reason}")]
+    NotIndependent {
+        /// Host and port, or the path of a socket.
+        address: String,
+        /// The reason, for example that another address leads to the same server.
+        reason: String,
+    },
+    /// Too few servers of a [`RedlockStore`](crate::RedlockStore) can be reached.
+    #[error("{passed} of {servers} servers can be reached, which is no majority: {}", .errors.join("; "))]
+    NoMajority {
+        /// The number of servers.
+        servers: usize,
+        /// The number of those that have passed the self-test.
+        passed: usize,
+        /// The errors of the others, with their addresses.
+        errors: Vec<String>,
+    },
 }
 
 /// Too few replicas have a write. It may survive a failover nevertheless.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("{acknowledged} of {required} replicas have acknowledged the write in time")]
-pub(crate) struct NotReplicated {
-    pub(super) acknowledged: i64,
-    pub(super) required: u32,
+pub(in crate::store) struct NotReplicated {
+    pub(in crate::store) acknowledged: i64,
+    pub(in crate::store) required: u32,
 }
 
 /// Error of a call.
 ///
 /// Its text contains its causes. The call is repeated or rejected by [`kind`](Self::kind).
 #[derive(Debug, thiserror::Error)]
-pub(super) enum CallError {
+pub(in crate::store) enum CallError {
     #[error("{}", redis_message(.0))]
     Redis(#[from] RedisError),
     #[error("{}", pool_message(.0))]
@@ -210,7 +231,7 @@ impl CallError {
         StoreError::new("redis", operation, kind).with_source(self.with_hint(address, user))
     }
 
-    pub(super) fn with_hint(self, address: Option<String>, user: &str) -> Box<dyn Error + Send + Sync> {
+    pub(in crate::store) fn with_hint(self, address: Option<String>, user: &str) -> Box<dyn Error + Send + Sync> {
         let hint = self.classify().1.replace("{user}", user);
         Box::new(WithHint { address, error: self, hint })
     }
@@ -227,7 +248,7 @@ impl CallError {
 
     /// Whether the server has executed nothing, because of one of the keys: this user has no
     /// permission for it.
-    pub(super) fn may_be_of_one_key(&self) -> bool {
+    pub(in crate::store) fn may_be_of_one_key(&self) -> bool {
         matches!(self, Self::Redis(error) if error.code() == Some("NOPERM"))
     }
 
@@ -239,13 +260,13 @@ impl CallError {
     }
 
     /// Whether a retry may succeed.
-    pub(super) fn is_transient(&self) -> bool {
+    pub(in crate::store) fn is_transient(&self) -> bool {
         use StoreErrorKind::{Failover, Timeout, Unavailable};
 
         matches!(self.kind(), Failover | Timeout | Unavailable)
     }
 
-    pub(super) fn kind(&self) -> StoreErrorKind {
+    pub(in crate::store) fn kind(&self) -> StoreErrorKind {
         self.classify().0
     }
 

@@ -10,11 +10,13 @@ mod keyspace;
 mod requests;
 mod script;
 mod replies;
+mod redlock;
 
 #[cfg(feature = "__internals")]
 pub use self::{keyspace::LockName, replies::KeyReplies};
 pub use self::{
     keyspace::{InvalidName, Keyspace, REDISSON_CHANNEL, RawChannel, RawNames},
+    redlock::{RaiseRequest, Raised, Vote, parse_raise, parse_vote, parse_withdraw},
     replies::{
         ClusterRelease, FenceMark, KeyError, SelfTestReport, Timed, UnexpectedReply, escape_control, fence_mark,
         parse_acquire, parse_cluster_release, parse_complete, parse_delete_record, parse_force, parse_inspect,

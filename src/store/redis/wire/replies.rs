@@ -326,7 +326,7 @@ fn elements(reply: &Value) -> Result<&[Value], UnexpectedReply> {
     }
 }
 
-fn timed(reply: &Value) -> Result<(i64, &[Value]), UnexpectedReply> {
+pub(super) fn timed(reply: &Value) -> Result<(i64, &[Value]), UnexpectedReply> {
     match elements(reply)? {
         [now, rest @ ..] => Ok((parse_time(now)?, rest)),
         [] => Err(UnexpectedReply),
@@ -365,12 +365,12 @@ fn parse_time(value: &Value) -> Result<i64, UnexpectedReply> {
 }
 
 /// A fence is below 2^53, the limit of exact doubles. A larger one was written by another program.
-fn parse_fence(value: &Value) -> Result<u64, UnexpectedReply> {
+pub(super) fn parse_fence(value: &Value) -> Result<u64, UnexpectedReply> {
     parse_u64(value).and_then(|fence| if fence < 1 << 53 { Ok(fence) } else { Err(UnexpectedReply) })
 }
 
 /// A `PTTL`. Negative values: no TTL (-1), or no key (-2).
-fn lease_left(left: &Value) -> Result<Duration, UnexpectedReply> {
+pub(super) fn lease_left(left: &Value) -> Result<Duration, UnexpectedReply> {
     match left {
         Value::Int(-1) => Ok(Duration::MAX),
         Value::Int(left) => Ok(Duration::from_millis(u64::try_from(*left).unwrap_or(0))),
@@ -378,11 +378,11 @@ fn lease_left(left: &Value) -> Result<Duration, UnexpectedReply> {
     }
 }
 
-fn is(value: &Value, expected: &str) -> bool {
+pub(super) fn is(value: &Value, expected: &str) -> bool {
     text(value).is_ok_and(|text| text == expected)
 }
 
-fn text(value: &Value) -> Result<&str, UnexpectedReply> {
+pub(super) fn text(value: &Value) -> Result<&str, UnexpectedReply> {
     std::str::from_utf8(bytes(value)?).map_err(|_| UnexpectedReply)
 }
 

@@ -289,7 +289,7 @@ fn if_busy(request: &AcquireRequest) -> &'static str {
 }
 
 /// Whole milliseconds, rounded up: a lease is never shorter than requested.
-struct Ms(Duration);
+pub(super) struct Ms(pub(super) Duration);
 
 impl fmt::Display for Ms {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -40,6 +40,9 @@ scripts! {
     DELETE_RECORD_ALONE = "delete_record_alone";
     LEAVE_QUEUE = "leave_queue";
     WAKE_QUEUE = "wake_queue";
+    VOTE = "vote";
+    RAISE = "raise";
+    WITHDRAW = "withdraw";
 }
 
 /// The keys and the server that a script is for. Composed keys on a single server pay nothing for
