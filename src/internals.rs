@@ -50,3 +50,7 @@ pub mod remote {
 
 #[cfg(feature = "redis")]
 pub use crate::store::redis::wire as redis_wire;
+
+/// The decisions of a store on several independent servers.
+#[cfg(feature = "redis")]
+pub use crate::store::redlock::quorum;

@@ -200,6 +200,9 @@ pub use self::store::MemoryStore;
 #[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use self::store::RedisStore;
+#[cfg(feature = "redis")]
+#[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
+pub use self::store::RedlockStore;
 pub use self::{
     acquisition::AcquisitionId,
     error::{LockError, LockLost, RunError},

@@ -22,6 +22,8 @@ mod memory;
 pub(crate) mod remote;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
+#[cfg(feature = "redis")]
+pub(crate) mod redlock;
 mod connect;
 
 #[cfg(feature = "memory")]
@@ -30,6 +32,9 @@ pub use self::memory::MemoryStore;
 #[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use self::redis::{RedisConnectError, RedisStore, RedisStoreBuilder};
+#[cfg(feature = "redis")]
+#[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
+pub use self::redlock::{RedlockStore, RedlockStoreBuilder};
 pub use self::{
     connect::ConnectError,
     error::{StoreError, StoreErrorKind},

@@ -25,6 +25,7 @@ mod outages;
 mod recorded;
 mod replay;
 mod records;
+mod redlock;
 mod runbook;
 mod shared_calls;
 mod error_mapping;

@@ -1,0 +1,208 @@
+//! Acquires: a vote of all servers, and a raise where a majority has granted the key.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep},
+};
+
+use super::{
+    group::{Answers, Group, STORE},
+    node::{Node, Validity},
+    quorum::{Ballot, Raise, Replies},
+};
+use crate::{
+    acquisition::AcquisitionId,
+    clock::BootInstant,
+    limits::MAX_WAITING_REQUESTS,
+    lock_key::LockKey,
+    store::{
+        AcquireReply, AcquireRequest, IfBusy, StoreError,
+        redis::wire::{RaiseRequest, Raised, Vote},
+        remote::{
+            batching::{SendRequests, SharedCalls, send_alone},
+            inline::poll_and_spawn,
+        },
+    },
+};
+
+/// When a waiter asks again: at least after the first of them, and at most after both.
+const POLL: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(100)];
+/// The same if votes are split: no acquisition has the key.
+const SPLIT_POLL: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(40)];
+/// The votes on an acquisition that does not wait, if they are split.
+const MAX_VOTES: usize = 4;
+/// The longest delay before its next vote, for each vote before.
+const REVOTE_DELAY: Duration = Duration::from_millis(8);
+
+/// The outcome of one vote, and of the raise that follows it.
+enum Outcome {
+    Reply(Result<AcquireReply, StoreError>),
+    /// The votes were split, and the acquisition does not wait.
+    Split {
+        lease_left: Duration,
+    },
+}
+
+impl SendRequests<AcquireRequest> for Group {
+    type Reply = AcquireReply;
+
+    const STORE: &'static str = STORE;
+    const OPERATION: &'static str = "acquire";
+
+    const MAX_WAITING: usize = MAX_WAITING_REQUESTS;
+
+    fn calls(&self) -> &SharedCalls<AcquireRequest, AcquireReply> {
+        &self.acquires
+    }
+
+    fn shares_waits(&self) -> bool {
+        false
+    }
+
+    /// The rest of its validity is left for the call.
+    fn may_wait(request: &AcquireRequest) -> Option<Duration> {
+        Some(request.valid_for / 2)
+    }
+
+    async fn send(
+        self: &Arc<Self>,
+        requests: Vec<AcquireRequest>,
+        called: BootInstant,
+    ) -> Vec<Result<AcquireReply, StoreError>> {
+        let valid_for = requests.iter().map(|request| request.valid_for).min().unwrap_or_default();
+        self.acquire(requests, Validity { called, valid_for, deadline: self.timeouts.call_deadline() }).await
+    }
+}
+
+impl Group {
+    /// Acquires, and votes again where the votes of callers that do not wait are split: each of
+    /// them would be rejected, although the key is free.
+    pub(super) async fn acquire(
+        self: &Arc<Self>,
+        requests: Vec<AcquireRequest>,
+        validity: Validity,
+    ) -> Vec<Result<AcquireReply, StoreError>> {
+        requests.iter().for_each(|request| self.requested(request.lease));
+        let last_vote = self.limit();
+        let mut replies: Vec<_> = requests.iter().map(|_| None).collect();
+        let mut open: Vec<_> = (0..requests.len()).collect();
+        for votes in 1.. {
+            let asked: Arc<[_]> = open.iter().map(|at| requests[*at].clone()).collect();
+            let outcomes = self.vote_and_raise(&asked, validity).await;
+            let is_last = votes == MAX_VOTES || Instant::now() >= last_vote;
+            let mut split = Vec::new();
+            for (at, outcome) in std::mem::take(&mut open).into_iter().zip(outcomes) {
+                match outcome {
+                    Outcome::Reply(reply) => replies[at] = Some(reply),
+                    Outcome::Split { lease_left } if is_last => {
+                        replies[at] = Some(Ok(AcquireReply::Busy { lease_left }));
+                    }
+                    Outcome::Split { .. } => split.push(at),
+                }
+            }
+            if split.is_empty() {
+                break;
+            }
+            open = split;
+            sleep(REVOTE_DELAY.mul_f64(fastrand::f64()) * u32::try_from(votes).unwrap_or(1)).await;
+        }
+        replies.into_iter().flatten().collect()
+    }
+
+    async fn vote_and_raise(self: &Arc<Self>, requests: &Arc<[AcquireRequest]>, validity: Validity) -> Vec<Outcome> {
+        let vote = |node: Arc<Node>| {
+            let requests = Arc::clone(requests);
+            async move { node.vote(&requests, validity).await }
+        };
+        let limit = self.limit().min(validity.deadline);
+        let votes = self.ask(requests.len(), limit, vote, |_, votes| votes.decide().is_some()).await;
+        let ballots: Vec<_> = votes.keys.iter().map(|votes| votes.decide().unwrap_or(Ballot::Void)).collect();
+        self.withdraw(requests, &ballots, &votes, validity.deadline);
+        if requests.len() > 1 && ballots.contains(&Ballot::Void) && votes.may_be_of_one_key() {
+            let alone = send_alone(self, requests.to_vec(), validity.called).await;
+            return alone.into_iter().map(Outcome::Reply).collect();
+        }
+        let won: Vec<_> = requests.iter().zip(&ballots).filter_map(|(request, ballot)| won(request, *ballot)).collect();
+        let (raises, raised) = self.raise(won, validity).await;
+        let mut raises = raises.into_iter().enumerate();
+        let outcome = |(at, (request, ballot)): (usize, (&AcquireRequest, &Ballot))| match *ballot {
+            Ballot::Won { .. } => Outcome::Reply(match raises.next() {
+                Some((_, Raise::Held { fence })) => Ok(AcquireReply::Granted { fence }),
+                // It was too slow, or an operator has revoked the key: nothing counts.
+                Some((at, Raise::NotHolder | Raise::Void)) => Err(self.store_error("acquire", at, &raised)),
+                None => unreachable!("one for each that has won"),
+            }),
+            Ballot::Void => Outcome::Reply(Err(self.store_error("acquire", at, &votes))),
+            Ballot::Lost { lease_left, is_split } => match request.if_busy {
+                IfBusy::Fail if is_split => Outcome::Split { lease_left },
+                IfBusy::Fail => Outcome::Reply(Ok(AcquireReply::Busy { lease_left })),
+                IfBusy::Enqueue => Outcome::Reply(Ok(queued(lease_left, is_split))),
+            },
+        };
+        requests.iter().zip(&ballots).enumerate().map(outcome).collect()
+    }
+    /// Gives these grants the fence and the lease that a majority must have. Returns the outcomes,
+    /// and the replies for their errors.
+    pub(super) async fn raise(&self, requests: Vec<RaiseRequest>, validity: Validity) -> (Vec<Raise>, Answers<Raised>) {
+        let requests: Arc<[_]> = requests.into();
+        if requests.is_empty() {
+            return (Vec::new(), Answers::default());
+        }
+        let lease = self.longest_lease();
+        let raise = |node: Arc<Node>| {
+            let requests = Arc::clone(&requests);
+            let under_way = self.late.begin(requests.iter().map(|request| request.id.clone()), &node, lease);
+            async move {
+                let reply = node.raise(&requests, validity).await;
+                if reply.is_err() {
+                    under_way.failed(validity.deadline + node.server.timeouts.call);
+                }
+                reply
+            }
+        };
+        let limit = self.limit().min(validity.deadline);
+        let decide = |at: usize, replies: &Replies<Raised>| replies.decide(requests[at].fence);
+        let raised = self.ask(requests.len(), limit, raise, |at, replies| decide(at, replies).is_some()).await;
+        let outcomes = raised.keys.iter().enumerate();
+        (outcomes.map(|(at, replies)| decide(at, replies).unwrap_or(Raise::Void)).collect(), raised)
+    }
+
+    /// Ends the votes on acquisitions that have no majority, so that nobody finds them in its way.
+    ///
+    /// It is sent before the caller gets its reply, and on the connections of the votes: those of
+    /// its next attempt are executed afterwards. A server that has not replied yet gets it, too.
+    fn withdraw(&self, requests: &[AcquireRequest], ballots: &[Ballot], votes: &Answers<Vote>, deadline: Instant) {
+        let Ok(runtime) = Handle::try_current() else { return };
+        for (at, node) in self.nodes.iter().enumerate().filter(|(at, _)| !votes.has_failed(*at)) {
+            let may_have_granted = |key: usize| match votes.keys[key].of(at) {
+                Some(Vote::Granted { .. }) => true,
+                Some(Vote::Busy { .. }) => false,
+                None => votes.unanswered.contains(&at),
+            };
+            let is_withdrawn = |key: &usize| !matches!(ballots[*key], Ballot::Won { .. }) && may_have_granted(*key);
+            let withdrawn = (0..requests.len()).filter(is_withdrawn);
+            let withdrawn: Vec<(LockKey, AcquisitionId)> =
+                withdrawn.map(|key| (requests[key].key.clone(), requests[key].id.clone())).collect();
+            if !withdrawn.is_empty() {
+                let node = Arc::clone(node);
+                poll_and_spawn(async move { drop(node.withdraw(&withdrawn, deadline).await) }, &runtime);
+            }
+        }
+    }
+}
+
+/// The raise that a won vote needs.
+fn won(request: &AcquireRequest, ballot: Ballot) -> Option<RaiseRequest> {
+    let Ballot::Won { fence } = ballot else { return None };
+    let AcquireRequest { key, id, lease, .. } = request.clone();
+    Some(RaiseRequest { key, id, fence, lease })
+}
+
+/// No server keeps a queue: the waiter asks again. With jitter: waiters whose votes were split must
+/// not meet again.
+fn queued(lease_left: Duration, is_split: bool) -> AcquireReply {
+    let [least, jitter] = if is_split { SPLIT_POLL } else { POLL };
+    AcquireReply::Queued { ahead: 0, lease_left, poll_in: Some(least + jitter.mul_f64(fastrand::f64())) }
+}

@@ -1,0 +1,289 @@
+//! Builder and constructors of a store: the servers, and the wait for a majority of them.
+
+use std::{sync::Arc, time::Duration};
+
+use deadpool_redis::redis::{Client, RedisError};
+use futures_util::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::{
+    group::Group,
+    member::{Member, Members},
+    node::Node,
+    store::RedlockStore,
+};
+use crate::{
+    background::Background,
+    clock::Clock,
+    limits::{
+        CONNECT_TIMEOUT, CONNECT_TIMEOUT_MAX, REDIS_PREFIX, REDIS_TIMEOUT_MIN, STORE_CALL_TIMEOUT,
+        STORE_CALL_TIMEOUT_MAX,
+    },
+    store::{
+        redis::{
+            RedisConnectError,
+            error::CallError,
+            self_test::{SelfTestError, self_test_without_messages},
+            topology::{
+                Endpoint, Signs, Topology,
+                address::Address,
+                connection::{SharedConnection, Timeouts},
+                server::Server,
+            },
+            wire::Keyspace,
+        },
+        remote::link::RECONNECT_DELAY,
+    },
+};
+
+/// Builder for a [`RedlockStore`] with non-default settings.
+///
+/// ```no_run
+/// # use tower_lock::{LockManager, RedlockStore, store::RedisConnectError};
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), RedisConnectError> {
+/// let servers = ["redis://a:6379", "redis://b:6379", "redis://c:6379"];
+/// let store = RedlockStore::builder().prefix("shop").connect(servers).await?;
+/// let locks = LockManager::new(store);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Default)]
+#[must_use = "a builder does nothing until it connects"]
+pub struct RedlockStoreBuilder {
+    prefix: Option<String>,
+    connect_timeout: Option<Duration>,
+    call_timeout: Option<Duration>,
+}
+
+/// A server that is not tested yet.
+struct Candidate {
+    member: Arc<Member>,
+    node: Arc<Node>,
+}
+
+impl RedlockStoreBuilder {
+    /// Sets the prefix of the names of all locks. Default: `lock`.
+    ///
+    /// Applications that share a Redis need different prefixes. A prefix has 1 to 64 characters of
+    /// `[A-Za-z0-9._-]`, and is not `tower-lock`. With any other prefix, connecting fails with
+    /// [`RedisConnectError::InvalidPrefix`]. A [`RedisStore`](crate::RedisStore) on one of the
+    /// servers needs another prefix, too: it would lock there alone.
+    pub fn prefix(self, prefix: impl Into<String>) -> Self {
+        Self { prefix: Some(prefix.into()), ..self }
+    }
+
+    /// Sets the timeout of connecting, which includes DNS, TCP, TLS and AUTH. Default: 2 seconds.
+    ///
+    /// The timeout is from 50 ms to 60 s. With any other, connecting fails with
+    /// [`RedisConnectError::InvalidTimeout`]. [`connect`](Self::connect) retries within this time.
+    pub fn connect_timeout(self, timeout: Duration) -> Self {
+        Self { connect_timeout: Some(timeout), ..self }
+    }
+
+    /// Sets the timeout of one call. Default: 500 ms.
+    ///
+    /// The timeout is from 50 ms to 5 s. With any other, connecting fails with
+    /// [`RedisConnectError::InvalidTimeout`]. An acquire asks all servers twice, and waits for a
+    /// majority for a third of the timeout each time: use at least six times the slowest usual
+    /// round trip. A grant that is not confirmed ends on each server after this time.
+    pub fn call_timeout(self, timeout: Duration) -> Self {
+        Self { call_timeout: Some(timeout), ..self }
+    }
+
+    /// Connects to 3, 5, 7 or 9 servers. Each URL is `redis://user:password@host:port/database`,
+    /// `rediss://` for TLS (feature `redis-tls`), or `unix:///path`.
+    ///
+    /// Returns when a majority of the servers has passed the self-test, and the others have passed
+    /// it, cannot be reached, or have had the [call timeout](Self::call_timeout) for it. A server
+    /// that cannot be reached now is checked when it can be, before it counts.
+    ///
+    /// # Errors
+    ///
+    /// Fails with a [`RedisConnectError`]: at once if a server has a defect that a retry does not
+    /// repair, such as a missing permission, if two URLs lead to one server, or if one leads to a
+    /// replica or a Cluster; else if no majority can be reached within the
+    /// [`connect_timeout`](Self::connect_timeout).
+    pub async fn connect<U: AsRef<str>>(
+        self,
+        urls: impl IntoIterator<Item = U>,
+    ) -> Result<RedlockStore, RedisConnectError> {
+        let (store, candidates, timeouts) = self.build(urls)?;
+        // Boxed: the nested future type is too deep for the default limit of the caller's compiler.
+        let tested: BoxFuture<'_, _> = Box::pin(test(candidates, timeouts));
+        tested.await?;
+        Ok(store)
+    }
+
+    /// Creates a store as [`connect`](Self::connect) does, but does not wait for the servers, so
+    /// that the service starts while they are down.
+    ///
+    /// Requests are rejected (503, not started) until a majority can be reached. Each server is
+    /// checked before it counts; the log and [`LockManager::health`](crate::LockManager::health)
+    /// have the errors.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a URL, their number, the prefix or a timeout is invalid.
+    pub fn connect_lazy<U: AsRef<str>>(
+        self,
+        urls: impl IntoIterator<Item = U>,
+    ) -> Result<RedlockStore, RedisConnectError> {
+        Ok(self.build(urls)?.0)
+    }
+
+    fn build<U: AsRef<str>>(
+        self,
+        urls: impl IntoIterator<Item = U>,
+    ) -> Result<(RedlockStore, Vec<Candidate>, Timeouts), RedisConnectError> {
+        let prefix = self.prefix.as_deref().unwrap_or(REDIS_PREFIX);
+        let keyspace = Keyspace::new(prefix).map_err(|_| RedisConnectError::InvalidPrefix(prefix.to_owned()))?;
+        let checked = |setting, value: Option<Duration>, default, max| match value.unwrap_or(default) {
+            value if (REDIS_TIMEOUT_MIN..=max).contains(&value) => Ok(value),
+            value => Err(RedisConnectError::InvalidTimeout { setting, value }),
+        };
+        let timeouts = Timeouts {
+            call: checked("call_timeout", self.call_timeout, STORE_CALL_TIMEOUT, STORE_CALL_TIMEOUT_MAX)?,
+            connect: checked("connect_timeout", self.connect_timeout, CONNECT_TIMEOUT, CONNECT_TIMEOUT_MAX)?,
+        };
+        // One more than allowed is enough to know that there are too many.
+        let urls: Vec<U> = urls.into_iter().take(MAX_SERVERS + 1).collect();
+        if !(MIN_SERVERS..=MAX_SERVERS).contains(&urls.len()) || urls.len().is_multiple_of(2) {
+            return Err(RedisConnectError::InvalidServerCount(urls.len()));
+        }
+        let addresses = urls.iter().map(|url| single_server(url.as_ref())).collect::<Result<Vec<_>, _>>()?;
+        let members = Members::new(addresses.iter().map(|address| address.display.clone()).collect());
+        members.check_addresses()?;
+        let (clock, background) = (Clock::default(), Background::default());
+        let candidate = |(place, Address { info, display, user, .. }): (usize, Address)| {
+            let client = Client::open(info).map_err(|error: RedisError| RedisConnectError::InvalidUrl(error.into()))?;
+            let endpoint = Endpoint::new(client, timeouts.connect, timeouts.call);
+            let member = Arc::new(Member { endpoint, place, user: user.clone(), members: Arc::clone(&members) });
+            let topology: Arc<dyn Topology> = Arc::<Member>::clone(&member);
+            let signs = Arc::<Signs>::default();
+            let connection = || Arc::new(SharedConnection::new(Arc::clone(&topology), timeouts, Arc::clone(&signs)));
+            let (acquire_conn, release_conn) = (connection(), connection());
+            let server = Server {
+                renew_conn: Arc::clone(&release_conn),
+                topology: Arc::clone(&topology),
+                address: display,
+                user,
+                keyspace: keyspace.clone(),
+                background: background.clone(),
+                timeouts,
+                min_replicas: None,
+                acquire_conn,
+                release_conn,
+            };
+            Ok(Candidate { member, node: Node::new(Arc::new(server), signs, clock.clone()) })
+        };
+        let candidates: Vec<_> =
+            addresses.into_iter().enumerate().map(candidate).collect::<Result<_, RedisConnectError>>()?;
+        let nodes = candidates.iter().map(|candidate| Arc::clone(&candidate.node)).collect();
+        let group = Group::new(nodes, keyspace.clone(), timeouts, clock.clone());
+        Ok((RedlockStore::new(group), candidates, timeouts))
+    }
+}
+
+/// Waits for a majority of the servers, and shortly for the others.
+async fn test(candidates: Vec<Candidate>, timeouts: Timeouts) -> Result<(), RedisConnectError> {
+    let (servers, deadline) = (candidates.len(), Instant::now() + timeouts.connect);
+    let test = |place: usize, delay: Duration| {
+        let candidate = &candidates[place];
+        async move {
+            sleep(delay).await;
+            (place, candidate.test().await)
+        }
+    };
+    let mut tests: FuturesUnordered<_> = (0..servers).map(|place| test(place, Duration::ZERO)).collect();
+    // The last result of each.
+    let mut results: Vec<Option<Result<(), String>>> = vec![None; servers];
+    let mut wait_until = deadline;
+    loop {
+        let passed = results.iter().filter(|result| matches!(result, Some(Ok(())))).count();
+        let is_majority = passed > servers / 2;
+        if is_majority && results.iter().all(Option::is_some) {
+            return Ok(());
+        }
+        match timeout_at(wait_until, tests.next()).await {
+            Ok(Some((place, Ok(())))) => {
+                results[place] = Some(Ok(()));
+                if passed == servers / 2 {
+                    wait_until = deadline.min(Instant::now() + timeouts.call);
+                }
+            }
+            Ok(Some((_, Err(SelfTestError { error, is_transient: false })))) => return Err(error),
+            Ok(Some((place, Err(SelfTestError { error, .. })))) => {
+                results[place] = Some(Err(format!("{error:?}")));
+                tests.push(test(place, RETRY_INTERVAL));
+            }
+            Ok(None) | Err(_) if is_majority => return Ok(()),
+            Ok(None) | Err(_) => {
+                let no_reply = |place: usize| format!("no reply of Redis at {}", candidates[place].node.server.address);
+                let errors = results.into_iter().enumerate();
+                let errors =
+                    errors.filter_map(|(place, result)| result.map_or_else(|| Some(no_reply(place)), Result::err));
+                return Err(RedisConnectError::NoMajority { servers, passed, errors: errors.collect() });
+            }
+        }
+    }
+}
+
+impl Candidate {
+    /// Connects once, so that a defect is an error of its own kind, and then executes every command.
+    async fn test(&self) -> Result<(), SelfTestError> {
+        let Server { address, user, .. } = &*self.node.server;
+        let failed = |error: CallError| SelfTestError {
+            is_transient: error.is_transient(),
+            error: RedisConnectError::Unreachable { address: address.clone(), source: error.with_hint(None, user) },
+        };
+        self.member.connect_checked().await.map_err(|error| error.map_or_else(failed, SelfTestError::from))?;
+        self.node.observe(self_test_without_messages(&self.node.server).await?);
+        Ok(())
+    }
+}
+
+/// The address of one server.
+fn single_server(url: &str) -> Result<Address, RedisConnectError> {
+    let address = Address::parse(url, "")?;
+    if address.sentinels.is_some() || address.cluster.is_some() {
+        let defect = "each URL of a RedlockStore is that of one server: no sentinels, and no Cluster";
+        return Err(RedisConnectError::InvalidUrl(defect.into()));
+    }
+    Ok(address)
+}
+
+impl RedlockStore {
+    /// Connects to 3, 5, 7 or 9 servers, each at a URL of its own. See
+    /// [`RedlockStoreBuilder::connect`].
+    ///
+    /// # Errors
+    ///
+    /// Fails with a [`RedisConnectError`] if a URL or their number is invalid, if no majority of the
+    /// servers can be reached, or if one of them is too old, is not independent of the others, or
+    /// lacks a permission.
+    pub async fn connect<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Result<Self, RedisConnectError> {
+        Self::builder().connect(urls).await
+    }
+
+    /// Creates a store as [`connect`](Self::connect) does, but does not wait for the servers. See
+    /// [`RedlockStoreBuilder::connect_lazy`].
+    ///
+    /// # Errors
+    ///
+    /// Fails if a URL or their number is invalid.
+    pub fn connect_lazy<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Result<Self, RedisConnectError> {
+        Self::builder().connect_lazy(urls)
+    }
+
+    /// Returns a builder for a store with non-default settings.
+    pub fn builder() -> RedlockStoreBuilder {
+        RedlockStoreBuilder::default()
+    }
+}
+
+const MIN_SERVERS: usize = 3;
+const MAX_SERVERS: usize = 9;
+
+/// A connection fails without a new connect until its reconnect delay has passed.
+const RETRY_INTERVAL: Duration = RECONNECT_DELAY.saturating_add(Duration::from_millis(10));

@@ -1,0 +1,265 @@
+//! The servers of a store, and one question to all of them.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use futures_util::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, timeout_at},
+};
+
+use super::{
+    late::LateRaises,
+    node::{KeyReplies, Node},
+    quorum::Replies,
+};
+use crate::{
+    clock::{BootInstant, Clock},
+    store::{
+        AcquireReply, AcquireRequest, ReleaseReply, ReleaseRequest, StoreError, StoreErrorKind,
+        redis::{error::CallError, topology::connection::Timeouts, wire::Keyspace},
+        remote::batching::{Sender, SharedCalls},
+    },
+};
+
+/// The name of the store, for errors.
+pub(super) const STORE: &str = "redlock";
+
+/// The servers of a store, and the calls to them.
+pub(super) struct Group {
+    pub(super) nodes: Vec<Arc<Node>>,
+    pub(super) keyspace: Keyspace,
+    pub(super) timeouts: Timeouts,
+    pub(super) clock: Clock,
+    pub(super) acquires: SharedCalls<AcquireRequest, AcquireReply>,
+    pub(super) releases: SharedCalls<ReleaseRequest, ReleaseReply>,
+    pub(super) late: Arc<LateRaises>,
+    /// The longest lease that was requested, in milliseconds.
+    longest_lease: AtomicU64,
+}
+
+/// The replies of the servers to one question about several keys.
+pub(super) struct Answers<T> {
+    /// Those about each key.
+    pub(super) keys: Vec<Replies<T>>,
+    /// The servers without a reply when the question was decided. They may reply later.
+    pub(super) unanswered: Vec<usize>,
+    errors: Vec<NodeError>,
+}
+
+/// The error of a server.
+struct NodeError {
+    /// The key that it is about. `None`: all of them.
+    key: Option<usize>,
+    node: usize,
+    kind: StoreErrorKind,
+    may_be_of_one_key: bool,
+    /// Whether other calls to the server fail, too.
+    is_of_server: bool,
+    text: String,
+}
+
+/// Error of an operation that too few servers have executed.
+#[derive(Debug, thiserror::Error)]
+#[error("no majority of the {servers} servers: {}", .errors.join("; "))]
+struct NoMajority {
+    servers: usize,
+    errors: Vec<String>,
+}
+
+impl Group {
+    const STALE_AFTER_CALLS: u32 = 4;
+    /// A server that does not reply delays a decision of the others by this part of a call. An
+    /// acquire asks twice.
+    const LIMITS_PER_CALL: u32 = 3;
+
+    pub(super) fn new(nodes: Vec<Arc<Node>>, keyspace: Keyspace, timeouts: Timeouts, clock: Clock) -> Arc<Self> {
+        Arc::new(Self {
+            nodes,
+            keyspace,
+            timeouts,
+            clock,
+            acquires: SharedCalls::default(),
+            releases: SharedCalls::default(),
+            late: Arc::default(),
+            longest_lease: AtomicU64::new(0),
+        })
+    }
+
+    /// The servers that make a majority.
+    pub(super) fn majority(&self) -> usize {
+        self.nodes.len() / 2 + 1
+    }
+
+    /// Notes a lease that is requested.
+    pub(super) fn requested(&self, lease: Duration) {
+        let ms = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX);
+        if self.longest_lease.load(Ordering::Relaxed) < ms {
+            self.longest_lease.fetch_max(ms, Ordering::Relaxed);
+        }
+    }
+
+    /// The longest time for which a server may keep a lock that is not released.
+    pub(super) fn longest_lease(&self) -> Duration {
+        Duration::from_millis(self.longest_lease.load(Ordering::Relaxed))
+    }
+
+    /// When a question is decided at the latest, if it is asked now.
+    pub(super) fn limit(&self) -> Instant {
+        Instant::now() + self.timeouts.call / Self::LIMITS_PER_CALL
+    }
+
+    /// Asks all servers at once, and waits until each key is decided, or the limit. Calls that have
+    /// no reply then go on in a task: they were sent, and show whether their connections work.
+    pub(super) async fn ask<T, F>(
+        &self,
+        keys: usize,
+        limit: Instant,
+        call: impl Fn(Arc<Node>) -> F,
+        is_decided: impl Fn(usize, &Replies<T>) -> bool,
+    ) -> Answers<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<KeyReplies<T>, CallError>> + Send + 'static,
+    {
+        let mut calls: FuturesUnordered<BoxFuture<'static, _>> = FuturesUnordered::new();
+        for (at, node) in self.nodes.iter().enumerate() {
+            let (call, node) = (call(Arc::clone(node)), Arc::clone(node));
+            calls.push(Box::pin(async move {
+                let reply = call.await.map_err(|error| NodeError::new(None, at, &node, error));
+                match &reply {
+                    Ok(_) => node.note(None),
+                    Err(error) if error.is_of_server => node.note(Some(&error.text)),
+                    Err(_) => {}
+                }
+                (at, reply)
+            }));
+        }
+        let mut answers =
+            Answers { keys: (0..keys).map(|_| Replies::new(self.nodes.len())).collect(), ..Answers::default() };
+        let mut is_open = vec![true; self.nodes.len()];
+        while let Ok(Some((at, reply))) = timeout_at(limit, calls.next()).await {
+            is_open[at] = false;
+            answers.add(at, &self.nodes[at], reply);
+            if answers.keys.iter().enumerate().all(|(key, replies)| is_decided(key, replies)) {
+                break;
+            }
+        }
+        answers.unanswered = (0..self.nodes.len()).filter(|at| is_open[*at]).collect();
+        answers.keys.iter_mut().for_each(Replies::close);
+        if !calls.is_empty() {
+            Handle::current().spawn(async move { while calls.next().await.is_some() {} });
+        }
+        answers
+    }
+
+    /// The error of an operation on this key that too few servers have executed.
+    pub(super) fn store_error<T>(&self, operation: &'static str, key: usize, answers: &Answers<T>) -> StoreError {
+        let errors = || answers.errors.iter().filter(|error| error.key.is_none_or(|of| of == key));
+        let lasting: Vec<_> = errors().filter(|error| !is_transient(error.kind)).map(|error| error.kind).collect();
+        let kind = match lasting.first() {
+            // A majority may execute a retry.
+            _ if self.nodes.len() - lasting.len() >= self.majority() => {
+                let kinds: Vec<_> = errors().map(|error| error.kind).collect();
+                let is_unsent =
+                    kinds.len() == self.nodes.len() && kinds.iter().all(|kind| *kind == StoreErrorKind::Overloaded);
+                match kinds.iter().find(|kind| is_transient(**kind)) {
+                    _ if is_unsent => StoreErrorKind::Overloaded,
+                    Some(StoreErrorKind::Timeout) | None => StoreErrorKind::Timeout,
+                    Some(_) => StoreErrorKind::Unavailable,
+                }
+            }
+            Some(kind) => *kind,
+            None => StoreErrorKind::Unavailable,
+        };
+        let mut texts: Vec<_> = errors().map(|error| error.text.clone()).collect();
+        let silent = answers.unanswered.iter().map(|at| &self.nodes[*at].server.address);
+        texts.extend(silent.map(|address| format!("Redis at {address}: no reply yet")));
+        if texts.is_empty() {
+            texts.push("their clocks differ by more than half a day, or the call took too long".to_owned());
+        }
+        let error = NoMajority { servers: self.nodes.len(), errors: texts };
+        StoreError::new(STORE, operation, kind).with_source(error)
+    }
+}
+
+impl<T> Default for Answers<T> {
+    /// The replies about no key.
+    fn default() -> Self {
+        Self { keys: Vec::new(), unanswered: Vec::new(), errors: Vec::new() }
+    }
+}
+
+impl<T> Answers<T> {
+    fn add(&mut self, at: usize, node: &Node, reply: Result<KeyReplies<T>, NodeError>) {
+        match reply {
+            Ok(replies) => {
+                for (key, reply) in replies.into_iter().enumerate() {
+                    let reply = reply.map_err(|error| NodeError::new(Some(key), at, node, error.into()));
+                    let reply = reply.map_err(|error| self.errors.push(error));
+                    self.keys[key].set(at, reply.ok());
+                }
+            }
+            Err(error) => {
+                self.errors.push(error);
+                self.keys.iter_mut().for_each(|replies| replies.set(at, None));
+            }
+        }
+    }
+
+    /// Whether servers have refused the call because of one of its keys.
+    pub(super) fn may_be_of_one_key(&self) -> bool {
+        self.errors.iter().any(|error| error.may_be_of_one_key)
+    }
+
+    /// Whether the call to this server has failed.
+    pub(super) fn has_failed(&self, node: usize) -> bool {
+        self.errors.iter().any(|error| error.key.is_none() && error.node == node)
+    }
+}
+
+impl NodeError {
+    fn new(key: Option<usize>, node: usize, of: &Node, error: CallError) -> Self {
+        let (kind, may_be_of_one_key) = (error.kind(), error.may_be_of_one_key());
+        let is_of_server = match &error {
+            CallError::Redis(error) => error.code() != Some("WRONGTYPE"),
+            error => !matches!(error, CallError::Expired),
+        };
+        // The text of the self-test names the address.
+        let address = (!matches!(error, CallError::SelfTestFailed(_))).then(|| of.server.address.clone());
+        let text = error.with_hint(address, &of.server.user).to_string();
+        Self { key, node, kind, may_be_of_one_key, is_of_server, text }
+    }
+}
+
+/// Whether a retry may succeed.
+fn is_transient(kind: StoreErrorKind) -> bool {
+    use StoreErrorKind::{Failover, Overloaded, Timeout, Unavailable};
+    matches!(kind, Failover | Overloaded | Timeout | Unavailable)
+}
+
+impl Sender for Group {
+    fn now(&self) -> BootInstant {
+        self.clock.now()
+    }
+
+    fn stale_after(&self) -> Duration {
+        Self::STALE_AFTER_CALLS * self.timeouts.call
+    }
+}
+
+impl fmt::Debug for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Group")
+            .field("servers", &self.nodes.len())
+            .field("names", &self.keyspace)
+            .finish_non_exhaustive()
+    }
+}

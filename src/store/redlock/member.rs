@@ -1,0 +1,170 @@
+//! One of the independent servers, and the check that it is one.
+//!
+//! Each new connection is checked before it is used: a server that was down when the store was made
+//! must not count before that, and an address may lead to another server later.
+
+use std::sync::{Arc, OnceLock};
+
+use deadpool_redis::redis::{Cmd, RedisError, Value, cmd, from_redis_value};
+use futures_util::future::BoxFuture;
+
+use crate::{
+    store::redis::{
+        error::{CallError, RedisConnectError},
+        self_test::{info_field, is_unsupported},
+        topology::{
+            Endpoint, Topology,
+            endpoint::{Connected, Subscriptions},
+            socket::OnMessage,
+        },
+        wire::escape_control,
+    },
+    sync::Mutex,
+};
+
+/// How one server is found.
+#[derive(Debug)]
+pub(super) struct Member {
+    pub(super) endpoint: Endpoint,
+    /// Its place among the members.
+    pub(super) place: usize,
+    pub(super) user: String,
+    pub(super) members: Arc<Members>,
+}
+
+/// The servers of a store, as they have identified themselves.
+#[derive(Debug)]
+pub(super) struct Members {
+    addresses: Vec<String>,
+    /// A server has another id after each restart.
+    run_ids: Mutex<Vec<Option<String>>>,
+}
+
+impl Members {
+    pub(super) fn new(addresses: Vec<String>) -> Arc<Self> {
+        let run_ids = Mutex::new(vec![None; addresses.len()]);
+        Arc::new(Self { addresses, run_ids })
+    }
+
+    /// Fails if two addresses are equal.
+    pub(super) fn check_addresses(&self) -> Result<(), RedisConnectError> {
+        let is_known = |place: usize| self.addresses[..place].contains(&self.addresses[place]);
+        match (0..self.addresses.len()).find(|place| is_known(*place)) {
+            Some(place) => Err(self.refused(place, "its address is named twice")),
+            None => Ok(()),
+        }
+    }
+
+    /// Notes that the server at this place has this id. Two places with one server would have two
+    /// votes of it.
+    fn admit(&self, place: usize, run_id: &str) -> Result<(), RedisConnectError> {
+        let mut run_ids = self.run_ids.lock();
+        let other = run_ids.iter().position(|known| known.as_deref() == Some(run_id)).filter(|other| *other != place);
+        // A server that is refused has no place: the addresses of two servers may have been
+        // exchanged.
+        run_ids[place] = other.is_none().then(|| run_id.to_owned());
+        match other {
+            None => Ok(()),
+            Some(other) => Err(self.refused(place, &format!("{} is the same server", self.addresses[other]))),
+        }
+    }
+
+    fn refused(&self, place: usize, reason: &str) -> RedisConnectError {
+        RedisConnectError::NotIndependent { address: self.addresses[place].clone(), reason: reason.to_owned() }
+    }
+}
+
+impl Member {
+    /// Connects, and checks the server. `Err(Ok(_))`: it can be no member.
+    pub(super) async fn connect_checked(&self) -> Result<Connected, Result<RedisConnectError, CallError>> {
+        let failed = |error: RedisError| Err(CallError::from(error));
+        let mut connected = self.endpoint.connect().await.map_err(failed)?;
+        connected.check().await.map_err(failed)?;
+        let info = connected.call(&["server", "replication"].map(info)).await.map_err(|error| {
+            if error.code() != Some("NOPERM") {
+                return failed(error);
+            }
+            Ok(RedisConnectError::PermissionDenied {
+                address: self.address().to_owned(),
+                user: self.user.clone(),
+                refusals: vec![escape_control(&error.to_string())],
+            })
+        })?;
+        self.check(&info).map_err(Ok)?;
+        Ok(connected)
+    }
+
+    fn check(&self, info: &Value) -> Result<(), RedisConnectError> {
+        let section = |at: usize| {
+            let Value::Array(sections) = info else { return None };
+            from_redis_value::<String>(sections.get(at)?.clone()).ok()
+        };
+        let (server, replication) = (section(0).unwrap_or_default(), section(1).unwrap_or_default());
+        let refused = |reason| Err(self.members.refused(self.place, reason));
+        match info_field(&server, "redis_mode") {
+            Some("cluster") => return refused("it is a node of a Redis Cluster"),
+            Some("sentinel") => return refused("it is a sentinel"),
+            _ => {}
+        }
+        if let Some(version) = info_field(&server, "redis_version").filter(|version| is_unsupported(version)) {
+            let version = escape_control(version);
+            return Err(RedisConnectError::UnsupportedVersion { address: self.address().to_owned(), version });
+        }
+        if info_field(&replication, "role").is_some_and(|role| role != "master") {
+            return refused("it is a replica");
+        }
+        match info_field(&server, "run_id") {
+            Some(run_id) => self.members.admit(self.place, run_id),
+            None => refused("`INFO server` has no `run_id`, which would show that no other address leads to it"),
+        }
+    }
+
+    fn address(&self) -> &str {
+        &self.members.addresses[self.place]
+    }
+}
+
+impl Topology for Member {
+    fn connect<'a>(&'a self, _named: &'a OnceLock<Arc<str>>) -> BoxFuture<'a, Result<Connected, CallError>> {
+        Box::pin(async {
+            let refused = |error| CallError::SelfTestFailed(Arc::new(error));
+            self.connect_checked().await.map_err(|error| error.map_or_else(|error| error, refused))
+        })
+    }
+
+    /// Not used: the store has no messages.
+    fn subscribe(&self, on_message: OnMessage) -> BoxFuture<'_, Result<Subscriptions, CallError>> {
+        Box::pin(async { Ok(self.endpoint.subscribe(on_message).await?) })
+    }
+}
+
+fn info(section: &str) -> Cmd {
+    let mut info = cmd("INFO");
+    info.arg(section);
+    info
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_server_has_one_place() {
+        let members = Members::new(["a", "b", "c"].map(str::to_owned).to_vec());
+        let admit = |place, run_id| members.admit(place, run_id).map_err(|error| error.to_string());
+        assert_eq!(admit(0, "x"), Ok(()));
+        assert_eq!(admit(0, "x"), Ok(()), "its second connection");
+        let refused = "Redis at b is no independent server for a RedlockStore: a is the same server";
+        assert_eq!(admit(1, "x"), Err(refused.to_owned()));
+        assert_eq!((admit(1, "y"), admit(0, "z"), admit(2, "x")), (Ok(()), Ok(()), Ok(())), "restarted, and moved");
+    }
+
+    /// Each of them is refused once: no state is left that refuses them for good.
+    #[test]
+    fn servers_may_exchange_their_addresses() {
+        let members = Members::new(["a", "b", "c"].map(str::to_owned).to_vec());
+        assert!(members.admit(0, "x").is_ok() && members.admit(1, "y").is_ok());
+        assert!(members.admit(0, "y").is_err());
+        assert!(members.admit(1, "x").is_ok() && members.admit(0, "y").is_ok());
+    }
+}

@@ -1,0 +1,83 @@
+//! Releases and renewals: all servers, and the decision of a majority.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{
+    group::{Group, STORE},
+    node::Node,
+};
+use crate::{
+    clock::BootInstant,
+    store::{
+        ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreError,
+        remote::batching::{SendRequests, SharedCalls, send_alone},
+    },
+};
+
+impl SendRequests<ReleaseRequest> for Group {
+    type Reply = ReleaseReply;
+
+    const STORE: &'static str = STORE;
+    const OPERATION: &'static str = "release";
+
+    /// A release is not refused: each was reserved before its acquire.
+    const MAX_WAITING: usize = usize::MAX;
+
+    fn calls(&self) -> &SharedCalls<ReleaseRequest, ReleaseReply> {
+        &self.releases
+    }
+
+    fn shares_waits(&self) -> bool {
+        false
+    }
+
+    fn may_wait(_: &ReleaseRequest) -> Option<Duration> {
+        None
+    }
+
+    /// On all servers, also those that have not granted the key: their vote may have come late.
+    async fn send(
+        self: &Arc<Self>,
+        requests: Vec<ReleaseRequest>,
+        called: BootInstant,
+    ) -> Vec<Result<ReleaseReply, StoreError>> {
+        self.late.release(&requests);
+        let requests: Arc<[_]> = requests.into();
+        let (lease, deadline) = (self.longest_lease(), self.timeouts.call_deadline());
+        let release = |node: Arc<Node>| {
+            let requests = Arc::clone(&requests);
+            async move { node.release(&requests, lease, deadline).await }
+        };
+        let answers = self.ask(requests.len(), self.limit(), release, |_, replies| replies.decide().is_some()).await;
+        let outcomes: Vec<_> = answers.keys.iter().map(|replies| replies.decide().unwrap_or(Err(()))).collect();
+        if requests.len() > 1 && outcomes.contains(&Err(())) && answers.may_be_of_one_key() {
+            return send_alone(self, requests.to_vec(), called).await;
+        }
+        let reply =
+            |(at, outcome): (usize, Result<_, ()>)| outcome.map_err(|()| self.store_error("release", at, &answers));
+        outcomes.into_iter().enumerate().map(reply).collect()
+    }
+}
+
+impl Group {
+    /// Renews. An error: too few servers have replied.
+    pub(super) async fn renew(&self, requests: Vec<RenewRequest>) -> Result<Vec<RenewReply>, StoreError> {
+        let requests: Arc<[_]> = requests.into();
+        requests.iter().for_each(|request: &RenewRequest| self.requested(request.lease));
+        let deadline = self.timeouts.call_deadline();
+        let renew = |node: Arc<Node>| {
+            let requests = Arc::clone(&requests);
+            async move { node.renew(&requests, deadline).await }
+        };
+        let answers = self.ask(requests.len(), deadline, renew, |_, replies| replies.decide().is_some()).await;
+        let replies = answers.keys.iter().enumerate();
+        let replies = replies.map(|(at, replies)| {
+            if replies.may_decide() {
+                Ok(replies.decide().unwrap_or(RenewReply::Unknown))
+            } else {
+                Err(self.store_error("renew", at, &answers))
+            }
+        });
+        replies.collect()
+    }
+}

@@ -1,0 +1,183 @@
+//! The store: each operation, decided by a majority of the servers.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use super::{
+    group::{Group, STORE},
+    list,
+    node::{Node, Validity},
+    quorum::Raise,
+};
+use crate::{
+    lock_key::LockKey,
+    store::{
+        AcquireReply, AcquireRequest, DeleteRecordReply, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy,
+        KeyStatus, ListReply, ListRequest, LockStore, Many, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest,
+        StoreError, StoreErrorKind, StoreFuture, StoreTraits, YieldReply, YieldRequest,
+        redis::wire::{InvalidName, RaiseRequest},
+        remote::batching::{SendRequests, SharedCalls},
+    },
+};
+
+/// Store of locks.
+pub struct RedlockStore {
+    group: Arc<Group>,
+}
+
+/// Error of a request that a store without records refuses.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "`RedlockStore` keeps no records: use one Redis, Sentinel or a Cluster (`RedisStore`) for `ReplayLayer` and `once`"
+)]
+struct NoRecords;
+
+impl RedlockStore {
+    pub(super) fn new(group: Arc<Group>) -> Self {
+        Self { group }
+    }
+}
+
+impl LockStore for RedlockStore {
+    /// There are no events.
+    fn subscribe(&self, _: EventSink) {}
+
+    fn acquire(&self, requests: Many<AcquireRequest>) -> Many<StoreFuture<AcquireReply>> {
+        SharedCalls::push_valid(&self.group, requests, |request| {
+            if request.demand.takes_record() {
+                return Some(Err(no_records("acquire")));
+            }
+            Some(Err(invalid("acquire", self.group.keyspace.lock(&request.key).err()?)))
+        })
+    }
+
+    fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
+        if requests.is_empty() {
+            return StoreFuture::ready(Ok(Vec::new()));
+        }
+        let group = Arc::clone(&self.group);
+        StoreFuture::new(async move { group.renew(requests).await })
+    }
+
+    fn release(&self, requests: Many<ReleaseRequest>) -> Many<StoreFuture<ReleaseReply>> {
+        SharedCalls::push_valid(&self.group, requests, |request| {
+            if request.record.is_some() {
+                return Some(Err(no_records("release")));
+            }
+            // No lock can have this name, and the caller would repeat the release for a lease.
+            self.group.keyspace.lock(&request.key).err().map(|_| Ok(ReleaseReply::NotHolder))
+        })
+    }
+
+    fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {
+        if request.demand.takes_record() {
+            return StoreFuture::ready(Err(no_records("yield")));
+        }
+        if let Err(error) = self.group.keyspace.lock(&request.key) {
+            return StoreFuture::ready(Err(invalid("yield", error)));
+        }
+        let (group, called) = (Arc::clone(&self.group), self.group.clock.now());
+        StoreFuture::new(async move {
+            let validity = Validity { called, valid_for: request.valid_for, deadline: group.timeouts.call_deadline() };
+            group.yield_to_nobody(request, validity).await
+        })
+    }
+
+    fn delete_record(&self, _: LockKey) -> StoreFuture<DeleteRecordReply> {
+        StoreFuture::ready(Err(no_records("delete-record")))
+    }
+
+    fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
+        let name = self.group.keyspace.lock(&key).map(|lock| lock.to_string());
+        let group = Arc::clone(&self.group);
+        StoreFuture::new(async move { group.inspect(&name.map_err(|error| invalid("inspect", error))?).await })
+    }
+
+    fn list(&self, request: ListRequest) -> StoreFuture<ListReply> {
+        let group = Arc::clone(&self.group);
+        StoreFuture::new(async move { list::list(&group, &request).await })
+    }
+
+    fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
+        if let Err(error) = self.group.keyspace.lock(&request.key) {
+            return StoreFuture::ready(Err(invalid("force-release", error)));
+        }
+        let group = Arc::clone(&self.group);
+        StoreFuture::new(async move { group.force(request).await })
+    }
+
+    fn traits(&self) -> StoreTraits {
+        StoreTraits::new()
+    }
+
+    fn call_timeout(&self) -> Duration {
+        self.group.timeouts.call
+    }
+
+    fn health(&self) -> StoreFuture<()> {
+        let group = Arc::clone(&self.group);
+        StoreFuture::new(async move { group.check().await })
+    }
+}
+
+impl Group {
+    /// Extends a grant under a new fence: without a queue there is nobody to yield to. A grant that
+    /// is lost is acquired under the next id.
+    async fn yield_to_nobody(
+        self: &Arc<Self>,
+        request: YieldRequest,
+        validity: Validity,
+    ) -> Result<YieldReply, StoreError> {
+        let YieldRequest { key, id, fence, next_id, lease, queue, valid_for, .. } = request;
+        self.requested(lease);
+        // A copy of an executed yield finds the fence that it has asked for, or a larger one.
+        let raise = RaiseRequest { key: key.clone(), id: id.clone(), fence: fence + 1, lease };
+        let (outcomes, answers) = self.raise(vec![raise], validity).await;
+        match outcomes.first() {
+            Some(Raise::Held { fence }) => return Ok(YieldReply::Extended { fence: *fence }),
+            Some(Raise::NotHolder) => {}
+            Some(Raise::Void) | None => return Err(self.store_error("yield", 0, &answers)),
+        }
+        // Else a minority that has the former id would be in the way of the next one.
+        let release = ReleaseRequest::new(key.clone(), id, Duration::ZERO, queue);
+        SendRequests::<ReleaseRequest>::send(self, vec![release], validity.called)
+            .await
+            .into_iter()
+            .collect::<Result<Vec<_>, _>>()?;
+        let acquire = AcquireRequest::new(key, next_id, lease, IfBusy::Enqueue, queue, valid_for);
+        let reply = self.acquire(vec![acquire], validity).await.into_iter().next();
+        reply.unwrap_or_else(|| unreachable!("one for each request")).map(YieldReply::NotHolder)
+    }
+
+    async fn force(&self, request: ForceReleaseRequest) -> Result<ForceReleaseReply, StoreError> {
+        let (request, deadline) = (Arc::new(request), self.timeouts.call_deadline());
+        let force = |node: Arc<Node>| {
+            let request = Arc::clone(&request);
+            async move { Ok(vec![Ok(node.force(&request, deadline).await?)]) }
+        };
+        let answers = self.ask(1, self.limit(), force, |_, replies| replies.decide().is_some()).await;
+        let outcome = answers.keys[0].decide().unwrap_or(Err(()));
+        outcome.map_err(|()| self.store_error("force-release", 0, &answers))
+    }
+
+    async fn check(&self) -> Result<(), StoreError> {
+        let deadline = self.timeouts.call_deadline();
+        let check = |node: Arc<Node>| async move { Ok(vec![Ok(node.check_writes(deadline).await?)]) };
+        let answers = self.ask(1, deadline, check, |_, replies| replies.has_majority() || !replies.may_decide()).await;
+        if answers.keys[0].has_majority() { Ok(()) } else { Err(self.store_error("health", 0, &answers)) }
+    }
+}
+
+fn no_records(operation: &'static str) -> StoreError {
+    StoreError::new(STORE, operation, StoreErrorKind::Unsupported).with_source(NoRecords)
+}
+
+fn invalid(operation: &'static str, error: InvalidName) -> StoreError {
+    StoreError::new(STORE, operation, StoreErrorKind::InvalidKey).with_source(error)
+}
+
+impl fmt::Debug for RedlockStore {
+    /// Without the addresses, which may contain passwords.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("RedlockStore").field(&self.group).finish()
+    }
+}
