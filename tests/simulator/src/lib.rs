@@ -50,3 +50,4 @@ pub mod checker;
 pub mod record_checker;
 pub mod process;
 pub mod simulation;
+pub mod redlock;
