@@ -1,4 +1,5 @@
 use std::{
+    error::Error as _,
     fmt,
     sync::{Arc, LazyLock, Weak},
     time::Duration,
@@ -17,7 +18,7 @@ use crate::{
     process, proto,
     store::{
         self, ConnectError, ForceReleaseReply, ForceReleaseRequest, KeyStatus, LockStore, NamedStore, StoreError,
-        StoreFuture,
+        StoreErrorKind, StoreFuture,
     },
     sync::Mutex,
     telemetry::{metrics, notice, report::Report},
@@ -357,9 +358,23 @@ impl LockManager {
         &self.handle.driver
     }
 
-    /// Whether the store keeps records.
-    pub(crate) fn records_supported(&self) -> bool {
-        self.driver().traits.records
+    /// Why the store keeps no records, in its own words: the error of this operation. `None`: it
+    /// keeps them.
+    pub(crate) fn records_refused(&self, operation: &'static str) -> Option<StoreError> {
+        let driver = self.driver();
+        if driver.traits.records {
+            return None;
+        }
+        // Each request for a record has this error, and changes nothing.
+        let refused = driver.store.delete_record(LockKey::from(("record",))).into_ready().ok().and_then(Result::err);
+        let Some(refused) = refused.filter(|error| error.kind() == StoreErrorKind::Unsupported) else {
+            return Some(StoreError::new("lock", operation, StoreErrorKind::Unsupported));
+        };
+        let error = StoreError::new(refused.store(), operation, StoreErrorKind::Unsupported);
+        Some(match refused.source() {
+            Some(source) => error.with_source(source.to_string()),
+            None => error,
+        })
     }
 
     pub(crate) fn policy(&self) -> LockPolicy {

@@ -6,7 +6,7 @@ use crate::{
     limits::{KEEP_FOR, KEEP_FOR_MAX, KEEP_FOR_MIN},
     lock_key::LockKey,
     policy::{LockPolicy, call_setters, settings},
-    store::{DeleteRecordReply, NewRecord, Record, StoreError, StoreErrorKind},
+    store::{DeleteRecordReply, NewRecord, Record, StoreError},
 };
 
 /// Builder of work that runs once for its key. Created by [`LockManager::once`].
@@ -15,8 +15,8 @@ use crate::{
 pub struct OnceBuilder {
     lock: LockBuilder,
     keep_for: Duration,
-    /// The store keeps records.
-    is_supported: bool,
+    /// The store keeps no records.
+    refused: Option<StoreError>,
 }
 
 /// The result of work that runs once for its key.
@@ -65,7 +65,7 @@ impl LockManager {
     /// record in the transaction of the work prevents that.
     pub fn once(&self, key: impl Into<LockKey>) -> OnceBuilder {
         let key = key.into().once();
-        OnceBuilder { lock: self.lock(key), keep_for: KEEP_FOR, is_supported: self.records_supported() }
+        OnceBuilder { lock: self.lock(key), keep_for: KEEP_FOR, refused: self.records_refused("once") }
     }
 }
 
@@ -126,9 +126,8 @@ impl OnceBuilder {
     where
         F: AsyncFnOnce(HeldLock) -> Result<T, E>,
     {
-        let Self { lock, keep_for, is_supported } = self;
-        if !is_supported {
-            let error = StoreError::new("lock", "once", StoreErrorKind::Unsupported);
+        let Self { lock, keep_for, refused } = self;
+        if let Some(error) = refused {
             return Err(LockError::Store(error).into());
         }
         let owner = lock.effective_owner();

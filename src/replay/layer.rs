@@ -132,7 +132,9 @@ impl<K: KeySource<Keys: OneKey>> ReplayLayer<K> {
     /// Panics if the store keeps no [records](crate::store::StoreTraits::records).
     #[track_caller]
     pub fn new(locks: &LockManager, scope: K) -> Self {
-        assert!(locks.records_supported(), "the lock store keeps no records, which a `ReplayLayer` needs");
+        if let Some(error) = locks.records_refused("replay") {
+            panic!("a `ReplayLayer` needs a store that keeps records: {error:?}");
+        }
         // Not inherited: they would keep the answer from being recorded.
         let policy = LockPolicy::new()
             .wait(Duration::ZERO)

@@ -137,7 +137,7 @@ impl fmt::Display for StoreError {
             }
             StoreErrorKind::InvalidKey => write!(f, "the {store} store does not accept this key"),
             StoreErrorKind::Unsupported => {
-                write!(f, "the {store} store does not support this request to {operation} a lock")
+                write!(f, "the {store} store does not support this request (`{operation}`)")
             }
         }
     }
