@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{
     runtime::Handle,
+    sync::Notify,
     time::{Instant, sleep},
 };
 
@@ -35,6 +36,9 @@ const SPLIT_POLL: [Duration; 2] = [Duration::from_millis(10), Duration::from_mil
 const MAX_VOTES: usize = 4;
 /// The longest delay before its next vote, for each vote before.
 const REVOTE_DELAY: Duration = Duration::from_millis(8);
+
+const CLOCKS_DIFFER: &str = "the clocks of the servers differ by more than half a day, or the last fence of one of them does: correct the clock";
+const TOO_LATE: &str = "the votes have ended: the call took too long, or the key was revoked";
 
 /// The outcome of one vote, and of the raise that follows it.
 enum Outcome {
@@ -112,9 +116,14 @@ impl Group {
     }
 
     async fn vote_and_raise(self: &Arc<Self>, requests: &Arc<[AcquireRequest]>, validity: Validity) -> Vec<Outcome> {
-        let vote = |node: Arc<Node>| {
-            let requests = Arc::clone(requests);
-            async move { node.vote(&requests, validity).await }
+        let voted: Arc<[Notify]> = self.nodes.iter().map(|_| Notify::new()).collect();
+        let vote = |at: usize, node: Arc<Node>| {
+            let (requests, voted) = (Arc::clone(requests), Arc::clone(&voted));
+            async move {
+                let vote = node.vote(&requests, validity).await;
+                voted[at].notify_one();
+                vote
+            }
         };
         let limit = self.limit().min(validity.deadline);
         let votes = self.ask(requests.len(), limit, vote, |_, votes| votes.decide().is_some()).await;
@@ -125,16 +134,21 @@ impl Group {
             return alone.into_iter().map(Outcome::Reply).collect();
         }
         let won: Vec<_> = requests.iter().zip(&ballots).filter_map(|(request, ballot)| won(request, *ballot)).collect();
-        let (raises, raised) = self.raise(won, validity).await;
+        let (raises, raised) = self.raise(won, validity, Some(voted)).await;
         let mut raises = raises.into_iter().enumerate();
         let outcome = |(at, (request, ballot)): (usize, (&AcquireRequest, &Ballot))| match *ballot {
             Ballot::Won { .. } => Outcome::Reply(match raises.next() {
                 Some((_, Raise::Held { fence })) => Ok(AcquireReply::Granted { fence }),
                 // It was too slow, or an operator has revoked the key: nothing counts.
-                Some((at, Raise::NotHolder | Raise::Void)) => Err(self.store_error("acquire", at, &raised)),
+                Some((at, Raise::NotHolder | Raise::Void)) => {
+                    Err(self.store_error_because("acquire", at, &raised, Some(TOO_LATE)))
+                }
                 None => unreachable!("one for each that has won"),
             }),
-            Ballot::Void => Outcome::Reply(Err(self.store_error("acquire", at, &votes))),
+            Ballot::Void => {
+                let reason = votes.keys[at].is_granted_by_majority().then_some(CLOCKS_DIFFER);
+                Outcome::Reply(Err(self.store_error_because("acquire", at, &votes, reason)))
+            }
             Ballot::Lost { lease_left, is_split } => match request.if_busy {
                 IfBusy::Fail if is_split => Outcome::Split { lease_left },
                 IfBusy::Fail => Outcome::Reply(Ok(AcquireReply::Busy { lease_left })),
@@ -143,23 +157,27 @@ impl Group {
         };
         requests.iter().zip(&ballots).enumerate().map(outcome).collect()
     }
+
     /// Gives these grants the fence and the lease that a majority must have. Returns the outcomes,
     /// and the replies for their errors.
-    pub(super) async fn raise(&self, requests: Vec<RaiseRequest>, validity: Validity) -> (Vec<Raise>, Answers<Raised>) {
+    ///
+    /// At a server that has not `voted`, the raise is sent after the vote: it would find nothing.
+    pub(super) async fn raise(
+        &self,
+        requests: Vec<RaiseRequest>,
+        validity: Validity,
+        voted: Option<Arc<[Notify]>>,
+    ) -> (Vec<Raise>, Answers<Raised>) {
         let requests: Arc<[_]> = requests.into();
         if requests.is_empty() {
             return (Vec::new(), Answers::default());
         }
         let lease = self.longest_lease();
-        let raise = |node: Arc<Node>| {
-            let requests = Arc::clone(&requests);
-            let under_way = self.late.begin(requests.iter().map(|request| request.id.clone()), &node, lease);
+        let raise = |at: usize, node: Arc<Node>| {
+            let (requests, voted) = (Arc::clone(&requests), voted.clone());
             async move {
-                let reply = node.raise(&requests, validity).await;
-                if reply.is_err() {
-                    under_way.failed(validity.deadline + node.server.timeouts.call);
-                }
-                reply
+                let voted = voted.as_ref().map(|voted| &voted[at]);
+                node.raise(&requests, lease, validity, voted).await
             }
         };
         let limit = self.limit().min(validity.deadline);

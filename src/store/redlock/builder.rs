@@ -32,8 +32,9 @@ use crate::{
             },
             wire::Keyspace,
         },
-        remote::link::RECONNECT_DELAY,
+        remote::{link::RECONNECT_DELAY, server_clock::ServerClock},
     },
+    sync::Mutex,
 };
 
 /// Builder for a [`RedlockStore`] with non-default settings.
@@ -158,7 +159,16 @@ impl RedlockStoreBuilder {
         let candidate = |(place, Address { info, display, user, .. }): (usize, Address)| {
             let client = Client::open(info).map_err(|error: RedisError| RedisConnectError::InvalidUrl(error.into()))?;
             let endpoint = Endpoint::new(client, timeouts.connect, timeouts.call);
-            let member = Arc::new(Member { endpoint, place, user: user.clone(), members: Arc::clone(&members) });
+            let server_clock = Arc::<Mutex<ServerClock>>::default();
+            let member = Arc::new(Member {
+                endpoint,
+                place,
+                user: user.clone(),
+                keyspace: keyspace.clone(),
+                clock: clock.clone(),
+                server_clock: Arc::clone(&server_clock),
+                members: Arc::clone(&members),
+            });
             let topology: Arc<dyn Topology> = Arc::<Member>::clone(&member);
             let signs = Arc::<Signs>::default();
             let connection = || Arc::new(SharedConnection::new(Arc::clone(&topology), timeouts, Arc::clone(&signs)));
@@ -175,7 +185,7 @@ impl RedlockStoreBuilder {
                 acquire_conn,
                 release_conn,
             };
-            Ok(Candidate { member, node: Node::new(Arc::new(server), signs, clock.clone()) })
+            Ok(Candidate { member, node: Node::new(Arc::new(server), signs, clock.clone(), server_clock) })
         };
         let candidates: Vec<_> =
             addresses.into_iter().enumerate().map(candidate).collect::<Result<_, RedisConnectError>>()?;
@@ -238,8 +248,7 @@ impl Candidate {
             error: RedisConnectError::Unreachable { address: address.clone(), source: error.with_hint(None, user) },
         };
         self.member.connect_checked().await.map_err(|error| error.map_or_else(failed, SelfTestError::from))?;
-        self.node.observe(self_test_without_messages(&self.node.server).await?);
-        Ok(())
+        self_test_without_messages(&self.node.server).await.map(drop)
     }
 }
 

@@ -16,7 +16,6 @@ use tokio::{
 };
 
 use super::{
-    late::LateRaises,
     node::{KeyReplies, Node},
     quorum::Replies,
 };
@@ -40,7 +39,6 @@ pub(super) struct Group {
     pub(super) clock: Clock,
     pub(super) acquires: SharedCalls<AcquireRequest, AcquireReply>,
     pub(super) releases: SharedCalls<ReleaseRequest, ReleaseReply>,
-    pub(super) late: Arc<LateRaises>,
     /// The longest lease that was requested, in milliseconds.
     longest_lease: AtomicU64,
 }
@@ -88,7 +86,6 @@ impl Group {
             clock,
             acquires: SharedCalls::default(),
             releases: SharedCalls::default(),
-            late: Arc::default(),
             longest_lease: AtomicU64::new(0),
         })
     }
@@ -116,13 +113,13 @@ impl Group {
         Instant::now() + self.timeouts.call / Self::LIMITS_PER_CALL
     }
 
-    /// Asks all servers at once, and waits until each key is decided, or the limit. Calls that have
+    /// Asks all servers at once (`call` gets the place of each), and waits until each key is decided, or the limit. Calls that have
     /// no reply then go on in a task: they were sent, and show whether their connections work.
     pub(super) async fn ask<T, F>(
         &self,
         keys: usize,
         limit: Instant,
-        call: impl Fn(Arc<Node>) -> F,
+        call: impl Fn(usize, Arc<Node>) -> F,
         is_decided: impl Fn(usize, &Replies<T>) -> bool,
     ) -> Answers<T>
     where
@@ -131,7 +128,7 @@ impl Group {
     {
         let mut calls: FuturesUnordered<BoxFuture<'static, _>> = FuturesUnordered::new();
         for (at, node) in self.nodes.iter().enumerate() {
-            let (call, node) = (call(Arc::clone(node)), Arc::clone(node));
+            let (call, node) = (call(at, Arc::clone(node)), Arc::clone(node));
             calls.push(Box::pin(async move {
                 let reply = call.await.map_err(|error| NodeError::new(None, at, &node, error));
                 match &reply {
@@ -162,6 +159,17 @@ impl Group {
 
     /// The error of an operation on this key that too few servers have executed.
     pub(super) fn store_error<T>(&self, operation: &'static str, key: usize, answers: &Answers<T>) -> StoreError {
+        self.store_error_because(operation, key, answers, None)
+    }
+
+    /// The same, for a reason that is not the error of a server.
+    pub(super) fn store_error_because<T>(
+        &self,
+        operation: &'static str,
+        key: usize,
+        answers: &Answers<T>,
+        reason: Option<&str>,
+    ) -> StoreError {
         let errors = || answers.errors.iter().filter(|error| error.key.is_none_or(|of| of == key));
         let lasting: Vec<_> = errors().filter(|error| !is_transient(error.kind)).map(|error| error.kind).collect();
         let kind = match lasting.first() {
@@ -182,9 +190,7 @@ impl Group {
         let mut texts: Vec<_> = errors().map(|error| error.text.clone()).collect();
         let silent = answers.unanswered.iter().map(|at| &self.nodes[*at].server.address);
         texts.extend(silent.map(|address| format!("Redis at {address}: no reply yet")));
-        if texts.is_empty() {
-            texts.push("their clocks differ by more than half a day, or the call took too long".to_owned());
-        }
+        texts.extend(reason.map(str::to_owned));
         let error = NoMajority { servers: self.nodes.len(), errors: texts };
         StoreError::new(STORE, operation, kind).with_source(error)
     }

@@ -87,7 +87,7 @@ impl Group {
         deadline: Instant,
     ) -> Result<(KeyStatus, Answers<KeyStatus>), StoreError> {
         let name: Arc<str> = name.into();
-        let inspect = |node: Arc<Node>| {
+        let inspect = |_: usize, node: Arc<Node>| {
             let name = Arc::clone(&name);
             async move { Ok(vec![Ok(node.inspect((&*name).into(), deadline).await?)]) }
         };

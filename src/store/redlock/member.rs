@@ -9,15 +9,19 @@ use deadpool_redis::redis::{Cmd, RedisError, Value, cmd, from_redis_value};
 use futures_util::future::BoxFuture;
 
 use crate::{
-    store::redis::{
-        error::{CallError, RedisConnectError},
-        self_test::{info_field, is_unsupported},
-        topology::{
-            Endpoint, Topology,
-            endpoint::{Connected, Subscriptions},
-            socket::OnMessage,
+    clock::Clock,
+    store::{
+        redis::{
+            error::{CallError, RedisConnectError},
+            self_test::{info_field, is_unsupported},
+            topology::{
+                Endpoint, Topology,
+                endpoint::{Connected, Subscriptions},
+                socket::OnMessage,
+            },
+            wire::{Keyspace, escape_control, parse_vote},
         },
-        wire::escape_control,
+        remote::server_clock::ServerClock,
     },
     sync::Mutex,
 };
@@ -29,6 +33,9 @@ pub(super) struct Member {
     /// Its place among the members.
     pub(super) place: usize,
     pub(super) user: String,
+    pub(super) keyspace: Keyspace,
+    pub(super) clock: Clock,
+    pub(super) server_clock: Arc<Mutex<ServerClock>>,
     pub(super) members: Arc<Members>,
 }
 
@@ -91,7 +98,21 @@ impl Member {
             })
         })?;
         self.check(&info).map_err(Ok)?;
+        self.load_scripts(&mut connected).await;
         Ok(connected)
+    }
+
+    /// Loads the scripts, so that calls are executed in the order in which they are sent: a call of
+    /// an unknown script is sent again, behind those after it. Also reads the server's clock. The
+    /// calls themselves have the error, if there is one.
+    async fn load_scripts(&self, connected: &mut Connected) {
+        let calls = self.keyspace.redlock_scripts().map(|call| call.eval());
+        if let Ok(replies) = connected.call_each(&calls).await
+            && let Some(Ok((server_us, _))) =
+                replies.first().and_then(|reply| Some(parse_vote(reply.as_ref().ok()?, 0)))
+        {
+            self.server_clock.lock().observe(server_us, self.clock.now());
+        }
     }
 
     fn check(&self, info: &Value) -> Result<(), RedisConnectError> {

@@ -3,10 +3,14 @@
 use std::{sync::Arc, time::Duration};
 
 use deadpool_redis::redis::{Value, cmd};
-use tokio::time::Instant;
+use tokio::{
+    runtime::Handle,
+    sync::Notify,
+    time::{Instant, sleep_until, timeout_at},
+};
 use tracing::{info, warn};
 
-use super::unconfirmed::Unconfirmed;
+use super::{late::LateRaises, unconfirmed::Unconfirmed};
 use crate::{
     acquisition::AcquisitionId,
     clock::{BootInstant, Clock},
@@ -37,7 +41,8 @@ pub(super) struct Node {
     pub(super) server: Arc<Server>,
     pub(super) signs: Arc<Signs>,
     clock: Clock,
-    server_clock: Mutex<ServerClock>,
+    server_clock: Arc<Mutex<ServerClock>>,
+    late: LateRaises,
     unconfirmed: Arc<Unconfirmed>,
     outage: Mutex<Outage>,
     fence_warned_at: Mutex<Option<BootInstant>>,
@@ -48,6 +53,22 @@ pub(super) struct Node {
 struct Outage {
     is_logged: bool,
     logged_at: Option<BootInstant>,
+}
+
+/// A raise under way.
+struct Raising {
+    node: Arc<Node>,
+    requests: Arc<[RaiseRequest]>,
+    lease: Duration,
+    is_answered: bool,
+}
+
+/// A release under way.
+struct Releasing {
+    node: Arc<Node>,
+    requests: Arc<[ReleaseRequest]>,
+    lease: Duration,
+    is_answered: bool,
 }
 
 /// When a call must be executed, by the clock of the server, and when its reply is not waited for
@@ -64,12 +85,18 @@ impl Node {
     /// expired call does nothing, and its reply has the server's time.
     const MAX_TRIES: usize = 3;
 
-    pub(super) fn new(server: Arc<Server>, signs: Arc<Signs>, clock: Clock) -> Arc<Self> {
+    pub(super) fn new(
+        server: Arc<Server>,
+        signs: Arc<Signs>,
+        clock: Clock,
+        server_clock: Arc<Mutex<ServerClock>>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             server,
             signs,
             clock,
-            server_clock: Mutex::default(),
+            server_clock,
+            late: LateRaises::default(),
             unconfirmed: Arc::default(),
             outage: Mutex::default(),
             fence_warned_at: Mutex::default(),
@@ -86,13 +113,28 @@ impl Node {
         self.call_before_expiry(validity, call, |reply| wire::parse_vote(reply, requests.len())).await
     }
 
+    /// Completes grants, when the server has `voted`. `lease` is how long the server may keep a lock
+    /// that nothing releases.
     pub(super) async fn raise(
-        &self,
-        requests: &[RaiseRequest],
+        self: &Arc<Self>,
+        requests: &Arc<[RaiseRequest]>,
+        lease: Duration,
         validity: Validity,
+        voted: Option<&Notify>,
     ) -> Result<KeyReplies<Raised>, CallError> {
+        // From now on: a release that is sent before the raise may be executed before the vote.
+        self.late.raise(requests.iter().map(|request| &request.id));
+        let under_way = Raising { node: Arc::clone(self), requests: Arc::clone(requests), lease, is_answered: false };
+        if let Some(voted) = voted {
+            timeout_at(validity.deadline, voted.notified()).await.map_err(|_| CallError::NoReply)?;
+        }
         let call = |expires_at| self.server.keyspace.raise(requests, expires_at);
-        self.call_before_expiry(validity, call, |reply| wire::parse_raise(reply, requests.len())).await
+        let reply = self.call_before_expiry(validity, call, |reply| wire::parse_raise(reply, requests.len())).await;
+        match &reply {
+            Ok(replies) => under_way.answered(replies),
+            Err(_) => under_way.failed(validity.deadline + self.server.timeouts.call),
+        }
+        reply
     }
 
     /// On the connection of the votes: it is executed after those that were sent before.
@@ -123,27 +165,32 @@ impl Node {
     /// Releases. Without a confirmation the releases are repeated in the background, for at most
     /// this lease.
     pub(super) async fn release(
-        &self,
-        requests: &[ReleaseRequest],
+        self: &Arc<Self>,
+        requests: &Arc<[ReleaseRequest]>,
         lease: Duration,
         deadline: Instant,
     ) -> Result<KeyReplies<ReleaseReply>, CallError> {
         let Server { keyspace, release_conn, .. } = &*self.server;
+        self.late.release(requests);
+        let under_way = Releasing { node: Arc::clone(self), requests: Arc::clone(requests), lease, is_answered: false };
         let call = keyspace.release(requests)?;
         let reply = release_conn.query_retry(Query::EvalSha(&call), deadline).await.and_then(|reply| {
             self.check_fence(&reply);
             release_conn.parsed(wire::parse_release(&reply, requests.len()))
         });
-        if reply.is_err() {
-            self.repeat_release(requests, lease);
+        match &reply {
+            Ok(replies) => under_way.answered(replies),
+            Err(_) => self.repeat_release(requests, lease),
         }
         reply
     }
 
     /// Repeats these releases in the background until the server has confirmed them, for at most
     /// this lease.
-    pub(super) fn repeat_release(&self, requests: &[ReleaseRequest], lease: Duration) {
-        self.unconfirmed.repeat(requests, lease, &self.server, &self.signs);
+    fn repeat_release(&self, requests: &[ReleaseRequest], lease: Duration) {
+        if !requests.is_empty() {
+            self.unconfirmed.repeat(requests, lease, &self.server, &self.signs);
+        }
     }
 
     pub(super) async fn force(
@@ -188,11 +235,6 @@ impl Node {
         Ok(())
     }
 
-    /// Notes the server's time in a reply that has just arrived.
-    pub(super) fn observe(&self, server_us: i64) {
-        self.server_clock.lock().observe(server_us, self.clock.now());
-    }
-
     /// Executes a script that does nothing later than its validity, by either clock.
     async fn call_before_expiry<T>(
         &self,
@@ -203,10 +245,10 @@ impl Node {
         let Validity { called, valid_for, deadline } = validity;
         let connection = &self.server.acquire_conn;
         for _ in 0..Self::MAX_TRIES {
-            // Without an estimate, a call that has expired already fetches the server's time.
+            // The connection has read the server's time, or a call that has expired reads it.
             let expires_at = self.server_clock.lock().expires_at(called, valid_for).unwrap_or(0);
-            // Not repeated: what a call without a reply may have granted is released (I8).
-            let reply = connection.query(Query::EvalSha(&call(expires_at)?), deadline).await?;
+            // A copy of a vote finds the grant, and one of a raise the fence.
+            let reply = connection.query_retry(Query::EvalSha(&call(expires_at)?), deadline).await?;
             let now = self.clock.now();
             self.check_fence(&reply);
             let (server_us, outcome) = connection.parsed(parse(&reply))?;
@@ -255,5 +297,54 @@ impl Node {
         background.log(move || {
             warn!(target: "tower_lock", "locks need a majority of the other servers, because one does not count: {error}");
         });
+    }
+}
+
+impl Raising {
+    fn answered(mut self, replies: &[Result<Raised, KeyError>]) {
+        self.end(Some(replies));
+    }
+
+    /// It may be executed until this instant.
+    fn failed(self, until: Instant) {
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(async move {
+                sleep_until(until).await;
+                drop(self);
+            });
+        }
+    }
+
+    fn end(&mut self, replies: Option<&[Result<Raised, KeyError>]>) {
+        self.is_answered = true;
+        let ids = self.requests.iter().map(|request| &request.id);
+        self.node.repeat_release(&self.node.late.raised(ids, replies), self.lease);
+    }
+}
+
+impl Drop for Raising {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            self.end(None);
+        }
+    }
+}
+
+impl Releasing {
+    fn answered(mut self, replies: &[Result<ReleaseReply, KeyError>]) {
+        self.end(Some(replies));
+    }
+
+    fn end(&mut self, replies: Option<&[Result<ReleaseReply, KeyError>]>) {
+        self.is_answered = true;
+        self.node.repeat_release(&self.node.late.released(&self.requests, replies), self.lease);
+    }
+}
+
+impl Drop for Releasing {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            self.end(None);
+        }
     }
 }

@@ -158,6 +158,12 @@ impl Replies<Vote> {
         Some(Ballot::Lost { lease_left, is_split: granted + incomplete >= self.majority() })
     }
 
+    /// Whether a majority has granted the key, although it may have no fence.
+    #[must_use]
+    pub fn is_granted_by_majority(&self) -> bool {
+        self.count(|vote| matches!(vote, Vote::Granted { .. })) >= self.majority()
+    }
+
     /// The fence of a grant: the largest one of a majority that has granted the key.
     ///
     /// A server whose clock is wrong by days is left out: the others would not keep its fence.

@@ -41,10 +41,9 @@ impl SendRequests<ReleaseRequest> for Group {
         requests: Vec<ReleaseRequest>,
         called: BootInstant,
     ) -> Vec<Result<ReleaseReply, StoreError>> {
-        self.late.release(&requests);
         let requests: Arc<[_]> = requests.into();
         let (lease, deadline) = (self.longest_lease(), self.timeouts.call_deadline());
-        let release = |node: Arc<Node>| {
+        let release = |_: usize, node: Arc<Node>| {
             let requests = Arc::clone(&requests);
             async move { node.release(&requests, lease, deadline).await }
         };
@@ -65,7 +64,7 @@ impl Group {
         let requests: Arc<[_]> = requests.into();
         requests.iter().for_each(|request: &RenewRequest| self.requested(request.lease));
         let deadline = self.timeouts.call_deadline();
-        let renew = |node: Arc<Node>| {
+        let renew = |_: usize, node: Arc<Node>| {
             let requests = Arc::clone(&requests);
             async move { node.renew(&requests, deadline).await }
         };

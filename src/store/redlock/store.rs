@@ -131,7 +131,7 @@ impl Group {
         self.requested(lease);
         // A copy of an executed yield finds the fence that it has asked for, or a larger one.
         let raise = RaiseRequest { key: key.clone(), id: id.clone(), fence: fence + 1, lease };
-        let (outcomes, answers) = self.raise(vec![raise], validity).await;
+        let (outcomes, answers) = self.raise(vec![raise], validity, None).await;
         match outcomes.first() {
             Some(Raise::Held { fence }) => return Ok(YieldReply::Extended { fence: *fence }),
             Some(Raise::NotHolder) => {}
@@ -150,7 +150,7 @@ impl Group {
 
     async fn force(&self, request: ForceReleaseRequest) -> Result<ForceReleaseReply, StoreError> {
         let (request, deadline) = (Arc::new(request), self.timeouts.call_deadline());
-        let force = |node: Arc<Node>| {
+        let force = |_: usize, node: Arc<Node>| {
             let request = Arc::clone(&request);
             async move { Ok(vec![Ok(node.force(&request, deadline).await?)]) }
         };
@@ -161,7 +161,7 @@ impl Group {
 
     async fn check(&self) -> Result<(), StoreError> {
         let deadline = self.timeouts.call_deadline();
-        let check = |node: Arc<Node>| async move { Ok(vec![Ok(node.check_writes(deadline).await?)]) };
+        let check = |_: usize, node: Arc<Node>| async move { Ok(vec![Ok(node.check_writes(deadline).await?)]) };
         let answers = self.ask(1, deadline, check, |_, replies| replies.has_majority() || !replies.may_decide()).await;
         if answers.keys[0].has_majority() { Ok(()) } else { Err(self.store_error("health", 0, &answers)) }
     }

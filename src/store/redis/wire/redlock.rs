@@ -97,6 +97,18 @@ impl Keyspace {
         Ok(call)
     }
 
+    /// A call of each script, which changes nothing. The first one has the server's time.
+    pub fn redlock_scripts(&self) -> [ScriptCall; 3] {
+        let empty = |file: &'static ScriptFile| {
+            let mut call = ScriptCall::new(file.of(Variant::default()));
+            // A fence, and a time that has passed.
+            call.arg("");
+            call.arg(0);
+            call
+        };
+        [empty(&VOTE), empty(&RAISE), empty(&WITHDRAW)]
+    }
+
     /// A call with these locks, and with the fence as its first argument.
     fn call_on<'a>(
         &self,

@@ -5,7 +5,17 @@ use tower_lock::test_util::conformance;
 use super::servers;
 
 #[tokio::test]
-async fn redlock_store_passes_conformance_on_three_servers() {
-    let Some(servers) = servers(3).await else { return };
-    conformance::check(servers.store().await).await;
+async fn redlock_store_passes_conformance_on_three_and_five() {
+    let (Some(three), Some(five)) = (servers(3).await, servers(5).await) else { return };
+    tokio::join!(conformance::check(three.store().await), conformance::check(five.store().await));
+}
+
+#[tokio::test]
+async fn redlock_store_passes_conformance_without_a_minority() {
+    let (Some(three), Some(five)) = (servers(3).await, servers(5).await) else { return };
+    let (first, second) = (three.store().await, five.store().await);
+    three.redis[1].kill();
+    five.redis[0].kill();
+    five.redis[3].freeze();
+    tokio::join!(conformance::check(first), conformance::check(second));
 }

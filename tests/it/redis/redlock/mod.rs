@@ -1,6 +1,12 @@
-//! `RedlockStore` on several real servers.
+//! `RedlockStore` on several real servers, some of which fail.
 
 mod conformance;
+mod connecting;
+mod contention;
+mod costs;
+mod fences;
+mod operations;
+mod outages;
 
 use std::time::Duration;
 
@@ -8,14 +14,20 @@ use futures_util::future::join_all;
 use tower_lock::{LockManager, RedlockStore};
 use tower_lock_testkit::{Proxy, RedisServer, wait::until};
 
+use crate::support::NAME;
+
+/// The longest lease: a lock that is left behind outlasts every test.
+const LONGEST: Duration = Duration::from_secs(600);
+const FENCE: &str = "tower-lock:lock:f";
+
 /// Independent servers, each with a proxy in front of it.
-pub(crate) struct Servers {
-    pub(crate) redis: Vec<RedisServer>,
-    pub(crate) proxies: Vec<Proxy>,
+struct Servers {
+    redis: Vec<RedisServer>,
+    proxies: Vec<Proxy>,
 }
 
 /// Returns `None`, with a note on stderr, if there is no `redis-server`.
-pub(crate) async fn servers(count: usize) -> Option<Servers> {
+async fn servers(count: usize) -> Option<Servers> {
     if !RedisServer::is_available() {
         tower_lock_testkit::skipped(std::thread::current().name().unwrap_or("a test"), "redis-server");
         return None;
@@ -26,16 +38,42 @@ pub(crate) async fn servers(count: usize) -> Option<Servers> {
 }
 
 impl Servers {
-    pub(crate) fn urls(&self) -> Vec<String> {
+    fn urls(&self) -> Vec<String> {
         self.proxies.iter().map(Proxy::url).collect()
     }
 
-    pub(crate) async fn store(&self) -> RedlockStore {
+    async fn store(&self) -> RedlockStore {
         RedlockStore::connect(self.urls()).await.expect("they are up")
     }
 
     /// A new instance of the service, behind the proxies.
-    pub(crate) async fn instance(&self, name: &str) -> LockManager {
+    async fn instance(&self, name: &str) -> LockManager {
         LockManager::builder(self.store().await).instance(name).build()
+    }
+
+    /// The keys at a server, without its last fence.
+    async fn keys(&self, server: usize) -> Vec<String> {
+        let keys = self.redis[server].command(&["KEYS", "*"]).await;
+        keys.texts().into_iter().filter(|key| *key != FENCE).map(str::to_owned).collect()
+    }
+
+    /// The number of servers that have [`key`](tower_lock_testkit::locks::key).
+    async fn holding(&self) -> usize {
+        let keys = join_all((0..self.redis.len()).map(|server| self.keys(server))).await;
+        keys.iter().filter(|keys| keys.iter().any(|key| key == NAME)).count()
+    }
+
+    async fn wait_until_clean(&self) {
+        until("no data is left", async || {
+            let up = (0..self.redis.len()).filter(|server| !self.redis[*server].has_ended());
+            join_all(up.map(|server| self.keys(server))).await.concat().is_empty()
+        })
+        .await;
+    }
+
+    /// Locks the key at a server for another program.
+    async fn occupy(&self, server: usize) {
+        self.redis[server].command(&["HSET", NAME, "other", "1"]).await;
+        self.redis[server].command(&["PEXPIRE", NAME, "100000"]).await;
     }
 }
