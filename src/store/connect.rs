@@ -4,9 +4,12 @@ use std::{fmt, sync::Arc};
 
 #[cfg(feature = "memory")]
 use super::memory::MemoryStore;
-#[cfg(feature = "redis")]
-use super::redis::{RedisConnectError, RedisStore, redlock_servers};
 use super::{LockStore, scheme::split_scheme};
+#[cfg(feature = "redis")]
+use super::{
+    redis::{RedisConnectError, RedisStore, redlock_servers},
+    redlock::RedlockStore,
+};
 
 /// Error of [`LockManager::connect`](crate::LockManager::connect).
 ///
@@ -80,12 +83,12 @@ pub(crate) async fn connect(url: &str) -> Result<NamedStore, ConnectError> {
 
 #[cfg(feature = "redis")]
 async fn connect_redis(scheme: &str, url: &str) -> Result<NamedStore, ConnectError> {
-    if scheme.ends_with("+redlock") {
-        // The place of `RedlockStore`, with these servers.
-        let _servers = redlock_servers(url)?;
-        return Err(ConnectError::InvalidUrl("Redlock is not built yet".to_owned()));
-    }
-    Ok(NamedStore { store: Arc::new(RedisStore::connect(url).await?), is_in_memory: false })
+    let store: Arc<dyn LockStore> = if scheme.ends_with("+redlock") {
+        Arc::new(RedlockStore::builder().connect_to(redlock_servers(url)?).await?)
+    } else {
+        Arc::new(RedisStore::connect(url).await?)
+    };
+    Ok(NamedStore { store, is_in_memory: false })
 }
 
 /// The scheme in lower case, and the rest after it. `memory:` needs no `//`.

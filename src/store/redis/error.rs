@@ -118,7 +118,7 @@ pub enum RedisConnectError {
 /// Too few replicas have a write. It may survive a failover nevertheless.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("{acknowledged} of {required} replicas have acknowledged the write in time")]
-pub(in crate::store) struct NotReplicated {
+pub(crate) struct NotReplicated {
     pub(in crate::store) acknowledged: i64,
     pub(in crate::store) required: u32,
 }

@@ -26,8 +26,9 @@ use crate::{
             self_test::{SelfTestError, self_test_without_messages},
             topology::{
                 Endpoint, Signs, Topology,
-                address::Address,
+                address::{Address, Deployment},
                 connection::{SharedConnection, Timeouts},
+                parameters::UrlSettings,
                 server::Server,
             },
             wire::Keyspace,
@@ -109,7 +110,13 @@ impl RedlockStoreBuilder {
         self,
         urls: impl IntoIterator<Item = U>,
     ) -> Result<RedlockStore, RedisConnectError> {
-        let (store, candidates, timeouts) = self.build(urls)?;
+        self.connect_to(single_servers(urls)?).await
+    }
+
+    /// Connects to the servers of one URL, which may have a prefix.
+    pub(in crate::store) async fn connect_to(self, addresses: Vec<Address>) -> Result<RedlockStore, RedisConnectError> {
+        let prefix = addresses.first().and_then(|address| address.settings.prefix.clone());
+        let (store, candidates, timeouts) = Self { prefix: self.prefix.or(prefix), ..self }.build(addresses)?;
         // Boxed: the nested future type is too deep for the default limit of the caller's compiler.
         let tested: BoxFuture<'_, _> = Box::pin(test(candidates, timeouts));
         tested.await?;
@@ -130,13 +137,10 @@ impl RedlockStoreBuilder {
         self,
         urls: impl IntoIterator<Item = U>,
     ) -> Result<RedlockStore, RedisConnectError> {
-        Ok(self.build(urls)?.0)
+        Ok(self.build(single_servers(urls)?)?.0)
     }
 
-    fn build<U: AsRef<str>>(
-        self,
-        urls: impl IntoIterator<Item = U>,
-    ) -> Result<(RedlockStore, Vec<Candidate>, Timeouts), RedisConnectError> {
+    fn build(self, addresses: Vec<Address>) -> Result<(RedlockStore, Vec<Candidate>, Timeouts), RedisConnectError> {
         let prefix = self.prefix.as_deref().unwrap_or(REDIS_PREFIX);
         let keyspace = Keyspace::new(prefix).map_err(|_| RedisConnectError::InvalidPrefix(prefix.to_owned()))?;
         let checked = |setting, value: Option<Duration>, default, max| match value.unwrap_or(default) {
@@ -147,12 +151,9 @@ impl RedlockStoreBuilder {
             call: checked("call_timeout", self.call_timeout, STORE_CALL_TIMEOUT, STORE_CALL_TIMEOUT_MAX)?,
             connect: checked("connect_timeout", self.connect_timeout, CONNECT_TIMEOUT, CONNECT_TIMEOUT_MAX)?,
         };
-        // One more than allowed is enough to know that there are too many.
-        let urls: Vec<U> = urls.into_iter().take(MAX_SERVERS + 1).collect();
-        if !(MIN_SERVERS..=MAX_SERVERS).contains(&urls.len()) || urls.len().is_multiple_of(2) {
-            return Err(RedisConnectError::InvalidServerCount(urls.len()));
+        if !(MIN_SERVERS..=MAX_SERVERS).contains(&addresses.len()) || addresses.len().is_multiple_of(2) {
+            return Err(RedisConnectError::InvalidServerCount(addresses.len()));
         }
-        let addresses = urls.iter().map(|url| single_server(url.as_ref())).collect::<Result<Vec<_>, _>>()?;
         let members = Members::new(addresses.iter().map(|address| address.display.clone()).collect());
         members.check_addresses()?;
         let (clock, background) = (Clock::default(), Background::default());
@@ -252,14 +253,22 @@ impl Candidate {
     }
 }
 
-/// The address of one server.
+/// The addresses of servers, each at a URL of its own. One more than allowed is enough to know that
+/// there are too many.
+fn single_servers<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Result<Vec<Address>, RedisConnectError> {
+    urls.into_iter().take(MAX_SERVERS + 1).map(|url| single_server(url.as_ref())).collect()
+}
+
 fn single_server(url: &str) -> Result<Address, RedisConnectError> {
     let address = Address::parse(url, "")?;
-    if address.sentinels.is_some() || address.cluster.is_some() {
-        let defect = "each URL of a RedlockStore is that of one server: no sentinels, and no Cluster";
-        return Err(RedisConnectError::InvalidUrl(defect.into()));
-    }
-    Ok(address)
+    let defect = if !matches!(address.deployment, Deployment::Server) {
+        "each URL of a RedlockStore is that of one server: no sentinels, and no Cluster"
+    } else if address.settings != UrlSettings::default() {
+        "a URL of a RedlockStore has no parameters: its builder has the prefix"
+    } else {
+        return Ok(address);
+    };
+    Err(RedisConnectError::InvalidUrl(defect.into()))
 }
 
 impl RedlockStore {

@@ -1,7 +1,5 @@
 //! The address of the servers of a store, from a URL.
 
-use std::collections::HashSet;
-
 use deadpool_redis::redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
 
 use super::{
@@ -170,23 +168,7 @@ pub(crate) fn redlock_servers(url: &str) -> Result<Vec<Address>, RedisConnectErr
     }
     let settings = Parameters::parse(url.query, url.kind).and_then(|mut all| all.settings()).map_err(invalid)?;
     let address = |host| Ok(Address { settings: settings.clone(), ..Address::from_info(server(url, host)?)? });
-    let servers = url.hosts().map(address).collect::<Result<Vec<_>, RedisConnectError>>()?;
-    check_redlock(&servers)?;
-    Ok(servers)
-}
-
-/// Checks the number of independent servers, and that no two have one name. Two names of one server
-/// are found when it is asked for its id.
-pub(crate) fn check_redlock(servers: &[Address]) -> Result<(), RedisConnectError> {
-    if ![3, 5, 7, 9].contains(&servers.len()) {
-        return Err(invalid(format!("Redlock needs 3, 5, 7 or 9 servers, and not {}", servers.len())));
-    }
-    let mut names = HashSet::new();
-    // Host names have no case.
-    match servers.iter().find(|server| !names.insert(server.display.to_ascii_lowercase())) {
-        Some(server) => Err(invalid(format!("{} is named twice", server.display))),
-        None => Ok(()),
-    }
+    url.hosts().map(address).collect()
 }
 
 fn split(url: &str) -> Result<ServerUrl<'_>, RedisConnectError> {
@@ -375,18 +357,13 @@ mod deployment_tests {
     }
 
     #[test]
-    fn redlock_url_has_an_odd_number_of_distinct_servers() {
+    fn redlock_url_has_one_login_and_each_server() {
         let servers = redlock_servers("redis+redlock://user:p%40ss@a,[::1]:7000,c/2?prefix=shop").expect("servers");
         let of = |address: &str| (address.to_owned(), Some("user"), Some("p@ss"), 2);
         let all = [of("a:6379"), of("::1:7000"), of("c:6379")];
         assert_eq!(servers.iter().map(|server| seen(&server.info)).collect::<Vec<_>>(), all);
         assert!(servers.iter().all(|server| server.settings.prefix.as_deref() == Some("shop")));
         for (hosts, defect) in [
-            ("a", "needs 3, 5, 7 or 9 servers, and not 1"),
-            ("a,b", "and not 2"),
-            ("a,b,c,d", "and not 4"),
-            ("a,b,c,d,e,f,g,h,i,j,k", "and not 11"),
-            ("a,b,A:6379", "A:6379 is named twice"),
             ("a,b,c/s3cret", "not the number of a database"),
             ("a,b,c?min_replicas=1", "a parameter is not one of `prefix`"),
         ] {
@@ -394,7 +371,6 @@ mod deployment_tests {
             let error = redlock_servers(&url).map(|servers| servers.len()).expect_err(&url).to_string();
             assert!(error.contains(defect) && !error.contains("s3cret"), "{url}: {error}");
         }
-        assert!(redlock_servers("redis+redlock://a,b,c,d,e,f,g,h,i").is_ok());
         assert!(redlock_servers("redis+cluster://a,b,c").is_err());
         let error = parse("redis+redlock://:s3cret@a,b,c").map(|address| address.display).expect_err("another store");
         assert!(error.contains("`LockManager::connect` connects to them") && !error.contains("s3cret"), "{error}");

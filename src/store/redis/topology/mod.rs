@@ -5,7 +5,7 @@
 //! deployment.
 
 mod url;
-mod parameters;
+pub(in crate::store) mod parameters;
 pub(in crate::store) mod address;
 mod servers;
 mod locate;
