@@ -329,11 +329,24 @@ async fn each_and_wait(
     let mut replies = connected.call_each(&commands).await?;
     let wait = replies.split_off(calls.len().min(replies.len()));
     let mut wait: Vec<_> = wait.into_iter().collect::<RedisResult<_>>()?;
-    // The server does not know their scripts.
-    let is_unknown = |reply: &RedisResult<Value>| reply.as_ref().is_err_and(is_unknown_script);
-    let unknown: Vec<_> = (0..replies.len()).filter(|at| is_unknown(&replies[*at])).collect();
-    if !unknown.is_empty() {
-        let commands: Vec<_> = unknown.iter().map(|at| calls[*at].eval()).chain(waits(required)).collect();
+    // Those whose script the server does not know are sent again: its text once, because the later
+    // ones follow the one that loads it. A redirection loads nothing, and then each has the text.
+    for is_text_sent_once in [true, false] {
+        let is_unknown = |at: &usize| replies[*at].as_ref().is_err_and(is_unknown_script);
+        let unknown: Vec<_> = (0..replies.len()).filter(is_unknown).collect();
+        if unknown.is_empty() {
+            break;
+        }
+        let mut sent = Vec::new();
+        let again = unknown.iter().map(|at| {
+            let call = &calls[*at];
+            if is_text_sent_once && sent.contains(&call.sha()) {
+                return call.eval_sha();
+            }
+            sent.push(call.sha());
+            call.eval()
+        });
+        let commands: Vec<_> = again.chain(waits(required)).collect();
         let mut again = connected.call_each(&commands).await?.into_iter();
         for at in unknown {
             replies[at] = again.next().unwrap_or(Ok(Value::Nil));

@@ -207,6 +207,11 @@ impl ScriptCall {
         self.ends.iter().map(move |&end| &self.words[std::mem::replace(&mut start, end)..end])
     }
 
+    /// The hash of the script, by which a server knows it.
+    pub fn sha(&self) -> &'static str {
+        &self.script.sha
+    }
+
     /// The command for a server that knows the script.
     pub fn eval_sha(&self) -> redis::Cmd {
         self.command("EVALSHA", &self.script.sha)
