@@ -361,6 +361,9 @@ fn classify_kind(error: &RedisError) -> (StoreErrorKind, &'static str) {
     if mentions(&["max number of clients"]) {
         return (Unavailable, CLIENTS_HINT);
     }
+    if mentions(&["WAIT cannot be used with replica"]) {
+        return (StoreErrorKind::Failover, REPLICA_HINT);
+    }
     match error.kind() {
         ErrorKind::AuthenticationFailed => (Refused, PASSWORD_HINT),
         ErrorKind::InvalidClientConfig => (Refused, "is the address correct?"),

@@ -179,10 +179,15 @@ impl SharedConnection {
             self.signs.moved.notify_one();
         }
         let (replies, wait) = replies?;
-        let replicated = match (min_replicas, wait.as_slice()) {
+        let replicated = match (min_replicas, wait) {
             (None, _) => Ok(()),
-            (Some(required), [Value::Int(acknowledged), role @ ..]) => required.check(*acknowledged, role.first()),
-            (Some(_), _) => return Err(UnexpectedReply.into()),
+            // A master that has become a replica refuses the wait, and the scripts say where to go.
+            (Some(required), Err(_)) if replies.iter().any(Result::is_err) => Err(required.none_acknowledged()),
+            (Some(required), Ok(wait)) => match wait.as_slice() {
+                [Value::Int(acknowledged), role @ ..] => required.check(*acknowledged, role.first()),
+                _ => return Err(UnexpectedReply.into()),
+            },
+            (Some(_), Err(error)) => return Err(error.into()),
         };
         Ok((replies.into_iter().map(|reply| Ok(reply?)).collect(), replicated))
     }
@@ -324,11 +329,11 @@ async fn each_and_wait(
     calls: &[ScriptCall],
     required: Option<MinReplicas>,
     connected: &mut Connected,
-) -> RedisResult<(Vec<RedisResult<Value>>, Vec<Value>)> {
+) -> RedisResult<(Vec<RedisResult<Value>>, RedisResult<Vec<Value>>)> {
     let commands: Vec<_> = calls.iter().map(ScriptCall::eval_sha).chain(waits(required)).collect();
     let mut replies = connected.call_each(&commands).await?;
     let wait = replies.split_off(calls.len().min(replies.len()));
-    let mut wait: Vec<_> = wait.into_iter().collect::<RedisResult<_>>()?;
+    let mut wait = wait.into_iter().collect();
     // Those whose script the server does not know are sent again: its text once, because the later
     // ones follow the one that loads it. A redirection loads nothing, and then each has the text.
     for is_text_sent_once in [true, false] {
@@ -351,7 +356,7 @@ async fn each_and_wait(
         for at in unknown {
             replies[at] = again.next().unwrap_or(Ok(Value::Nil));
         }
-        wait = again.collect::<RedisResult<_>>()?;
+        wait = again.collect();
     }
     Ok((replies, wait))
 }

@@ -24,6 +24,11 @@ impl MinReplicas {
         wait
     }
 
+    /// The result of a wait that was refused.
+    pub(crate) fn none_acknowledged(self) -> NotReplicated {
+        NotReplicated { acknowledged: 0, required: self.count }
+    }
+
     /// Whether a call also asks for the role, which has the addresses of the replicas.
     pub(crate) fn needs_role(self) -> bool {
         self.count > 1

@@ -3,6 +3,7 @@
 mod connecting;
 mod contract;
 mod counts;
+mod failover;
 mod moving;
 
 use std::{collections::HashSet, sync::Arc};
