@@ -14,9 +14,9 @@ use super::{
         server::Server,
         socket::OnMessage,
     },
-    wire::{self, SelfTestReport, escape_control, slot_of},
+    wire::{self, SelfTestReport, escape_control},
 };
-use crate::{lock_key::LockKey, process};
+use crate::process;
 
 /// Error of the self-test.
 pub(in crate::store) struct SelfTestError {
@@ -39,8 +39,8 @@ pub(super) async fn self_test(
 ) -> Result<(Subscriptions, i64), SelfTestError> {
     let timeouts = server.timeouts;
     let failed = |error| server.test_failed(error);
-    let test_id = check_connections(server).await?;
-    let channel = server.keyspace.inbox(&test_id);
+    let id = check_connections(server).await?;
+    let channel = channel_of(server, &id);
     let test_message = Arc::<Notify>::default();
     let on_test_message = {
         let (channel, test_message) = (channel.clone(), Arc::clone(&test_message));
@@ -58,7 +58,7 @@ pub(super) async fn self_test(
         Ok(Err(error)) => return Err(failed(error.into())),
         Err(_) => return Err(failed(CallError::NoReply)),
     }
-    let (first, SelfTestReport { now, receivers, .. }) = run_script(server, &test_id).await?;
+    let (first, SelfTestReport { now, receivers, .. }) = run_script(server, &id).await?;
     let received = timeout(timeouts.call, test_message.notified()).await.is_ok();
     if receivers == 0 && first.receivers > 0 {
         // The subscription broke between the runs, and a retry has another one.
@@ -77,8 +77,8 @@ pub(super) async fn self_test(
 
 /// The same without messages, for a store that has none. Returns the server's clock.
 pub(in crate::store) async fn self_test_without_messages(server: &Server) -> Result<i64, SelfTestError> {
-    let test_id = check_connections(server).await?;
-    Ok(run_script(server, &test_id).await?.1.now)
+    let id = check_connections(server).await?;
+    Ok(run_script(server, &id).await?.1.now)
 }
 
 /// Waits for the connections, and checks the server. Returns the id of the test.
@@ -89,16 +89,16 @@ async fn check_connections(server: &Server) -> Result<String, SelfTestError> {
         connection.ready().await.map_err(failed)?;
     }
     check_server(&server.acquire_conn, server, &failed).await?;
-    Ok(test_id(server))
+    Ok(format!("{:016x}", process::random_bits()))
 }
 
 /// Executes the script of the test, by its text and by its hash: after a restart of the server the
 /// text is needed, too.
-async fn run_script(server: &Server, test_id: &str) -> Result<(SelfTestReport, SelfTestReport), SelfTestError> {
+async fn run_script(server: &Server, id: &str) -> Result<(SelfTestReport, SelfTestReport), SelfTestError> {
     let Server { release_conn, renew_conn, min_replicas, timeouts, keyspace, .. } = server;
     let failed = |error| server.test_failed(error);
-    let call = keyspace.self_test(&test_key(test_id), &keyspace.inbox(test_id), "1 hello");
-    let call = call.map_err(|name| failed(name.into()))?;
+    let lock = keyspace.test_lock(id, server.topology.any_slot().unwrap_or(0));
+    let call = keyspace.self_test(&lock, &channel_of(server, id), "1 hello");
     let refused_or_failed = |error| match error {
         // The user lacks the permission to run scripts, or to wait for replicas.
         CallError::Redis(error) if error.code() == Some("NOPERM") => server.test_refused(&error),
@@ -133,6 +133,11 @@ async fn run_script(server: &Server, test_id: &str) -> Result<(SelfTestReport, S
     Ok((first, second))
 }
 
+/// The channel of the test with this id.
+fn channel_of(server: &Server, id: &str) -> String {
+    server.keyspace.inbox(&format!("self-test:{id}"))
+}
+
 impl Server {
     fn test_failed(&self, error: CallError) -> SelfTestError {
         let error = self.seen_by_cluster(error);
@@ -149,21 +154,6 @@ impl Server {
         let (address, user) = (self.address.clone(), self.user.clone());
         RedisConnectError::PermissionDenied { address, user, refusals }.into()
     }
-}
-
-/// The id of a test, whose key is in a slot of the server.
-fn test_id(server: &Server) -> String {
-    loop {
-        let id = format!("self-test:{:016x}", process::random_bits());
-        let slot = server.keyspace.lock(&test_key(&id)).map(|lock| slot_of(&lock.to_string()));
-        if slot.is_ok_and(|slot| server.topology.has_slot(slot)) {
-            return id;
-        }
-    }
-}
-
-fn test_key(id: &str) -> LockKey {
-    LockKey::from(("self-test", id))
 }
 
 /// Checks the version, the eviction policy and the persistence, by `INFO`: managed servers have no

@@ -245,7 +245,10 @@ impl Request {
                 names.force(&ForceReleaseRequest::new(lock_key(key), duration(*block_for), terms.current()))
             }
             Self::Inspect { key } => names.inspect(&lock_key(key)),
-            Self::SelfTest { key, inbox, message } => names.self_test(&lock_key(key), inbox, message),
+            Self::SelfTest { key, inbox, message } => {
+                let key = lock_key(key);
+                names.lock(&key).map(|lock| names.self_test(&lock.to_string(), inbox, message))
+            }
         };
         (call.expect("a name that is accepted"), Vec::new())
     }

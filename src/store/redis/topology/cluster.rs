@@ -484,15 +484,6 @@ impl<S: Node> Topology for ClusterNode<S> {
         self.nodes.upgrade()?.view()?.map.slot_of(&self.name)
     }
 
-    fn has_slot(&self, slot: u16) -> bool {
-        let Some(view) = self.nodes.upgrade().and_then(|nodes| nodes.view()) else { return true };
-        match view.map.slot_of(&self.name) {
-            Some(_) => view.map.owner(slot).is_some_and(|owner| view.map.masters[owner] == self.name),
-            // It has none.
-            None => true,
-        }
-    }
-
     fn host(&self) -> String {
         self.name.host.clone()
     }

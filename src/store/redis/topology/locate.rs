@@ -38,11 +38,6 @@ pub(crate) trait Topology: fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Whether the server has this slot, as far as this process knows.
-    fn has_slot(&self, _slot: u16) -> bool {
-        true
-    }
-
     /// The host of the server, for an address without one.
     fn host(&self) -> String {
         String::new()

@@ -163,6 +163,14 @@ impl Keyspace {
         }
     }
 
+    /// The name of a lock for the self-test with this id. On a Cluster it has this slot.
+    pub fn test_lock(&self, id: &str, slot: u16) -> String {
+        match self.node {
+            None => format!("{}:self-test:{id}", self.prefix),
+            Some(_) => format!("{}:self-test:{id}:{{{}}}", self.prefix, tag_of(slot)),
+        }
+    }
+
     /// The channel of one process, by the manager of its acquisition ids. It contains the prefix,
     /// so that an ACL for another application does not cover it.
     pub fn inbox(&self, manager: &str) -> String {
@@ -310,6 +318,17 @@ mod tests {
         assert!(!error.to_string().contains("reward"), "a client may have chosen it: {error}");
         let reserved = LockKey::raw("tower-lock:lock:f").expect("a name");
         assert_eq!(keyspace().lock(&reserved).err(), Some(InvalidName::Reserved));
+    }
+
+    /// A node may have one slot of all, and a search for a name in it would take long.
+    #[test]
+    fn name_for_a_self_test_has_the_slot_of_its_node() {
+        let keyspace = keyspace().at_node("0a1b");
+        for slot in [0, 1_207, 16_383] {
+            let lock = keyspace.test_lock("7f", slot);
+            assert_eq!(slot_of(&lock), slot, "{lock}");
+            assert_eq!(slot_of(&keyspace.queue(lock.as_str().into()).to_string()), slot, "{lock}");
+        }
     }
 
     #[test]

@@ -135,16 +135,16 @@ impl Keyspace {
         Ok(call)
     }
 
-    /// The call of the self-test, on a key of its own.
-    pub fn self_test(&self, key: &LockKey, inbox: &str, message: &str) -> Result<ScriptCall, InvalidName> {
-        let lock = self.lock(key)?;
+    /// The call of the self-test, on the lock with this name.
+    pub fn self_test(&self, lock: &str, inbox: &str, message: &str) -> ScriptCall {
+        let lock = lock.into();
         let mut call = ScriptCall::new(SELF_TEST.of(Variant::default()));
         call.key(lock);
         call.arg(self.fence(lock));
         call.arg(self.queue(lock));
         call.arg(inbox);
         call.arg(message);
-        Ok(call)
+        call
     }
 
     fn locks<'a>(
