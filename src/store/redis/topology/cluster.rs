@@ -15,7 +15,11 @@ use std::{
 };
 
 use deadpool_redis::redis::{Cmd, Value, cmd};
-use futures_util::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use futures_util::{
+    StreamExt,
+    future::{BoxFuture, join_all},
+    stream::FuturesUnordered,
+};
 use tokio::{
     runtime::Handle,
     sync::Notify,
@@ -223,10 +227,16 @@ impl<S: Node> Nodes<S> {
         nodes.into_iter().map(|(_, node)| Arc::clone(node)).collect()
     }
 
-    /// The masters, and the nodes without slots to which slots move.
-    pub(crate) fn with_others(&self) -> Vec<Arc<S>> {
+    /// The masters, and the nodes without slots to which slots move. Of those, the ones that can be
+    /// reached: the others may have left the Cluster.
+    pub(crate) async fn with_others(&self) -> Vec<Arc<S>> {
         let others: Vec<_> = self.state.lock().others.values().cloned().collect();
-        self.all().into_iter().chain(others).collect()
+        let reached = others.into_iter().map(|node| async move {
+            let is_reached = timeout(self.timeouts.call / 2, node.server().release_conn.ready()).await;
+            matches!(is_reached, Ok(Ok(()))).then_some(node)
+        });
+        let reached = join_all(reached).await;
+        self.all().into_iter().chain(reached.into_iter().flatten()).collect()
     }
 
     /// The node that a redirection names.

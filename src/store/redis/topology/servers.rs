@@ -50,7 +50,7 @@ impl<S: Node> Servers<S> {
             Self::One(only) => Ok(vec![Arc::clone(only)]),
             Self::Cluster(nodes) => {
                 nodes.load(operation).await?;
-                Ok(nodes.with_others())
+                Ok(nodes.with_others().await)
             }
         }
     }
