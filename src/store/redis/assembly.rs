@@ -141,12 +141,17 @@ async fn test_all(servers: &Servers<Shared>, deadline: Instant) -> (usize, Optio
 }
 
 fn nodes_error(nodes: &Nodes<Shared>, error: CallError) -> SelfTestError {
-    match error {
-        CallError::NotCluster(address) => RedisConnectError::NotCluster { address }.into(),
-        error => {
+    let address = nodes.to_string();
+    match error.of_connect() {
+        CallError::NotCluster(address) => RedisConnectError::NotCluster { address: address.clone() }.into(),
+        CallError::Redis(refusal) if refusal.code() == Some("NOPERM") => {
+            let (user, refusals) = (nodes.user().to_owned(), vec![error.to_string()]);
+            RedisConnectError::PermissionDenied { address, user, refusals }.into()
+        }
+        _ => {
             let is_transient = error.is_transient();
             let source = error.with_hint(None, nodes.user());
-            SelfTestError { error: RedisConnectError::Unreachable { address: nodes.to_string(), source }, is_transient }
+            SelfTestError { error: RedisConnectError::Unreachable { address, source }, is_transient }
         }
     }
 }

@@ -259,6 +259,11 @@ impl CallError {
         matches!(error.kind(), ErrorKind::Server(Ask | ClusterDown | Moved | TryAgain))
     }
 
+    /// The error itself, if a connect has failed.
+    pub(super) fn of_connect(&self) -> &Self {
+        if let Self::ConnectFailed(error) = self { error.of_connect() } else { self }
+    }
+
     /// Whether a retry may succeed.
     pub(in crate::store) fn is_transient(&self) -> bool {
         use StoreErrorKind::{Failover, Timeout, Unavailable};

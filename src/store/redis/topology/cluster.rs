@@ -7,10 +7,7 @@
 use std::{
     collections::HashMap,
     fmt,
-    sync::{
-        Arc, OnceLock, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, OnceLock, Weak},
     time::Duration,
 };
 
@@ -69,8 +66,6 @@ pub(crate) struct Nodes<S> {
     state: Mutex<State<S>>,
     /// Notified at the end of each refresh.
     refreshed: Notify,
-    /// Whether a node has replied to the last refresh.
-    is_reachable: AtomicBool,
     keyspace: Keyspace,
     user: String,
     pub(crate) timeouts: Timeouts,
@@ -81,6 +76,8 @@ struct State<S> {
     view: Option<Arc<View<S>>>,
     /// Nodes that only redirections have named.
     others: HashMap<NodeName, Arc<S>>,
+    /// Why no node has replied to the last refresh.
+    failure: Option<Arc<CallError>>,
     /// The start of the refresh under way.
     refreshing_since: Option<Instant>,
     refreshed_at: Option<Instant>,
@@ -140,9 +137,14 @@ impl<S: Node> Nodes<S> {
             seeds,
             make,
             this: Weak::clone(this),
-            state: Mutex::new(State { view: None, others: HashMap::new(), refreshing_since: None, refreshed_at: None }),
+            state: Mutex::new(State {
+                view: None,
+                others: HashMap::new(),
+                failure: None,
+                refreshing_since: None,
+                refreshed_at: None,
+            }),
             refreshed: Notify::new(),
-            is_reachable: AtomicBool::new(true),
             keyspace,
             user,
             timeouts,
@@ -289,11 +291,12 @@ impl<S: Node> Nodes<S> {
         refreshed.as_mut().enable();
         let Some(refreshing) = self.begin_refresh() else {
             let _ = timeout(self.timeouts.call, refreshed).await;
-            return if self.is_reachable.load(Ordering::Relaxed) { Ok(()) } else { Err(CallError::NoMaster) };
+            let failure = self.state.lock().failure.clone();
+            return failure.map_or(Ok(()), |error| Err(CallError::ConnectFailed(error)));
         };
-        let newest = self.newest_map(hint).await;
-        self.log_reachable(newest.is_ok());
-        let result = newest.map(|map| self.apply(map));
+        let newest = self.newest_map(hint).await.map_err(Arc::new);
+        self.note_failure(newest.as_ref().err());
+        let result = newest.map(|map| self.apply(map)).map_err(CallError::ConnectFailed);
         drop(refreshing);
         result
     }
@@ -365,14 +368,16 @@ impl<S: Node> Nodes<S> {
         joined.iter().for_each(Node::joined);
     }
 
-    fn log_reachable(&self, now: bool) {
-        let before = self.is_reachable.swap(now, Ordering::Relaxed);
-        if before == now {
+    /// Notes the result of a refresh, and logs a change.
+    fn note_failure(&self, failure: Option<&Arc<CallError>>) {
+        let former = std::mem::replace(&mut self.state.lock().failure, failure.cloned());
+        let is_reachable = failure.is_none();
+        if former.is_none() == is_reachable {
             return;
         }
         let nodes = self.to_string();
         self.background.log(move || {
-            if now {
+            if is_reachable {
                 info!(target: "tower_lock", "a node of the Redis Cluster replies again: {nodes}");
             } else {
                 warn!(target: "tower_lock", "no node of the Redis Cluster replies with its slots: {nodes}");
@@ -412,7 +417,7 @@ where
     F: Future<Output = Result<NodeReply, CallError>>,
 {
     let asked = replies.len();
-    let (mut newest, mut failure) = (None::<NodeReply>, CallError::NoMaster);
+    let (mut newest, mut failure) = (None::<NodeReply>, CallError::ConnectTimeout);
     loop {
         let most_have_replied = replies.len() < asked.div_ceil(2);
         let limit = if most_have_replied && newest.is_some() { GRACE } else { limit };
@@ -505,7 +510,7 @@ impl<S: Node> Topology for ClusterNode<S> {
     /// The Cluster will promote a replica, if its other nodes are there: requests that wait may
     /// wait for it.
     fn classify(&self, kind: StoreErrorKind) -> StoreErrorKind {
-        let is_reachable = || self.nodes.upgrade().is_some_and(|nodes| nodes.is_reachable.load(Ordering::Relaxed));
+        let is_reachable = || self.nodes.upgrade().is_some_and(|nodes| nodes.state.lock().failure.is_none());
         match kind {
             StoreErrorKind::Unavailable | StoreErrorKind::Timeout if is_reachable() => StoreErrorKind::Failover,
             kind => kind,
