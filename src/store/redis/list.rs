@@ -42,10 +42,11 @@ pub(super) async fn list(servers: &Servers<Shared>, request: &ListRequest) -> Re
     all.sort_unstable_by(|a, b| a.list_name().cmp(b.list_name()));
     let Some(first) = all.first() else { return Ok(ListReply::new(Vec::new(), None)) };
     let first_phase = if request.contended_only { Phase::Queues } else { Phase::Locks };
+    let is_of_cluster = !first.list_name().is_empty();
     let position = match request.after.as_ref().map(Position::parse) {
         None => Position { phase: first_phase, scan: 0, node: first.list_name().to_owned() },
-        Some(Some(position)) => position,
-        Some(None) => return Err(first.server.store_error("list", CallError::InvalidCursor)),
+        Some(Some(position)) if position.node.is_empty() != is_of_cluster => position,
+        Some(_) => return Err(first.server.store_error("list", CallError::InvalidCursor)),
     };
     // In place of a node that has left the Cluster, the next one is listed.
     let at = all.partition_point(|shared| *shared.list_name() < *position.node);

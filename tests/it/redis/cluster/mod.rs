@@ -5,6 +5,7 @@ mod contract;
 mod counts;
 mod failover;
 mod moving;
+mod waiters;
 
 use std::{collections::HashSet, sync::Arc};
 
