@@ -171,7 +171,7 @@ async fn lazy_store_works_when_the_cluster_is_up() {
 }
 
 /// The ACL of the guide.
-fn smallest_cluster_acl() -> Vec<String> {
+pub(super) fn smallest_cluster_acl() -> Vec<String> {
     let docs = include_str!("../../../../docs/guide/redis-in-production.md");
     let (_, rest) = docs.split_once("A Cluster needs").expect("the rules for a Cluster");
     let rules = rest.split_once("\n`'").or_else(|| rest.split_once(" `'")).expect("rules").1;
@@ -180,7 +180,7 @@ fn smallest_cluster_acl() -> Vec<String> {
     smallest_acl().into_iter().chain(rules).collect()
 }
 
-async fn cluster_user(cluster: &RedisCluster, rules: &[String]) -> String {
+pub(super) async fn cluster_user(cluster: &RedisCluster, rules: &[String]) -> String {
     for node in 0..cluster.addresses().len() {
         user(cluster.node(node), rules).await;
     }

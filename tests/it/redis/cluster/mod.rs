@@ -5,6 +5,8 @@ mod contract;
 mod counts;
 mod failover;
 mod moving;
+mod raw;
+mod replay;
 mod waiters;
 
 use std::{collections::HashSet, sync::Arc};
@@ -46,12 +48,7 @@ async fn key_at(cluster: &RedisCluster, node: usize) -> LockKey {
     keys_at(cluster, node, 1).await.remove(0)
 }
 
-/// The calls of a command at a node, by `INFO commandstats`.
-async fn calls(cluster: &RedisCluster, node: usize, command: &str) -> u64 {
-    let stats = cluster.command(node, &["INFO", "commandstats"]).await;
-    calls_in(stats.text().unwrap_or_default(), command)
-}
-
+/// The calls of a command, in an `INFO commandstats`.
 fn calls_in(stats: &str, command: &str) -> u64 {
     let prefix = format!("cmdstat_{command}:calls=");
     let line = stats.lines().find_map(|line| line.strip_prefix(&prefix));
