@@ -132,6 +132,27 @@ pub(crate) const REDIS_MIN_REPLICAS_TIMEOUT: Duration = Duration::from_millis(10
 /// Acquires that wait until they are sent to Redis; further ones are refused at once.
 #[cfg(feature = "redis")]
 pub(crate) const MAX_WAITING_REQUESTS: usize = 10_000;
+/// The servers of a `RedlockStore`: with an even number, two halves would have no majority. More than
+/// nine cost calls, and no service has so many independent failures.
+#[cfg(feature = "redis")]
+pub(crate) const REDLOCK_SERVERS_MIN: usize = 3;
+#[cfg(feature = "redis")]
+pub(crate) const REDLOCK_SERVERS_MAX: usize = 9;
+/// When a waiter of a `RedlockStore` asks again: a random time after the first and at most after the
+/// second. No server has a queue, or sends messages.
+#[cfg(feature = "redis")]
+pub(crate) const REDLOCK_POLL: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(150)];
+/// The same if votes are split: no acquisition has the key.
+#[cfg(feature = "redis")]
+pub(crate) const REDLOCK_SPLIT_POLL: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(50)];
+/// The votes on an acquisition that does not wait, while they are split: with two callers, each
+/// further one leaves half of the ties.
+#[cfg(feature = "redis")]
+pub(crate) const REDLOCK_VOTES_MAX: usize = 4;
+/// The longest delay before the second of these votes: some round trips. Twice that before the
+/// third, and so on.
+#[cfg(feature = "redis")]
+pub(crate) const REDLOCK_REVOTE_DELAY: Duration = Duration::from_millis(8);
 /// A request is rejected after this time without a reply for its key: one call and one repetition.
 pub(crate) const STORE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The first delay and the longest delay before a failed call is repeated; each is twice the

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     acquisition::AcquisitionId,
     clock::BootInstant,
-    limits::MAX_WAITING_REQUESTS,
+    limits::{MAX_WAITING_REQUESTS, REDLOCK_POLL, REDLOCK_REVOTE_DELAY, REDLOCK_SPLIT_POLL, REDLOCK_VOTES_MAX},
     lock_key::LockKey,
     store::{
         AcquireReply, AcquireRequest, IfBusy, StoreError,
@@ -27,15 +27,6 @@ use crate::{
         },
     },
 };
-
-/// When a waiter asks again: at least after the first of them, and at most after both.
-const POLL: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(100)];
-/// The same if votes are split: no acquisition has the key.
-const SPLIT_POLL: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(40)];
-/// The votes on an acquisition that does not wait, if they are split.
-const MAX_VOTES: usize = 4;
-/// The longest delay before its next vote, for each vote before.
-const REVOTE_DELAY: Duration = Duration::from_millis(8);
 
 const CLOCKS_DIFFER: &str = "the clocks of the servers differ by more than half a day, or the last fence of one of them does: correct the clock";
 const TOO_LATE: &str = "the votes have ended: the call took too long, or the key was revoked";
@@ -95,7 +86,7 @@ impl Group {
         for votes in 1.. {
             let asked: Arc<[_]> = open.iter().map(|at| requests[*at].clone()).collect();
             let outcomes = self.vote_and_raise(&asked, validity).await;
-            let is_last = votes == MAX_VOTES || Instant::now() >= last_vote;
+            let is_last = votes == REDLOCK_VOTES_MAX || Instant::now() >= last_vote;
             let mut split = Vec::new();
             for (at, outcome) in std::mem::take(&mut open).into_iter().zip(outcomes) {
                 match outcome {
@@ -110,7 +101,7 @@ impl Group {
                 break;
             }
             open = split;
-            sleep(REVOTE_DELAY.mul_f64(fastrand::f64()) * u32::try_from(votes).unwrap_or(1)).await;
+            sleep(REDLOCK_REVOTE_DELAY.mul_f64(fastrand::f64()) * u32::try_from(votes).unwrap_or(1)).await;
         }
         replies.into_iter().flatten().collect()
     }
@@ -221,6 +212,6 @@ fn won(request: &AcquireRequest, ballot: Ballot) -> Option<RaiseRequest> {
 /// No server keeps a queue: the waiter asks again. With jitter: waiters whose votes were split must
 /// not meet again.
 fn queued(lease_left: Duration, is_split: bool) -> AcquireReply {
-    let [least, jitter] = if is_split { SPLIT_POLL } else { POLL };
-    AcquireReply::Queued { ahead: 0, lease_left, poll_in: Some(least + jitter.mul_f64(fastrand::f64())) }
+    let [least, most] = if is_split { REDLOCK_SPLIT_POLL } else { REDLOCK_POLL };
+    AcquireReply::Queued { ahead: 0, lease_left, poll_in: Some(least + (most - least).mul_f64(fastrand::f64())) }
 }

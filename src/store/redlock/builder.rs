@@ -16,8 +16,8 @@ use crate::{
     background::Background,
     clock::Clock,
     limits::{
-        CONNECT_TIMEOUT, CONNECT_TIMEOUT_MAX, REDIS_PREFIX, REDIS_TIMEOUT_MIN, STORE_CALL_TIMEOUT,
-        STORE_CALL_TIMEOUT_MAX,
+        CONNECT_TIMEOUT, CONNECT_TIMEOUT_MAX, REDIS_PREFIX, REDIS_TIMEOUT_MIN, REDLOCK_SERVERS_MAX,
+        REDLOCK_SERVERS_MIN, STORE_CALL_TIMEOUT, STORE_CALL_TIMEOUT_MAX,
     },
     store::{
         redis::{
@@ -151,7 +151,8 @@ impl RedlockStoreBuilder {
             call: checked("call_timeout", self.call_timeout, STORE_CALL_TIMEOUT, STORE_CALL_TIMEOUT_MAX)?,
             connect: checked("connect_timeout", self.connect_timeout, CONNECT_TIMEOUT, CONNECT_TIMEOUT_MAX)?,
         };
-        if !(MIN_SERVERS..=MAX_SERVERS).contains(&addresses.len()) || addresses.len().is_multiple_of(2) {
+        if !(REDLOCK_SERVERS_MIN..=REDLOCK_SERVERS_MAX).contains(&addresses.len()) || addresses.len().is_multiple_of(2)
+        {
             return Err(RedisConnectError::InvalidServerCount(addresses.len()));
         }
         let members = Members::new(addresses.iter().map(|address| address.display.clone()).collect());
@@ -256,7 +257,7 @@ impl Candidate {
 /// The addresses of servers, each at a URL of its own. One more than allowed is enough to know that
 /// there are too many.
 fn single_servers<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Result<Vec<Address>, RedisConnectError> {
-    urls.into_iter().take(MAX_SERVERS + 1).map(|url| single_server(url.as_ref())).collect()
+    urls.into_iter().take(REDLOCK_SERVERS_MAX + 1).map(|url| single_server(url.as_ref())).collect()
 }
 
 fn single_server(url: &str) -> Result<Address, RedisConnectError> {
@@ -299,9 +300,6 @@ impl RedlockStore {
         RedlockStoreBuilder::default()
     }
 }
-
-const MIN_SERVERS: usize = 3;
-const MAX_SERVERS: usize = 9;
 
 /// A connection fails without a new connect until its reconnect delay has passed.
 const RETRY_INTERVAL: Duration = RECONNECT_DELAY.saturating_add(Duration::from_millis(10));

@@ -11,8 +11,13 @@ mod outages;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tower_lock::{LockManager, RedlockStore};
-use tower_lock_testkit::{Proxy, RedisServer, wait::until};
+use tokio::time::Instant;
+use tower_lock::{LockGuard, LockManager, RedlockStore};
+use tower_lock_testkit::{
+    Proxy, RedisServer, Reply,
+    locks::key,
+    wait::{ms, until},
+};
 
 use crate::support::NAME;
 
@@ -57,10 +62,27 @@ impl Servers {
         keys.texts().into_iter().filter(|key| *key != FENCE).map(str::to_owned).collect()
     }
 
-    /// The number of servers that have [`key`](tower_lock_testkit::locks::key).
+    /// The number of servers that have granted [`key`](tower_lock_testkit::locks::key), and know
+    /// its fence.
     async fn holding(&self) -> usize {
-        let keys = join_all((0..self.redis.len()).map(|server| self.keys(server))).await;
-        keys.iter().filter(|keys| keys.iter().any(|key| key == NAME)).count()
+        let up = self.redis.iter().filter(|redis| !redis.has_ended());
+        let values = join_all(up.map(async |redis| redis.command(&["HVALS", NAME]).await)).await;
+        let is_complete = |value: &&Reply| value.texts().iter().any(|fence| !fence.ends_with('?'));
+        values.iter().filter(is_complete).count()
+    }
+
+    /// Locks the key at all servers: a slow one may have missed the first grant.
+    async fn lock_everywhere(&self, locks: &LockManager) -> LockGuard {
+        loop {
+            let guard = locks.lock(key()).await.expect("free");
+            let deadline = Instant::now() + ms(1_000);
+            while Instant::now() < deadline {
+                if self.holding().await == self.redis.len() {
+                    return guard;
+                }
+            }
+            guard.release().await.expect("held");
+        }
     }
 
     async fn wait_until_clean(&self) {

@@ -124,8 +124,7 @@ async fn restarted_empty_server_neither_frees_the_key_nor_lowers_the_fence() {
     let (one, two) = (servers.instance("a").await, servers.instance("b").await);
     let mut last = 0;
     for server in [0, 1, 2, 0] {
-        let guard = one.lock(key()).await.expect("free");
-        until("each server has granted it", async || servers.holding().await == 3).await;
+        let guard = servers.lock_everywhere(&one).await;
         servers.redis[server].restart_empty().await;
         let other = two.try_lock(key()).await;
         assert!(matches!(other, Err(LockError::Busy { .. })), "the others have it: {other:?}");
@@ -176,8 +175,7 @@ async fn grant_that_comes_after_the_release_does_not_stay() {
 async fn release_is_repeated_at_a_server_that_was_separated() {
     let Some(servers) = servers(3).await else { return };
     let locks = LockManager::builder(servers.store().await).lease(LONGEST).build();
-    let guard = locks.lock(key()).await.expect("free");
-    until("each server has granted it", async || servers.holding().await == 3).await;
+    let guard = servers.lock_everywhere(&locks).await;
     servers.proxies[1].all().swallow(Direction::Both);
     guard.release().await.expect("by the others");
     assert_eq!(servers.keys(1).await, ["lock:k"]);
