@@ -131,7 +131,7 @@
 //! | `memory` | yes | [`MemoryStore`] and [`LockManager::in_memory`]: locks within one process |
 //! | `signal` | yes | [`LockManager::shutdown_on_signal`] |
 //! | `metrics` | no | counters, gauges and histograms of the `metrics` facade |
-//! | `redis` | no | [`RedisStore`]: locks that many instances share |
+//! | `redis` | no | [`RedisStore`], [`RedlockStore`]: locks that many instances share |
 //! | `redis-tls` | no | `rediss://`, with rustls, and *ring* if no other provider is installed |
 //! | `test-util` | no | [`test_util`], [`HeldLock::for_test`], for tests only: [testing handlers] |
 //! | `uuid` | no | `Uuid` as a part of a key |
@@ -199,10 +199,7 @@ pub use self::extract::{HasLockKey, HasLockKeys, Locked};
 pub use self::store::MemoryStore;
 #[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
-pub use self::store::RedisStore;
-#[cfg(feature = "redis")]
-#[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
-pub use self::store::RedlockStore;
+pub use self::store::{RedisStore, RedlockStore};
 pub use self::{
     acquisition::AcquisitionId,
     error::{LockError, LockLost, RunError},

@@ -13,7 +13,8 @@ use crate::{
     store::{StoreError, StoreErrorKind},
 };
 
-/// Error of connecting to Redis with [`RedisStore`](crate::RedisStore).
+/// Error of connecting to Redis with [`RedisStore`](crate::RedisStore) or
+/// [`RedlockStore`](crate::RedlockStore).
 ///
 /// `Debug` prints the message and all causes on one line, so that `main` can return this error.
 #[derive(thiserror::Error)]

@@ -113,8 +113,9 @@ impl Group {
         Instant::now() + self.timeouts.call / Self::LIMITS_PER_CALL
     }
 
-    /// Asks all servers at once (`call` gets the place of each), and waits until each key is decided, or the limit. Calls that have
-    /// no reply then go on in a task: they were sent, and show whether their connections work.
+    /// Asks all servers at once (`call` gets the place of each), and waits until each key is decided,
+    /// or the limit. A server that was slow before is not waited for. Calls that have no reply
+    /// then go on in a task: they were sent, and show whether their connections work.
     pub(super) async fn ask<T, F>(
         &self,
         keys: usize,
@@ -127,13 +128,14 @@ impl Group {
         F: Future<Output = Result<KeyReplies<T>, CallError>> + Send + 'static,
     {
         let mut calls: FuturesUnordered<BoxFuture<'static, _>> = FuturesUnordered::new();
+        let began = Instant::now();
         for (at, node) in self.nodes.iter().enumerate() {
             let (call, node) = (call(at, Arc::clone(node)), Arc::clone(node));
             calls.push(Box::pin(async move {
                 let reply = call.await.map_err(|error| NodeError::new(None, at, &node, error));
                 match &reply {
-                    Ok(_) => node.note(None),
-                    Err(error) if error.is_of_server => node.note(Some(&error.text)),
+                    Ok(_) => node.replied(began.elapsed() < node.server.timeouts.call / Self::LIMITS_PER_CALL),
+                    Err(error) if error.is_of_server => node.failed(error.kind, &error.text),
                     Err(_) => {}
                 }
                 (at, reply)
@@ -141,11 +143,16 @@ impl Group {
         }
         let mut answers =
             Answers { keys: (0..keys).map(|_| Replies::new(self.nodes.len())).collect(), ..Answers::default() };
+        let mut is_slow: Vec<_> = self.nodes.iter().map(|node| node.is_slow()).collect();
+        if is_slow.iter().filter(|is_slow| !**is_slow).count() < self.majority() {
+            is_slow.fill(false);
+        }
         let mut is_open = vec![true; self.nodes.len()];
         while let Ok(Some((at, reply))) = timeout_at(limit, calls.next()).await {
             is_open[at] = false;
             answers.add(at, &self.nodes[at], reply);
-            if answers.keys.iter().enumerate().all(|(key, replies)| is_decided(key, replies)) {
+            let has_others = is_open.iter().zip(&is_slow).any(|(is_open, is_slow)| *is_open && !is_slow);
+            if !has_others || answers.keys.iter().enumerate().all(|(key, replies)| is_decided(key, replies)) {
                 break;
             }
         }

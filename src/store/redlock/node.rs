@@ -1,6 +1,12 @@
 //! The calls to one of the servers.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use deadpool_redis::redis::{Value, cmd};
 use tokio::{
@@ -18,7 +24,7 @@ use crate::{
     lock_key::LockKey,
     store::{
         AcquireRequest, ForceReleaseReply, ForceReleaseRequest, KeyStatus, ReleaseReply, ReleaseRequest, RenewReply,
-        RenewRequest,
+        RenewRequest, StoreErrorKind,
         redis::{
             error::CallError,
             topology::{Signs, connection::Query, server::Server},
@@ -44,6 +50,7 @@ pub(super) struct Node {
     server_clock: Arc<Mutex<ServerClock>>,
     late: LateRaises,
     unconfirmed: Arc<Unconfirmed>,
+    is_slow: AtomicBool,
     outage: Mutex<Outage>,
     fence_warned_at: Mutex<Option<BootInstant>>,
 }
@@ -98,6 +105,7 @@ impl Node {
             server_clock,
             late: LateRaises::default(),
             unconfirmed: Arc::default(),
+            is_slow: AtomicBool::new(false),
             outage: Mutex::default(),
             fence_warned_at: Mutex::default(),
         })
@@ -276,25 +284,38 @@ impl Node {
         }
     }
 
-    /// Logs the begin and the end of an outage, at most one in ten seconds.
-    pub(super) fn note(&self, error: Option<&str>) {
+    /// Whether its last call had no reply in time. Nothing that the others decide waits for it then:
+    /// each split vote would.
+    pub(super) fn is_slow(&self) -> bool {
+        self.is_slow.load(Ordering::Relaxed)
+    }
+
+    /// A call was answered, in time or not. Logs the end of an outage.
+    pub(super) fn replied(&self, is_in_time: bool) {
+        self.is_slow.store(!is_in_time, Ordering::Relaxed);
         let mut outage = self.outage.lock();
-        if error.is_some() == outage.is_logged {
-            return;
-        }
-        let background = &self.server.background;
-        let Some(error) = error else {
+        if outage.is_logged {
             outage.is_logged = false;
             let address = self.server.address.clone();
-            return background.log(move || info!(target: "tower_lock", "Redis at {address} replies again"));
-        };
+            let background = &self.server.background;
+            background.log(move || info!(target: "tower_lock", "Redis at {address} replies again"));
+        }
+    }
+
+    /// A call failed. Logs the begin of an outage, at most one in ten seconds.
+    pub(super) fn failed(&self, kind: StoreErrorKind, error: &str) {
+        if kind == StoreErrorKind::Timeout {
+            self.is_slow.store(true, Ordering::Relaxed);
+        }
         let now = self.clock.now();
-        if outage.logged_at.is_some_and(|at| now.saturating_duration_since(at) < WARN_INTERVAL) {
+        let mut outage = self.outage.lock();
+        let is_recent = outage.logged_at.is_some_and(|at| now.saturating_duration_since(at) < WARN_INTERVAL);
+        if outage.is_logged || is_recent {
             return;
         }
         *outage = Outage { is_logged: true, logged_at: Some(now) };
         let error = error.to_owned();
-        background.log(move || {
+        self.server.background.log(move || {
             warn!(target: "tower_lock", "locks need a majority of the other servers, because one does not count: {error}");
         });
     }

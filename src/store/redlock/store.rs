@@ -19,7 +19,48 @@ use crate::{
     },
 };
 
-/// Store of locks.
+/// Store of locks on a majority of 3, 5, 7 or 9 independent Redis or Valkey servers (7.0 or later):
+/// Redlock, with fencing tokens that rise. Needs the feature `redis`.
+///
+/// ```no_run
+/// # use tower_lock::{LockManager, RedlockStore, store::RedisConnectError};
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), RedisConnectError> {
+/// let store = RedlockStore::connect(["redis://a:6379", "redis://b:6379", "redis://c:6379"]).await?;
+/// let locks = LockManager::new(store);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// A key is held when a majority of the servers has granted it, and has its fence. A minority that is
+/// down, frozen, separated or slow delays nothing and loses nothing. Without a majority no lock is
+/// acquired (503, not started), and a held lock is lost when its lease expires.
+///
+/// The servers must not replicate each other: replicas, nodes of a Cluster, and one server at two
+/// addresses are refused, by its `run_id` (`INFO server`). A server that comes later is checked
+/// before it counts. The user needs the same permissions as for a
+/// [`RedisStore`](crate::RedisStore), and `+info`.
+///
+/// Before you use it, compare it with [one Redis and its replicas](crate::guide::topologies):
+///
+/// - A server that restarts without its data must stay down for one lease (31 s by default), or
+///   persist each write (`appendfsync always`). Else a restart of one server, together with a grant
+///   that another one has missed, leads to two holders. A clock that is set forward on one server
+///   does the same.
+/// - There is no queue, and no message: waiters of other processes ask again each 50 to 150 ms, in
+///   no order. A process keeps a key while it has waiters. A holder notices a
+///   [`force_release`](crate::LockManager::force_release) by its next renewal.
+/// - There are no records: [`ReplayLayer`](crate::ReplayLayer) and
+///   [`once`](crate::LockManager::once) need another store.
+/// - A lock costs two round trips to acquire and one to release, three scripts on each server.
+///
+/// A key made by [`LockKey::raw`] is the name of a lock on each server, in the format of Redisson: a
+/// lock of `RedissonRedLock` on the same servers excludes it, and a release wakes its waiters.
+/// [`list`](LockStore::list) does not have such keys. Other programs, and stores with the same
+/// prefix on one of the servers, hold the key at that server alone.
+///
+/// When a server begins or ceases to reply, that is logged: the others hide it.
+/// [`health`](LockStore::health) passes while a majority replies.
 pub struct RedlockStore {
     group: Arc<Group>,
 }

@@ -72,13 +72,7 @@ impl Unconfirmed {
         let Ok(runtime) = Handle::try_current() else { return };
         let since = Instant::now();
         let mut state = self.0.lock();
-        for request in requests {
-            if state.waiting.len() >= MAX_RELEASES_UNDER_WAY {
-                // The lease of the oldest ends first.
-                state.waiting.pop_front();
-            }
-            state.waiting.push_back(Waiting { request: request.clone(), since, until: since + lease });
-        }
+        state.add(requests, since, lease);
         let is_active = state.active_at.is_some_and(|at| at.elapsed() < Self::STALE_AFTER);
         if !is_active {
             state.active_at = Some(since);
@@ -89,21 +83,9 @@ impl Unconfirmed {
         }
     }
 
-    /// The number of releases that wait.
-    #[cfg(test)]
-    fn len(&self) -> usize {
-        self.0.lock().waiting.len()
-    }
-
     /// Takes the requests of the next call. `None`: there is none, and the task ends.
     fn next_call(&self) -> Option<Vec<Waiting>> {
-        let mut state = self.0.lock();
-        let now = Instant::now();
-        state.waiting.retain(|waiting| waiting.until > now);
-        let count = next_call(state.waiting.iter().map(|waiting| &waiting.request));
-        state.active_at = (count > 0).then_some(now);
-        state.active_at?;
-        Some(state.waiting.drain(..count).collect())
+        self.0.lock().next_call(Instant::now())
     }
 
     /// Puts the requests of a call that failed back, behind the others: one of them may be refused
@@ -112,6 +94,26 @@ impl Unconfirmed {
         let mut state = self.0.lock();
         let free = MAX_RELEASES_UNDER_WAY.saturating_sub(state.waiting.len());
         state.waiting.extend(requests.into_iter().take(free));
+    }
+}
+
+impl State {
+    fn add(&mut self, requests: &[ReleaseRequest], since: Instant, lease: Duration) {
+        for request in requests {
+            if self.waiting.len() >= MAX_RELEASES_UNDER_WAY {
+                // The lease of the oldest ends first.
+                self.waiting.pop_front();
+            }
+            self.waiting.push_back(Waiting { request: request.clone(), since, until: since + lease });
+        }
+    }
+
+    fn next_call(&mut self, now: Instant) -> Option<Vec<Waiting>> {
+        self.waiting.retain(|waiting| waiting.until > now);
+        let count = next_call(self.waiting.iter().map(|waiting| &waiting.request));
+        self.active_at = (count > 0).then_some(now);
+        self.active_at?;
+        Some(self.waiting.drain(..count).collect())
     }
 }
 
@@ -137,7 +139,8 @@ impl Repeating {
     }
 
     async fn release(&self, waiting: &[Waiting]) -> Result<(), CallError> {
-        let requests: Vec<_> = waiting.iter().map(Waiting::rest).collect();
+        let now = Instant::now();
+        let requests: Vec<_> = waiting.iter().map(|waiting| waiting.rest(now)).collect();
         let Server { keyspace, release_conn, timeouts, .. } = &*self.server;
         let Ok(call) = keyspace.release(&requests) else { return Ok(()) };
         let reply = release_conn.query(Query::EvalSha(&call), timeouts.call_deadline()).await?;
@@ -148,8 +151,8 @@ impl Repeating {
 
 impl Waiting {
     /// The request, with the rest of its block.
-    fn rest(&self) -> ReleaseRequest {
-        let block_for = self.request.block_for.saturating_sub(self.since.elapsed());
+    fn rest(&self, now: Instant) -> ReleaseRequest {
+        let block_for = self.request.block_for.saturating_sub(now.saturating_duration_since(self.since));
         ReleaseRequest { block_for, ..self.request.clone() }
     }
 }
@@ -165,5 +168,33 @@ impl Drop for Repeating {
 impl fmt::Debug for Unconfirmed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Unconfirmed").field(&self.0.lock().waiting.len()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{acquisition::AcquisitionIds, lock_key::LockKey, proto::QUEUE};
+
+    const LEASE: Duration = Duration::from_secs(30);
+
+    fn releases(count: usize) -> Vec<ReleaseRequest> {
+        let ids = AcquisitionIds::new("a", 1);
+        let release = |number| ReleaseRequest::new(LockKey::from(("n", number)), ids.next(), LEASE / 2, QUEUE);
+        (0..count).map(release).collect()
+    }
+
+    #[test]
+    fn releases_that_wait_are_bounded_and_end_with_the_lease() {
+        let (mut state, now) = (State::default(), Instant::now());
+        state.add(&releases(MAX_RELEASES_UNDER_WAY), now, LEASE);
+        state.add(&releases(3), now + LEASE / 2, LEASE);
+        assert_eq!(state.waiting.len(), MAX_RELEASES_UNDER_WAY);
+        let first = state.next_call(now + LEASE / 4).expect("they wait");
+        assert_eq!(first[0].request.key, LockKey::from(("n", 3)), "the oldest are dropped");
+        assert_eq!(first[0].rest(now + LEASE / 4).block_for, LEASE / 4, "a part of the block has passed");
+        let rest = state.next_call(now + LEASE).expect("the newest wait");
+        assert_eq!(rest.len(), 3);
+        assert!(state.next_call(now + LEASE).is_none() && state.active_at.is_none(), "the task ends");
     }
 }

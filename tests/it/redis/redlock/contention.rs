@@ -1,15 +1,13 @@
 //! Several instances want one key at the same time.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
-    },
-    time::Duration,
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering::SeqCst},
 };
 
 use futures_util::future::join_all;
-use tower_lock::LockError;
+use tokio::task::yield_now;
+use tower_lock::{LockError, LockGuard};
 use tower_lock_testkit::{
     Direction,
     locks::key,
@@ -18,30 +16,84 @@ use tower_lock_testkit::{
 
 use super::{LONGEST, servers};
 
+/// What all instances check: one section at a time, under a rising fence.
+#[derive(Clone, Default)]
+struct Exclusion(Arc<(AtomicBool, AtomicI64, AtomicUsize)>);
+
+impl Exclusion {
+    async fn section(&self, guard: LockGuard) {
+        let (is_held, last, sections) = &*self.0;
+        assert!(!is_held.swap(true, SeqCst), "two sections at once");
+        let fence = guard.fencing_token().as_i64();
+        assert!(last.swap(fence, SeqCst) < fence, "the fence rises");
+        sections.fetch_add(1, SeqCst);
+        yield_now().await;
+        is_held.store(false, SeqCst);
+        // Without a majority that replies, it is repeated.
+        let _ = guard.release().await;
+    }
+
+    fn sections(&self) -> usize {
+        self.0.2.load(SeqCst)
+    }
+}
+
 /// Guarantee: G1.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn eight_contenders_exclude_each_other_and_all_finish() {
-    const SECTIONS: u64 = 8;
     let Some(servers) = servers(3).await else { return };
     let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
-    let instances = join_all(names.map(|name| servers.instance(name))).await;
-    let (is_held, last) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let (instances, exclusion) = (join_all(names.map(|name| servers.instance(name))).await, Exclusion::default());
     let contenders = instances.into_iter().map(|locks| {
-        let (is_held, last) = (Arc::clone(&is_held), Arc::clone(&last));
+        let exclusion = exclusion.clone();
         tokio::spawn(async move {
-            for _ in 0..SECTIONS {
-                let guard = locks.lock(key()).wait(Duration::from_secs(100)).await.expect("a grant");
-                assert!(!is_held.swap(true, SeqCst), "two sections at once");
-                let fence = u64::try_from(guard.fencing_token().as_i64()).expect("a number");
-                assert!(last.swap(fence, SeqCst) < fence, "the fence rises");
-                tokio::task::yield_now().await;
-                is_held.store(false, SeqCst);
-                guard.release().await.expect("held");
+            for _ in 0..8 {
+                exclusion.section(locks.lock(key()).wait(LONGEST).await.expect("a grant")).await;
+            }
+        })
+    });
+    for result in soon("all sections", join_all(contenders.collect::<Vec<_>>())).await {
+        result.expect("no violation");
+    }
+    assert_eq!(exclusion.sections(), 64);
+    servers.wait_until_clean().await;
+}
+
+/// One server after the other is frozen, separated, slow, or loses its connections.
+/// Guarantee: G1.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn contenders_exclude_each_other_while_servers_fail() {
+    let Some(servers) = servers(3).await else { return };
+    let instances = join_all(["a", "b", "c", "d"].map(|name| servers.instance(name))).await;
+    let (exclusion, is_over) = (Exclusion::default(), Arc::new(AtomicBool::new(false)));
+    let contenders = instances.into_iter().map(|locks| {
+        let (exclusion, is_over) = (exclusion.clone(), Arc::clone(&is_over));
+        tokio::spawn(async move {
+            while !is_over.load(SeqCst) {
+                if let Ok(guard) = locks.lock(key()).wait(ms(500)).await {
+                    exclusion.section(guard).await;
+                }
             }
         })
     });
     let contenders: Vec<_> = contenders.collect();
-    for result in soon("all sections", join_all(contenders)).await {
+    for round in 0..12 {
+        let before = exclusion.sections();
+        let (server, proxy) = (&servers.redis[round % 3], &servers.proxies[round % 3]);
+        match round / 3 {
+            0 => server.freeze(),
+            1 => proxy.all().swallow(Direction::Both),
+            2 => proxy.all().delay(Direction::Both, ms(120)),
+            _ => proxy.all().cut(),
+        }
+        let began = tokio::time::Instant::now();
+        until("sections of the others", async || exclusion.sections() > before + 10).await;
+        eprintln!("round {round}: {:?}", began.elapsed());
+        server.thaw();
+        proxy.all().heal();
+    }
+    is_over.store(true, SeqCst);
+    for result in soon("the end", join_all(contenders)).await {
         result.expect("no violation");
     }
     servers.wait_until_clean().await;

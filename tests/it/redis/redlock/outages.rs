@@ -13,10 +13,14 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 use tower::ServiceExt;
-use tower_lock::{LockError, LockLayer, LockLost, LockManager, RedlockStore};
+use tower_lock::{
+    LockError, LockLayer, LockLost, LockManager, RedlockStore,
+    store::{AcquireReply, AcquireRequest, AcquisitionIds, IfBusy, QueueConfig, StoreErrorKind},
+};
 use tower_lock_testkit::{
     Direction, RedisServer,
     locks::{key, one_key},
+    store::StoreExt,
     wait::{ms, soon, until},
 };
 
@@ -228,4 +232,31 @@ async fn health_names_the_servers_that_are_missing() {
     assert!(!error.contains(&servers.proxies[2].address().to_string()), "{error}");
     servers.redis[1].thaw();
     until("a majority is back", async || locks.health().await.is_ok()).await;
+}
+
+/// Each round trip takes longer than a decision waits for a slow server.
+#[tokio::test]
+async fn servers_far_away_grant_with_a_longer_call_timeout() {
+    let Some(servers) = servers(3).await else { return };
+    servers.proxies.iter().for_each(|proxy| proxy.all().delay(Direction::Both, ms(60)));
+    let builder = |call| RedlockStore::builder().call_timeout(call).connect(servers.urls());
+    let locks = LockManager::new(builder(ms(800)).await.expect("they are up"));
+    for _ in 0..3 {
+        locks.try_lock(key()).await.expect("three round trips").release().await.expect("held");
+    }
+    // A third of the timeout is too short, so that all are slow. Then none is left out.
+    let store = builder(ms(300)).await.expect("they are up");
+    let ids = AcquisitionIds::new("a", 1);
+    let acquire = || {
+        let terms = QueueConfig::new(ms(4_000), ms(10_000), 16);
+        store.acquire_one(AcquireRequest::new(key(), ids.next(), LONGEST, IfBusy::Fail, terms, ms(300)))
+    };
+    for _ in 0..3 {
+        let error = acquire().await.expect_err("too late");
+        assert_eq!(error.kind(), StoreErrorKind::Timeout, "{error:?}");
+    }
+    sleep(ms(600)).await;
+    servers.proxies.iter().for_each(|proxy| proxy.all().heal());
+    let reply = acquire().await;
+    assert!(matches!(reply, Ok(AcquireReply::Granted { .. })), "{reply:?}");
 }
