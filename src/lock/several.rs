@@ -97,6 +97,8 @@ async fn acquire_in_steps(driver: &Arc<Driver>, params: &SeveralParams) -> Resul
             (Next::Done, _) => return Ok(held),
             (Next::Step, None) => {}
             (Next::Step, Some(LockError::Busy { .. } | LockError::QueueFull { .. })) if granted > 0 || !waits => {}
+            // That key did not wait for the server that moves. Alone, it does.
+            (Next::Step, Some(LockError::Store(error))) if error.is_failover() && granted > 0 && waits => {}
             (_, error) => {
                 let error = error.expect("a key that is not granted has an error");
                 return Err((held.0.len(), with_wait(error, params.wait)));

@@ -15,13 +15,15 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use tower_lock::{
-    Lease, LockError, LockKey, LockLost, LockManager, Owner,
+    Lease, LockError, LockKey, LockLost, LockManager, MemoryStore, Owner,
     key::KeyCountError,
     lock::{LockAllError, LockGuards, ReleaseOutcome},
+    store::{AcquireReply, AcquireRequest, LockStore, StoreError, StoreErrorKind, StoreFuture},
     test_util::{Chaos, Fault, StoreOp, TestStore},
 };
 use tower_lock_testkit::{
     locks::store_and_locks,
+    store::{Intercept, InterceptedStore, StoreExt},
     wait::{settle, soon},
 };
 
@@ -417,4 +419,31 @@ async fn random_sets_exclude_each_other_and_end() {
         assert_eq!(store.held_count(), 0, "seed {seed}");
         assert!(processes.iter().all(|locks| locks.size() == (0, 0)), "seed {seed}");
     }
+}
+
+/// The server of one key moves.
+#[derive(Debug)]
+struct Moves {
+    key: LockKey,
+    until: Instant,
+}
+
+impl Intercept for Moves {
+    fn acquire(&self, store: &Arc<dyn LockStore>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+        if request.key == self.key && Instant::now() < self.until {
+            return StoreFuture::ready(Err(StoreError::new("test", "acquire", StoreErrorKind::Failover)));
+        }
+        store.acquire_one(request)
+    }
+}
+
+/// Guarantee: G21.
+#[tokio::test(start_paused = true)]
+async fn a_key_whose_server_moves_is_waited_for_alone() {
+    let moves = || Moves { key: account(2), until: Instant::now() + 3 * S };
+    let locks = || LockManager::new(InterceptedStore::new(Arc::new(MemoryStore::new()), moves()));
+    let guards = locks().lock_all([account(1), account(2), account(3)]).wait(60 * S).await.expect("it has moved");
+    assert_eq!(keys(&guards), ["account:1", "account:2", "account:3"]);
+    let error = locks().try_lock_all([account(1), account(2)]).await.expect_err("a call without a wait");
+    assert!(matches!(error, LockAllError::NotAcquired { source: LockError::Store(_), .. }), "{error:?}");
 }

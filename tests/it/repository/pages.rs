@@ -111,6 +111,21 @@ fn guarantees_name_their_tests_and_tests_their_guarantees() {
     assert!(named.len() >= 17 && shown >= 200, "{} guarantees, {shown} tests: are these the tables?", named.len());
 }
 
+#[test]
+fn each_topology_names_its_tests() {
+    let page = read("docs/guide/topologies.md");
+    let (_, rest) = page.split_once("## Which one?\n").expect("the table");
+    let rows: Vec<_> =
+        rest.lines().skip_while(|line| line.is_empty()).take_while(|line| line.starts_with('|')).collect();
+    let known: BTreeSet<_> = tests_by_guarantee().into_values().flatten().collect();
+    for row in &rows[2..] {
+        let names: Vec<_> = row.rsplit(" | ").next().expect("a last column").split('`').skip(1).step_by(2).collect();
+        assert!(!names.is_empty(), "{row}");
+        names.iter().for_each(|name| assert!(known.contains(*name), "{name} is no test of a guarantee"));
+    }
+    assert!(rows[0].ends_with("| shown by |") && rows.len() >= 8, "{} rows: is this the table?", rows.len());
+}
+
 /// The link definitions of a Markdown file: labels and targets.
 fn links(page: &str) -> Vec<(&str, &str)> {
     let definitions = page.lines().filter_map(|line| line.strip_prefix('[')?.split_once("]: "));
