@@ -132,14 +132,14 @@ pub(crate) const REDIS_MIN_REPLICAS_TIMEOUT: Duration = Duration::from_millis(10
 /// Acquires that wait until they are sent to Redis; further ones are refused at once.
 #[cfg(feature = "redis")]
 pub(crate) const MAX_WAITING_REQUESTS: usize = 10_000;
-/// The servers of a `RedlockStore`: with an even number, two halves would have no majority. More than
-/// nine cost calls, and no service has so many independent failures.
+/// The servers of a `RedlockStore`: with an even number, two halves would have no majority. More
+/// than nine cost calls, and no service has so many independent failures.
 #[cfg(feature = "redis")]
 pub(crate) const REDLOCK_SERVERS_MIN: usize = 3;
 #[cfg(feature = "redis")]
 pub(crate) const REDLOCK_SERVERS_MAX: usize = 9;
-/// When a waiter of a `RedlockStore` asks again: a random time after the first and at most after the
-/// second. No server has a queue, or sends messages.
+/// When a waiter of a `RedlockStore` asks again: a random time after the first and at most after
+/// the second. No server has a queue, or sends messages.
 #[cfg(feature = "redis")]
 pub(crate) const REDLOCK_POLL: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(150)];
 /// The same if votes are split: no acquisition has the key.

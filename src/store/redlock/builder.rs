@@ -242,7 +242,8 @@ async fn test(candidates: Vec<Candidate>, timeouts: Timeouts) -> Result<(), Redi
 }
 
 impl Candidate {
-    /// Connects once, so that a defect is an error of its own kind, and then executes every command.
+    /// Connects once, so that a defect is an error of its own kind, and then executes every
+    /// command.
     async fn test(&self) -> Result<(), SelfTestError> {
         let Server { address, user, .. } = &*self.node.server;
         let failed = |error: CallError| SelfTestError {
@@ -278,9 +279,9 @@ impl RedlockStore {
     ///
     /// # Errors
     ///
-    /// Fails with a [`RedisConnectError`] if a URL or their number is invalid, if no majority of the
-    /// servers can be reached, or if one of them is too old, is not independent of the others, or
-    /// lacks a permission.
+    /// Fails with a [`RedisConnectError`] if a URL or their number is invalid, if no majority of
+    /// the servers can be reached, or if one of them is too old, is not independent of the others,
+    /// or lacks a permission.
     pub async fn connect<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Result<Self, RedisConnectError> {
         Self::builder().connect(urls).await
     }

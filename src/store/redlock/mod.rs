@@ -1,8 +1,8 @@
 //! Locks on a majority of independent Redis servers: Redlock, with a fence.
 //!
-//! A server that restarts without its data, stops, or is separated does not stop the locks, and does
-//! not free them while a majority of the others has them. Nothing replicates between the servers, so
-//! there is no failover to wait for.
+//! A server that restarts without its data, stops, or is separated does not stop the locks, and
+//! does not free them while a majority of the others has them. Nothing replicates between the
+//! servers, so there is no failover to wait for.
 //!
 //! # Protocol
 //!

@@ -121,8 +121,8 @@ impl Node {
         self.call_before_expiry(validity, call, |reply| wire::parse_vote(reply, requests.len())).await
     }
 
-    /// Completes grants, when the server has `voted`. `lease` is how long the server may keep a lock
-    /// that nothing releases.
+    /// Completes grants, when the server has `voted`. `lease` is how long the server may keep a
+    /// lock that nothing releases.
     pub(super) async fn raise(
         self: &Arc<Self>,
         requests: &Arc<[RaiseRequest]>,
@@ -284,8 +284,8 @@ impl Node {
         }
     }
 
-    /// Whether its last call had no reply in time. Nothing that the others decide waits for it then:
-    /// each split vote would.
+    /// Whether its last call had no reply in time. Nothing that the others decide waits for it
+    /// then: each split vote would.
     pub(super) fn is_slow(&self) -> bool {
         self.is_slow.load(Ordering::Relaxed)
     }

@@ -59,8 +59,8 @@ pub enum Raise {
     Void,
 }
 
-/// The fences of one grant differ by less than half a day, in microseconds: a server refuses a fence
-/// that is a day ahead of its clock.
+/// The fences of one grant differ by less than half a day, in microseconds: a server refuses a
+/// fence that is a day ahead of its clock.
 const MAX_DIFFERENCE: u64 = 43_200_000_000;
 
 impl<T> Replies<T> {

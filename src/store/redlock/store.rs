@@ -32,9 +32,9 @@ use crate::{
 /// # }
 /// ```
 ///
-/// A key is held when a majority of the servers has granted it, and has its fence. A minority that is
-/// down, frozen, separated or slow delays nothing and loses nothing. Without a majority no lock is
-/// acquired (503, not started), and a held lock is lost when its lease expires.
+/// A key is held when a majority of the servers has granted it, and has its fence. A minority that
+/// is down, frozen, separated or slow delays nothing and loses nothing. Without a majority no lock
+/// is acquired (503, not started), and a held lock is lost when its lease expires.
 ///
 /// The servers must not replicate each other: replicas, nodes of a Cluster, and one server at two
 /// addresses are refused, by its `run_id` (`INFO server`). A server that comes later is checked
@@ -54,8 +54,8 @@ use crate::{
 ///   [`once`](crate::LockManager::once) need another store.
 /// - A lock costs two round trips to acquire and one to release, three scripts on each server.
 ///
-/// A key made by [`LockKey::raw`] is the name of a lock on each server, in the format of Redisson: a
-/// lock of `RedissonRedLock` on the same servers excludes it, and a release wakes its waiters.
+/// A key made by [`LockKey::raw`] is the name of a lock on each server, in the format of Redisson:
+/// a lock of `RedissonRedLock` on the same servers excludes it, and a release wakes its waiters.
 /// [`list`](LockStore::list) does not have such keys. Other programs, and stores with the same
 /// prefix on one of the servers, hold the key at that server alone.
 ///

@@ -37,8 +37,11 @@ fn blocks() -> Vec<Block> {
 }
 
 /// A block with this code may be `no_run`, for this reason.
-const NO_RUN: [(&str, &str); 2] =
-    [("axum::serve(", "serves until a signal arrives"), ("RedisStore::", "needs a server; `tests/it/redis` connects")];
+const NO_RUN: [(&str, &str); 3] = [
+    ("axum::serve(", "serves until a signal arrives"),
+    ("RedisStore::", "needs a server; `tests/it/redis` connects"),
+    ("RedlockStore::", "the same"),
+];
 
 #[test]
 fn every_rust_block_is_a_doctest() {

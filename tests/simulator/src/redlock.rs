@@ -313,12 +313,12 @@ impl World {
     fn release(&mut self, id: &AcquisitionId) {
         let queue = QueueConfig::new(LEASE, LEASE, 1);
         let request = ReleaseRequest::new(self.key.clone(), id.clone(), Duration::ZERO, queue);
-        self.tell(&self.names.release(&[request]).expect("a name"), |_| true);
+        self.send(&self.names.release(&[request]).expect("a name"), |_| true);
     }
 
-    fn tell(&mut self, call: &ScriptCall, is_told: impl Fn(usize) -> bool) {
-        let told = (0..self.servers.len()).filter(|server| is_told(*server));
-        self.messages.extend(told.map(|server| Message::Request { server, to: None, call: call.clone() }));
+    fn send(&mut self, call: &ScriptCall, is_addressed: impl Fn(usize) -> bool) {
+        let addressed = (0..self.servers.len()).filter(|server| is_addressed(*server));
+        self.messages.extend(addressed.map(|server| Message::Request { server, to: None, call: call.clone() }));
     }
 
     fn decide(&mut self, at: usize) -> Result<(), String> {
@@ -349,7 +349,7 @@ impl World {
                         return Ok(());
                     }
                     let call = self.names.withdraw([(&self.key, &id)].into_iter()).expect("a name");
-                    self.tell(&call, |server| !matches!(votes.of(server), Some(Vote::Busy { .. })));
+                    self.send(&call, |server| !matches!(votes.of(server), Some(Vote::Busy { .. })));
                     self.failed(at, id);
                 }
             },

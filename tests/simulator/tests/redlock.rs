@@ -29,8 +29,7 @@ fn run(options: Options) -> Report {
     sum
 }
 
-/// Guarantee: G1.
-/// Guarantee: G11.
+/// Guarantee: G1, G11.
 #[test]
 fn fences_of_a_majority_rise_and_its_grants_do_not_overlap() {
     for servers in [3, 5] {

@@ -31,6 +31,7 @@ async fn store_has_an_odd_number_of_servers_from_3_to_9() {
     assert!(error.contains("each URL of a RedlockStore is that of one server"), "{error}");
 }
 
+/// Guarantee: G1.
 #[tokio::test]
 async fn one_server_with_two_addresses_is_refused() {
     let Some(servers) = servers(3).await else { return };
@@ -47,6 +48,7 @@ async fn one_server_with_two_addresses_is_refused() {
     assert!(refused(&urls).await.ends_with("its address is named twice"));
 }
 
+/// Guarantee: G1.
 #[tokio::test]
 async fn replica_and_cluster_node_are_refused() {
     let Some(servers) = servers(3).await else { return };
@@ -121,6 +123,7 @@ async fn server_that_comes_later_counts() {
 }
 
 /// Its address leads to the first server, or to a replica: two votes of one server are no majority.
+/// Guarantee: G1.
 #[tokio::test]
 async fn server_that_comes_later_and_is_not_independent_never_counts() {
     let Some(servers) = servers(3).await else { return };

@@ -38,7 +38,7 @@ impl Exclusion {
     }
 }
 
-/// Guarantee: G1.
+/// Guarantee: G1, G5.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn eight_contenders_exclude_each_other_and_all_finish() {
     let Some(servers) = servers(3).await else { return };
@@ -100,6 +100,7 @@ async fn contenders_exclude_each_other_while_servers_fail() {
 }
 
 /// Without another vote, both would be rejected although the key is free.
+/// Guarantee: G6.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_of_two_callers_that_do_not_wait_gets_a_free_key() {
     const ROUNDS: usize = 100;
@@ -123,6 +124,7 @@ async fn one_of_two_callers_that_do_not_wait_gets_a_free_key() {
 
 /// The first attempt has a vote of the third server, which replies late. It is withdrawn before the
 /// votes of the next attempt.
+/// Guarantee: G6.
 #[tokio::test]
 async fn lost_vote_does_not_stand_in_the_way_of_the_next_attempt() {
     let Some(servers) = servers(3).await else { return };
@@ -149,6 +151,7 @@ async fn lost_vote_does_not_stand_in_the_way_of_the_next_attempt() {
 }
 
 /// A waiter asks all servers again, and finds the key free.
+/// Guarantee: G5.
 #[tokio::test]
 async fn waiter_gets_the_key_after_its_release_without_a_queue() {
     let Some(servers) = servers(3).await else { return };

@@ -101,6 +101,7 @@ async fn block_after_a_release_is_kept_by_a_majority() {
     two.try_lock(locks::key()).await.expect("free").release().await.expect("held");
 }
 
+/// Guarantee: G18.
 #[tokio::test]
 async fn layer_and_once_without_records_name_the_store() {
     let Some(servers) = servers(3).await else { return };

@@ -123,7 +123,7 @@ async fn lock_is_renewed_by_a_majority_and_lost_without_one() {
 
 /// Guarantee: G1.
 #[tokio::test]
-async fn restarted_empty_server_neither_frees_the_key_nor_lowers_the_fence() {
+async fn server_restarted_empty_frees_no_key_and_lowers_no_fence() {
     let Some(mut servers) = servers(3).await else { return };
     let (one, two) = (servers.instance("a").await, servers.instance("b").await);
     let mut last = 0;
@@ -149,6 +149,7 @@ async fn scripts(redis: &RedisServer) -> u64 {
 }
 
 /// The vote and the raise arrive after the release. The lock would stay for a lease.
+/// Guarantee: G2.
 #[tokio::test]
 async fn grant_that_comes_after_the_release_does_not_stay() {
     let Some(servers) = servers(3).await else { return };

@@ -6,8 +6,10 @@
 -- ARGV   1 fence; 2 time at which the call expires, as of acquire
 --        for each lock: acquisition id; its fence; lease, ms
 -- reply  {now, 'expired'}
---        {now, reply ..}, for each lock: the fence of the grant, which is at least that of the call;
---        0: not the holder; -1: the fence is a day ahead of the clock; or {'error', text}
+--        {now, reply ..}, for each lock:
+--          the fence of the grant, which is at least that of the call
+--          0: not the holder; -1: the fence is a day ahead of the clock
+--          {'error', text}
 
 --@include fence.lua
 local now = clock()

@@ -6,8 +6,10 @@
 -- ARGV   1 fence; 2 time at which the call expires, as of acquire; 3 lease of an incomplete grant,
 --        ms; for each lock: acquisition id
 -- reply  {now, 'expired'}
---        {now, reply ..}, for each lock: {'granted', fence}, {'busy', ms left (-1: no TTL), 1 if the
---        grant of the holder is incomplete, else 0}, or {'error', text}
+--        {now, reply ..}, for each lock:
+--          {'granted', fence}
+--          {'busy', ms left (-1: no TTL), 1 if the grant of the holder is incomplete, else 0}
+--          {'error', text}
 --        May end in a mark of the fence: see fence.lua
 
 --@include fence.lua
