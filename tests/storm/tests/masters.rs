@@ -155,6 +155,7 @@ async fn storm_on_a_cluster_with_a_hot_slot_that_moves() {
 }
 
 /// Two of five servers are down, stopped or empty at a time.
+/// Guarantee: G1.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_on_redlock_with_a_minority_that_fails() {
     if !is_available("the storm on Redlock") {
@@ -198,6 +199,7 @@ async fn storm_on_redlock_with_a_minority_that_fails() {
 
 /// A server that restarts empty at once may let two requests have one lock. The check of the fence
 /// refuses the stale write.
+/// Guarantee: G1.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_on_redlock_with_servers_that_restart_empty() {
     if !is_available("the storm on Redlock") {

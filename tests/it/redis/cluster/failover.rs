@@ -85,7 +85,8 @@ async fn master_ends(end: End, lease: Duration) {
         End::Stopped => cluster.freeze(0),
     }
     let ended = Instant::now();
-    // Requests for the master fail after a second. Those for the others follow each other meanwhile.
+    // Requests for the master fail after a second. Those for the others follow each other
+    // meanwhile.
     let mut refused = tokio::spawn(b.try_lock(dead_keys[0].clone()).into_future());
     let mut rounds = 0;
     while !refused.is_finished() || ended.elapsed() < Duration::from_secs(4) {

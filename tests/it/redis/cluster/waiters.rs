@@ -169,7 +169,7 @@ async fn operator_sees_and_revokes_keys_of_each_master() {
         let revoked = operator.force_release(key.clone()).await.expect("up");
         assert!(matches!(&revoked, ForceReleaseReply::Revoked { holder } if holder.instance() == "api"), "{revoked:?}");
     }
-    assert_eq!(soon("told", lost).await.expect("no panic"), [LockLost::Revoked; 3]);
+    assert_eq!(soon("a loss", lost).await.expect("no panic"), [LockLost::Revoked; 3]);
     for (key, waiting) in keys.iter().zip(waiting) {
         let guard = soon("a grant", waiting).await.expect("no panic").expect("a grant");
         assert_eq!(operator.inspect(key.clone()).await.expect("up").holder.expect("held").instance(), "other");
@@ -310,7 +310,8 @@ async fn loss_of_the_data_of_one_master_is_noticed() {
     let next = soon("a grant", waiting).await.expect("no panic").expect("a grant");
     assert!(next.fencing_token() > token);
     next.release().await.expect("held");
-    // Without a local waiter, a loss is noticed by the next renewal. The other masters lost nothing.
+    // Without a local waiter, a loss is noticed by the next renewal. The other masters lost
+    // nothing.
     let lost = locks.lock(keys[1][2].clone()).await.expect("free");
     cluster.command(1, &["FLUSHALL"]).await;
     let end = soon("its end", lost.while_held(std::future::pending::<()>())).await;
