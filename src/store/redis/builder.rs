@@ -1,6 +1,6 @@
 //! Builder and constructors of a store: URL, timeouts, TLS, pool.
 
-use std::{env, sync::Arc, time::Duration};
+use std::{env, fmt, sync::Arc, time::Duration};
 
 use deadpool_redis::{
     Config, Pool,
@@ -39,7 +39,7 @@ use crate::{
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 #[must_use = "a builder does nothing until it connects"]
 pub struct RedisStoreBuilder {
     prefix: Option<String>,
@@ -390,5 +390,30 @@ impl RedisStore {
     /// Returns a builder for a store with non-default settings.
     pub fn builder() -> RedisStoreBuilder {
         RedisStoreBuilder::default()
+    }
+}
+
+impl fmt::Debug for RedisStoreBuilder {
+    /// Without addresses, which may contain passwords.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { prefix, connect_timeout, call_timeout, min_replicas, .. } = self;
+        f.debug_struct("RedisStoreBuilder")
+            .field("prefix", prefix)
+            .field("connect_timeout", connect_timeout)
+            .field("call_timeout", call_timeout)
+            .field("min_replicas", min_replicas)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_of_a_builder_has_no_password() {
+        let builder = RedisStore::builder().prefix("shop").cluster(["ann:s3cret@a"]);
+        let text = format!("{:?}", builder.sentinel(["redis://ann:s3cret@s1"], "m"));
+        assert!(text.contains("shop") && !text.contains("s3cret"), "{text}");
     }
 }

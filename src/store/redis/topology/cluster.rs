@@ -304,8 +304,9 @@ impl<S: Node> Nodes<S> {
     fn begin_refresh(&self) -> Option<Refreshing<'_, S>> {
         let since = Instant::now();
         let mut state = self.state.lock();
-        // Nothing drives the runtime of one that takes longer.
-        let limit = 2 * self.timeouts.connect;
+        // Nothing drives the runtime of one that takes longer, or the named nodes do not reply, and
+        // another one beside it does no harm.
+        let limit = 2 * self.timeouts.call;
         if state.refreshing_since.is_some_and(|since| since.elapsed() < limit) {
             return None;
         }

@@ -37,6 +37,8 @@ pub(crate) struct Redirect {
 
 impl SlotMap {
     const NOBODY: u16 = u16::MAX;
+    /// The most masters of a Cluster, as its documentation advises. Each has connections.
+    const MAX_MASTERS: usize = 1000;
 
     /// From the replies to `CLUSTER INFO` and `CLUSTER SLOTS` of a node at `asked_host`.
     pub(crate) fn parse(asked_host: &str, info: Value, slots: &Value) -> Option<Self> {
@@ -74,7 +76,7 @@ impl SlotMap {
             self.masters.push(node);
             self.masters.len() - 1
         });
-        u16::try_from(position).ok().filter(|position| *position != Self::NOBODY)
+        u16::try_from(position).ok().filter(|_| position < Self::MAX_MASTERS)
     }
 }
 
@@ -178,6 +180,7 @@ mod tests {
             (info(), Value::Okay),
             (text("x"), slots(0, 1)),
             (info(), Value::Array(vec![range(0, 1, node(text("a"), 70_000, "aa"))])),
+            (info(), Value::Array((1..=1001).map(|port| range(port, port, node(text("a"), port, "aa"))).collect())),
             (info(), Value::Array(vec![range(0, 1, node(text("a"), 1, "a\r\nb"))])),
         ] {
             assert_eq!(SlotMap::parse("asked", info.clone(), &slots), None, "{slots:?}");

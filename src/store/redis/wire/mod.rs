@@ -13,9 +13,9 @@ mod replies;
 mod redlock;
 
 #[cfg(feature = "__internals")]
-pub use self::{keyspace::LockName, replies::KeyReplies};
+pub use self::replies::KeyReplies;
 pub use self::{
-    keyspace::{InvalidName, Keyspace, REDISSON_CHANNEL, RawChannel, RawNames},
+    keyspace::{InvalidName, Keyspace, LockName, REDISSON_CHANNEL, RawChannel, RawNames},
     redlock::{RaiseRequest, Raised, Vote, parse_raise, parse_vote, parse_withdraw},
     replies::{
         ClusterRelease, FenceMark, KeyError, SelfTestReport, Timed, UnexpectedReply, escape_control, fence_mark,

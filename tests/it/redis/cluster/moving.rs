@@ -355,6 +355,21 @@ async fn release_wakes_the_waiter_at_the_next_master() {
     m.finish().await;
 }
 
+/// Redis does not replicate that a slot moves: the promoted replica of its former master has it. The
+/// tokens of the two holders have the order of their grants.
+/// Guarantee: G1.
+#[tokio::test]
+async fn failover_of_a_half_moved_slot_loses_its_locks() {
+    let Some(cluster) = cluster(2, 1).await else { return };
+    let (a, b) = (instance(&cluster, "a").await, instance(&cluster, "b").await);
+    let (slot, from) = (RedisCluster::slot(NAME), cluster.owner(NAME).await);
+    cluster.begin_move(slot, from, 1 - from).await;
+    let held = a.lock(key()).await.expect("it is free");
+    cluster.planned_failover(from).await;
+    let again = b.lock(key()).wait(SLOW).await.expect("the promoted replica does not know the lock");
+    assert!(!held.held_lock().remaining().is_zero() && again.fencing_token() > held.fencing_token());
+}
+
 /// A copy of a call that reaches the former master, which has lost the slot.
 /// Guarantee: G1.
 #[tokio::test]
