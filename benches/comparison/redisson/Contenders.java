@@ -12,41 +12,40 @@ import org.redisson.api.RLock;
 import org.redisson.api.RedissonClient;
 import org.redisson.config.Config;
 
-/** Contenders, each with a client and connections of its own: `src/contender.rs`. */
+/** Contenders, each in a thread: `src/contender.rs`. */
 public class Contenders {
-    /** The instants of an empty section in nanoseconds, and its keys. */
+    /** The instants of a section in nanoseconds, and its keys. */
     record Section(long called, long start, long end, long released, int[] keys) {
     }
 
     public static void main(String[] arguments) throws Exception {
         boolean isGroup = arguments[0].equals("Redisson, one group");
+        boolean isFree = arguments[0].equals("Redisson, free keys");
         String redis = arguments[1];
         int count = Integer.parseInt(arguments[2]);
-        int keys = Integer.parseInt(arguments[3]);
-        int together = Integer.parseInt(arguments[4]);
+        int clientCount = Integer.parseInt(arguments[3]);
+        int keys = Integer.parseInt(arguments[4]);
+        int together = Integer.parseInt(arguments[5]);
+        int sectionMillis = Integer.parseInt(arguments[6]);
         List<RedissonClient> clients = new ArrayList<>();
-        for (int number = 0; number < count; number++) {
-            Config config = new Config();
-            // As few threads and connections as a client can have.
-            config.setThreads(2).setNettyThreads(2);
-            config.useSingleServer().setAddress(redis)
-                .setConnectionMinimumIdleSize(1).setConnectionPoolSize(4)
-                .setSubscriptionConnectionMinimumIdleSize(1).setSubscriptionConnectionPoolSize(2);
-            clients.add(Redisson.create(config));
+        for (int number = 0; number < clientCount; number++) {
+            clients.add(connect(redis, clientCount < count || isFree));
         }
         AtomicBoolean isStopped = new AtomicBoolean();
         List<List<Section>> sections = new ArrayList<>();
         List<Thread> contenders = new ArrayList<>();
-        for (RedissonClient client : clients) {
+        for (int number = 0; number < count; number++) {
+            RedissonClient client = clients.get(number % clientCount);
             List<Section> own = new ArrayList<>();
             sections.add(own);
             Thread contender = new Thread(() -> {
                 while (!isStopped.get()) {
                     int[] chosen = ThreadLocalRandom.current().ints(0, keys).distinct().limit(together).sorted().toArray();
                     long called = System.nanoTime();
-                    RLock lock = lock(client, chosen, keys == 1, isGroup);
+                    RLock lock = lock(client, chosen, keys == 1 || isFree, isGroup);
                     lock.lock();
                     long start = System.nanoTime();
+                    sleep(sectionMillis);
                     long end = System.nanoTime();
                     lock.unlock();
                     own.add(new Section(called, start, end, System.nanoTime(), chosen));
@@ -67,7 +66,8 @@ public class Contenders {
         PrintStream output = new PrintStream(new BufferedOutputStream(System.out));
         for (int number = 0; number < count; number++) {
             for (Section section : sections.get(number)) {
-                output.print(number + " " + section.called + " " + section.start + " " + section.end + " " + section.released);
+                // There is no token.
+                output.print(number + " " + section.called + " " + section.start + " " + section.end + " " + section.released + " 0");
                 for (int key : section.keys) {
                     output.print(" " + key);
                 }
@@ -76,6 +76,23 @@ public class Contenders {
         }
         output.flush();
         Runtime.getRuntime().halt(0);
+    }
+
+    static RedissonClient connect(String redis, boolean isShared) {
+        Config config = new Config();
+        String[] parts = redis.split("://");
+        if (parts[0].equals("redis+cluster")) {
+            Stream.of(parts[1].split(",")).forEach(node -> config.useClusterServers().addNodeAddress("redis://" + node));
+        } else if (isShared) {
+            config.useSingleServer().setAddress(redis);
+        } else {
+            // As few threads and connections as a client can have.
+            config.setThreads(2).setNettyThreads(2);
+            config.useSingleServer().setAddress(redis)
+                .setConnectionMinimumIdleSize(1).setConnectionPoolSize(4)
+                .setSubscriptionConnectionMinimumIdleSize(1).setSubscriptionConnectionPoolSize(2);
+        }
+        return Redisson.create(config);
     }
 
     static RLock lock(RedissonClient client, int[] keys, boolean isOne, boolean isGroup) {
@@ -87,5 +104,15 @@ public class Contenders {
             return client.getMultiLock("orders", names.collect(Collectors.toList()));
         }
         return client.getMultiLock(names.map(client::getLock).toArray(RLock[]::new));
+    }
+
+    static void sleep(int millis) {
+        try {
+            if (millis > 0) {
+                Thread.sleep(millis);
+            }
+        } catch (InterruptedException error) {
+            throw new IllegalStateException(error);
+        }
     }
 }

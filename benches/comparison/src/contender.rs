@@ -6,6 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use crate::{
@@ -18,38 +19,64 @@ use crate::{
 trait ContendedLock: Send + 'static {
     type Guard: Send;
 
-    fn connect(name: &str, redis: &str) -> impl Future<Output = Self>;
     /// Returns `None` if another attempt is needed.
     fn lock(&mut self, keys: &[u64]) -> impl Future<Output = Option<Self::Guard>> + Send;
     fn unlock(&mut self, guard: Self::Guard) -> impl Future<Output = ()> + Send;
+    /// The fencing token, if the lock has them.
+    fn token(guard: &Self::Guard) -> Option<u64>;
 }
 
-/// The instants of an empty section in nanoseconds, and its keys.
+/// The work of one process.
+#[derive(Clone, Copy)]
+pub struct Work {
+    /// Tasks, each with one section after the other.
+    pub tasks: usize,
+    /// Locks with connections of their own, in turns for the tasks.
+    pub clients: usize,
+    /// The keys of all tasks.
+    pub keys: usize,
+    /// The keys of one section, at random.
+    pub together: usize,
+    /// The duration of a section.
+    pub section: Duration,
+}
+
+/// The instants of a section in nanoseconds, its token or zero, and its keys.
 struct Section {
     called: u64,
     start: u64,
     end: u64,
     released: u64,
+    token: u64,
     keys: Vec<u64>,
 }
 
-/// Runs sections in so many tasks, each with a lock and connections of its own. Each section locks
-/// so many random keys of all together.
+/// Runs sections until the end of the input.
 ///
-/// Prints `ready`, and after the end of its input one line for each section: the number of the
-/// contender, the nanoseconds of its call, its start, its end and its release, and its keys.
-pub async fn contend(lock: &str, redis: &str, count: usize, keys: u64, together: usize) {
-    match keys {
-        1 => contend_with::<RedisLock>(lock, redis, count, keys, together).await,
-        _ => contend_with::<SeveralLock>(lock, redis, count, keys, together).await,
+/// Prints `ready`, and then one line for each section: the number of the contender, the nanoseconds
+/// of its call, its start, its end and its release, its token, and its keys.
+///
+/// # Panics
+///
+/// Panics if tasks would share a lock of several keys.
+pub async fn contend(lock: &str, redis: &str, work: Work) {
+    if work.keys == 1 {
+        let mut clients = Vec::new();
+        for _ in 0..work.clients {
+            clients.push(Arc::new(RedisLock::connect(lock, redis).await));
+        }
+        contend_with(clients.iter().cycle().take(work.tasks).cloned().collect(), work).await;
+    } else {
+        assert_eq!(work.clients, work.tasks, "each task has a lock");
+        let mut locks = Vec::new();
+        for _ in 0..work.tasks {
+            locks.push(SeveralLock::connect(lock, redis).await);
+        }
+        contend_with(locks, work).await;
     }
 }
 
-async fn contend_with<L: ContendedLock>(lock: &str, redis: &str, count: usize, keys: u64, together: usize) {
-    let mut locks = Vec::new();
-    for _ in 0..count {
-        locks.push(L::connect(lock, redis).await);
-    }
+async fn contend_with<L: ContendedLock>(locks: Vec<L>, Work { keys, together, section, .. }: Work) {
     println!("ready");
     let is_stopped = Arc::new(AtomicBool::new(false));
     let contender = |mut lock: L| {
@@ -57,11 +84,11 @@ async fn contend_with<L: ContendedLock>(lock: &str, redis: &str, count: usize, k
         async move {
             let mut sections = Vec::new();
             loop {
-                let mut keys = fastrand::choose_multiple(0..keys, together);
+                let mut keys = fastrand::choose_multiple(0..keys as u64, together);
                 // `SET NX` and Redisson acquire them in this order, which must be the same
                 // everywhere.
                 keys.sort_unstable();
-                match Section::run(&mut lock, keys, &is_stopped).await {
+                match Section::run(&mut lock, keys, section, &is_stopped).await {
                     Some(section) => sections.push(section),
                     None => return sections,
                 }
@@ -73,11 +100,34 @@ async fn contend_with<L: ContendedLock>(lock: &str, redis: &str, count: usize, k
     tokio::task::spawn_blocking(end_of_input).await.expect("no panic").expect("a pipe");
     is_stopped.store(true, Ordering::Relaxed);
     for (number, contender) in contenders.into_iter().enumerate() {
-        for Section { called, start, end, released, keys } in contender.await.expect("no panic") {
-            print!("{number} {called} {start} {end} {released}");
+        for Section { called, start, end, released, token, keys } in contender.await.expect("no panic") {
+            print!("{number} {called} {start} {end} {released} {token}");
             keys.iter().for_each(|key| print!(" {key}"));
             println!();
         }
+    }
+}
+
+// === impl Work ===
+
+impl Work {
+    /// Empty sections of one key, in tasks that each have a lock of their own.
+    pub const fn of(tasks: usize) -> Self {
+        Self { tasks, clients: tasks, keys: 1, together: 1, section: Duration::ZERO }
+    }
+
+    /// The arguments of a process, from which [`parse`](Self::parse) makes the work.
+    pub fn arguments(&self) -> Vec<String> {
+        let Self { tasks, clients, keys, together, section } = self;
+        let millis = section.as_millis() as usize;
+        [*tasks, *clients, *keys, *together, millis].iter().map(usize::to_string).collect()
+    }
+
+    /// Returns `None` if these are no five numbers.
+    pub fn parse(arguments: &[&str]) -> Option<Self> {
+        let numbers: Vec<usize> = arguments.iter().map(|number| number.parse().ok()).collect::<Option<_>>()?;
+        let [tasks, clients, keys, together, section] = numbers[..] else { return None };
+        Some(Self { tasks, clients, keys, together, section: Duration::from_millis(section as u64) })
     }
 }
 
@@ -85,15 +135,24 @@ async fn contend_with<L: ContendedLock>(lock: &str, redis: &str, count: usize, k
 
 impl Section {
     /// Returns `None` if the contenders are stopped before it starts.
-    async fn run<L: ContendedLock>(lock: &mut L, keys: Vec<u64>, is_stopped: &AtomicBool) -> Option<Self> {
+    async fn run<L: ContendedLock>(
+        lock: &mut L,
+        keys: Vec<u64>,
+        duration: Duration,
+        is_stopped: &AtomicBool,
+    ) -> Option<Self> {
         let called = nanos();
         while !is_stopped.load(Ordering::Relaxed) {
             let Some(guard) = lock.lock(&keys).await else { continue };
-            let start = nanos();
-            // The section is empty.
+            let (start, token) = (nanos(), L::token(&guard).unwrap_or(0));
+            if !duration.is_zero() {
+                // The timer of Tokio has steps of a millisecond.
+                let sleep = move || std::thread::sleep(duration);
+                tokio::task::spawn_blocking(sleep).await.expect("no panic");
+            }
             let end = nanos();
             lock.unlock(guard).await;
-            return Some(Self { called, start, end, released: nanos(), keys });
+            return Some(Self { called, start, end, released: nanos(), token, keys });
         }
         None
     }
@@ -101,28 +160,24 @@ impl Section {
 
 // === impl ContendedLock ===
 
-impl ContendedLock for RedisLock {
+impl ContendedLock for Arc<RedisLock> {
     type Guard = RedisGuard;
 
-    async fn connect(name: &str, redis: &str) -> Self {
-        Self::connect(name, redis).await
-    }
-
     async fn lock(&mut self, keys: &[u64]) -> Option<RedisGuard> {
-        Self::lock(self, keys[0]).await
+        RedisLock::lock(self, keys[0]).await
     }
 
     async fn unlock(&mut self, guard: RedisGuard) {
-        Self::unlock(self, guard).await;
+        RedisLock::unlock(self, guard).await;
+    }
+
+    fn token(guard: &RedisGuard) -> Option<u64> {
+        guard.token()
     }
 }
 
 impl ContendedLock for SeveralLock {
     type Guard = SeveralGuard;
-
-    async fn connect(name: &str, redis: &str) -> Self {
-        Self::connect(name, redis).await
-    }
 
     async fn lock(&mut self, keys: &[u64]) -> Option<SeveralGuard> {
         self.lock_all(keys).await
@@ -130,5 +185,9 @@ impl ContendedLock for SeveralLock {
 
     async fn unlock(&mut self, guard: SeveralGuard) {
         self.unlock_all(guard).await;
+    }
+
+    fn token(_: &SeveralGuard) -> Option<u64> {
+        None
     }
 }

@@ -7,6 +7,7 @@
 //! | [`redis_lock`] | all locks on Redis, behind one interface |
 //! | [`several_lock`] | all locks of several keys on Redis, behind one interface |
 //! | [`web`], [`load`], [`contender`] | the work of other processes
+//! | [`servers`] | one Redis, or several servers |
 //! | [`measure`] | clocks, counters of Redis, statistics |
 //! | [`report`] | tables and goals |
 //! | [`chart`] | pictures |
@@ -20,5 +21,6 @@ pub mod peers;
 pub mod questions;
 pub mod redis_lock;
 pub mod report;
+pub mod servers;
 pub mod several_lock;
 pub mod web;

@@ -1,6 +1,9 @@
 //! Clocks, counters of Redis, and statistics.
 
-use std::{ops::Sub, time::Duration};
+use std::{
+    ops::{Add, Sub},
+    time::Duration,
+};
 
 use rustix::time::{ClockId, clock_gettime};
 use tower_lock_testkit::RedisServer;
@@ -58,6 +61,19 @@ impl RedisWork {
             commands: number("total_commands_processed"),
             scripts: calls("eval") + calls("evalsha") + calls("fcall"),
             bytes: number("total_net_input_bytes") + number("total_net_output_bytes"),
+        }
+    }
+}
+
+impl Add for RedisWork {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            cpu: self.cpu + other.cpu,
+            commands: self.commands + other.commands,
+            scripts: self.scripts + other.scripts,
+            bytes: self.bytes + other.bytes,
         }
     }
 }

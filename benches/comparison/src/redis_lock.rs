@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use redis::{cluster::ClusterClient, io::tcp::TcpSettings};
 use tower_lock::{LockGuard, LockManager, RedisStore};
 
 use crate::peers::{LEASE, SetNx, SetNxGuard, client};
@@ -19,19 +20,35 @@ pub enum RedisGuard {
     SetNx(SetNxGuard),
 }
 
+// === impl RedisGuard ===
+
+impl RedisGuard {
+    /// The fencing token, which the other locks do not have.
+    pub fn token(&self) -> Option<u64> {
+        match self {
+            Self::Ours(guard) => Some(guard.fencing_token().as_u64()),
+            Self::Rslock(_) | Self::SetNx(_) => None,
+        }
+    }
+}
+
+// === impl RedisLock ===
+
 impl RedisLock {
     pub const OURS: &str = "tower-lock";
     pub const RSLOCK: &str = "rslock";
     pub const SET_NX: &str = "SET NX, multiplexed";
     pub const SET_NX_POOLED: &str = "SET NX, deadpool";
 
+    /// The URL is that of [`Servers`](crate::servers::Servers). `SET NX` knows one server only.
+    ///
     /// # Panics
     ///
     /// Panics if the name is none of the constants or Redis does not respond.
     pub async fn connect(name: &str, url: &str) -> Self {
         match name {
             Self::OURS => Self::Ours(LockManager::new(RedisStore::connect(url).await.expect("a Redis"))),
-            Self::RSLOCK => Self::Rslock(rslock::LockManager::from_clients(vec![client(url)])),
+            Self::RSLOCK => Self::Rslock(rslock(url)),
             Self::SET_NX => Self::SetNx(SetNx::multiplexed(url).await),
             Self::SET_NX_POOLED => Self::SetNx(SetNx::pooled(url)),
             name => panic!("no lock is named {name}"),
@@ -75,5 +92,16 @@ impl RedisLock {
             (Self::SetNx(locks), RedisGuard::SetNx(guard)) => locks.unlock(guard).await,
             _ => panic!("the guard of another lock"),
         }
+    }
+}
+
+fn rslock(url: &str) -> rslock::LockManager {
+    match url.split_once("://") {
+        Some(("redis+cluster", addresses)) => {
+            let nodes = addresses.split(',').map(|address| format!("redis://{address}"));
+            let client = ClusterClient::builder(nodes).tcp_settings(TcpSettings::default().set_nodelay(true));
+            rslock::LockManager::from_cluster_client(client.build().expect("a client"))
+        }
+        _ => rslock::LockManager::from_clients(vec![client(url)]),
     }
 }

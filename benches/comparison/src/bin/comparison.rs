@@ -8,8 +8,11 @@
 use std::process::ExitCode;
 
 use tower_lock_comparison::{
-    contender, load,
-    questions::{Run, growth, hot_key, http, layer, memory, one_thread, redis_cycles, replicas, runtime, several_keys},
+    contender::{self, Work},
+    load,
+    questions::{
+        Run, cluster, growth, hot_key, http, layer, memory, one_thread, redis_cycles, replicas, runtime, several_keys,
+    },
     report::Goals,
     web,
 };
@@ -18,9 +21,10 @@ use tower_lock_testkit::RedisServer;
 /// Answers a question, and adds its goals.
 type Question = (&'static str, fn(&mut Run));
 
-const QUESTIONS: [Question; 8] = [
+const QUESTIONS: [Question; 9] = [
     ("redis_cycles", redis_cycles::answer),
     ("replicas", replicas::answer),
+    ("cluster", cluster::answer),
     ("hot_key", hot_key::answer),
     ("several_keys", several_keys::answer),
     ("memory", memory::answer),
@@ -42,10 +46,8 @@ fn main() -> ExitCode {
                 _ => load::closed(port, path, 64, seconds).await.print(),
             }
         }),
-        ["contender", lock, redis, count, keys, together] => {
-            let (count, keys) = (count.parse().expect("a number"), keys.parse().expect("a number"));
-            let together = together.parse().expect("a number");
-            runtime().block_on(contender::contend(lock, redis, count, keys, together));
+        ["contender", lock, redis, ref work @ ..] => {
+            runtime().block_on(contender::contend(lock, redis, Work::parse(work).expect("numbers")));
         }
         ["count", question, variant, units] => {
             let units = units.parse().expect("a number");

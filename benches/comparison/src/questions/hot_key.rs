@@ -2,22 +2,25 @@
 //! with 2, 32 and 128 contenders in one process.
 
 use std::{
+    collections::HashMap,
     io::{BufRead, BufReader},
     process::{ChildStdin, Stdio},
 };
 
 use tokio::runtime::Runtime;
-use tower_lock_testkit::{Process, RedisServer};
+use tower_lock_testkit::Process;
 
 use super::{Run, runtime, spawn_role};
 use crate::{
     chart::Chart,
+    contender::Work,
     measure::{RedisWork, median, nanos, quantile_us, sleep},
     redis_lock::RedisLock,
     report::{
         Table,
         Target::{AtLeast, AtMost},
     },
+    servers::Servers,
 };
 
 pub const REDISSON: &str = "Redisson";
@@ -35,11 +38,7 @@ const COLUMNS: [(&str, usize); 7] =
 #[derive(Clone, Copy)]
 pub struct Contenders {
     pub processes: usize,
-    pub in_each: usize,
-    /// The keys of all of them.
-    pub keys: usize,
-    /// The keys of one section.
-    pub together: usize,
+    pub in_each: Work,
 }
 
 /// The sections of one measurement, in the order of their starts.
@@ -58,22 +57,24 @@ pub struct Section {
     pub start: u64,
     pub end: u64,
     pub released: u64,
+    /// Zero if the lock has none.
+    pub token: u64,
     pub keys: Vec<usize>,
 }
 
 pub fn answer(run: &mut Run) {
     let runtime = runtime();
-    let server = runtime.block_on(RedisServer::start());
+    let servers = runtime.block_on(Servers::one());
     let measure = |run: &Run, name, contenders: Contenders, table: &mut Table| {
         let classes = run.redisson.as_deref().unwrap_or_default();
         // For dozens of turns of each.
-        let seconds = 2.0 + contenders.in_each as f64 / 64.0;
-        let measured = measure(&runtime, &server, (name, classes), contenders, seconds * run.scale);
+        let seconds = 2.0 + contenders.in_each.tasks as f64 / 64.0;
+        let measured = measure(&runtime, &servers, (name, classes), contenders, sleep(seconds * run.scale));
         push(measured, table, name, contenders);
     };
     let mut chart = Chart::new("hot_key", "One key on Redis, empty sections per second: more is better");
 
-    let eight = Contenders { processes: 8, in_each: 1, keys: 1, together: 1 };
+    let eight = Contenders { processes: 8, in_each: Work::of(1) };
     let mut processes = Table::new("one key, 8 processes", RedisLock::OURS, &COLUMNS);
     for name in run.turns(&[RedisLock::OURS, RedisLock::RSLOCK, RedisLock::SET_NX]) {
         measure(run, name, eight, &mut processes);
@@ -87,7 +88,7 @@ pub fn answer(run: &mut Run) {
     let counts = [2, 32, 128];
     let mut tables = counts.map(|count| Table::new(format!("one key, {count} contenders"), RedisLock::OURS, &COLUMNS));
     for at in run.turns(&[0, 1, 2]) {
-        let contenders = Contenders { processes: 1, in_each: counts[at], keys: 1, together: 1 };
+        let contenders = Contenders { processes: 1, in_each: Work::of(counts[at]) };
         // The virtual machine takes seconds to start.
         let is_measured = run.redisson.is_some() && tables[at].of(REDISSON, RATE).len() < 3;
         for name in [RedisLock::OURS, RedisLock::SET_NX].into_iter().chain(is_measured.then_some(REDISSON)) {
@@ -111,12 +112,11 @@ pub fn answer(run: &mut Run) {
             None => run.goals.skip(name, AtLeast(least)),
         }
     }
-    if run.redisson.is_none() {
-        println!("\nskipped Redisson: it needs a JDK and Maven, see scripts/bench.sh");
-    }
+    run.print_skipped();
 }
 
 fn push(measured: Measured, table: &mut Table, name: &'static str, contenders: Contenders) {
+    measured.assert_exclusive(name);
     let Measured { sections, redis, .. } = &measured;
     let count = sections.len() as f64;
     let pairs = sections.windows(2).filter(|pair| pair[0].contender != pair[1].contender);
@@ -130,44 +130,34 @@ fn push(measured: Measured, table: &mut Table, name: &'static str, contenders: C
     table.push(name, SHARE, measured.smallest_share(contenders));
 }
 
-/// Starts the contenders, counts their sections for some seconds, and stops them.
-///
-/// # Panics
-///
-/// Panics if two sections of a key overlap.
+/// Starts the contenders, counts their sections while something else happens, and stops them.
 pub fn measure(
     runtime: &Runtime,
-    server: &RedisServer,
+    servers: &Servers,
     (name, classes): (&'static str, &str),
     contenders: Contenders,
-    seconds: f64,
+    meanwhile: impl Future<Output = ()>,
 ) -> Measured {
-    let start = |_| Contending::start(name, classes, &server.url(), contenders);
+    let start = |_| Contending::start(name, classes, &servers.url(), contenders.in_each);
     let children: Vec<_> = (0..contenders.processes).map(start).collect();
     let mut children: Vec<_> = children.into_iter().map(Contending::ready).collect();
     let (from, until, redis) = runtime.block_on(async {
         sleep(0.3).await;
-        let (redis, from) = (RedisWork::of(server).await, nanos());
-        sleep(seconds).await;
-        (from, nanos(), RedisWork::of(server).await - redis)
+        let (redis, from) = (servers.work().await, nanos());
+        meanwhile.await;
+        (from, nanos(), servers.work().await - redis)
     });
     children.iter_mut().for_each(Contending::stop);
     let mut sections = Vec::new();
     for (at, child) in children.into_iter().enumerate() {
         let own = child.sections();
-        sections
-            .extend(own.map(|section| Section { contender: section.contender + at * contenders.in_each, ..section }));
+        sections.extend(
+            own.map(|section| Section { contender: section.contender + at * contenders.in_each.tasks, ..section }),
+        );
     }
-    runtime.block_on(server.command(&["FLUSHALL"]));
+    runtime.block_on(servers.flush());
     sections.retain(|section| (from..until).contains(&section.start));
     sections.sort_by_key(|section| section.start);
-    let mut ends = vec![0; contenders.keys];
-    for section in &sections {
-        for &key in &section.keys {
-            assert!(ends[key] <= section.start, "{name}: two contenders at the same time");
-            ends[key] = section.end;
-        }
-    }
     Measured { from, until, sections, redis }
 }
 
@@ -179,6 +169,14 @@ struct Contending {
     input: Option<ChildStdin>,
 }
 
+// === impl Contenders ===
+
+impl Contenders {
+    fn count(self) -> usize {
+        self.processes * self.in_each.tasks
+    }
+}
+
 // === impl Measured ===
 
 impl Measured {
@@ -187,9 +185,42 @@ impl Measured {
         self.sections.len() as f64 / ((self.until - self.from) as f64 / 1e9)
     }
 
+    /// Sections of a key that start before an earlier one ends.
+    pub fn overlaps(&self) -> usize {
+        let mut ends = HashMap::new();
+        let mut overlaps = 0;
+        for section in &self.sections {
+            for key in &section.keys {
+                let end = ends.entry(key).or_insert(0);
+                overlaps += usize::from(section.start < *end);
+                *end = section.end.max(*end);
+            }
+        }
+        overlaps
+    }
+
+    /// # Panics
+    ///
+    /// Panics if two sections of a key overlap.
+    pub fn assert_exclusive(&self, name: &str) {
+        assert_eq!(self.overlaps(), 0, "{name}: two contenders at the same time");
+    }
+
+    /// In nanoseconds. A wait that has not ended counts as long as it was measured.
+    pub fn longest_wait(&self, contenders: Contenders) -> u64 {
+        let mut waits_from = vec![self.from; contenders.count()];
+        let mut longest = 0;
+        for section in &self.sections {
+            longest = longest.max(section.start - section.called);
+            waits_from[section.contender] = section.released;
+        }
+        let unended = waits_from.into_iter().map(|from| self.until.saturating_sub(from));
+        unended.fold(longest, u64::max)
+    }
+
     /// The sections of the contender with the fewest, divided by an equal share.
     pub fn smallest_share(&self, contenders: Contenders) -> f64 {
-        let all = contenders.processes * contenders.in_each;
+        let all = contenders.count();
         let mut shares = vec![0.0; all];
         self.sections.iter().for_each(|section| shares[section.contender] += all as f64 / self.sections.len() as f64);
         shares.into_iter().fold(f64::INFINITY, f64::min)
@@ -199,17 +230,19 @@ impl Measured {
 // === impl Contending ===
 
 impl Contending {
-    fn start(name: &str, classes: &str, url: &str, contenders: Contenders) -> Self {
-        let numbers = [contenders.in_each, contenders.keys, contenders.together].map(|number| number.to_string());
-        let [count, keys, together] = &numbers;
+    fn start(name: &str, classes: &str, url: &str, work: Work) -> Self {
+        let work = work.arguments();
         let process = match name {
             name if name.starts_with(REDISSON) => {
                 let mut command = Process::command("java");
-                command.args(["-cp", classes, "Contenders", name, url, count, keys, together]);
+                command.args(["-cp", classes, "Contenders", name, url]).args(work);
                 command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
                 Process::start(command).expect("a process")
             }
-            name => spawn_role("contender", &[name, url, count, keys, together]),
+            name => {
+                let arguments: Vec<_> = [name, url].into_iter().chain(work.iter().map(String::as_str)).collect();
+                spawn_role("contender", &arguments)
+            }
         };
         let output = BufReader::new(process.take_stdout().expect("a pipe"));
         let input = process.take_stdin();
@@ -243,13 +276,14 @@ impl Contending {
 impl Section {
     fn parse(line: &str) -> Self {
         let mut numbers = line.split(' ').map(|number| number.parse::<u64>().expect("a number"));
-        let mut number = || numbers.next().expect("five numbers and the keys");
+        let mut number = || numbers.next().expect("six numbers and the keys");
         Self {
             contender: number() as usize,
             called: number(),
             start: number(),
             end: number(),
             released: number(),
+            token: number(),
             keys: numbers.map(|key| key as usize).collect(),
         }
     }

@@ -1,5 +1,6 @@
 //! The questions, and the parts that they share.
 
+pub mod cluster;
 pub mod growth;
 pub mod hot_key;
 pub mod http;
@@ -76,6 +77,13 @@ impl Run {
         };
         // The difference does not include the start of the program.
         Some((count(2 * UNITS) - count(UNITS)) / UNITS as f64)
+    }
+
+    /// Says that the Java program could not be built.
+    pub fn print_skipped(&self) {
+        if self.redisson.is_none() {
+            println!("\nskipped Redisson: it needs a JDK and Maven, see scripts/bench.sh");
+        }
     }
 
     pub fn write(&self, chart: &Chart) {

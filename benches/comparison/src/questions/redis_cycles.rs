@@ -5,23 +5,29 @@ use std::sync::{
     atomic::{AtomicU8, Ordering},
 };
 
-use tower_lock_testkit::RedisServer;
+use tokio::runtime::Runtime;
 
-use super::{Run, allocations, runtime};
+use super::{
+    Run, allocations,
+    hot_key::{self, Contenders, REDISSON},
+    runtime,
+};
 use crate::{
     chart::Chart,
+    contender::Work,
     measure::{RedisWork, median, nanos, own_cpu, quantile_us, sleep},
     redis_lock::RedisLock,
     report::{
         Table,
         Target::{AtLeast, AtMost},
     },
+    servers::Servers,
 };
 
 const VARIANTS: [&str; 4] = [RedisLock::OURS, RedisLock::RSLOCK, RedisLock::SET_NX, RedisLock::SET_NX_POOLED];
 pub const RATE: &str = "cycles/s";
 pub const P50: &str = "p50 us";
-const REDIS_CPU: &str = "Redis CPU us";
+pub const REDIS_CPU: &str = "Redis CPU us";
 const ALLOCATIONS: &str = "allocations";
 /// The last one is counted apart.
 pub const COLUMNS: [(&str, usize); 7] =
@@ -36,18 +42,18 @@ const STOP: u8 = 2;
 
 pub fn answer(run: &mut Run) {
     let runtime = runtime();
-    let server = runtime.block_on(RedisServer::start());
+    let servers = runtime.block_on(Servers::one());
     let locks: Vec<_> =
-        VARIANTS.iter().map(|name| Arc::new(runtime.block_on(RedisLock::connect(name, &server.url())))).collect();
+        VARIANTS.iter().map(|name| Arc::new(runtime.block_on(RedisLock::connect(name, &servers.url())))).collect();
     let mut chart =
         Chart::new("redis_cycles", "Acquire and release of distinct keys on Redis, cycles per second: more is better");
     for in_flight in [1, 64, 512] {
         let mut table = Table::new(format!("Redis, {in_flight} in flight"), RedisLock::OURS, &COLUMNS);
         for at in run.turns(&[0, 1, 2, 3]) {
-            let measured = measure(&server, &locks[at], in_flight, run.scale);
+            let measured = measure(&servers, &locks[at], in_flight, run.scale);
             runtime.block_on(measured).push(&mut table, VARIANTS[at]);
         }
-        for (name, counted) in allocations("redis_cycles", &[&server.url(), &in_flight.to_string()]) {
+        for (name, counted) in allocations("redis_cycles", &[&servers.url(), &in_flight.to_string()]) {
             let variant = VARIANTS.into_iter().find(|variant| *variant == name).expect("a variant");
             table.push(variant, ALLOCATIONS, counted.count);
         }
@@ -83,12 +89,13 @@ pub fn answer(run: &mut Run) {
 pub struct Measured {
     seconds: f64,
     latencies: Vec<u64>,
-    own_cpu: u64,
+    /// In nanoseconds. None of another process.
+    own_cpu: Option<u64>,
     redis: RedisWork,
 }
 
 /// `in_flight` tasks, each with one cycle after the other.
-pub async fn measure(server: &RedisServer, lock: &Arc<RedisLock>, in_flight: u64, scale: f64) -> Measured {
+pub async fn measure(servers: &Servers, lock: &Arc<RedisLock>, in_flight: u64, scale: f64) -> Measured {
     let phase = Arc::new(AtomicU8::new(WARM_UP));
     let task = |task: u64| {
         let (lock, phase) = (Arc::clone(lock), Arc::clone(&phase));
@@ -108,16 +115,52 @@ pub async fn measure(server: &RedisServer, lock: &Arc<RedisLock>, in_flight: u64
     };
     let tasks: Vec<_> = (0..in_flight).map(|number| tokio::spawn(task(number))).collect();
     sleep(0.25 * scale).await;
-    let (redis, cpu, began) = (RedisWork::of(server).await, own_cpu(), nanos());
+    let (redis, cpu, began) = (servers.work().await, own_cpu(), nanos());
     phase.store(MEASURE, Ordering::Relaxed);
     sleep(scale).await;
     phase.store(STOP, Ordering::Relaxed);
-    let (ended, own_cpu, redis) = (nanos(), own_cpu() - cpu, RedisWork::of(server).await - redis);
+    let (ended, own_cpu, redis) = (nanos(), own_cpu() - cpu, servers.work().await - redis);
     let mut latencies = Vec::new();
     for task in tasks {
         latencies.extend(task.await.expect("no panic"));
     }
-    Measured { seconds: (ended - began) as f64 / 1e9, latencies, own_cpu, redis }
+    Measured { seconds: (ended - began) as f64 / 1e9, latencies, own_cpu: Some(own_cpu), redis }
+}
+
+/// A lock, and the servers that keep it.
+pub struct Variant<'a> {
+    pub name: &'static str,
+    pub lock: Arc<RedisLock>,
+    pub servers: &'a Servers,
+}
+
+/// Measures all variants in turns, and Redisson on the servers of the first one. Redisson has three
+/// rounds at most, because its virtual machine takes seconds to start.
+pub fn compare(run: &Run, runtime: &Runtime, variants: &[Variant<'_>], in_flight: usize, table: &mut Table) {
+    let turns: Vec<_> = (0..=variants.len()).collect();
+    for at in run.turns(&turns) {
+        if let Some(Variant { name, lock, servers }) = variants.get(at) {
+            runtime.block_on(measure(servers, lock, in_flight as u64, run.scale)).push(table, name);
+        } else if let Some(classes) = run.redisson.as_deref().filter(|_| table.of(REDISSON, RATE).len() < 3) {
+            measure_redisson(runtime, variants[0].servers, classes, in_flight, run.scale).push(table, REDISSON);
+        }
+    }
+}
+
+/// The same with Redisson, in a process of its own: one client, and a thread for each task.
+fn measure_redisson(runtime: &Runtime, servers: &Servers, classes: &str, in_flight: usize, scale: f64) -> Measured {
+    // At random from so many that the threads do not meet.
+    let keys = in_flight * 10_000;
+    let contenders = Contenders { processes: 1, in_each: Work { keys, clients: 1, ..Work::of(in_flight) } };
+    let lock = ("Redisson, free keys", classes);
+    let measured = hot_key::measure(runtime, servers, lock, contenders, sleep(scale));
+    measured.assert_exclusive(lock.0);
+    Measured {
+        seconds: (measured.until - measured.from) as f64 / 1e9,
+        latencies: measured.sections.iter().map(|section| section.released - section.called).collect(),
+        own_cpu: None,
+        redis: measured.redis,
+    }
 }
 
 pub async fn cycle(lock: &RedisLock, task: u64, number: u64) {
@@ -133,7 +176,9 @@ impl Measured {
         table.push(variant, RATE, cycles / self.seconds);
         table.push(variant, P50, quantile_us(&mut self.latencies, 0.5));
         table.push(variant, "p99 us", quantile_us(&mut self.latencies, 0.99));
-        table.push(variant, "CPU us", self.own_cpu as f64 / 1e3 / cycles);
+        if let Some(cpu) = self.own_cpu {
+            table.push(variant, "CPU us", cpu as f64 / 1e3 / cycles);
+        }
         table.push(variant, REDIS_CPU, self.redis.cpu / 1e3 / cycles);
         table.push(variant, "commands", self.redis.commands / cycles);
     }

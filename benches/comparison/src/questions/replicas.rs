@@ -11,7 +11,7 @@ use super::{
     redis_cycles::{COLUMNS, P50, measure},
     runtime,
 };
-use crate::{redis_lock::RedisLock, report::Table};
+use crate::{redis_lock::RedisLock, report::Table, servers::Servers};
 
 const OURS: &str = RedisLock::OURS;
 const ACKNOWLEDGED: &str = "with min_replicas(1)";
@@ -19,6 +19,7 @@ const ACKNOWLEDGED: &str = "with min_replicas(1)";
 pub fn answer(run: &mut Run) {
     let runtime = runtime();
     let (master, _replica) = runtime.block_on(replicated());
+    let master = Servers::One(master);
     let connect = |count| {
         let store = RedisStore::builder().min_replicas(count, Duration::from_millis(200));
         let store = runtime.block_on(store.connect(&master.url())).expect("a Redis");

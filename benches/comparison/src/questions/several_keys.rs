@@ -2,7 +2,6 @@
 //! 64 contenders that each lock two of five keys.
 
 use tokio::runtime::Runtime;
-use tower_lock_testkit::RedisServer;
 
 use super::{
     Run,
@@ -11,11 +10,13 @@ use super::{
 };
 use crate::{
     chart::Chart,
-    measure::quantile_us,
+    contender::Work,
+    measure::{quantile_us, sleep},
     report::{
         Table,
         Target::{AtLeast, AtMost},
     },
+    servers::Servers,
     several_lock::SeveralLock,
 };
 
@@ -35,20 +36,20 @@ const CONTENDED_COLUMNS: [(&str, usize); 7] =
 
 /// The keys of a task whose keys are all free.
 const FREE_KEYS: usize = 1000;
-const CONTENDED: Contenders = Contenders { processes: 1, in_each: 64, keys: 5, together: 2 };
+const CONTENDED: Contenders = Contenders { processes: 1, in_each: Work { keys: 5, together: 2, ..Work::of(64) } };
 
 pub fn answer(run: &mut Run) {
     let runtime = runtime();
-    let server = runtime.block_on(RedisServer::start());
+    let servers = runtime.block_on(Servers::one());
     let mut chart = Chart::new("several_keys", "Several keys together on Redis, per second: more is better");
 
     let scripts = AtMost(2.05); // Two, and calls at the edges of the measurement.
     let least = AtLeast(3.0);
     for together in [1, 2, 4, 16] {
-        let contenders = Contenders { processes: 1, in_each: 1, keys: FREE_KEYS, together };
+        let contenders = Contenders { processes: 1, in_each: Work { keys: FREE_KEYS, together, ..Work::of(1) } };
         let title = if together == 1 { "1 free key".to_owned() } else { format!("{together} free keys") };
         let mut table = Table::new(&title, OURS, &FREE_COLUMNS);
-        compare(run, &runtime, &server, contenders, 1.0, &mut table, push_free);
+        compare(run, &runtime, &servers, contenders, 1.0, &mut table, push_free);
         table.print();
         chart.add(title, &table, CYCLES, 0);
         match together {
@@ -62,7 +63,7 @@ pub fn answer(run: &mut Run) {
     }
 
     let mut table = Table::new("64 contenders, each section two of 5 keys", OURS, &CONTENDED_COLUMNS);
-    compare(run, &runtime, &server, CONTENDED, 3.0, &mut table, push_contended);
+    compare(run, &runtime, &servers, CONTENDED, 3.0, &mut table, push_contended);
     table.print();
     chart.add("64 contenders for two of 5 keys, sections (without a queue, a few of them get all)", &table, RATE, 0);
     chart.add("the same, smallest share (1: all get as many sections)", &table, SHARE, 2);
@@ -78,7 +79,7 @@ pub fn answer(run: &mut Run) {
 fn compare(
     run: &Run,
     runtime: &Runtime,
-    server: &RedisServer,
+    servers: &Servers,
     contenders: Contenders,
     seconds: f64,
     table: &mut Table,
@@ -89,7 +90,8 @@ fn compare(
         if name.starts_with(REDISSON) && (run.redisson.is_none() || table.of(name, SCRIPTS).len() >= 3) {
             continue;
         }
-        let measured = measure(runtime, server, (name, classes), contenders, seconds * run.scale);
+        let measured = measure(runtime, servers, (name, classes), contenders, sleep(seconds * run.scale));
+        measured.assert_exclusive(name);
         push(measured, table, name);
     }
 }
@@ -105,21 +107,9 @@ fn push_contended(measured: Measured, table: &mut Table, name: &'static str) {
     let mut waits: Vec<_> = measured.sections.iter().map(|section| section.start - section.called).collect();
     table.push(name, RATE, measured.rate());
     table.push(name, WAIT, quantile_us(&mut waits, 0.99) / 1e3);
-    table.push(name, LONGEST, longest_wait(&measured) as f64 / 1e6);
+    table.push(name, LONGEST, measured.longest_wait(CONTENDED) as f64 / 1e6);
     table.push(name, SHARE, measured.smallest_share(CONTENDED));
     push_redis(&measured, table, name);
-}
-
-/// In nanoseconds. A wait that has not ended counts as long as it was measured.
-fn longest_wait(measured: &Measured) -> u64 {
-    let mut waits_from = vec![measured.from; CONTENDED.in_each];
-    let mut longest = 0;
-    for section in &measured.sections {
-        longest = longest.max(section.start - section.called);
-        waits_from[section.contender] = section.released;
-    }
-    let unended = waits_from.into_iter().map(|from| measured.until.saturating_sub(from));
-    unended.fold(longest, u64::max)
 }
 
 /// What a section costs Redis.
