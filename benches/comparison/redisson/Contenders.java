@@ -4,10 +4,12 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.concurrent.locks.LockSupport;
 import java.util.stream.Collectors;
 import java.util.stream.IntStream;
 import java.util.stream.Stream;
 import org.redisson.Redisson;
+import org.redisson.RedissonRedLock;
 import org.redisson.api.RLock;
 import org.redisson.api.RedissonClient;
 import org.redisson.config.Config;
@@ -27,7 +29,8 @@ public class Contenders {
         int keys = Integer.parseInt(arguments[4]);
         int together = Integer.parseInt(arguments[5]);
         int sectionMillis = Integer.parseInt(arguments[6]);
-        List<RedissonClient> clients = new ArrayList<>();
+        // A client for each server of Redlock.
+        List<List<RedissonClient>> clients = new ArrayList<>();
         for (int number = 0; number < clientCount; number++) {
             clients.add(connect(redis, clientCount < count || isFree));
         }
@@ -35,7 +38,7 @@ public class Contenders {
         List<List<Section>> sections = new ArrayList<>();
         List<Thread> contenders = new ArrayList<>();
         for (int number = 0; number < count; number++) {
-            RedissonClient client = clients.get(number % clientCount);
+            List<RedissonClient> client = clients.get(number % clientCount);
             List<Section> own = new ArrayList<>();
             sections.add(own);
             Thread contender = new Thread(() -> {
@@ -47,7 +50,7 @@ public class Contenders {
                     long start = System.nanoTime();
                     sleep(sectionMillis);
                     long end = System.nanoTime();
-                    lock.unlock();
+                    unlock(lock);
                     own.add(new Section(called, start, end, System.nanoTime(), chosen));
                 }
             });
@@ -78,12 +81,20 @@ public class Contenders {
         Runtime.getRuntime().halt(0);
     }
 
-    static RedissonClient connect(String redis, boolean isShared) {
-        Config config = new Config();
+    static List<RedissonClient> connect(String redis, boolean isShared) {
         String[] parts = redis.split("://");
+        String[] servers = Stream.of(parts[1].split(",")).map(server -> "redis://" + server).toArray(String[]::new);
         if (parts[0].equals("redis+cluster")) {
-            Stream.of(parts[1].split(",")).forEach(node -> config.useClusterServers().addNodeAddress("redis://" + node));
-        } else if (isShared) {
+            Config config = new Config();
+            config.useClusterServers().addNodeAddress(servers);
+            return List.of(Redisson.create(config));
+        }
+        return Stream.of(servers).map(server -> connectOne(server, isShared)).collect(Collectors.toList());
+    }
+
+    static RedissonClient connectOne(String redis, boolean isShared) {
+        Config config = new Config();
+        if (isShared) {
             config.useSingleServer().setAddress(redis);
         } else {
             // As few threads and connections as a client can have.
@@ -95,7 +106,12 @@ public class Contenders {
         return Redisson.create(config);
     }
 
-    static RLock lock(RedissonClient client, int[] keys, boolean isOne, boolean isGroup) {
+    @SuppressWarnings("deprecation")
+    static RLock lock(List<RedissonClient> clients, int[] keys, boolean isOne, boolean isGroup) {
+        RedissonClient client = clients.get(0);
+        if (clients.size() > 1) {
+            return new RedissonRedLock(clients.stream().map(each -> each.getLock("order:" + keys[0])).toArray(RLock[]::new));
+        }
         if (isOne) {
             return client.getLock("order:" + keys[0]);
         }
@@ -106,13 +122,21 @@ public class Contenders {
         return client.getMultiLock(names.map(client::getLock).toArray(RLock[]::new));
     }
 
-    static void sleep(int millis) {
+    static void unlock(RLock lock) {
         try {
-            if (millis > 0) {
-                Thread.sleep(millis);
+            lock.unlock();
+        } catch (IllegalMonitorStateException error) {
+            // A server has lost its data, and the lock with it.
+            if (!(lock instanceof RedissonRedLock)) {
+                throw error;
             }
-        } catch (InterruptedException error) {
-            throw new IllegalStateException(error);
+        }
+    }
+
+    /** For a random time with this mean, as in `src/contender.rs`. */
+    static void sleep(int millis) {
+        if (millis > 0) {
+            LockSupport.parkNanos((long) (millis * -1e6 * Math.log(1 - ThreadLocalRandom.current().nextDouble())));
         }
     }
 }

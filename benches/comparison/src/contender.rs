@@ -37,7 +37,7 @@ pub struct Work {
     pub keys: usize,
     /// The keys of one section, at random.
     pub together: usize,
-    /// The duration of a section.
+    /// The mean duration of a section. Most are shorter, and a few take several times as long.
     pub section: Duration,
 }
 
@@ -147,7 +147,8 @@ impl Section {
             let (start, token) = (nanos(), L::token(&guard).unwrap_or(0));
             if !duration.is_zero() {
                 // The timer of Tokio has steps of a millisecond.
-                let sleep = move || std::thread::sleep(duration);
+                // Exponential.
+                let sleep = move || std::thread::sleep(duration.mul_f64(-(1.0 - fastrand::f64()).ln()));
                 tokio::task::spawn_blocking(sleep).await.expect("no panic");
             }
             let end = nanos();

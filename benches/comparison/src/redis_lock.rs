@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redis::{cluster::ClusterClient, io::tcp::TcpSettings};
-use tower_lock::{LockGuard, LockManager, RedisStore};
+use tower_lock::{LockGuard, LockManager};
 
 use crate::peers::{LEASE, SetNx, SetNxGuard, client};
 
@@ -47,7 +47,7 @@ impl RedisLock {
     /// Panics if the name is none of the constants or Redis does not respond.
     pub async fn connect(name: &str, url: &str) -> Self {
         match name {
-            Self::OURS => Self::Ours(LockManager::new(RedisStore::connect(url).await.expect("a Redis"))),
+            Self::OURS => Self::Ours(LockManager::connect(url).await.expect("servers").build()),
             Self::RSLOCK => Self::Rslock(rslock(url)),
             Self::SET_NX => Self::SetNx(SetNx::multiplexed(url).await),
             Self::SET_NX_POOLED => Self::SetNx(SetNx::pooled(url)),
@@ -96,12 +96,18 @@ impl RedisLock {
 }
 
 fn rslock(url: &str) -> rslock::LockManager {
-    match url.split_once("://") {
-        Some(("redis+cluster", addresses)) => {
-            let nodes = addresses.split(',').map(|address| format!("redis://{address}"));
-            let client = ClusterClient::builder(nodes).tcp_settings(TcpSettings::default().set_nodelay(true));
+    match several(url) {
+        Some(("redis+cluster", urls)) => {
+            let client = ClusterClient::builder(urls).tcp_settings(TcpSettings::default().set_nodelay(true));
             rslock::LockManager::from_cluster_client(client.build().expect("a client"))
         }
-        _ => rslock::LockManager::from_clients(vec![client(url)]),
+        Some((_, urls)) => rslock::LockManager::from_clients(urls.iter().map(|url| client(url)).collect()),
+        None => rslock::LockManager::from_clients(vec![client(url)]),
     }
+}
+
+/// The scheme of a URL of several servers, and the URL of each of them.
+fn several(url: &str) -> Option<(&str, Vec<String>)> {
+    let (scheme, addresses) = url.split_once("://").filter(|(scheme, _)| scheme.contains('+'))?;
+    Some((scheme, addresses.split(',').map(|address| format!("redis://{address}")).collect()))
 }

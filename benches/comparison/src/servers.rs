@@ -9,6 +9,8 @@ pub enum Servers {
     One(RedisServer),
     /// The masters of a Redis Cluster, without replicas.
     Cluster(RedisCluster),
+    /// Servers of Redlock, which know nothing of each other.
+    Independent(Vec<RedisServer>),
 }
 
 // === impl Servers ===
@@ -30,17 +32,30 @@ impl Servers {
         Self::Cluster(cluster)
     }
 
-    /// `redis://` and an address, or `redis+cluster://` and an address of each.
+    pub async fn independent(count: usize) -> Self {
+        let mut servers = Vec::new();
+        for _ in 0..count {
+            servers.push(RedisServer::start().await);
+        }
+        Self::Independent(servers)
+    }
+
+    /// `redis://` and an address, or `redis+cluster://` or `redis+redlock://` and all addresses.
     pub fn url(&self) -> String {
         match self {
             Self::One(server) => server.url(),
             Self::Cluster(cluster) => cluster.url(),
+            Self::Independent(servers) => {
+                let addresses: Vec<_> = servers.iter().map(|server| server.address().to_string()).collect();
+                format!("redis+redlock://{}", addresses.join(","))
+            }
         }
     }
 
-    fn all(&self) -> Vec<&RedisServer> {
+    pub fn all(&self) -> Vec<&RedisServer> {
         match self {
             Self::One(server) => vec![server],
+            Self::Independent(servers) => servers.iter().collect(),
             Self::Cluster(cluster) => (0..cluster.addresses().len()).map(|node| cluster.node(node)).collect(),
         }
     }

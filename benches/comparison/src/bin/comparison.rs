@@ -11,7 +11,8 @@ use tower_lock_comparison::{
     contender::{self, Work},
     load,
     questions::{
-        Run, cluster, growth, hot_key, http, layer, memory, one_thread, redis_cycles, replicas, runtime, several_keys,
+        Run, cluster, growth, hot_key, http, layer, memory, one_thread, redis_cycles, redlock, replicas, runtime,
+        several_keys,
     },
     report::Goals,
     web,
@@ -21,10 +22,11 @@ use tower_lock_testkit::RedisServer;
 /// Answers a question, and adds its goals.
 type Question = (&'static str, fn(&mut Run));
 
-const QUESTIONS: [Question; 9] = [
+const QUESTIONS: [Question; 10] = [
     ("redis_cycles", redis_cycles::answer),
     ("replicas", replicas::answer),
     ("cluster", cluster::answer),
+    ("redlock", redlock::answer),
     ("hot_key", hot_key::answer),
     ("several_keys", several_keys::answer),
     ("memory", memory::answer),

@@ -199,11 +199,28 @@ impl Measured {
         overlaps
     }
 
+    /// Writes that a target accepts after that of a later section, if each section writes at its
+    /// end. The target rejects a token below the last one, and knows nothing else.
+    pub fn stale_writes(&self) -> usize {
+        let mut writes: Vec<_> = self.sections.iter().collect();
+        writes.sort_by_key(|section| section.end);
+        let (mut token, mut start, mut stale) = (0, 0, 0);
+        for write in writes {
+            if write.token >= token {
+                stale += usize::from(write.start < start);
+                (token, start) = (write.token, write.start.max(start));
+            }
+        }
+        stale
+    }
+
     /// # Panics
     ///
-    /// Panics if two sections of a key overlap.
+    /// Panics if two sections of a key overlap, or if tokens do not rise.
     pub fn assert_exclusive(&self, name: &str) {
         assert_eq!(self.overlaps(), 0, "{name}: two contenders at the same time");
+        let with_token = self.sections.iter().filter(|section| section.token > 0);
+        assert!(with_token.is_sorted_by(|one, next| one.token < next.token), "{name}: a token that is not larger");
     }
 
     /// In nanoseconds. A wait that has not ended counts as long as it was measured.

@@ -7,6 +7,7 @@ pub mod http;
 pub mod layer;
 pub mod memory;
 pub mod redis_cycles;
+pub mod redlock;
 pub mod replicas;
 pub mod several_keys;
 
