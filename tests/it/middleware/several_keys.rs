@@ -14,7 +14,7 @@ use axum::{
     http::{Response, StatusCode, request::Parts},
     routing::post,
 };
-use tokio::time::sleep;
+use tokio::{task::JoinHandle, time::sleep};
 use tower_lock::{
     HasLockKeys, HeldLock, HeldLocks, LockKey, LockLayer, LockManager, LockManagerLayer, Locked, LogKey, Rejection,
     key::{self, AllKeys, KeySource},
@@ -274,7 +274,7 @@ async fn waiters_of_a_second_key_leave_budget_for_other_keys() {
         .collect();
     settle().await;
     sleep(S / 10).await;
-    assert!(waiting.iter().any(|request| request.is_finished()), "some are rejected");
+    assert!(waiting.iter().any(JoinHandle::is_finished), "some are rejected");
     assert_eq!(post_json(&app, "/other", body).await.status(), StatusCode::OK);
-    waiting.iter().for_each(|request| request.abort());
+    waiting.iter().for_each(JoinHandle::abort);
 }

@@ -291,7 +291,9 @@ impl World {
         let request = RaiseRequest { key: self.key.clone(), id: id.clone(), fence, lease: LEASE };
         let names = self.names.clone();
         let validity = called + micros(VALID_FOR) - DRIFT - self.now;
-        self.ask_until(at, validity, |expires_at| names.raise(&[request.clone()], expires_at).expect("a name"));
+        self.ask_until(at, validity, |expires_at| {
+            names.raise(std::slice::from_ref(&request), expires_at).expect("a name")
+        });
         let raised = Replies::new(self.servers.len());
         self.clients[at].state = State::Raising { id, called, fence, raised };
     }
@@ -420,8 +422,11 @@ impl World {
     }
 }
 
+/// The replies of a call that expires.
+type TimedReplies<T, E> = Timed<Vec<Result<T, E>>>;
+
 /// The reply about the only key. An expired call counts as an error.
-fn one<T, E, F: std::fmt::Debug>(reply: Result<(i64, Timed<Vec<Result<T, E>>>), F>) -> Option<T> {
+fn one<T, E, F: std::fmt::Debug>(reply: Result<(i64, TimedReplies<T, E>), F>) -> Option<T> {
     match reply.expect("a reply of the script").1 {
         Timed::Done(replies) => replies.into_iter().next()?.ok(),
         Timed::Expired => None,
