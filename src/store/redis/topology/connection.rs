@@ -335,7 +335,8 @@ async fn each_and_wait(
     let wait = replies.split_off(calls.len().min(replies.len()));
     let mut wait = wait.into_iter().collect();
     // Those whose script the server does not know are sent again: its text once, because the later
-    // ones follow the one that loads it. A redirection loads nothing, and then each has the text.
+    // ones follow the one that loads it. If that one is redirected meanwhile, it loads nothing, and
+    // each of the others is sent with the text.
     for is_text_sent_once in [true, false] {
         let is_unknown = |at: &usize| replies[*at].as_ref().is_err_and(is_unknown_script);
         let unknown: Vec<_> = (0..replies.len()).filter(is_unknown).collect();

@@ -2,7 +2,7 @@
 
 use std::{error::Error, future::IntoFuture, time::Duration};
 
-use futures_util::future::join;
+use futures_util::future::join_all;
 use tokio::{net::TcpListener, time::Instant};
 use tower_lock::{
     LockError, LockManager, RedisStore,
@@ -153,12 +153,15 @@ async fn lazy_store_works_when_the_cluster_is_up() {
     let log = Log::default();
     let _listening = log.listen();
     let locks = LockManager::new(RedisStore::connect_lazy(&cluster.url()).expect("an address"));
-    // An outage of all nodes is no failover.
-    let waits = locks.lock(key()).wait(Duration::from_secs(60)).into_future();
-    let refused = join(waits, locks.try_lock(("other",)).into_future()).await;
-    for refused in [refused.0, refused.1] {
-        let Err(LockError::Store(error)) = refused else { panic!("{refused:?}") };
-        assert!(matches!(error.kind(), StoreErrorKind::Timeout | StoreErrorKind::Unavailable), "{error:?}");
+    // An outage of all nodes is no failover: a request that waits is rejected, too.
+    let gone = cluster_url("", &[free_address().await, free_address().await]);
+    let gone = LockManager::new(RedisStore::connect_lazy(&gone).expect("an address"));
+    for locks in [&locks, &gone] {
+        let waits = (0..4).map(|number| locks.lock(("n", number)).wait(Duration::from_secs(60)).into_future());
+        for refused in join_all(waits).await {
+            let Err(LockError::Store(error)) = refused else { panic!("{refused:?}") };
+            assert!(matches!(error.kind(), StoreErrorKind::Timeout | StoreErrorKind::Unavailable), "{error:?}");
+        }
     }
     locks.health().await.expect_err("nothing replies");
     until("a warning", async || log.text().contains("no node of the Redis Cluster replies")).await;

@@ -69,8 +69,8 @@ async fn master_ends(end: End, lease: Duration) {
     let b = instance(&cluster, "b").await;
     let (mut held, acquired) = (Vec::new(), Instant::now());
     for node in 0..3 {
-        let keys = keys_at(&cluster, node, 210).await;
-        let (of_a, of_b) = keys.split_at(200);
+        let keys = keys_at(&cluster, node, 410).await;
+        let (of_a, of_b) = keys.split_at(400);
         let guards = join_all(of_a.iter().map(|key| a.lock(key.clone()).into_future())).await;
         held.push((guards.into_iter().map(|guard| guard.expect("free")).collect::<Vec<_>>(), of_b.to_vec()));
         for key in of_b {

@@ -201,7 +201,9 @@ async fn operator_sees_and_revokes_keys_of_each_master() {
 #[tokio::test]
 async fn listing_visits_each_master_in_bounded_pages() {
     let Some(cluster) = cluster(3, 0).await else { return };
-    let store = store(&cluster).await;
+    // A build for tests is slow.
+    let store = RedisStore::builder().call_timeout(ms(4_000));
+    let store = Arc::new(store.connect(&cluster.url()).await.expect("it is up"));
     let locks = LockManager::new(Arc::clone(&store));
     let mut keys = Vec::new();
     for node in 0..3 {
