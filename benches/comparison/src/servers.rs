@@ -22,7 +22,8 @@ impl Servers {
 
     pub async fn cluster(masters: usize) -> Self {
         let cluster = RedisCluster::start(masters, 0).await;
-        // The defaults of Redis. The tests have shorter times, and so more work while nothing happens.
+        // The defaults of Redis. The tests have shorter times, and so more work while nothing
+        // happens.
         for node in 0..masters {
             for [directive, value] in [["hz", "10"], ["cluster-node-timeout", "15000"]] {
                 let reply = cluster.command(node, &["CONFIG", "SET", directive, value]).await;

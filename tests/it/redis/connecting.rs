@@ -138,7 +138,7 @@ async fn error_of_one_url_keeps_its_source_and_no_password() {
         ("postgres://ann:s3cret@host", "its scheme is none of `memory`, `redis`, `redis+sentinel`"),
         ("redis://:s3cret@host?protocol=resp3", "invalid Redis URL: a parameter is not one of `prefix`"),
         ("redis+cluster://:s3cret@a,b/1", "invalid Redis URL: a Cluster has only the database 0"),
-        ("redis+redlock://:s3cret@a,b", "invalid Redis URL: Redlock needs 3, 5, 7 or 9 servers, and not 2"),
+        ("redis+redlock://:s3cret@a,b", "a RedlockStore has 3, 5, 7 or 9 servers, and not 2"),
     ] {
         let text = format!("{:?}", locks_at(url).await.expect_err(url));
         assert!(text.contains(says) && !text.contains("s3cret"), "{url}: {text}");

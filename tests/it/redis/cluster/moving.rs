@@ -355,8 +355,8 @@ async fn release_wakes_the_waiter_at_the_next_master() {
     m.finish().await;
 }
 
-/// Redis does not replicate that a slot moves: the promoted replica of its former master has it. The
-/// tokens of the two holders have the order of their grants.
+/// Redis does not replicate that a slot moves: the promoted replica of its former master has it.
+/// The tokens of the two holders have the order of their grants.
 /// Guarantee: G1.
 #[tokio::test]
 async fn failover_of_a_half_moved_slot_loses_its_locks() {
