@@ -128,6 +128,11 @@ async fn test_all(servers: &Servers<Shared>, deadline: Instant) -> (usize, Optio
         return (0, Some(nodes_error(nodes, error)));
     }
     let all = servers.all();
+    if let Servers::Cluster(nodes) = servers
+        && all.is_empty()
+    {
+        return (0, Some(nodes_error(nodes, CallError::NoMaster)));
+    }
     let tests = all.iter().filter(|shared| !shared.messages.has_passed()).map(|shared| async move {
         let (subscriptions, server_us) = self_test(&shared.server, shared.messages.on_message()).await?;
         shared.server_clock().observe(server_us, shared.clock.now());

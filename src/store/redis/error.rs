@@ -335,7 +335,7 @@ const WRONG_PORT_HINT: &str = "is this a sentinel? its URL is `redis+sentinel://
 const MASTER_HINT: &str =
     "is it up, and can this process reach the address that the sentinels name (`replica-announce-ip`)?";
 const CLUSTER_HINT: &str = "this is a node of a Redis Cluster: use `redis+cluster://`";
-const NO_MASTER_HINT: &str = "are its nodes up, and does each slot have a master (`CLUSTER INFO`)?";
+const NO_MASTER_HINT: &str = "are its nodes up, and does each slot have a master (`CLUSTER INFO`; `redis-cli --cluster create` makes a Cluster)?";
 const CLUSTER_CHANGES_HINT: &str =
     "a failover or a move of slots is in progress, or slots have no master (`CLUSTER INFO`)";
 

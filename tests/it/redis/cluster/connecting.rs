@@ -328,3 +328,13 @@ async fn listing_needs_no_node_that_has_left() {
     };
     until("a listing", async || listed().await.is_ok_and(|entries| entries.len() == 1)).await;
 }
+
+#[tokio::test]
+async fn nodes_without_slots_are_no_cluster_yet() {
+    let Some(cluster) = cluster(1, 0).await else { return };
+    cluster.command(0, &["CLUSTER", "FLUSHSLOTS"]).await;
+    let url = cluster.url();
+    let error = RedisStore::builder().connect_timeout(ms(300)).connect(&url).await.expect_err("no slot has a master");
+    let text = format!("{error:?}");
+    assert!(text.contains("`redis-cli --cluster create`") && text.contains(&cluster.addresses()[0]), "{text}");
+}
