@@ -26,7 +26,7 @@ pub(crate) const RENEWAL_BATCH_WINDOWS_PER_LEASE: u32 = 60;
 /// Grants in one renewal call: it delays the calls of others in the store by less than a
 /// millisecond.
 pub(crate) const MAX_RENEWALS_PER_CALL: usize = 128;
-/// Renewal calls under way at the same time.
+/// Renewal calls under way at the same time, at one server of the store.
 pub(crate) const MAX_RENEWAL_CALLS: usize = 2;
 /// If renewals wait longer than this part of the lease for their turn, no key is acquired ..
 pub(crate) const LATE_RENEWALS_PER_LEASE: u32 = 15;
@@ -298,7 +298,7 @@ mod tests {
             ("longest lease", format!("{} min", LEASE_MAX.as_secs() / 60)),
             ("renewal", format!("every third of the lease: {}", s(LEASE / RENEWALS_PER_LEASE))),
             ("keys in one renewal call", MAX_RENEWALS_PER_CALL.to_string()),
-            ("renewal calls under way", MAX_RENEWAL_CALLS.to_string()),
+            ("renewal calls under way, at one server", MAX_RENEWAL_CALLS.to_string()),
             ("drift", format!("{} % + {} ms", 100 / DRIFT_DIVISOR, DRIFT_ROUNDING.as_millis())),
             ("`locks.lock` without `.wait`", s(LOCK_WAIT_TIMEOUT)),
             ("poll of a waiter, if the holder is elsewhere", s(QUEUE_POLL_INTERVAL)),

@@ -209,7 +209,8 @@ impl Driver {
     /// Whether the key may be requested now.
     pub(super) fn check_request(&self, key: &LockKey) -> Result<(), StoreError> {
         self.check_process("acquire")?;
-        if self.renewals.are_late(&self.clock) && !self.shards.of(key).lock().table.contains(key) {
+        let are_late = self.renewals.are_late(&self.clock, || self.store.server_of(key));
+        if are_late && !self.shards.of(key).lock().table.contains(key) {
             // The keys that are held come first.
             return Err(StoreError::new("lock", "acquire", StoreErrorKind::Overloaded)
                 .with_source("the renewals of held locks wait for their turn, and come first"));

@@ -1,7 +1,7 @@
 //! The grants that the watchdog has to renew or to check, ordered by when.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, HashMap, VecDeque},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
@@ -35,8 +35,10 @@ pub(super) struct RenewalQueue {
     next_sweep: AtomicU64,
     /// The newest task has not ended.
     has_task: AtomicBool,
-    /// Until this instant, in nanoseconds, renewals count as late.
+    /// Until this instant, in nanoseconds, renewals count as late at one of the servers at least.
     late_until: AtomicU64,
+    /// The same for each server at which they were late.
+    late_servers: Mutex<HashMap<usize, BootInstant>>,
     task: Mutex<Task>,
     /// Notified when a grant needs a sweep earlier than the next one that is planned.
     pub(super) wakeup: Arc<Notify>,
@@ -140,17 +142,24 @@ impl RenewalQueue {
         BootInstant::from_nanos(self.next_sweep.load(SeqCst))
     }
 
-    /// Notes how long a renewal has waited for its turn.
-    pub(super) fn waited(&self, duration: Duration, now: BootInstant, lease: Duration) {
+    /// Notes how long a renewal has waited for its turn at a server.
+    pub(super) fn waited(&self, server: usize, duration: Duration, now: BootInstant, lease: Duration) {
         if duration > lease / LATE_RENEWALS_PER_LEASE {
-            self.late_until.fetch_max(now.saturating_add(LATE_RENEWALS_PAUSE).as_nanos(), SeqCst);
+            let until = now.saturating_add(LATE_RENEWALS_PAUSE);
+            self.late_servers.lock().insert(server, until);
+            self.late_until.fetch_max(until.as_nanos(), SeqCst);
         }
     }
 
-    /// Whether renewals wait too long for their turn: the store has no capacity for more keys.
-    pub(super) fn are_late(&self, clock: &Clock) -> bool {
+    /// Whether renewals wait too long for their turn: the server has no capacity for more keys.
+    pub(super) fn are_late(&self, clock: &Clock, server: impl FnOnce() -> usize) -> bool {
         let until = self.late_until.load(SeqCst);
-        until != 0 && clock.now() < BootInstant::from_nanos(until)
+        // Mostly none is, and the server need not be known.
+        if until == 0 {
+            return false;
+        }
+        let (now, server) = (clock.now(), server());
+        now < BootInstant::from_nanos(until) && self.late_servers.lock().get(&server).is_some_and(|until| now < *until)
     }
 
     /// Whether grants are tracked and no task sweeps over them.

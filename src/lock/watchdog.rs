@@ -1,6 +1,7 @@
 //! The task that renews locks, and ends those that are past their deadline.
 
 use std::{
+    collections::HashMap,
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -22,9 +23,10 @@ use crate::{
 struct Watchdog {
     driver: Weak<Driver>,
     number: u64,
-    /// The renewal calls take turns. Each watchdog has turns of its own: the tasks of an earlier
-    /// one may be in a runtime that nothing drives.
-    turns: Arc<Semaphore>,
+    /// The renewal calls at one server take turns: a server that does not reply delays no other.
+    /// Each watchdog has turns of its own: the tasks of an earlier one may be in a runtime that
+    /// nothing drives.
+    turns: HashMap<usize, Arc<Semaphore>>,
 }
 
 /// A renewal that is in flight. When it is finished, or dropped with its runtime, grants that a
@@ -37,15 +39,14 @@ struct RenewalCall {
 /// Starts the task. No mutex may be held: where no runtime lives, the task is dropped at once.
 pub(super) fn start(driver: &Arc<Driver>) {
     let number = driver.renewals.next_task(driver.clock.now());
-    let turns = Arc::new(Semaphore::new(MAX_RENEWAL_CALLS));
-    let watchdog = Watchdog { driver: Arc::downgrade(driver), number, turns };
+    let watchdog = Watchdog { driver: Arc::downgrade(driver), number, turns: HashMap::new() };
     let task = driver.spawn(watchdog.run());
     driver.renewals.task_started(number, task);
     driver.share_wakeup();
 }
 
 impl Watchdog {
-    async fn run(self) {
+    async fn run(mut self) {
         let Some(wakeup) = self.driver.upgrade().map(|driver| Arc::clone(&driver.renewals.wakeup)) else { return };
         let mut was_idle = false;
         while self.sweep(&mut was_idle).is_some() {
@@ -64,7 +65,7 @@ impl Watchdog {
     }
 
     /// Returns `None` if the task ends.
-    fn sweep(&self, was_idle: &mut bool) -> Option<()> {
+    fn sweep(&mut self, was_idle: &mut bool) -> Option<()> {
         let driver = self.driver.upgrade()?;
         let sweep = driver.renewals.sweep(driver.clock.now(), driver.lease);
         if sweep.is_idle && *was_idle && driver.renewals.try_stop(self.number) {
@@ -77,9 +78,16 @@ impl Watchdog {
         for grant in sweep.checks {
             driver.check_section(&grant);
         }
-        for due in sweep.due.chunks(MAX_RENEWALS_PER_CALL) {
-            // In a task of its own: a slow store does not delay the next sweep.
-            driver.spawn(renew(Arc::clone(&driver), due.to_vec(), Arc::clone(&self.turns)));
+        let mut due: Vec<_> = sweep.due.into_iter().map(|grant| (driver.store.server_of(&grant.key), grant)).collect();
+        due.sort_by_key(|(server, _)| *server);
+        for due in due.chunk_by(|a, b| a.0 == b.0) {
+            let server = due[0].0;
+            let turns = self.turns.entry(server).or_insert_with(|| Arc::new(Semaphore::new(MAX_RENEWAL_CALLS)));
+            for call in due.chunks(MAX_RENEWALS_PER_CALL) {
+                let grants = call.iter().map(|(_, grant)| Arc::clone(grant)).collect();
+                // In a task of its own: a slow store does not delay the next sweep.
+                driver.spawn(renew(Arc::clone(&driver), server, grants, Arc::clone(turns)));
+            }
         }
         Some(())
     }
@@ -95,12 +103,12 @@ impl Drop for Watchdog {
     }
 }
 
-async fn renew(driver: Arc<Driver>, grants: Vec<Arc<Grant>>, turns: Arc<Semaphore>) {
+async fn renew(driver: Arc<Driver>, server: usize, grants: Vec<Arc<Grant>>, turns: Arc<Semaphore>) {
     let call = RenewalCall { driver: Arc::clone(&driver), grants };
     let due_at = driver.clock.now();
     let turn = turns.acquire().await;
     let sent_at = driver.clock.now(); // I3
-    driver.renewals.waited(sent_at.saturating_duration_since(due_at), sent_at, driver.lease);
+    driver.renewals.waited(server, sent_at.saturating_duration_since(due_at), sent_at, driver.lease);
     let grants = &call.grants;
     if !driver.is_of_this_process() {
         return;

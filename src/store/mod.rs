@@ -197,6 +197,13 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
     fn free_keys(&self) -> Option<&dyn FreeKeys> {
         None
     }
+
+    /// Returns the number of the server that has this key now, of a store with several. No part of
+    /// the contract: renewals at one server do not wait for those at another one.
+    #[doc(hidden)]
+    fn server_of(&self, _key: &LockKey) -> usize {
+        0
+    }
 }
 
 // === impl LockStore ===
@@ -252,5 +259,9 @@ impl<S: LockStore + ?Sized> LockStore for Arc<S> {
 
     fn free_keys(&self) -> Option<&dyn FreeKeys> {
         (**self).free_keys()
+    }
+
+    fn server_of(&self, key: &LockKey) -> usize {
+        (**self).server_of(key)
     }
 }

@@ -222,6 +222,10 @@ impl LockStore for RedisStore {
             try_join_all(checks).await.map(drop)
         })
     }
+
+    fn server_of(&self, key: &LockKey) -> usize {
+        self.servers.number(key)
+    }
 }
 
 /// Completes a grant of a slot that moves. A yield may have acquired the key for its next id.

@@ -39,7 +39,7 @@ use crate::{
         StoreError, StoreErrorKind,
         redis::{
             error::CallError,
-            wire::{Keyspace, slot_of},
+            wire::{Keyspace, LockName},
         },
         remote::link::RECONNECT_DELAY,
     },
@@ -172,12 +172,17 @@ impl<S: Node> Nodes<S> {
 
     /// The slot of a key. That of an invalid name is any: its call fails.
     pub(crate) fn slot(&self, key: &LockKey) -> u16 {
-        self.keyspace.lock(key).map_or(0, |lock| slot_of(&lock.to_string()))
+        self.keyspace.lock(key).map_or(0, LockName::slot)
     }
 
     /// The master of a slot, as far as this process knows.
     pub(crate) fn owner(&self, slot: u16) -> Option<Arc<S>> {
         self.view()?.owner(slot).cloned()
+    }
+
+    /// The number of the master of a slot. Any, if that is not known.
+    pub(crate) fn number(&self, slot: u16) -> usize {
+        self.view().and_then(|view| view.map.owner(slot)).unwrap_or(0)
     }
 
     /// The master of a slot. Asks the nodes if that is not known.

@@ -28,6 +28,14 @@ impl<S: Node> Servers<S> {
         }
     }
 
+    /// The number of the server of a key, as far as this process knows.
+    pub(crate) fn number(&self, key: &LockKey) -> usize {
+        match self {
+            Self::One(_) => 0,
+            Self::Cluster(nodes) => nodes.number(nodes.slot(key)),
+        }
+    }
+
     /// The servers that are known now.
     pub(crate) fn all(&self) -> Vec<Arc<S>> {
         match self {

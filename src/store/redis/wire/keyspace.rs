@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 
-use super::slots::{slot_of, tag_of};
+use super::slots::{slot_of, slot_of_parts, tag_of};
 use crate::{lock_key::LockKey, store::StoreEvent};
 
 /// The start of the channels of Redisson's plain locks.
@@ -146,7 +146,7 @@ impl Keyspace {
     pub fn fence(&self, lock: LockName<'_>) -> String {
         match self.node {
             None => format!("tower-lock:{}:f", self.prefix),
-            Some(_) => format!("tower-lock:{}:f:{{{}}}", self.prefix, tag_of(slot_of(&lock.to_string()))),
+            Some(_) => format!("tower-lock:{}:f:{{{}}}", self.prefix, tag_of(lock.slot())),
         }
     }
 
@@ -268,6 +268,14 @@ impl Keyspace {
     }
 }
 
+impl LockName<'_> {
+    /// Its hash slot on a Cluster.
+    pub fn slot(self) -> u16 {
+        // No character of a prefix is a brace.
+        self.prefix.map_or_else(|| slot_of(self.text), |prefix| slot_of_parts([prefix, ":", self.text]))
+    }
+}
+
 impl<'a> From<&'a str> for LockName<'a> {
     fn from(text: &'a str) -> Self {
         Self { prefix: None, text }
@@ -328,6 +336,15 @@ mod tests {
             let lock = keyspace.test_lock("7f", slot);
             assert_eq!(slot_of(&lock), slot, "{lock}");
             assert_eq!(slot_of(&keyspace.queue(lock.as_str().into()).to_string()), slot, "{lock}");
+        }
+    }
+
+    #[test]
+    fn slot_of_a_lock_is_that_of_its_name() {
+        for text in ["reward:7", "{reward}:7", "a{}b", "x}{y"] {
+            let composed = LockName { prefix: Some("lock"), text };
+            assert_eq!(composed.slot(), slot_of(&composed.to_string()), "{text}");
+            assert_eq!(LockName::from(text).slot(), slot_of(text), "{text}");
         }
     }
 

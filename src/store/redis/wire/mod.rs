@@ -24,5 +24,5 @@ pub use self::{
         take_incomplete,
     },
     script::ScriptCall,
-    slots::{SLOTS, slot_of},
+    slots::SLOTS,
 };

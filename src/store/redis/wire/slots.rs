@@ -10,7 +10,7 @@ static TAGS: LazyLock<Vec<u32>> = LazyLock::new(|| {
     let mut tags = vec![u32::MAX; usize::from(SLOTS)];
     let mut missing = tags.len();
     for number in 0..u32::MAX {
-        let tag = &mut tags[usize::from(crc16(number.to_string().as_bytes()) % SLOTS)];
+        let tag = &mut tags[usize::from(crc16(number.to_string().bytes()) % SLOTS)];
         if *tag == u32::MAX {
             *tag = number;
             missing -= 1;
@@ -23,9 +23,18 @@ static TAGS: LazyLock<Vec<u32>> = LazyLock::new(|| {
 });
 
 /// The slot of a name: of its first part in braces, if that is not empty.
-pub fn slot_of(name: &str) -> u16 {
-    let tag = name.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map(|(tag, _)| tag);
-    crc16(tag.filter(|tag| !tag.is_empty()).unwrap_or(name).as_bytes()) % SLOTS
+pub(super) fn slot_of(name: &str) -> u16 {
+    slot_of_parts(["", "", name])
+}
+
+/// The slot of a name in parts. Only the last one may have braces.
+pub(super) fn slot_of_parts(parts: [&str; 3]) -> u16 {
+    let [.., last] = parts;
+    let tag = last.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map(|(tag, _)| tag);
+    match tag.filter(|tag| !tag.is_empty()) {
+        Some(tag) => crc16(tag.bytes()) % SLOTS,
+        None => crc16(parts.into_iter().flat_map(str::bytes)) % SLOTS,
+    }
 }
 
 /// A text whose slot is this one.
@@ -34,11 +43,24 @@ pub fn tag_of(slot: u16) -> u32 {
 }
 
 /// CRC-16/XMODEM.
-fn crc16(bytes: &[u8]) -> u16 {
-    bytes.iter().fold(0, |crc, byte| {
-        (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| (crc << 1) ^ if crc & 0x8000 == 0 { 0 } else { 0x1021 })
-    })
+fn crc16(bytes: impl Iterator<Item = u8>) -> u16 {
+    bytes.fold(0, |crc, byte| (crc << 8) ^ CRC_OF_BYTES[usize::from((crc >> 8) as u8 ^ byte)])
 }
+
+static CRC_OF_BYTES: [u16; 256] = {
+    let mut table = [0; 256];
+    let mut byte = 0;
+    while byte < table.len() {
+        let (mut crc, mut bit) = ((byte as u16) << 8, 0);
+        while bit < 8 {
+            crc = (crc << 1) ^ if crc & 0x8000 == 0 { 0 } else { 0x1021 };
+            bit += 1;
+        }
+        table[byte] = crc;
+        byte += 1;
+    }
+    table
+};
 
 #[cfg(test)]
 mod tests {
@@ -46,13 +68,13 @@ mod tests {
 
     #[test]
     fn slots_are_those_of_redis() {
-        assert_eq!(crc16(b"123456789"), 0x31C3);
+        assert_eq!(crc16("123456789".bytes()), 0x31C3);
         for (name, slot) in [("x", 16_287), ("{x}q", 16_287), ("a{x}b{y}", 16_287), ("foo", 12_182), ("", 0)] {
             assert_eq!(slot_of(name), slot, "{name}");
         }
         // Without a part in braces, the whole name counts.
         for name in ["{}x", "{x", "x}"] {
-            assert_eq!(slot_of(name), crc16(name.as_bytes()) % SLOTS, "{name}");
+            assert_eq!(slot_of(name), crc16(name.bytes()) % SLOTS, "{name}");
         }
     }
 

@@ -20,17 +20,13 @@ use tower_lock_testkit::{
     wait::{ms, soon, until},
 };
 
-use super::{cluster, instance, is_available, key_at, keys_at, scripts, store};
+use super::{cluster, instance, is_available, key_at, keys_at, name_of, scripts, store};
 
 /// In a failover the release may fail at first. It is repeated then.
 async fn release(guard: LockGuard) {
     if let Err(error) = guard.release().await {
         assert_eq!(error.kind(), StoreErrorKind::Failover, "{error}");
     }
-}
-
-fn name_of(key: &LockKey) -> String {
-    format!("lock:{}", key.as_str())
 }
 
 /// The replicas of a node have all that it has.
@@ -61,9 +57,10 @@ enum End {
     Stopped,
 }
 
-/// Hundreds of locks at each master are renewed in common calls: two of them are under way at a
-/// time, and each waits for the master that does not reply.
-async fn master_ends(end: End, lease: Duration) {
+/// Hundreds of locks at each master are renewed in several calls: two of those of one master are
+/// under way at a time, and each waits for the master that does not reply.
+async fn master_ends(end: End) {
+    let lease = Duration::from_secs(6);
     let Some(cluster) = independent_masters().await else { return };
     let a = LockManager::builder(store(&cluster).await).instance("a").lease(lease).build();
     let b = instance(&cluster, "b").await;
@@ -128,13 +125,12 @@ async fn master_ends(end: End, lease: Duration) {
 
 #[tokio::test]
 async fn killed_master_delays_no_other() {
-    master_ends(End::Killed, Duration::from_secs(6)).await;
+    master_ends(End::Killed).await;
 }
 
 #[tokio::test]
 async fn stopped_master_delays_no_other() {
-    // Renewals that wait for a second may be late.
-    master_ends(End::Stopped, Duration::from_secs(18)).await;
+    master_ends(End::Stopped).await;
 }
 
 /// Guarantee: G5, G6.
@@ -200,7 +196,7 @@ async fn held_locks_are_renewed_at_the_promoted_replica() {
         assert_eq!(cluster.command_for(&name, &["HGETALL", &name]).await, stored, "{name}: the same fence");
         guard.release().await.expect("held");
     }
-    assert!(scripts(&cluster, promoted).await >= 200, "renewals and releases");
+    assert!(scripts(&cluster, promoted).await > 100, "renewals, and a release of each");
 }
 
 /// Guarantee: G1.

@@ -48,6 +48,11 @@ async fn key_at(cluster: &RedisCluster, node: usize) -> LockKey {
     keys_at(cluster, node, 1).await.remove(0)
 }
 
+/// The name of the lock of a composed key.
+fn name_of(key: &LockKey) -> String {
+    format!("lock:{}", key.as_str())
+}
+
 /// The calls of a command, in an `INFO commandstats`.
 fn calls_in(stats: &str, command: &str) -> u64 {
     let prefix = format!("cmdstat_{command}:calls=");

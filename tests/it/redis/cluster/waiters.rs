@@ -25,7 +25,7 @@ use tower_lock_testkit::{
     wait::{ms, soon, until},
 };
 
-use super::{cluster, instance, key_at, keys_at, store};
+use super::{cluster, instance, key_at, keys_at, name_of, store};
 
 const TERMS: QueueConfig = QueueConfig::new(ms(3_000), ms(60_000), 16);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -94,10 +94,6 @@ async fn dead_waiters_are_skipped_at_once_at_each_master() {
         assert!(fields.texts().iter().all(|id| id.starts_with("live:")), "{key:?}: {fields:?}");
         soon("a grant", waiting).await.expect("no panic").expect("a grant").release().await.expect("held");
     }
-}
-
-fn name_of(key: &LockKey) -> String {
-    format!("lock:{}", key.as_str())
 }
 
 /// Guarantee: G5.
