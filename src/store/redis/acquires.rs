@@ -11,8 +11,8 @@ use super::{
     moving::{Incomplete, complete},
     routing::{InTime, Route},
     shared::Shared,
-    topology::{connection::Replicated, server::Server},
-    wire::{self, KeyError, Keyspace, UnexpectedReply},
+    topology::{Nodes, connection::Replicated, server::Server},
+    wire::{self, FreeGrants, KeyError, Keyspace, UnexpectedReply},
 };
 use crate::{
     clock::BootInstant,
@@ -64,7 +64,7 @@ impl SendRequests<AcquireRequest> for Shared {
         }
         let replies = match self.nodes() {
             None => self.acquire_together(requests, called).await,
-            Some(_) => self.acquire_each(&requests, called).await,
+            Some(nodes) => self.acquire_at_node(&nodes, &requests, called).await,
         };
         let reply = |(reply, waits): (_, bool)| match reply {
             Ok(AcquireReply::Busy { .. }) if is_disconnected && waits => {
@@ -103,17 +103,71 @@ impl Shared {
         }
     }
 
-    /// A script for each request, because a script may have the keys of one slot only. All are sent
-    /// together.
-    async fn acquire_each(
+    /// One script grants the keys that are free. A key that is not, or whose slot moves, has a
+    /// script of its own.
+    async fn acquire_at_node(
         self: &Arc<Self>,
+        nodes: &Nodes<Self>,
         requests: &[AcquireRequest],
         called: BootInstant,
     ) -> Vec<Result<AcquireReply, StoreError>> {
-        let Server { keyspace, acquire_conn, min_replicas, timeouts, .. } = &*self.server;
-        let deadline = timeouts.call_deadline();
-        let call =
-            |request| keyspace.acquire(std::slice::from_ref(request), self.expires_at(called, request.valid_for));
+        let deadline = self.server.timeouts.call_deadline();
+        let granted = match self.acquire_free(nodes, requests, called, deadline).await {
+            Ok(granted) => granted,
+            // A service may refuse a script without declared keys.
+            Err(error) if error.is_refusal() => vec![None; requests.len()],
+            Err(error) => return vec![Err(self.server.store_error("acquire", error)); requests.len()],
+        };
+        let others: Vec<_> =
+            requests.iter().zip(&granted).filter(|(_, granted)| granted.is_none()).map(|(other, _)| other).collect();
+        if others.is_empty() {
+            return granted.into_iter().flatten().collect();
+        }
+        let mut others = self.acquire_each(&others, called, deadline).await.into_iter();
+        granted.into_iter().filter_map(|granted| granted.or_else(|| others.next())).collect()
+    }
+
+    /// The grants of the keys that are free. `None`: nothing was done for this one.
+    async fn acquire_free(
+        &self,
+        nodes: &Nodes<Self>,
+        requests: &[AcquireRequest],
+        called: BootInstant,
+        deadline: Instant,
+    ) -> Result<Vec<Option<Result<AcquireReply, StoreError>>>, CallError> {
+        let Server { keyspace, acquire_conn, min_replicas, .. } = &*self.server;
+        // For one key, its own script costs as much.
+        if requests.len() == 1 {
+            return Ok(vec![None]);
+        }
+        let valid_for = requests.iter().map(|request| request.valid_for).min().unwrap_or_default();
+        let call = keyspace.acquire_free(requests, self.expires_at(called, valid_for))?;
+        let (reply, replicated) = acquire_conn.call_replicated(&call, *min_replicas, deadline).await?;
+        let now = self.clock.now();
+        let parsed = acquire_conn.parsed(wire::parse_acquire_free(&reply, requests.len()));
+        let (server_us, FreeGrants { fence, is_granted }) = parsed?;
+        self.server_clock().observe(server_us, now);
+        let granted = requests.iter().zip(&is_granted).filter(|(_, is_granted)| **is_granted);
+        self.fences.lock().extend(granted.map(|(request, _)| nodes.slot(&request.key)));
+        let reply = match replicated {
+            Ok(()) => Ok(AcquireReply::Granted { fence }),
+            // In doubt, as in `checked`.
+            Err(error) => Err(self.server.store_error("acquire", error.into())),
+        };
+        Ok(is_granted.into_iter().map(|is_granted| is_granted.then(|| reply.clone())).collect())
+    }
+
+    /// A script for each request, all sent together.
+    async fn acquire_each(
+        self: &Arc<Self>,
+        requests: &[&AcquireRequest],
+        called: BootInstant,
+        deadline: Instant,
+    ) -> Vec<Result<AcquireReply, StoreError>> {
+        let Server { keyspace, acquire_conn, min_replicas, .. } = &*self.server;
+        let call = |request: &&AcquireRequest| {
+            keyspace.acquire(std::slice::from_ref(*request), self.expires_at(called, request.valid_for))
+        };
         let calls = requests.iter().map(call).collect::<Result<Vec<_>, _>>();
         let sent = match calls {
             Ok(calls) => acquire_conn.call_each(&calls, *min_replicas, deadline).await,
@@ -126,7 +180,7 @@ impl Shared {
                 return vec![Err(error); requests.len()];
             }
         };
-        let finish = requests.iter().zip(replies).map(|(request, reply)| async move {
+        let finish = requests.iter().zip(replies).map(|(&request, reply)| async move {
             let mut route = Route::new(self, &request.key);
             let first = reply.map(|reply| (reply, replicated));
             let reply = acquire(&mut route, request, called, deadline, first).await;

@@ -253,6 +253,11 @@ impl CallError {
         matches!(self, Self::Redis(error) if error.code() == Some("NOPERM"))
     }
 
+    /// Whether the server has replied with an error.
+    pub(super) fn is_refusal(&self) -> bool {
+        matches!(self, Self::Redis(error) if error.code().is_some())
+    }
+
     /// Whether this is the error of a Cluster that changes, or lacks masters.
     pub(super) fn is_of_cluster(error: &RedisError) -> bool {
         use ServerErrorKind::{Ask, ClusterDown, Moved, TryAgain};

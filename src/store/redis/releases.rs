@@ -50,7 +50,7 @@ impl SendRequests<ReleaseRequest> for Shared {
     ) -> Vec<Result<ReleaseReply, StoreError>> {
         match self.nodes() {
             None => self.release_together(requests, called).await,
-            Some(_) => self.release_each(&requests).await,
+            Some(_) => self.release_at_node(&requests).await,
         }
     }
 }
@@ -83,12 +83,48 @@ impl Shared {
         }
     }
 
-    /// A script for each request, because a script may have the keys of one slot only. All are sent
-    /// together.
-    async fn release_each(self: &Arc<Self>, requests: &[ReleaseRequest]) -> Vec<Result<ReleaseReply, StoreError>> {
-        let Server { keyspace, release_conn, timeouts, .. } = &*self.server;
-        let deadline = timeouts.call_deadline();
-        let calls = requests.iter().map(|request| keyspace.release(std::slice::from_ref(request)));
+    /// One script releases the keys without waiters. A key that has some, or whose slot moves, has
+    /// a script of its own.
+    async fn release_at_node(self: &Arc<Self>, requests: &[ReleaseRequest]) -> Vec<Result<ReleaseReply, StoreError>> {
+        let deadline = self.server.timeouts.call_deadline();
+        let is_released = match self.release_unqueued(requests, deadline).await {
+            Ok(is_released) => is_released,
+            Err(error) if error.is_refusal() => vec![false; requests.len()],
+            Err(error) => return vec![Err(self.server.store_error("release", error)); requests.len()],
+        };
+        let others: Vec<_> =
+            requests.iter().zip(&is_released).filter(|(_, is)| !**is).map(|(other, _)| other).collect();
+        if others.is_empty() {
+            return vec![Ok(ReleaseReply::Freed); requests.len()];
+        }
+        let mut others = self.release_each(&others, deadline).await.into_iter();
+        let reply = |is_released| if is_released { Some(Ok(ReleaseReply::Freed)) } else { others.next() };
+        is_released.into_iter().filter_map(reply).collect()
+    }
+
+    /// Whether each key was released. Otherwise nothing was done for it.
+    async fn release_unqueued(&self, requests: &[ReleaseRequest], deadline: Instant) -> Result<Vec<bool>, CallError> {
+        let Server { keyspace, release_conn, .. } = &*self.server;
+        let is_simple = |request: &&ReleaseRequest| request.block_for.is_zero() && request.record.is_none();
+        let count = requests.iter().filter(is_simple).count();
+        // For one key, its own script costs as much.
+        if count < 2 {
+            return Ok(vec![false; requests.len()]);
+        }
+        let call = keyspace.release_unqueued(requests.iter().filter(is_simple))?;
+        let reply = release_conn.query_retry(Query::EvalSha(&call), deadline).await?;
+        let mut released = release_conn.parsed(wire::parse_release_unqueued(&reply, count))?.into_iter();
+        Ok(requests.iter().map(|request| is_simple(&request) && released.next() == Some(true)).collect())
+    }
+
+    /// A script for each request, all sent together.
+    async fn release_each(
+        self: &Arc<Self>,
+        requests: &[&ReleaseRequest],
+        deadline: Instant,
+    ) -> Vec<Result<ReleaseReply, StoreError>> {
+        let Server { keyspace, release_conn, .. } = &*self.server;
+        let calls = requests.iter().map(|&request| keyspace.release(std::slice::from_ref(request)));
         let sent = match calls.collect::<Result<Vec<_>, _>>() {
             Ok(calls) => release_conn.call_each_retry(&calls, None, deadline).await,
             Err(error) => Err(error.into()),
@@ -100,7 +136,7 @@ impl Shared {
                 return vec![Err(error); requests.len()];
             }
         };
-        let finish = requests.iter().zip(replies).map(|(request, reply)| async move {
+        let finish = requests.iter().zip(replies).map(|(&request, reply)| async move {
             let mut route = Route::new(self, &request.key);
             let reply = release(&mut route, request, reply, deadline).await;
             reply.map_err(|error| route.owner().server.store_error("release", error))

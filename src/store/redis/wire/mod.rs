@@ -8,6 +8,7 @@
 mod slots;
 mod keyspace;
 mod requests;
+mod several;
 mod script;
 mod replies;
 mod redlock;
@@ -24,5 +25,6 @@ pub use self::{
         take_incomplete,
     },
     script::ScriptCall,
+    several::{FreeGrants, parse_acquire_free, parse_release_unqueued},
     slots::SLOTS,
 };

@@ -360,7 +360,7 @@ fn parse_acquire_reply(elements: &[Value]) -> Result<AcquireReply, UnexpectedRep
 }
 
 /// The server's time, in microseconds.
-fn parse_time(value: &Value) -> Result<i64, UnexpectedReply> {
+pub(super) fn parse_time(value: &Value) -> Result<i64, UnexpectedReply> {
     i64::try_from(parse_u64(value)?).map_err(|_| UnexpectedReply)
 }
 

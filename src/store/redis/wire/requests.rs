@@ -42,25 +42,24 @@ impl Keyspace {
         Ok(call)
     }
 
-    /// One call for all renewals, and which of them it contains: an invalid name is omitted.
+    /// One call for all renewals, and which of them it contains: an invalid name is omitted. On a
+    /// Cluster several keys are in many slots, and none of them is declared.
     pub fn renew(&self, requests: &[RenewRequest]) -> (ScriptCall, Vec<bool>) {
         let mut call = ScriptCall::new(RENEW.of(Variant::default()));
         call.reserve(3 * requests.len());
-        let is_sent: Vec<_> = requests
-            .iter()
-            .map(|request| match self.lock(&request.key) {
-                Ok(lock) => {
-                    call.key(lock);
-                    true
-                }
-                Err(_) => false,
-            })
-            .collect();
-        for (request, _) in requests.iter().zip(&is_sent).filter(|(_, is_sent)| **is_sent) {
+        let locks: Vec<_> = requests.iter().map(|request| self.lock(&request.key).ok()).collect();
+        let are_declared = self.node().is_none() || requests.len() == 1;
+        if are_declared {
+            locks.iter().flatten().for_each(|lock| call.key(lock));
+        }
+        for (request, _) in requests.iter().zip(&locks).filter(|(_, lock)| lock.is_some()) {
             call.arg(&request.id);
             call.arg(Ms(request.lease));
         }
-        (call, is_sent)
+        if !are_declared {
+            locks.iter().flatten().for_each(|lock| call.arg(lock));
+        }
+        (call, locks.iter().map(Option::is_some).collect())
     }
 
     /// One call for these releases. Several of them have no records.

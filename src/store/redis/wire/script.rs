@@ -26,8 +26,10 @@ macro_rules! scripts {
 
 scripts! {
     ACQUIRE = "acquire";
+    ACQUIRE_FREE = "acquire_free";
     RENEW = "renew";
     RELEASE = "release";
+    RELEASE_UNQUEUED = "release_unqueued";
     YIELD = "yield";
     FORCE = "force";
     INSPECT = "inspect";

@@ -7,6 +7,7 @@ mod failover;
 mod moving;
 mod raw;
 mod replay;
+mod shared_scripts;
 mod waiters;
 
 use std::{collections::HashSet, sync::Arc};

@@ -18,6 +18,8 @@ pub enum Direction {
 pub enum NetworkFault {
     /// The connection is cut before the server gets the request.
     CutBefore,
+    /// The server replies with an error, and does not run the request.
+    Refused,
     /// The server runs the request, and the connection is cut before the reply.
     CutBeforeReply,
     /// The server runs the request, and the connection is cut after this many bytes of the reply.

@@ -71,6 +71,8 @@ struct Closed;
 const CHUNKS_IN_FLIGHT: usize = 256;
 /// The maximum number of pending replies.
 const MAX_PENDING_REPLIES: usize = 1 << 16;
+/// It is sent in place of a request that the server is to refuse.
+const UNKNOWN_COMMAND: &[u8] = b"*1\r\n$4\r\nNONE\r\n";
 /// Longer frames are passed on in pieces.
 const MAX_FRAME: usize = 4 << 20;
 
@@ -223,7 +225,10 @@ impl Wire {
         }
         let fault = shared.next(self, &request);
         let action = match fault {
-            None | Some(NetworkFault::Late(_) | NetworkFault::Double | NetworkFault::Again(_)) => ReplyAction::Pass,
+            None
+            | Some(NetworkFault::Late(_) | NetworkFault::Double | NetworkFault::Again(_) | NetworkFault::Refused) => {
+                ReplyAction::Pass
+            }
             Some(NetworkFault::CutInReply(length)) => ReplyAction::Cut(length),
             Some(NetworkFault::CutBeforeReply) => ReplyAction::Cut(0),
             Some(cut @ (NetworkFault::CutBefore | NetworkFault::Orphaned(_))) => {
@@ -245,6 +250,7 @@ impl Wire {
         if let Some(NetworkFault::Again(after)) = fault {
             shared.send_again(after, bytes.to_vec());
         }
+        let bytes = if fault == Some(NetworkFault::Refused) { UNKNOWN_COMMAND } else { bytes };
         let mut due = Instant::now() + self.state.borrow().up.delay;
         if let Some(NetworkFault::Late(by)) = fault {
             due += by;
