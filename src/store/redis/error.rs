@@ -355,7 +355,8 @@ fn classify_code(code: &str) -> Option<(StoreErrorKind, &'static str)> {
         "WRONGPASS" => (Refused, PASSWORD_HINT),
         "MISCONF" => (Refused, DISK_HINT),
         "MOVED" | "ASK" | "TRYAGAIN" | "CROSSSLOT" | "CLUSTERDOWN" => (Refused, CLUSTER_HINT),
-        "READONLY" | "MASTERDOWN" => (Failover, REPLICA_HINT),
+        // The last one ends a wait for replicas.
+        "READONLY" | "MASTERDOWN" | "UNBLOCKED" => (Failover, REPLICA_HINT),
         "DENIED" => (Refused, "its protected mode accepts only local clients: set a password, or `protected-mode no`"),
         "NOMASTER" => (Unavailable, SENTINEL_HINT),
         "LOADING" => (Unavailable, "it is loading its data after a restart"),

@@ -398,7 +398,7 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "renew_any_holder",
         "a renewal checks that the lock exists, not its holder",
-        &[patch("renew", "redis.pcall('HEXISTS', KEYS[i], ARGV[2 * i - 1])", "redis.pcall('EXISTS', KEYS[i])")],
+        &[patch("renew", "redis.pcall('HEXISTS', locks[i], ARGV[2 * i - 1])", "redis.pcall('EXISTS', locks[i])")],
     ),
     script(
         "release_keeps_lock",

@@ -128,6 +128,7 @@ async fn killed_master_delays_no_other() {
     master_ends(End::Killed).await;
 }
 
+/// Guarantee: G15.
 #[tokio::test]
 async fn stopped_master_delays_no_other() {
     master_ends(End::Stopped).await;
