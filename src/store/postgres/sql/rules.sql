@@ -1,0 +1,270 @@
+-- The rules of one key, which the verbs share. Each is executed while its transaction has locked
+-- the row of the key, unless it says otherwise.
+--
+-- Each statement of these functions sees what was committed before it (READ COMMITTED): what is
+-- read after a wait for a lock is current. One statement with all reads in it would see the queue
+-- of its start, and leave a waiter behind that came meanwhile.
+
+-- us: a time in microseconds.
+CREATE OR REPLACE FUNCTION {schema}.us(t timestamptz) RETURNS bigint
+LANGUAGE sql STABLE AS $$ SELECT (extract(epoch FROM t) * 1000000)::bigint $$;
+
+-- after: the time this many milliseconds later.
+CREATE OR REPLACE FUNCTION {schema}.after(t timestamptz, ms bigint) RETURNS timestamptz
+LANGUAGE sql STABLE AS $$ SELECT t + ms * interval '1 millisecond' $$;
+
+-- lock_row: waits until no other call changes the key, and returns its row. A key without a row
+-- gets one. Otherwise a release would not see the row of an acquire that is not committed yet, and
+-- would leave a grant behind (I8).
+--
+-- The lock passes `FOR KEY SHARE`: a transaction of the application that has checked the fence
+-- delays no renewal, no release and no waiter.
+CREATE OR REPLACE FUNCTION {schema}.lock_row(of_key text) RETURNS {schema}.locks
+LANGUAGE plpgsql AS $$
+DECLARE
+  found_row {schema}.locks;
+BEGIN
+  LOOP
+    SELECT * INTO found_row FROM {schema}.locks WHERE key = of_key FOR NO KEY UPDATE;
+    IF FOUND THEN
+      RETURN found_row;
+    END IF;
+    -- Waits for a call that inserts or deletes the row. The next turn reads what it has left.
+    INSERT INTO {schema}.locks (key, fence, until) VALUES (of_key, 0, 'epoch') ON CONFLICT DO NOTHING;
+  END LOOP;
+END
+$$;
+
+-- is_pinned: whether a transaction of the application has read the row `FOR KEY SHARE`. The key
+-- then has a writer, although its lease may have expired, and must not be granted. Otherwise the
+-- row is locked for a grant: such a transaction waits for the end of this call, and then finds
+-- another fence. Never waits.
+CREATE OR REPLACE FUNCTION {schema}.is_pinned(of_key text) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM FROM {schema}.locks WHERE key = of_key FOR UPDATE SKIP LOCKED;
+  RETURN NOT FOUND;
+END
+$$;
+
+-- next_fence: larger than the last fence of the key, and at least the clock. A row without a grant
+-- is new: the fences of a row before it are at most the floor.
+CREATE OR REPLACE FUNCTION {schema}.next_fence(last_fence bigint, t timestamptz) RETURNS bigint
+LANGUAGE plpgsql AS $$
+BEGIN
+  IF last_fence = 0 THEN
+    SELECT fence INTO STRICT last_fence FROM {schema}.floor WHERE one;
+  END IF;
+  RETURN greatest(last_fence + 1, {schema}.us(t));
+END
+$$;
+
+-- grant_key: makes this acquisition the holder. To be called only for a key that is not pinned, or
+-- for its holder.
+CREATE OR REPLACE FUNCTION {schema}.grant_key(
+  of_key text, to_id text, last_fence bigint, t timestamptz, lease_ms bigint
+) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+  new_fence bigint := {schema}.next_fence(last_fence, t);
+BEGIN
+  UPDATE {schema}.locks
+    SET holder = to_id, fence = new_fence, since = t, until = {schema}.after(t, lease_ms), revoked = NULL
+    WHERE key = of_key;
+  RETURN new_fence;
+END
+$$;
+
+-- send: a message to the process of an acquisition. A commit with a message holds a lock of the
+-- whole server, so that only a waiter, or a holder that has lost its key, causes one. The name of a
+-- channel has at most 63 bytes: a longer one is not of this crate, and would fail the call.
+CREATE OR REPLACE FUNCTION {schema}.send(kind text, to_id text, of_key text) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+  channel text := 'tower-lock:' || regexp_replace(to_id, ':[0-9]+$', '');
+BEGIN
+  IF octet_length(channel) < 64 THEN
+    PERFORM pg_notify(channel, kind || ' ' || to_id || ' ' || of_key);
+  END IF;
+END
+$$;
+
+-- offer_next: offers a free key, which is not pinned, to its first live waiter. Returns that
+-- waiter. If it is the requester, its entry is removed, and the caller grants it the key.
+CREATE OR REPLACE FUNCTION {schema}.offer_next(
+  of_key text, last_fence bigint, t timestamptz, offer_ms bigint, requester text
+) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+  first_id text;
+  first_place bigint;
+BEGIN
+  SELECT id, place INTO first_id, first_place FROM {schema}.waiters
+    WHERE key = of_key AND until > t ORDER BY place LIMIT 1;
+  -- With those before it, which do not poll any more. Without a live waiter: all of them.
+  DELETE FROM {schema}.waiters WHERE key = of_key AND (first_place IS NULL OR place <= first_place);
+  IF first_id <> requester OR first_id IS NOT NULL AND requester IS NULL THEN
+    PERFORM {schema}.grant_key(of_key, first_id, last_fence, t, offer_ms);
+    PERFORM {schema}.send('offered', first_id, of_key);
+  END IF;
+  RETURN first_id;
+END
+$$;
+
+-- end_hold: leaves the key without a holder. Returns whether it was offered to a waiter. A key that
+-- is pinned stays free: its waiters poll.
+CREATE OR REPLACE FUNCTION {schema}.end_hold(
+  of_key text, last_fence bigint, t timestamptz, offer_ms bigint
+) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+  IF EXISTS (SELECT FROM {schema}.waiters WHERE key = of_key)
+    AND NOT {schema}.is_pinned(of_key)
+    AND {schema}.offer_next(of_key, last_fence, t, offer_ms, NULL) IS NOT NULL
+  THEN
+    RETURN true;
+  END IF;
+  UPDATE {schema}.locks SET holder = NULL, until = t, revoked = NULL WHERE key = of_key;
+  RETURN false;
+END
+$$;
+
+-- leave: ends an acquisition that gets a record: its offer, or the free key, goes to the next
+-- waiter. Locks the row, but only if there is something to end: most retries of a request write
+-- nothing.
+CREATE OR REPLACE FUNCTION {schema}.leave(of_key text, me text, offer_ms bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+  lock {schema}.locks;
+  t timestamptz := clock_timestamp();
+BEGIN
+  IF NOT EXISTS (SELECT FROM {schema}.waiters WHERE key = of_key AND id = me)
+    AND NOT EXISTS (
+      SELECT FROM {schema}.locks l WHERE l.key = of_key AND CASE
+        WHEN l.until > t THEN l.holder = me
+        ELSE EXISTS (SELECT FROM {schema}.waiters w WHERE w.key = of_key AND w.until > t)
+      END
+    )
+  THEN
+    RETURN;
+  END IF;
+  lock := {schema}.lock_row(of_key);
+  t := clock_timestamp();
+  DELETE FROM {schema}.waiters WHERE key = of_key AND id = me;
+  IF lock.holder = me OR lock.until <= t THEN
+    PERFORM {schema}.end_hold(of_key, lock.fence, t, offer_ms);
+  END IF;
+END
+$$;
+
+-- enqueue: adds an acquisition to the queue, or repeats its entry, whose position stays.
+CREATE OR REPLACE FUNCTION {schema}.enqueue(
+  of_key text, me text, t timestamptz, entry_ms bigint, capacity bigint,
+  OUT is_full boolean, OUT ahead bigint
+)
+LANGUAGE plpgsql AS $$
+DECLARE
+  my_place bigint;
+BEGIN
+  is_full := false;
+  UPDATE {schema}.waiters SET until = {schema}.after(t, entry_ms)
+    WHERE key = of_key AND id = me RETURNING place INTO my_place;
+  IF FOUND THEN
+    SELECT count(*) INTO ahead FROM {schema}.waiters
+      WHERE key = of_key AND place < my_place AND until > t;
+    RETURN;
+  END IF;
+  DELETE FROM {schema}.waiters WHERE key = of_key AND until <= t;
+  SELECT count(*), coalesce(max(place), 0) + 1 INTO ahead, my_place FROM {schema}.waiters WHERE key = of_key;
+  is_full := ahead >= capacity;
+  IF NOT is_full THEN
+    INSERT INTO {schema}.waiters (key, place, id, until)
+      VALUES (of_key, my_place, me, {schema}.after(t, entry_ms));
+  END IF;
+END
+$$;
+
+-- acquire_one: grants a key, or enqueues. Not under the lock of the row: it takes it.
+--
+-- what: granted, with `fence`; queued or pinned (it waits, and polls soon), with `left_us` and
+-- `waiting` ahead; busy, with `left_us`; full, with `left_us` and `waiting`; recorded, with `head`
+-- and `body`; expired: it has waited for too long, and does nothing.
+CREATE OR REPLACE FUNCTION {schema}.acquire_one(
+  of_key text, me text, lease_ms bigint, may_wait boolean, unless_recorded boolean,
+  offer_ms bigint, entry_ms bigint, capacity bigint, expires_us bigint,
+  OUT what text, OUT fence bigint, OUT left_us bigint, OUT waiting bigint, OUT head bytea, OUT body bytea
+)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  lock {schema}.locks;
+  t timestamptz;
+  first_id text;
+  pinned boolean := false;
+  is_full boolean;
+BEGIN
+  IF unless_recorded THEN
+    SELECT r.head, r.body INTO head, body FROM {schema}.records r
+      WHERE r.key = of_key AND r.until > clock_timestamp();
+    IF FOUND THEN
+      what := 'recorded';
+      PERFORM {schema}.leave(of_key, me, offer_ms);
+      RETURN;
+    END IF;
+  END IF;
+  -- Most calls that find the key busy do not wait: they write nothing, and wait for nobody.
+  IF NOT may_wait THEN
+    SELECT * INTO lock FROM {schema}.locks WHERE key = of_key;
+    t := clock_timestamp();
+    IF lock.until > t AND lock.holder IS DISTINCT FROM me THEN
+      what := 'busy';
+      left_us := {schema}.us(lock.until) - {schema}.us(t);
+      RETURN;
+    END IF;
+  END IF;
+  lock := {schema}.lock_row(of_key);
+  -- After the wait for the row: `now()` is the start of the transaction, and a lease that counts
+  -- from there is too short.
+  t := clock_timestamp();
+  IF {schema}.us(t) > expires_us THEN
+    what := 'expired';
+    RETURN;
+  END IF;
+  IF unless_recorded THEN
+    -- Once more: the release that has left it may be the one that was waited for.
+    SELECT r.head, r.body INTO head, body FROM {schema}.records r WHERE r.key = of_key AND r.until > t;
+    IF FOUND THEN
+      what := 'recorded';
+      PERFORM {schema}.leave(of_key, me, offer_ms);
+      RETURN;
+    END IF;
+  END IF;
+  -- A repeated call, or an accepted offer. A delayed copy never shortens the lease. An update in
+  -- any case: its commit waits for the disk, and with it for the offer, which did not.
+  IF lock.holder = me AND lock.until > t THEN
+    UPDATE {schema}.locks SET until = greatest(until, {schema}.after(t, lease_ms)) WHERE key = of_key;
+    what := 'granted';
+    fence := lock.fence;
+    RETURN;
+  END IF;
+  IF lock.until <= t THEN
+    pinned := {schema}.is_pinned(of_key);
+    IF NOT pinned THEN
+      first_id := {schema}.offer_next(of_key, lock.fence, t, offer_ms, me);
+      IF first_id IS NULL OR first_id = me THEN
+        what := 'granted';
+        fence := {schema}.grant_key(of_key, me, lock.fence, t, lease_ms);
+        RETURN;
+      END IF;
+      lock.until := {schema}.after(t, offer_ms);
+    END IF;
+  END IF;
+  left_us := greatest(0, {schema}.us(lock.until) - {schema}.us(t));
+  IF NOT may_wait THEN
+    what := 'busy';
+    RETURN;
+  END IF;
+  SELECT e.is_full, e.ahead INTO is_full, waiting FROM {schema}.enqueue(of_key, me, t, entry_ms, capacity) e;
+  what := CASE WHEN is_full THEN 'full' WHEN pinned THEN 'pinned' ELSE 'queued' END;
+END
+$$;

@@ -1,0 +1,70 @@
+-- The tables of tower-lock, version 1. This text may be executed again: it keeps what exists.
+--
+-- They have a schema of their own, {schema}. So a right is granted for all of them at once, and no
+-- name of the application is in the way.
+
+DO $migration$
+DECLARE
+  version text;
+BEGIN
+  -- Instances that start together must not create the tables together.
+  PERFORM pg_advisory_xact_lock(hashtextextended('tower-lock {schema}', 0));
+  -- Not `IF NOT EXISTS`: that asks for the right to create a schema also if the schema exists.
+  IF to_regnamespace('{schema}') IS NULL THEN
+    CREATE SCHEMA {schema};
+  END IF;
+  version := obj_description(to_regclass('{schema}.locks'), 'pg_class');
+  IF to_regclass('{schema}.locks') IS NOT NULL AND version IS DISTINCT FROM 'tower-lock 1' THEN
+    RAISE EXCEPTION 'the table {schema}.locks is not of tower-lock 1, but of %',
+      coalesce(version, 'another program')
+      USING HINT = 'Choose another schema, or use the migration of the newest tower-lock.';
+  END IF;
+END
+$migration$;
+
+-- One row for each key that was used lately. Its lock is the mutex of the key: every change of the
+-- key, of its waiters and of its record holds it.
+--
+-- A row without a holder is blocked until `until`, and then free. `fence` is that of the last
+-- grant, and zero before the first one. `revoked` is the holder that a forced release has ended,
+-- while the block after it lasts.
+--
+-- No column but the key has an index: an update then writes no index entry, and takes a lock on the
+-- row that passes `FOR KEY SHARE`.
+CREATE TABLE IF NOT EXISTS {schema}.locks (
+  key text COLLATE "C" PRIMARY KEY,
+  holder text,
+  fence bigint NOT NULL,
+  since timestamptz,
+  until timestamptz NOT NULL,
+  revoked text
+) WITH (fillfactor = 70);
+
+-- The waiters of each key, in order of arrival, and the end of each queue entry.
+CREATE TABLE IF NOT EXISTS {schema}.waiters (
+  key text COLLATE "C" NOT NULL,
+  place bigint NOT NULL,
+  id text NOT NULL,
+  until timestamptz NOT NULL,
+  PRIMARY KEY (key, place)
+) WITH (fillfactor = 70);
+
+-- The record of each key, and the acquisition that has left it.
+CREATE TABLE IF NOT EXISTS {schema}.records (
+  key text COLLATE "C" PRIMARY KEY,
+  id text NOT NULL,
+  head bytea NOT NULL,
+  body bytea,
+  until timestamptz NOT NULL
+);
+CREATE INDEX IF NOT EXISTS records_until ON {schema}.records (until);
+
+-- The largest fence of all rows that were deleted: a key that is used again gets a larger one.
+CREATE TABLE IF NOT EXISTS {schema}.floor (
+  one boolean PRIMARY KEY DEFAULT true CHECK (one),
+  fence bigint NOT NULL
+);
+INSERT INTO {schema}.floor (fence) VALUES (0) ON CONFLICT DO NOTHING;
+
+-- Last: a migration that was interrupted is not taken for a complete one.
+COMMENT ON TABLE {schema}.locks IS 'tower-lock 1';

@@ -1,0 +1,352 @@
+-- The verbs: one function for each operation of a store, over arrays where callers share a call.
+--
+-- The rows of a call are locked in the order of the keys: two calls never wait for each other.
+-- `lock_timeout` is a net: without it, a transaction that locks a row for longer would stop all
+-- calls of a connection. A plan that was made while a table was small must not read all of it
+-- later: `enable_seqscan`. Each statement reads a few rows: to compile it (`jit`) takes longer.
+
+-- acquire: grants keys, or enqueues. A repeated call finds the grants or the queue entries of the
+-- first one (I8). Does nothing after `expires_us`, in microseconds of the server's clock.
+--
+-- reply  a row for each request, with its position from 1, and the time: as of acquire_one.
+--        One row with position 0, and the time: the call has expired.
+CREATE OR REPLACE FUNCTION {schema}.acquire(
+  expires_us bigint, offer_ms bigint, entry_ms bigint, capacity bigint, unless_recorded boolean,
+  keys text[], ids text[], leases_ms bigint[], may_wait boolean[]
+) RETURNS TABLE (
+  n bigint, now_us bigint,
+  what text, fence bigint, left_us bigint, waiting bigint, head bytea, body bytea
+)
+LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+  request record;
+BEGIN
+  n := 0;
+  now_us := {schema}.us(clock_timestamp());
+  IF now_us > expires_us THEN
+    what := 'expired';
+    RETURN NEXT;
+    RETURN;
+  END IF;
+  FOR request IN
+    SELECT * FROM unnest(keys, ids, leases_ms, may_wait) WITH ORDINALITY AS r (key, id, lease_ms, waits, at)
+    ORDER BY r.key COLLATE "C"
+  LOOP
+    SELECT one.* INTO what, fence, left_us, waiting, head, body FROM {schema}.acquire_one(
+      request.key, request.id, request.lease_ms, request.waits, unless_recorded,
+      offer_ms, entry_ms, capacity, expires_us
+    ) one;
+    n := request.at;
+    RETURN NEXT;
+  END LOOP;
+END
+$$;
+
+-- release: ends acquisitions: releases the key that each holds, or removes its queue entry. Changes
+-- nothing of other acquisitions (I1). A blocked key has no holder, so that no delayed copy of a
+-- renewal, an acquire or a release matches it (I10).
+--
+-- reply  a row for each request, with its position from 1: freed, offered, not holder, or recorded
+--        (the record stands already)
+CREATE OR REPLACE FUNCTION {schema}.release(
+  offer_ms bigint, keys text[], ids text[], blocks_ms bigint[],
+  record_head bytea, record_body bytea, keep_ms bigint
+) RETURNS TABLE (n bigint, what text)
+LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+  request record;
+  lock {schema}.locks;
+  t timestamptz;
+BEGIN
+  -- A release that a crash of the server loses leaves the key locked until its lease expires. It is
+  -- never free twice, so that its commit need not wait for the disk. A record and a block are
+  -- promises.
+  IF record_head IS NULL AND 0 = ALL (blocks_ms) THEN
+    PERFORM set_config('synchronous_commit', 'off', true);
+  END IF;
+  FOR request IN
+    SELECT * FROM unnest(keys, ids, blocks_ms) WITH ORDINALITY AS r (key, id, block_ms, at)
+    ORDER BY r.key COLLATE "C"
+  LOOP
+    lock := {schema}.lock_row(request.key);
+    t := clock_timestamp();
+    n := request.at;
+    IF lock.holder IS DISTINCT FROM request.id OR lock.until <= t THEN
+      DELETE FROM {schema}.waiters w WHERE w.key = request.key AND w.id = request.id;
+      what := 'not holder';
+      IF record_head IS NOT NULL AND EXISTS (
+        SELECT FROM {schema}.records r WHERE r.key = request.key AND r.id = request.id AND r.until > t
+      ) THEN
+        what := 'recorded';
+      END IF;
+    ELSE
+      IF record_head IS NOT NULL THEN
+        INSERT INTO {schema}.records AS r (key, id, head, body, until)
+          VALUES (request.key, request.id, record_head, record_body, {schema}.after(t, keep_ms))
+          ON CONFLICT (key) DO UPDATE
+            SET id = excluded.id, head = excluded.head, body = excluded.body, until = excluded.until;
+      END IF;
+      IF request.block_ms > 0 THEN
+        UPDATE {schema}.locks l SET holder = NULL, until = {schema}.after(t, request.block_ms), revoked = NULL
+          WHERE l.key = request.key;
+        what := 'freed';
+      ELSIF {schema}.end_hold(request.key, lock.fence, t, offer_ms) THEN
+        what := 'offered';
+      ELSE
+        what := 'freed';
+      END IF;
+    END IF;
+    RETURN NEXT;
+  END LOOP;
+END
+$$;
+
+-- renew: extends each lease to at least a full one, if the acquisition holds its key. A delayed
+-- renewal never shortens the lease that a later call has set.
+--
+-- reply  the positions, from 1, of those that are extended; the others are not the holder
+CREATE OR REPLACE FUNCTION {schema}.renew(keys text[], ids text[], leases_ms bigint[]) RETURNS SETOF bigint
+LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+  t timestamptz;
+BEGIN
+  PERFORM FROM {schema}.locks l WHERE l.key = ANY (keys) ORDER BY l.key FOR NO KEY UPDATE;
+  t := clock_timestamp();
+  RETURN QUERY
+    WITH requests AS (
+      SELECT * FROM unnest(keys, ids, leases_ms) WITH ORDINALITY AS r (key, id, lease_ms, at)
+    ), extended AS (
+      UPDATE {schema}.locks l SET until = greatest(l.until, {schema}.after(t, r.lease_ms))
+        -- A row is updated once, although two requests may name it.
+        FROM (SELECT key, id, max(lease_ms) AS lease_ms FROM requests GROUP BY key, id) r
+        WHERE l.key = r.key AND l.holder = r.id AND l.until > t
+        RETURNING l.key, l.holder
+    )
+    SELECT r.at FROM requests r JOIN extended e ON e.key = r.key AND e.holder = r.id;
+END
+$$;
+
+-- yield_key: passes the key to the first live waiter, between two sections of one process, and
+-- enqueues the next id of the process. Without waiters the acquisition holds the key for another
+-- full lease under a new fence. A key that was lost is acquired under the next id.
+--
+-- reply  one row, with the time: extended, with the fence; or as of acquire_one, for the next id:
+--        the old id holds nothing any more
+CREATE OR REPLACE FUNCTION {schema}.yield_key(
+  expires_us bigint, offer_ms bigint, entry_ms bigint, capacity bigint, unless_recorded boolean,
+  of_key text, me text, my_fence bigint, next_id text, lease_ms bigint
+) RETURNS TABLE (
+  n bigint, now_us bigint,
+  what text, fence bigint, left_us bigint, waiting bigint, head bytea, body bytea
+)
+LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+  lock {schema}.locks;
+  t timestamptz;
+BEGIN
+  n := 0;
+  now_us := {schema}.us(clock_timestamp());
+  what := 'expired';
+  IF now_us > expires_us THEN
+    RETURN NEXT;
+    RETURN;
+  END IF;
+  n := 1;
+  lock := {schema}.lock_row(of_key);
+  t := clock_timestamp();
+  IF {schema}.us(t) > expires_us THEN
+    RETURN NEXT;
+    RETURN;
+  END IF;
+  IF lock.holder = me AND lock.until > t THEN
+    what := 'extended';
+    -- A copy of an executed yield: a section may run under the new fence, and must not lose the
+    -- key. The update changes nothing: its commit waits for the disk.
+    IF lock.fence <> my_fence THEN
+      fence := lock.fence;
+      UPDATE {schema}.locks SET until = until WHERE key = of_key;
+      RETURN NEXT;
+      RETURN;
+    END IF;
+    IF NOT EXISTS (SELECT FROM {schema}.waiters WHERE key = of_key)
+      OR {schema}.is_pinned(of_key)
+      OR {schema}.offer_next(of_key, lock.fence, t, offer_ms, NULL) IS NULL
+    THEN
+      fence := {schema}.grant_key(of_key, me, lock.fence, t, lease_ms);
+      RETURN NEXT;
+      RETURN;
+    END IF;
+    -- The offer may be for the next id, which was enqueued already because this yield got no reply:
+    -- it gets the key or a queue entry, and not both.
+  END IF;
+  SELECT one.* INTO what, fence, left_us, waiting, head, body FROM {schema}.acquire_one(
+    of_key, next_id, lease_ms, true, unless_recorded, offer_ms, entry_ms, capacity, expires_us
+  ) one;
+  RETURN NEXT;
+END
+$$;
+
+-- force_release: revokes the key from its holder, notifies that holder, and blocks the key, so that
+-- the holder can stop. A key that is only blocked becomes free, unless an earlier call blocked it.
+--
+-- reply  one row: free; revoked, with the id; or unblocked, with the time that was left
+CREATE OR REPLACE FUNCTION {schema}.force_release(of_key text, block_ms bigint, offer_ms bigint)
+RETURNS TABLE (what text, revoked_id text, left_us bigint)
+LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+  lock {schema}.locks;
+  t timestamptz;
+BEGIN
+  lock := {schema}.lock_row(of_key);
+  t := clock_timestamp();
+  left_us := greatest(0, {schema}.us(lock.until) - {schema}.us(t));
+  -- The former holder may still run: the message of the earlier call may be lost.
+  revoked_id := coalesce(lock.holder, lock.revoked);
+  IF left_us = 0 THEN
+    what := 'free';
+  ELSIF revoked_id IS NULL THEN
+    what := 'unblocked';
+  ELSE
+    what := 'revoked';
+    PERFORM {schema}.send('revoked', revoked_id, of_key);
+  END IF;
+  IF what = 'revoked' AND lock.holder IS NULL THEN
+    -- Its block lasts.
+    NULL;
+  ELSIF what = 'revoked' AND block_ms > 0 THEN
+    UPDATE {schema}.locks l SET holder = NULL, until = {schema}.after(t, block_ms), revoked = revoked_id
+      WHERE l.key = of_key;
+  ELSE
+    PERFORM {schema}.end_hold(of_key, lock.fence, t, offer_ms);
+  END IF;
+  RETURN NEXT;
+END
+$$;
+
+-- delete_record: deletes the record of a key that has no holder.
+--
+-- reply  deleted, not found, or busy
+CREATE OR REPLACE FUNCTION {schema}.delete_record(of_key text) RETURNS text
+LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+  lock {schema}.locks;
+  is_current boolean;
+BEGIN
+  lock := {schema}.lock_row(of_key);
+  IF lock.holder IS NOT NULL AND lock.until > clock_timestamp() THEN
+    RETURN 'busy';
+  END IF;
+  DELETE FROM {schema}.records r WHERE r.key = of_key RETURNING r.until > clock_timestamp() INTO is_current;
+  RETURN CASE WHEN is_current THEN 'deleted' ELSE 'not found' END;
+END
+$$;
+
+-- inspect: the holder of a key, the remaining lease, the number of waiters, and the record. Changes
+-- nothing.
+CREATE OR REPLACE FUNCTION {schema}.inspect(of_key text) RETURNS TABLE (
+  key text, holder text, fence bigint, since_us bigint, left_us bigint, waiting bigint, record_left_us bigint
+)
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock_timestamp();
+BEGIN
+  RETURN QUERY
+    SELECT of_key, l.holder, l.fence, {schema}.us(l.since), coalesce({schema}.us(l.until) - {schema}.us(t), 0),
+      (SELECT count(*) FROM {schema}.waiters w WHERE w.key = of_key AND w.until > t),
+      (SELECT {schema}.us(r.until) - {schema}.us(t) FROM {schema}.records r WHERE r.key = of_key AND r.until > t)
+    FROM (SELECT) always LEFT JOIN {schema}.locks l ON l.key = of_key AND l.until > t;
+END
+$$;
+
+-- list_keys: the status of each key after this one that is held, blocked or waited for, up to a
+-- limit. Reads at most `max_rows` rows, in the order of the keys.
+--
+-- reply  a row for each, as of inspect. Then, unless it was the last page, a row without a number
+--        of waiters: the key after which the next page begins.
+CREATE OR REPLACE FUNCTION {schema}.list_keys(
+  after_key text, limit_to bigint, max_rows bigint, contended_only boolean
+) RETURNS TABLE (
+  key text, holder text, fence bigint, since_us bigint, left_us bigint, waiting bigint, record_left_us bigint
+)
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+  row_key text;
+  row_until timestamptz;
+  rows_read bigint := 0;
+  listed bigint := 0;
+BEGIN
+  FOR row_key, row_until IN
+    SELECT l.key, l.until FROM {schema}.locks l WHERE l.key > after_key ORDER BY l.key LIMIT max_rows
+  LOOP
+    IF listed = limit_to THEN
+      EXIT;
+    END IF;
+    after_key := row_key;
+    rows_read := rows_read + 1;
+    SELECT * INTO key, holder, fence, since_us, left_us, waiting, record_left_us FROM {schema}.inspect(row_key);
+    IF waiting > 0 OR left_us > 0 AND NOT contended_only THEN
+      listed := listed + 1;
+      RETURN NEXT;
+    END IF;
+  END LOOP;
+  IF listed = limit_to OR rows_read = max_rows THEN
+    key := after_key;
+    waiting := NULL;
+    RETURN NEXT;
+  END IF;
+END
+$$;
+
+-- sweep: deletes rows that are free for a minute, and expired records. Reads at most `max_rows` rows
+-- of each, from this key on, and waits for no row. The floor of the fences rises in the same
+-- transaction: a key that is used again gets a larger fence than its deleted row had.
+--
+-- reply  the key after which the next call continues, or nothing if it was the last row; and the
+--        number of records that were deleted
+CREATE OR REPLACE FUNCTION {schema}.sweep(after_key text, max_rows bigint)
+RETURNS TABLE (next_key text, records_deleted bigint)
+LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+  free_keys text[];
+  rows_read bigint;
+  max_fence bigint;
+BEGIN
+  SELECT count(*), max(page.key) INTO rows_read, next_key FROM (
+    SELECT l.key FROM {schema}.locks l WHERE l.key > after_key ORDER BY l.key LIMIT max_rows
+  ) page;
+  -- The lock is that of a delete: a row that a transaction of the application has read for its
+  -- fence is skipped, and so is one that a call has locked.
+  SELECT array_agg(page.key) INTO free_keys FROM (
+    SELECT l.key FROM {schema}.locks l
+      WHERE l.key > after_key AND l.key <= next_key AND l.until < clock_timestamp() - interval '1 minute'
+      ORDER BY l.key FOR UPDATE SKIP LOCKED
+  ) page;
+  -- A statement of its own: it sees the waiters that came before the lock.
+  WITH deleted AS (
+    DELETE FROM {schema}.locks l
+      WHERE l.key = ANY (free_keys)
+        AND NOT EXISTS (SELECT FROM {schema}.waiters w WHERE w.key = l.key AND w.until > clock_timestamp())
+      RETURNING l.key, l.fence
+  ), left_behind AS (
+    DELETE FROM {schema}.waiters w USING deleted d WHERE w.key = d.key
+  )
+  SELECT max(d.fence) INTO max_fence FROM deleted d;
+  IF max_fence > 0 THEN
+    UPDATE {schema}.floor f SET fence = greatest(f.fence, max_fence) WHERE f.one;
+  END IF;
+  IF rows_read < max_rows THEN
+    next_key := NULL;
+  END IF;
+  WITH deleted AS (
+    DELETE FROM {schema}.records r WHERE r.key IN (
+      SELECT old.key FROM {schema}.records old WHERE old.until <= clock_timestamp()
+        ORDER BY old.until LIMIT max_rows FOR UPDATE SKIP LOCKED
+    ) RETURNING 1
+  )
+  SELECT count(*) INTO records_deleted FROM deleted;
+  RETURN NEXT;
+END
+$$;
