@@ -63,7 +63,7 @@ impl Background {
     }
 
     /// The same on the current runtime.
-    #[cfg(feature = "redis")]
+    #[cfg(any(feature = "postgres", feature = "redis"))]
     pub(crate) fn log(&self, job: impl FnOnce() + Send + 'static) {
         self.run(Handle::try_current().ok().as_ref(), job);
     }

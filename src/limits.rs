@@ -112,16 +112,16 @@ pub(crate) const RAW_KEY_LISTENS: Duration = Duration::from_secs(10);
 pub(crate) const MAX_UNCLAIMED_OFFER_RELEASES: usize = 8;
 
 /// The timeout of one call of the store.
-#[cfg(any(test, feature = "memory", feature = "redis", feature = "test-util"))]
+#[cfg(any(test, feature = "memory", feature = "postgres", feature = "redis", feature = "test-util"))]
 pub(crate) const STORE_CALL_TIMEOUT: Duration = Duration::from_millis(500);
-/// The timeout of connecting to Redis.
-#[cfg(feature = "redis")]
+/// The timeout of connecting to a server.
+#[cfg(any(feature = "postgres", feature = "redis"))]
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// The longest timeout of connecting to Redis.
-#[cfg(feature = "redis")]
+/// The longest timeout of connecting to a server.
+#[cfg(any(feature = "postgres", feature = "redis"))]
 pub(crate) const CONNECT_TIMEOUT_MAX: Duration = Duration::from_secs(60);
-/// The longest timeout of one call of Redis.
-#[cfg(feature = "redis")]
+/// The longest timeout of one call of a server.
+#[cfg(any(feature = "postgres", feature = "redis"))]
 pub(crate) const STORE_CALL_TIMEOUT_MAX: Duration = Duration::from_secs(5);
 /// The shortest timeout of connecting to Redis and of one call.
 #[cfg(feature = "redis")]
@@ -129,9 +129,37 @@ pub(crate) const REDIS_TIMEOUT_MIN: Duration = Duration::from_millis(50);
 /// How long a call waits for the replicas of a URL: a multiple of the usual time of replication.
 #[cfg(feature = "redis")]
 pub(crate) const REDIS_MIN_REPLICAS_TIMEOUT: Duration = Duration::from_millis(100);
-/// Acquires that wait until they are sent to Redis; further ones are refused at once.
-#[cfg(feature = "redis")]
+/// Acquires that wait until they are sent to a server; further ones are refused at once.
+#[cfg(any(feature = "postgres", feature = "redis"))]
 pub(crate) const MAX_WAITING_REQUESTS: usize = 10_000;
+/// The shortest timeout of connecting to PostgreSQL and of one call.
+#[cfg(feature = "postgres")]
+pub(crate) const POSTGRES_TIMEOUT_MIN: Duration = Duration::from_millis(50);
+/// Default schema of the tables and the functions in PostgreSQL.
+#[cfg(feature = "postgres")]
+pub(crate) const POSTGRES_SCHEMA: &str = "tower_lock";
+/// Bytes of the name of a schema: PostgreSQL cuts a longer name, and two could become one.
+#[cfg(feature = "postgres")]
+pub(crate) const MAX_POSTGRES_SCHEMA_BYTES: usize = 63;
+/// When a waiter asks again for a key that a transaction of the application keeps: no message comes
+/// when that transaction ends.
+#[cfg(feature = "postgres")]
+pub(crate) const POSTGRES_PINNED_POLL: Duration = Duration::from_millis(100);
+/// When a waiter asks again that gets no messages of PostgreSQL: a random time between these.
+#[cfg(feature = "postgres")]
+pub(crate) const POSTGRES_UNNOTIFIED_POLL: [Duration; 2] = [Duration::from_millis(200), Duration::from_millis(300)];
+/// Rows that one call of the sweep reads: it takes some milliseconds of the connection for releases.
+#[cfg(feature = "postgres")]
+pub(crate) const POSTGRES_SWEEP_ROWS: i64 = 1000;
+/// Between two sweeps over all rows: a row that is not used stays for a minute anyway.
+#[cfg(feature = "postgres")]
+pub(crate) const POSTGRES_SWEEP_INTERVAL: Duration = Duration::from_secs(30);
+/// Between two pages of a sweep: ten thousand rows a second, more than one instance locks.
+#[cfg(feature = "postgres")]
+pub(crate) const POSTGRES_SWEEP_PAUSE: Duration = Duration::from_millis(100);
+/// Rows that one page of a listing reads, also of keys that are not listed.
+#[cfg(feature = "postgres")]
+pub(crate) const POSTGRES_LISTED_ROWS: i64 = 2000;
 /// The servers of a `RedlockStore`: with an even number, two halves would have no majority. More
 /// than nine cost calls, and no service has so many independent failures.
 #[cfg(feature = "redis")]
@@ -238,8 +266,8 @@ pub(crate) const MAX_SCOPES: usize = 65_536;
 /// Bytes of the head of a record in Redis.
 #[cfg(feature = "redis")]
 pub(crate) const MAX_RECORD_HEAD_BYTES: usize = 64 << 10;
-/// Bytes of the body of a record in Redis. A longer one is not kept.
-#[cfg(feature = "redis")]
+/// Bytes of the body of a record in Redis or PostgreSQL. A longer one is not kept.
+#[cfg(any(feature = "postgres", feature = "redis"))]
 pub(crate) const MAX_RECORD_BODY_BYTES: usize = KEEP_UP_TO_MAX;
 /// Bytes of the bodies of records whose releases have not reached the store. Beyond this bound, a
 /// record is left without its body.

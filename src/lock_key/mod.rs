@@ -181,7 +181,7 @@ impl LockKey {
     }
 }
 
-#[cfg(any(feature = "memory", feature = "redis"))]
+#[cfg(any(feature = "memory", feature = "postgres", feature = "redis"))]
 impl LockKey {
     /// A composed key with this text, read from a store.
     pub(crate) fn from_composed(text: &str) -> Self {

@@ -4,6 +4,8 @@ use std::{fmt, sync::Arc};
 
 #[cfg(feature = "memory")]
 use super::memory::MemoryStore;
+#[cfg(feature = "postgres")]
+use super::postgres::{PostgresConnectError, PostgresStore};
 use super::{LockStore, scheme::split_scheme};
 #[cfg(feature = "redis")]
 use super::{
@@ -28,6 +30,11 @@ pub enum ConnectError {
         /// The feature to add.
         feature: &'static str,
     },
+    /// The URL names a PostgreSQL, and is invalid, or connecting failed.
+    #[cfg(feature = "postgres")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "postgres")))]
+    #[error(transparent)]
+    Postgres(#[from] PostgresConnectError),
     /// The URL names a Redis, and is invalid, or connecting failed.
     #[cfg(feature = "redis")]
     #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
@@ -49,8 +56,9 @@ struct Schemes {
     names: &'static [&'static str],
 }
 
-const SCHEMES: [Schemes; 3] = [
+const SCHEMES: [Schemes; 4] = [
     Schemes { feature: "memory", is_enabled: cfg!(feature = "memory"), names: &["memory"] },
+    Schemes { feature: "postgres", is_enabled: cfg!(feature = "postgres"), names: &["postgres"] },
     Schemes {
         feature: "redis",
         is_enabled: cfg!(feature = "redis"),
@@ -73,6 +81,8 @@ pub(crate) async fn connect(url: &str) -> Result<NamedStore, ConnectError> {
     match feature {
         #[cfg(feature = "memory")]
         "memory" => Ok(NamedStore { store: Arc::new(MemoryStore::new()), is_in_memory: true }),
+        #[cfg(feature = "postgres")]
+        "postgres" => Ok(NamedStore { store: Arc::new(PostgresStore::connect(url).await?), is_in_memory: false }),
         #[cfg(feature = "redis")]
         "redis" => connect_redis(scheme, url).await,
         #[cfg(feature = "redis-tls")]
@@ -105,6 +115,7 @@ fn known(scheme: &str) -> Option<(&'static str, &'static str)> {
     let valkey = scheme.strip_prefix("valkey").map(|rest| format!("redis{rest}"));
     let name = match valkey.as_deref().unwrap_or(scheme) {
         "redis+unix" => "unix",
+        "postgresql" => "postgres",
         name => name,
     };
     SCHEMES.iter().find_map(|Schemes { feature, names, .. }| {
@@ -125,6 +136,8 @@ fn unknown_scheme() -> String {
 impl fmt::Debug for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            #[cfg(feature = "postgres")]
+            Self::Postgres(error) => error.fmt(f),
             #[cfg(feature = "redis")]
             Self::Redis(error) => error.fmt(f),
             error => f.write_str(&error.to_string()),
@@ -149,7 +162,7 @@ mod tests {
             ("ann:s3cret", "it has no scheme"),
             ("ann:s3cret@localhost:6379", "did you mean `redis://localhost:6379`?"),
             ("s3cret://host", "its scheme is none of `memory`"),
-            ("postgres://ann:s3cret@host", "`redis`, `redis+sentinel`, `redis+cluster`, `redis+redlock`, `unix`"),
+            ("mysql://ann:s3cret@host", "`redis`, `redis+sentinel`, `redis+cluster`, `redis+redlock`, `unix`"),
             ("http+redlock://ann:s3cret@host", "its scheme is none of"),
             ("memory://s3cret", "neither a host nor parameters"),
             ("memory:s3cret", "neither a host nor parameters"),
@@ -166,6 +179,7 @@ mod tests {
     fn scheme_without_its_feature_names_the_feature() {
         for (url, scheme, feature, is_enabled) in [
             (" memory: ", "memory", "memory", cfg!(feature = "memory")),
+            ("postgresql://:s3cret@host", "postgres", "postgres", cfg!(feature = "postgres")),
             ("Redis://:s3cret@host", "redis", "redis", cfg!(feature = "redis")),
             ("valkey+sentinel://:s3cret@host", "redis+sentinel", "redis", cfg!(feature = "redis")),
             ("redis+unix:///s3cret", "unix", "redis", cfg!(feature = "redis")),

@@ -1,12 +1,12 @@
-//! Which requests share the next call of a script. Pure.
+//! Which requests share the next call of a script or a function of the server. Pure.
 
 use crate::{
     lock_key::{KeyMap, LockKey},
     store::{AcquireRequest, QueueConfig, ReleaseRequest},
 };
 
-/// The most requests in one call. Redis executes one call after the other, so it also bounds how
-/// long a call of another program waits.
+/// The most requests in one call. Redis executes one call after the other, and PostgreSQL locks the
+/// rows of a call until its end: this bounds how long another call waits.
 pub const MAX_REQUESTS_PER_CALL: usize = 64;
 
 /// A request that can share a call with others.

@@ -1,7 +1,7 @@
 //! The requests that wait for a connection, and the tasks that send them.
 //!
 //! A request is sent at once if no call is under way. Requests that arrive meanwhile share the next
-//! call. So nothing waits for company, and under load Redis executes one script for up to 64 keys.
+//! call. So nothing waits for company, and under load a server executes one call for up to 64 keys.
 //! One task sends one call after the other: a request needs no task and no timer of its own.
 
 use std::{collections::VecDeque, fmt, marker::PhantomData, sync::Arc, time::Duration};

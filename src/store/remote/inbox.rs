@@ -101,12 +101,14 @@ impl Inbox {
     }
 
     /// A channel that is subscribed, as far as this process knows.
+    #[cfg(feature = "redis")]
     pub(crate) fn subscribed_channel(&self) -> Option<String> {
         let is_subscribed = |(_, subscription): &(&String, &Subscription)| *subscription.is_subscribed.borrow();
         self.subscriptions.lock().iter().find(is_subscribed).map(|(channel, _)| channel.clone())
     }
 
     /// Ends the current session, because its server sends nothing.
+    #[cfg(feature = "redis")]
     pub(crate) fn connection_lost(&self) {
         self.lost.notify_one();
     }

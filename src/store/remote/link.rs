@@ -124,6 +124,7 @@ impl<C: Connect> Link<C> {
     }
 
     /// Whether a call need not wait for a connection. Otherwise one is opened.
+    #[cfg(feature = "redis")]
     pub(crate) fn is_connected(&self) -> bool {
         matches!(&*self.connect_or_join().result.borrow(), Some(Ok(_)))
     }
@@ -135,17 +136,20 @@ impl<C: Connect> Link<C> {
 
     /// Abandons a connection to any other server than the one with this name, complete or not.
     /// Returns whether there was one.
+    #[cfg(feature = "redis")]
     pub(crate) fn leave_others(&self, name: &str) -> bool {
         let is_other = |state: &mut Arc<State<C>>| state.named.get().is_some_and(|other| **other != *name);
         self.lock_state().take_if(is_other).is_some()
     }
 
     /// Abandons the connection. Calls on it may still get their replies.
+    #[cfg(feature = "redis")]
     pub(crate) fn abandon(&self) {
         self.lock_state().take();
     }
 
     /// Abandons the connection, and returns it if it is complete.
+    #[cfg(feature = "redis")]
     pub(crate) fn take(&self) -> Option<C::Connection> {
         let state = self.lock_state().take()?;
         match &*state.result.borrow() {

@@ -1,0 +1,103 @@
+//! Calls for acquires: many requests share one.
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use futures_util::future::join_all;
+use tokio_postgres::types::Type;
+
+use super::{
+    connection::Parameter,
+    error::CallError,
+    replies::TimedReply,
+    schema::name,
+    shared::{Shared, millis},
+};
+use crate::{
+    clock::BootInstant,
+    limits::MAX_WAITING_REQUESTS,
+    store::{
+        AcquireReply, AcquireRequest, IfBusy, StoreError,
+        remote::batching::{SendRequests, SharedCalls, send_alone},
+    },
+};
+
+impl SendRequests<AcquireRequest> for Shared {
+    type Reply = AcquireReply;
+
+    const STORE: &'static str = "postgres";
+    const OPERATION: &'static str = "acquire";
+
+    const MAX_WAITING: usize = MAX_WAITING_REQUESTS;
+
+    fn calls(&self) -> &SharedCalls<AcquireRequest, AcquireReply> {
+        &self.acquires
+    }
+
+    /// A connection executes one call after the other, and each waits for the disk: requests that
+    /// arrive meanwhile wait for the disk together.
+    fn shares_waits(&self) -> bool {
+        true
+    }
+
+    /// The rest of its validity is left for the call.
+    fn may_wait(request: &AcquireRequest) -> Option<Duration> {
+        Some(request.valid_for / 2)
+    }
+
+    async fn send(
+        self: &Arc<Self>,
+        requests: Vec<AcquireRequest>,
+        called: BootInstant,
+    ) -> Vec<Result<AcquireReply, StoreError>> {
+        let waiting = requests.iter().filter(|request| request.if_busy == IfBusy::Enqueue);
+        let managers: HashSet<_> = waiting.map(|request| request.id.manager()).collect();
+        // So that the first offer is not missed. Without messages, the waiter polls more often.
+        let listens = join_all(managers.iter().map(|manager| self.messages.wait_subscribed(manager)));
+        let has_messages = listens.await.into_iter().all(|listens| listens);
+        match self.acquire_together(&requests, called).await {
+            Ok(replies) => {
+                let reply = |reply| match reply {
+                    TimedReply::Acquired(reply) if has_messages => Ok(reply),
+                    TimedReply::Acquired(reply) => Ok(self.messages.polled(reply)),
+                    TimedReply::Expired => Err(self.server.store_error("acquire", CallError::Expired)),
+                    TimedReply::Extended(_) => Err(self.server.store_error("acquire", CallError::UnexpectedReply)),
+                };
+                replies.into_iter().map(reply).collect()
+            }
+            Err(error) if requests.len() > 1 && error.may_be_of_one_key() => send_alone(self, requests, called).await,
+            Err(error) => vec![Err(self.server.store_error("acquire", error)); requests.len()],
+        }
+    }
+}
+
+impl Shared {
+    /// One statement for all requests.
+    async fn acquire_together(
+        &self,
+        requests: &[AcquireRequest],
+        called: BootInstant,
+    ) -> Result<Vec<TimedReply>, CallError> {
+        let Some(AcquireRequest { queue, demand, .. }) = requests.first() else { return Ok(Vec::new()) };
+        let keys = requests.iter().map(|request| name(&request.key)).collect::<Result<Vec<_>, _>>()?;
+        let ids: Vec<_> = requests.iter().map(|request| request.id.to_string()).collect();
+        let leases: Vec<_> = requests.iter().map(|request| millis(request.lease)).collect();
+        let waits: Vec<_> = requests.iter().map(|request| request.if_busy == IfBusy::Enqueue).collect();
+        let valid_for = requests.iter().map(|request| request.valid_for).min().unwrap_or_default();
+        let (offer, entry) = (millis(queue.offer_ttl), millis(queue.entry_ttl));
+        let capacity = i64::try_from(queue.capacity).unwrap_or(i64::MAX);
+        let takes_record = demand.takes_record();
+        let (statement, deadline) = (&self.server.schema.acquire, self.server.timeouts.call_deadline());
+        let parameters: [Parameter<'_>; 8] = [
+            (&offer, Type::INT8),
+            (&entry, Type::INT8),
+            (&capacity, Type::INT8),
+            (&takes_record, Type::BOOL),
+            (&keys, Type::TEXT_ARRAY),
+            (&ids, Type::TEXT_ARRAY),
+            (&leases, Type::INT8_ARRAY),
+            (&waits, Type::BOOL_ARRAY),
+        ];
+        let replies = self.execute_before_expiry(called, valid_for, deadline, statement, &parameters);
+        Self::in_order(requests.len(), replies.await?)
+    }
+}

@@ -1,0 +1,223 @@
+//! Builder and constructors of a store: URL, schema, migration, timeouts.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use tokio::time::{Instant, sleep};
+
+use super::{
+    address::Address,
+    connection::{Connector, Timeouts},
+    error::PostgresConnectError,
+    messages::Messages,
+    schema::Schema,
+    self_test::self_test,
+    shared::{Server, Shared},
+    store::PostgresStore,
+};
+use crate::{
+    background::Background,
+    clock::Clock,
+    limits::{
+        CONNECT_TIMEOUT, CONNECT_TIMEOUT_MAX, POSTGRES_SCHEMA, POSTGRES_TIMEOUT_MIN, STORE_CALL_TIMEOUT,
+        STORE_CALL_TIMEOUT_MAX,
+    },
+    store::remote::link::RECONNECT_DELAY,
+};
+
+/// Builder for a [`PostgresStore`] with non-default settings.
+///
+/// ```no_run
+/// # use tower_lock::{LockManager, PostgresStore, store::PostgresConnectError};
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), PostgresConnectError> {
+/// let store = PostgresStore::builder().schema("shop_locks").connect("postgres://user:password@localhost/app").await?;
+/// let locks = LockManager::new(store);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Default)]
+#[must_use = "a builder does nothing until it connects"]
+pub struct PostgresStoreBuilder {
+    events_url: Option<String>,
+    schema: Option<String>,
+    migrate: Option<bool>,
+    connect_timeout: Option<Duration>,
+    call_timeout: Option<Duration>,
+}
+
+impl PostgresStoreBuilder {
+    /// Sets the URL of the connection for messages. Default: the URL of [`connect`](Self::connect).
+    ///
+    /// With a pooler like PgBouncer in between, messages need a connection to the server itself:
+    /// `LISTEN` belongs to a session. Without messages waiters poll several times a second.
+    pub fn events_url(self, url: impl Into<String>) -> Self {
+        Self { events_url: Some(url.into()), ..self }
+    }
+
+    /// Sets the schema of the tables and the functions. Default: `tower_lock`.
+    ///
+    /// Applications that share a database need different schemas. A schema has 1 to 63 characters
+    /// of `[a-z0-9_]`, does not begin with a digit, and does not begin with `pg_`. With any other,
+    /// connecting fails with [`PostgresConnectError::InvalidSchema`].
+    pub fn schema(self, schema: impl Into<String>) -> Self {
+        Self { schema: Some(schema.into()), ..self }
+    }
+
+    /// Sets whether [`connect`](Self::connect) executes the [`migration`](Self::migration) if the
+    /// schema has no tables. Default: `false`.
+    ///
+    /// The user then needs the right to create the schema: `GRANT CREATE ON DATABASE app TO user`.
+    pub fn migrate(self, migrate: bool) -> Self {
+        Self { migrate: Some(migrate), ..self }
+    }
+
+    /// Sets the timeout of connecting, which includes DNS, TCP and the password. Default: 2 seconds.
+    ///
+    /// The timeout is from 50 ms to 60 s. With any other, connecting fails with
+    /// [`PostgresConnectError::InvalidTimeout`]. [`connect`](Self::connect) retries within this
+    /// time, so that a service may start shortly before its database. Later, when a connection is
+    /// replaced, a request waits for it at most as long as for a call, and the connect continues in
+    /// the background.
+    pub fn connect_timeout(self, timeout: Duration) -> Self {
+        Self { connect_timeout: Some(timeout), ..self }
+    }
+
+    /// Sets the timeout of one call. Default: 500 ms.
+    ///
+    /// The timeout is from 50 ms to 5 s. With any other, connecting fails with
+    /// [`PostgresConnectError::InvalidTimeout`]. A call that takes longer is repeated. A request is
+    /// rejected (503, not started) after twice this time without a reply.
+    pub fn call_timeout(self, timeout: Duration) -> Self {
+        Self { call_timeout: Some(timeout), ..self }
+    }
+
+    /// Returns the SQL text that makes the schema, its tables and its functions, for a tool that
+    /// executes migrations.
+    ///
+    /// The text may be executed again: it keeps what exists. It has no `BEGIN` and no `COMMIT`:
+    /// execute it as one transaction.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the [`schema`](Self::schema) is invalid.
+    pub fn migration(&self) -> Result<String, PostgresConnectError> {
+        Ok(Schema::new(self.schema.as_deref().unwrap_or(POSTGRES_SCHEMA))?.migration())
+    }
+
+    /// Connects to a URL: `postgres://user:password@host:port/database`.
+    ///
+    /// The URL may have parameters, for example `postgres://host/app?schema=shop&migrate=true`:
+    ///
+    /// | parameter | meaning |
+    /// |---|---|
+    /// | `schema` | as [`schema`](Self::schema) |
+    /// | `migrate` | as [`migrate`](Self::migrate), `true` or `false` |
+    /// | `host`, `port`, `user`, `password`, `dbname`, `application_name`, `options`, `sslmode`, `target_session_attrs`, .. | as in libpq |
+    ///
+    /// Any other parameter is an error. So is one that the builder sets to another value: neither
+    /// of them is ignored. Of several hosts, `postgres://a,b/app`, the one that accepts writes is
+    /// used.
+    ///
+    /// # Errors
+    ///
+    /// Fails with a [`PostgresConnectError`]. If the server cannot be reached, connecting is retried
+    /// until [`connect_timeout`](Self::connect_timeout) has passed.
+    pub async fn connect(self, url: &str) -> Result<PostgresStore, PostgresConnectError> {
+        let address = Address::parse(url)?;
+        let events = self.events_url.as_deref().map(Address::parse).transpose()?;
+        let schema = same("schema", self.schema, address.schema)?;
+        let schema = Schema::new(schema.as_deref().unwrap_or(POSTGRES_SCHEMA))?;
+        let migrate = same("migrate", self.migrate, address.migrate)?.unwrap_or(false);
+        let checked = |setting, value: Option<Duration>, default, max| match value.unwrap_or(default) {
+            value if (POSTGRES_TIMEOUT_MIN..=max).contains(&value) => Ok(value),
+            value => Err(PostgresConnectError::InvalidTimeout { setting, value }),
+        };
+        let timeouts = Timeouts {
+            call: checked("call_timeout", self.call_timeout, STORE_CALL_TIMEOUT, STORE_CALL_TIMEOUT_MAX)?,
+            connect: checked("connect_timeout", self.connect_timeout, CONNECT_TIMEOUT, CONNECT_TIMEOUT_MAX)?,
+        };
+        let connector = Arc::new(Connector::new(address.config, timeouts));
+        let (events, events_address) = match events {
+            Some(events) => (Arc::new(Connector::new(events.config, timeouts)), Some(events.display)),
+            None => (Arc::clone(&connector), None),
+        };
+        let server = Server::new(&connector, address.display, schema, timeouts, Background::default());
+        let deadline = Instant::now() + timeouts.connect;
+        let arrives = loop {
+            match self_test(&server, migrate, &events, events_address.as_deref()).await {
+                Ok(arrives) => break arrives,
+                Err(failure) if failure.is_transient && Instant::now() + RETRY_INTERVAL < deadline => {
+                    sleep(RETRY_INTERVAL).await;
+                }
+                Err(failure) => return Err(failure.error),
+            }
+        };
+        let server = Arc::new(server);
+        Ok(PostgresStore::new(Shared {
+            clock: Clock::default(),
+            server_clock: Default::default(),
+            messages: Messages::new(Arc::clone(&server), arrives.then_some(events)),
+            server,
+            acquires: Default::default(),
+            releases: Default::default(),
+        }))
+    }
+}
+
+/// A connection fails without a new connect until its reconnect delay has passed.
+const RETRY_INTERVAL: Duration = RECONNECT_DELAY.saturating_add(Duration::from_millis(10));
+
+/// The setting of the builder, or that of the URL. If one of two were ignored, two services could
+/// lock in different schemas without an error.
+fn same<T: PartialEq>(name: &str, builder: Option<T>, url: Option<T>) -> Result<Option<T>, PostgresConnectError> {
+    match (builder, url) {
+        (Some(builder), Some(url)) if builder != url => {
+            Err(PostgresConnectError::InvalidUrl(format!("its parameter `{name}` is not that of the builder")))
+        }
+        (builder, url) => Ok(builder.or(url)),
+    }
+}
+
+impl PostgresStore {
+    /// Connects to a URL: `postgres://user:password@host:port/database`.
+    /// [`PostgresStoreBuilder::connect`] has its parameters.
+    ///
+    /// # Errors
+    ///
+    /// Fails with a [`PostgresConnectError`] if the URL is invalid, the server cannot be reached, is
+    /// too old or is a standby, a right is missing, or the database has no tables of this crate: see
+    /// [`PostgresStoreBuilder::migrate`].
+    pub async fn connect(url: &str) -> Result<Self, PostgresConnectError> {
+        Self::builder().connect(url).await
+    }
+
+    /// Returns a builder for a store with non-default settings.
+    pub fn builder() -> PostgresStoreBuilder {
+        PostgresStoreBuilder::default()
+    }
+}
+
+impl fmt::Debug for PostgresStoreBuilder {
+    /// Without the URL, which may contain a password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { schema, migrate, connect_timeout, call_timeout, .. } = self;
+        f.debug_struct("PostgresStoreBuilder")
+            .field("schema", schema)
+            .field("migrate", migrate)
+            .field("connect_timeout", connect_timeout)
+            .field("call_timeout", call_timeout)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_of_a_builder_has_no_password() {
+        let builder = PostgresStore::builder().schema("shop").events_url("postgres://ann:s3cret@a");
+        let text = format!("{builder:?}");
+        assert!(text.contains("shop") && !text.contains("s3cret"), "{text}");
+    }
+}

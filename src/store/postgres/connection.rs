@@ -1,0 +1,152 @@
+//! Connections to the server, and one statement on them.
+
+use std::{
+    fmt,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{runtime::Handle, time::Instant};
+use tokio_postgres::{Client, Config, Connection, NoTls, Row, Socket, error::SqlState, tls::NoTlsStream};
+
+use super::error::CallError;
+use crate::store::remote::link::{Connect, Link};
+
+/// The timeouts of calls and connects.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Timeouts {
+    pub(super) call: Duration,
+    pub(super) connect: Duration,
+}
+
+/// Connects to the server.
+pub(super) struct Connector {
+    config: Config,
+    timeouts: Timeouts,
+    /// A pooler has refused the settings of a session.
+    is_pooler: AtomicBool,
+}
+
+/// A connection for calls.
+pub(super) type Calls = Link<Connector>;
+
+/// A parameter of a statement, with its type: a statement without a name is sent with its types in
+/// one message.
+pub(super) type Parameter<'a> =
+    (&'a (dyn tokio_postgres::types::ToSql + Sync), tokio_postgres::types::Type);
+
+impl Timeouts {
+    /// The deadline of a call that begins now. It is shortly before the caller's own timeout, so
+    /// that the caller gets the reason.
+    pub(super) fn call_deadline(self) -> Instant {
+        Instant::now() + self.call.saturating_sub((self.call / 10).min(Duration::from_millis(20)))
+    }
+}
+
+impl Connector {
+    pub(super) fn new(config: Config, timeouts: Timeouts) -> Self {
+        Self { config, timeouts, is_pooler: AtomicBool::new(false) }
+    }
+
+    /// Opens a connection.
+    ///
+    /// The settings of its session are nets: a statement ends that its caller does not wait for any
+    /// more, and the functions of the store need `read committed`. A pooler does not know the
+    /// settings, and its sessions have those of its user.
+    pub(super) async fn open(&self) -> Result<(Client, Connection<Socket, NoTlsStream>), CallError> {
+        if self.is_pooler.load(Ordering::Relaxed) {
+            return Ok(self.config.connect(NoTls).await?);
+        }
+        let mut config = self.config.clone();
+        let own = format!(
+            "-c statement_timeout={} -c default_transaction_isolation=read\\ committed",
+            self.timeouts.call.as_millis()
+        );
+        config.options(match config.get_options() {
+            Some(options) => format!("{options} {own}"),
+            None => own,
+        });
+        match config.connect(NoTls).await {
+            Err(error) if error.code() == Some(&SqlState::PROTOCOL_VIOLATION) => {
+                let opened = self.config.connect(NoTls).await?;
+                self.is_pooler.store(true, Ordering::Relaxed);
+                Ok(opened)
+            }
+            opened => Ok(opened?),
+        }
+    }
+}
+
+impl Connect for Connector {
+    type Connection = Arc<Client>;
+    type Error = CallError;
+
+    async fn connect(&self, _: &OnceLock<Arc<str>>) -> Result<Arc<Client>, CallError> {
+        let (client, connection) = self.open().await?;
+        // Ends with the last handle of the client, or with the connection: its calls then fail.
+        Handle::current().spawn(async move { drop(connection.await) });
+        Ok(Arc::new(client))
+    }
+
+    fn failed(&self, error: Option<CallError>, _: Option<&Arc<str>>) -> CallError {
+        error.unwrap_or(CallError::ConnectTimeout)
+    }
+}
+
+impl fmt::Debug for Connector {
+    /// Without the settings, which have the password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connector").field("timeouts", &self.timeouts).finish_non_exhaustive()
+    }
+}
+
+/// Sends a statement once, and waits for its rows until the deadline. If the connection breaks, the
+/// outcome is unknown; a connection that had broken before is replaced. The rows are complete when
+/// the server has committed.
+pub(super) async fn query(
+    connection: &Calls,
+    statement: &str,
+    parameters: &[Parameter<'_>],
+    deadline: Instant,
+) -> Result<Vec<Row>, CallError> {
+    let send = async || {
+        let send = |client: Arc<Client>| async move {
+            if client.is_closed() {
+                return Err(CallError::Closed);
+            }
+            Ok(client.query_typed(statement, parameters).await?)
+        };
+        let breaks = |reply: &Result<Vec<Row>, CallError>| reply.as_ref().is_err_and(CallError::breaks_connection);
+        connection.call(deadline, send, breaks).await?
+    };
+    match send().await {
+        Err(CallError::Closed) => send().await,
+        reply => reply,
+    }
+}
+
+/// As [`query`], but sends again on a new connection if the first one breaks. Only for statements
+/// that may be repeated at any later time.
+pub(super) async fn query_retry(
+    connection: &Calls,
+    statement: &str,
+    parameters: &[Parameter<'_>],
+    deadline: Instant,
+) -> Result<Vec<Row>, CallError> {
+    match query(connection, statement, parameters, deadline).await {
+        Err(CallError::Server(error)) if error.code().is_none() => {
+            query(connection, statement, parameters, deadline).await
+        }
+        reply => reply,
+    }
+}
+
+/// Executes several statements as one transaction.
+pub(super) async fn execute_all(connection: &Calls, statements: &str, limit: Duration) -> Result<(), CallError> {
+    let send = |client: Arc<Client>| async move { Ok(client.batch_execute(statements).await?) };
+    let breaks = |reply: &Result<(), CallError>| reply.as_ref().is_err_and(CallError::breaks_connection);
+    connection.call(Instant::now() + limit, send, breaks).await?
+}

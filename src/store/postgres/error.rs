@@ -1,0 +1,335 @@
+//! Errors of a call and of connecting, with hints for operators.
+
+use std::{error::Error, fmt, sync::Arc, time::Duration};
+
+use tokio_postgres::error::SqlState;
+
+use crate::{
+    limits::{CONNECT_TIMEOUT_MAX, POSTGRES_TIMEOUT_MIN, STORE_CALL_TIMEOUT_MAX},
+    store::{StoreError, StoreErrorKind, remote::link::LinkError},
+};
+
+/// Error of connecting to PostgreSQL with [`PostgresStore`](crate::PostgresStore).
+///
+/// `Debug` prints the message and all causes on one line, so that `main` can return this error.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum PostgresConnectError {
+    /// The URL is invalid. The reason contains no password.
+    #[error("invalid URL of PostgreSQL: {0}")]
+    InvalidUrl(String),
+    /// The URL requires TLS (`sslmode=require`), and the crate was built without it.
+    #[error("`sslmode=require` requires TLS, and tower-lock was built without it for PostgreSQL")]
+    TlsNotEnabled,
+    /// The name of the schema is not 1 to 63 characters of `[a-z0-9_]`, begins with a digit, or
+    /// begins with `pg_`.
+    #[error("invalid schema `{0}`: a schema is 1 to 63 of [a-z0-9_], and begins with a letter, and not with `pg_`")]
+    InvalidSchema(String),
+    /// A timeout of the builder is out of range.
+    #[error("`{setting}` is {value:?}, but must be {}", timeout_range(.setting))]
+    InvalidTimeout {
+        /// `connect_timeout` or `call_timeout`.
+        setting: &'static str,
+        /// Its value.
+        value: Duration,
+    },
+    /// The server cannot be reached, or sent no reply or an unexpected one.
+    #[error("could not connect to PostgreSQL at {address}")]
+    Unreachable {
+        /// Host and port, or the path of a socket, without user and password.
+        address: String,
+        /// The cause, with a hint.
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// The server is older than PostgreSQL 13.
+    #[error("PostgreSQL at {address} has version {version}, but at least 13 is required")]
+    UnsupportedVersion {
+        /// Host and port, or the path of a socket.
+        address: String,
+        /// The version of the server.
+        version: String,
+    },
+    /// The server is a standby, which accepts no writes.
+    #[error(
+        "PostgreSQL at {address} is a standby, which accepts no writes: connect to the primary server, or name all of \
+         them in the URL, `postgres://a,b/db?target_session_attrs=read-write`"
+    )]
+    Standby {
+        /// Host and port, or the path of a socket.
+        address: String,
+    },
+    /// The sessions of this user have another isolation level than the functions of the store need.
+    #[error(
+        "the sessions of user `{user}` at {address} have the isolation level `{level}`, but the locks need `read committed`: \
+         ALTER ROLE \"{user}\" SET default_transaction_isolation = 'read committed'"
+    )]
+    IsolationLevel {
+        /// Host and port, or the path of a socket.
+        address: String,
+        /// The user.
+        user: String,
+        /// The level.
+        level: String,
+    },
+    /// The database has no tables of this crate.
+    #[error(
+        "the database at {address} has no tables of tower-lock in the schema `{schema}`: connect with `.migrate(true)`, \
+         or execute the SQL text of `PostgresStoreBuilder::migration` once"
+    )]
+    NoTables {
+        /// Host and port, or the path of a socket.
+        address: String,
+        /// The schema.
+        schema: String,
+    },
+    /// The tables of the schema are of another version, or of another program.
+    #[error(
+        "the table `{schema}.locks` at {address} is of {found}, and not of {}: choose another schema, or execute the \
+         migration of this version", super::schema::VERSION
+    )]
+    OtherTables {
+        /// Host and port, or the path of a socket.
+        address: String,
+        /// The schema.
+        schema: String,
+        /// The version of the tables, or `another program`.
+        found: String,
+    },
+    /// The user lacks a right.
+    #[error("user `{user}` lacks rights in the database at {address}: {grant}")]
+    MissingRights {
+        /// Host and port, or the path of a socket.
+        address: String,
+        /// The user.
+        user: String,
+        /// The statements that give the rights.
+        grant: String,
+    },
+    /// A message did not arrive: `events_url` leads to a pooler, or to another server.
+    #[error(
+        "a message of PostgreSQL did not arrive at {address}: `events_url` must lead to the server itself, and not to a \
+         pooler like PgBouncer, whose transactions receive no messages"
+    )]
+    EventsUnavailable {
+        /// Host and port of `events_url`, or the path of a socket.
+        address: String,
+    },
+}
+
+/// Error of a call.
+///
+/// Its text contains its causes. The call is repeated or rejected by [`kind`](Self::kind).
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CallError {
+    #[error("{}", error_chain(.0))]
+    Server(#[from] tokio_postgres::Error),
+    /// The connection broke before the call was sent.
+    #[error("the connection is closed")]
+    Closed,
+    /// No connection before the deadline.
+    #[error("timed out connecting")]
+    ConnectTimeout,
+    /// The connect failed; its error is shared by all callers that waited for it.
+    #[error("{0}")]
+    ConnectFailed(Arc<Self>),
+    /// No reply before the deadline.
+    #[error("timed out waiting for a reply")]
+    NoReply,
+    /// The call reached the server after it had expired, and did nothing.
+    #[error("the call reached the server too late and was not executed")]
+    Expired,
+    /// The connection for messages is down.
+    #[error("the connection for messages is down")]
+    NotListening,
+    /// The database has no text with NUL.
+    #[error("the key has a NUL character, which a text of PostgreSQL cannot have")]
+    InvalidKey,
+    #[error("the reply is not one of the functions of tower-lock")]
+    UnexpectedReply,
+}
+
+/// An error and a hint for the operator. Its text contains the causes, so that it has no source.
+#[derive(Debug, thiserror::Error)]
+#[error("PostgreSQL at {address}: {error}{}", Hint(.hint))]
+struct WithHint {
+    address: String,
+    // Not named `source`: that would repeat the causes.
+    error: CallError,
+    hint: &'static str,
+}
+
+/// A hint in parentheses, unless it is empty.
+struct Hint<'a>(&'a str);
+
+impl fmt::Display for Hint<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() { Ok(()) } else { write!(f, " ({})", self.0) }
+    }
+}
+
+impl CallError {
+    pub(super) fn into_store_error(self, operation: &'static str, address: &str) -> StoreError {
+        StoreError::new("postgres", operation, self.kind()).with_source(self.with_hint(address))
+    }
+
+    pub(super) fn with_hint(self, address: &str) -> Box<dyn Error + Send + Sync> {
+        let hint = self.classify().1;
+        Box::new(WithHint { address: address.to_owned(), error: self, hint })
+    }
+
+    /// Whether the connection is unusable, or leads to a server that accepts no writes.
+    pub(super) fn breaks_connection(&self) -> bool {
+        match self {
+            Self::Closed => true,
+            // An error without a code is not of the server.
+            Self::Server(error) => match error.code() {
+                None => true,
+                Some(code) => code.code().starts_with("08") || is_of_failover(code),
+            },
+            _ => false,
+        }
+    }
+
+    /// Whether the server has executed nothing, and may execute the other requests of the call.
+    pub(super) fn may_be_of_one_key(&self) -> bool {
+        self.code().is_some_and(|code| is_of_text(code) || is_of_wait(code))
+    }
+
+    /// Whether a retry may succeed.
+    pub(super) fn is_transient(&self) -> bool {
+        use StoreErrorKind::{Failover, Timeout, Unavailable};
+
+        matches!(self.kind(), Failover | Timeout | Unavailable)
+    }
+
+    pub(super) fn kind(&self) -> StoreErrorKind {
+        self.classify().0
+    }
+
+    pub(super) fn code(&self) -> Option<&SqlState> {
+        match self {
+            Self::Server(error) => error.code(),
+            Self::ConnectFailed(error) => error.code(),
+            _ => None,
+        }
+    }
+
+    fn classify(&self) -> (StoreErrorKind, &'static str) {
+        use StoreErrorKind::{InvalidKey, Protocol, Timeout, Unavailable};
+        match self {
+            Self::ConnectFailed(error) => error.classify(),
+            Self::Server(error) => match error.code() {
+                Some(code) => classify_code(code),
+                None if error.to_string().contains("TLS") => {
+                    (StoreErrorKind::Refused, "does this system trust the certificate of the server?")
+                }
+                None => (Unavailable, "is the server up, and the address correct?"),
+            },
+            Self::ConnectTimeout => (Unavailable, "is the server up, and the address correct?"),
+            Self::Closed | Self::NotListening => (Unavailable, ""),
+            Self::NoReply => (Timeout, "is the server overloaded, or is its disk slow?"),
+            Self::Expired => (Timeout, ""),
+            Self::InvalidKey => (InvalidKey, ""),
+            Self::UnexpectedReply => (Protocol, "are the functions of another version of tower-lock?"),
+        }
+    }
+}
+
+fn classify_code(code: &SqlState) -> (StoreErrorKind, &'static str) {
+    use StoreErrorKind::{Failover, InvalidKey, Refused, Timeout, Unavailable};
+    match code.code() {
+        "25006" => (Failover, "the server is a standby"),
+        _ if is_of_failover(code) => (Failover, "the server is stopping, or starting"),
+        "57014" => (Timeout, "a statement took longer than the call timeout"),
+        "55P03" => (Timeout, "a transaction has locked the row of the key for longer than the lock timeout"),
+        _ if is_of_wait(code) => (Unavailable, ""),
+        "53300" => (Unavailable, "the server has no connection left: raise `max_connections`"),
+        text if text.starts_with("53") || text.starts_with("08") => (Unavailable, ""),
+        _ if is_of_text(code) => (InvalidKey, "the encoding of the database has no such character: use UTF8"),
+        "42501" => (Refused, "the user lacks a right"),
+        "42P01" | "42883" | "3F000" => (Refused, "execute the migration of tower-lock"),
+        text if text.starts_with("28") => (Refused, "are the user and the password correct?"),
+        _ => (Refused, ""),
+    }
+}
+
+/// Whether the server accepts no writes, because it is a standby, stops or starts.
+fn is_of_failover(code: &SqlState) -> bool {
+    ["25006", "57P01", "57P02", "57P03"].contains(&code.code())
+}
+
+/// Whether a transaction of another program was in the way.
+fn is_of_wait(code: &SqlState) -> bool {
+    ["40001", "40P01", "55P03"].contains(&code.code())
+}
+
+/// Whether the database cannot have the text of a key.
+fn is_of_text(code: &SqlState) -> bool {
+    ["22021", "22P05"].contains(&code.code())
+}
+
+impl From<LinkError<Self>> for CallError {
+    fn from(error: LinkError<Self>) -> Self {
+        match error {
+            LinkError::ConnectTimeout => Self::ConnectTimeout,
+            LinkError::ConnectFailed(error) => Self::ConnectFailed(error),
+            LinkError::NoReply => Self::NoReply,
+        }
+    }
+}
+
+fn timeout_range(setting: &str) -> String {
+    let max = if setting == "call_timeout" { STORE_CALL_TIMEOUT_MAX } else { CONNECT_TIMEOUT_MAX };
+    format!("from {POSTGRES_TIMEOUT_MIN:?} to {max:?}")
+}
+
+/// An error and its causes on one line, without control characters: a server may have chosen the
+/// text.
+fn error_chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let message = error.to_string();
+        if !text.contains(&message) {
+            text += &format!(": {message}");
+        }
+        cause = error.source();
+    }
+    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+}
+
+impl fmt::Debug for PostgresConnectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&error_chain(self))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_of_the_server_say_whether_to_repeat_a_call() {
+        use StoreErrorKind::{Failover, InvalidKey, Refused, Timeout, Unavailable};
+
+        for (code, kind) in [
+            ("25006", Failover),
+            ("57P01", Failover),
+            ("57P02", Failover),
+            ("57P03", Failover),
+            ("55P03", Timeout),
+            ("57014", Timeout),
+            ("40001", Unavailable),
+            ("40P01", Unavailable),
+            ("53300", Unavailable),
+            ("08006", Unavailable),
+            ("22021", InvalidKey),
+            ("28P01", Refused),
+            ("42501", Refused),
+            ("42883", Refused),
+            ("XX000", Refused),
+        ] {
+            assert_eq!(classify_code(&SqlState::from_code(code)).0, kind, "{code}");
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Calls for releases: many requests share one.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio_postgres::types::Type;
+
+use super::{
+    connection::Parameter,
+    error::CallError,
+    replies,
+    schema::name,
+    shared::{Shared, millis},
+};
+use crate::{
+    clock::BootInstant,
+    limits::MAX_RECORD_BODY_BYTES,
+    store::{
+        ReleaseReply, ReleaseRequest, StoreError,
+        remote::batching::{SendRequests, SharedCalls, send_alone},
+    },
+};
+
+impl SendRequests<ReleaseRequest> for Shared {
+    type Reply = ReleaseReply;
+
+    const STORE: &'static str = "postgres";
+    const OPERATION: &'static str = "release";
+
+    /// A release is not refused: each was reserved before its acquire.
+    const MAX_WAITING: usize = usize::MAX;
+
+    fn calls(&self) -> &SharedCalls<ReleaseRequest, ReleaseReply> {
+        &self.releases
+    }
+
+    /// As for acquires.
+    fn shares_waits(&self) -> bool {
+        true
+    }
+
+    fn may_wait(_: &ReleaseRequest) -> Option<Duration> {
+        None
+    }
+
+    async fn send(
+        self: &Arc<Self>,
+        requests: Vec<ReleaseRequest>,
+        called: BootInstant,
+    ) -> Vec<Result<ReleaseReply, StoreError>> {
+        match self.release_together(&requests).await {
+            Ok(replies) => replies.into_iter().map(Ok).collect(),
+            Err(error) if requests.len() > 1 && error.may_be_of_one_key() => send_alone(self, requests, called).await,
+            Err(error) => vec![Err(self.server.store_error("release", error)); requests.len()],
+        }
+    }
+}
+
+impl Shared {
+    /// One statement for all requests.
+    async fn release_together(&self, requests: &[ReleaseRequest]) -> Result<Vec<ReleaseReply>, CallError> {
+        let Some(ReleaseRequest { queue, record, .. }) = requests.first() else { return Ok(Vec::new()) };
+        let keys = requests.iter().map(|request| name(&request.key)).collect::<Result<Vec<_>, _>>()?;
+        let ids: Vec<_> = requests.iter().map(|request| request.id.to_string()).collect();
+        let blocks: Vec<_> = requests.iter().map(|request| millis(request.block_for)).collect();
+        let offer = millis(queue.offer_ttl);
+        // A request with a record has a call of its own.
+        let head = record.as_ref().map(|new| &*new.record.head);
+        let body = record.as_ref().and_then(|new| new.record.body.as_deref());
+        let body = body.filter(|body| body.len() <= MAX_RECORD_BODY_BYTES);
+        let keep = record.as_ref().map_or(0, |new| millis(new.keep_for));
+        let parameters: [Parameter<'_>; 7] = [
+            (&offer, Type::INT8),
+            (&keys, Type::TEXT_ARRAY),
+            (&ids, Type::TEXT_ARRAY),
+            (&blocks, Type::INT8_ARRAY),
+            (&head, Type::BYTEA),
+            (&body, Type::BYTEA),
+            (&keep, Type::INT8),
+        ];
+        let deadline = self.server.timeouts.call_deadline();
+        let rows = self.execute(&self.server.schema.release, &parameters, deadline).await?;
+        Self::in_order(requests.len(), replies::released(&rows)?)
+    }
+}

@@ -1,0 +1,50 @@
+//! Calls for renewals: one for many leases.
+
+use futures_util::future::join_all;
+use tokio_postgres::types::Type;
+
+use super::{
+    connection::Parameter,
+    error::CallError,
+    replies::position,
+    schema::name,
+    shared::{Shared, millis},
+};
+use crate::store::{RenewReply, RenewRequest, StoreError};
+
+impl Shared {
+    /// Extends the leases. If the row of one of them is locked, the others are extended one by one.
+    pub(super) async fn renew(&self, requests: &[RenewRequest]) -> Result<Vec<RenewReply>, StoreError> {
+        match self.renew_together(requests).await {
+            Ok(replies) => Ok(replies),
+            Err(error) if requests.len() > 1 && error.may_be_of_one_key() => {
+                let each = requests.iter().map(|request| self.renew_together(std::slice::from_ref(request)));
+                let one = |reply: Result<Vec<_>, _>| reply.ok().and_then(|mut one| one.pop());
+                Ok(join_all(each).await.into_iter().map(|reply| one(reply).unwrap_or(RenewReply::Unknown)).collect())
+            }
+            Err(error) => Err(self.server.store_error("renew", error)),
+        }
+    }
+
+    /// One statement for all requests.
+    async fn renew_together(&self, requests: &[RenewRequest]) -> Result<Vec<RenewReply>, CallError> {
+        // The database cannot have the others: they hold nothing.
+        let named: Vec<_> =
+            requests.iter().enumerate().filter_map(|(at, request)| Some((at, name(&request.key).ok()?))).collect();
+        let mut replies = vec![RenewReply::NotHolder; requests.len()];
+        if named.is_empty() {
+            return Ok(replies);
+        }
+        let keys: Vec<_> = named.iter().map(|(_, key)| &**key).collect();
+        let ids: Vec<_> = named.iter().map(|(at, _)| requests[*at].id.to_string()).collect();
+        let leases: Vec<_> = named.iter().map(|(at, _)| millis(requests[*at].lease)).collect();
+        let parameters: [Parameter<'_>; 3] =
+            [(&keys, Type::TEXT_ARRAY), (&ids, Type::TEXT_ARRAY), (&leases, Type::INT8_ARRAY)];
+        let deadline = self.server.timeouts.call_deadline();
+        for row in self.execute(&self.server.schema.renew, &parameters, deadline).await? {
+            let position = position(&row)?.and_then(|at| named.get(at)).ok_or(CallError::UnexpectedReply)?;
+            replies[position.0] = RenewReply::Extended;
+        }
+        Ok(replies)
+    }
+}

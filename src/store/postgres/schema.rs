@@ -1,0 +1,119 @@
+//! The schema of a store: its name, its migration, the texts of its statements, and the names of
+//! keys in it. Pure.
+
+use std::borrow::Cow;
+
+use super::error::{CallError, PostgresConnectError};
+use crate::{limits::MAX_POSTGRES_SCHEMA_BYTES, lock_key::LockKey};
+
+/// The comment of the table of locks after the migration: the name and the version of the schema.
+pub(super) const VERSION: &str = "tower-lock 1";
+
+const TABLES: &str = include_str!("sql/tables.sql");
+const RULES: &str = include_str!("sql/rules.sql");
+const VERBS: &str = include_str!("sql/verbs.sql");
+
+/// A schema, and the statements that call its functions.
+#[derive(Clone, Debug)]
+pub(super) struct Schema {
+    pub(super) name: String,
+    pub(super) acquire: String,
+    pub(super) release: String,
+    pub(super) renew: String,
+    pub(super) yield_key: String,
+    pub(super) force_release: String,
+    pub(super) delete_record: String,
+    pub(super) inspect: String,
+    pub(super) list: String,
+    pub(super) sweep: String,
+}
+
+impl Schema {
+    /// The name becomes a part of statements, so that it has no character with a meaning.
+    pub(super) fn new(name: &str) -> Result<Self, PostgresConnectError> {
+        let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+        let is_name = name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_')
+            && name.chars().all(is_plain)
+            && name.len() <= MAX_POSTGRES_SCHEMA_BYTES
+            && !name.starts_with("pg_");
+        if !is_name {
+            return Err(PostgresConnectError::InvalidSchema(name.to_owned()));
+        }
+        let call = |function: &str, arguments: usize| {
+            let arguments: Vec<_> = (1..=arguments).map(|n| format!("${n}")).collect();
+            format!("SELECT * FROM \"{name}\".{function}({})", arguments.join(", "))
+        };
+        Ok(Self {
+            name: name.to_owned(),
+            acquire: call("acquire", 9),
+            release: call("release", 7),
+            renew: call("renew", 3),
+            yield_key: call("yield_key", 10),
+            force_release: call("force_release", 3),
+            delete_record: call("delete_record", 1),
+            inspect: call("inspect", 1),
+            list: call("list_keys", 4),
+            sweep: call("sweep", 2),
+        })
+    }
+
+    /// The text that makes the tables and the functions.
+    pub(super) fn migration(&self) -> String {
+        let text = [TABLES, RULES, VERBS].join("\n");
+        text.replace("{schema}", &format!("\"{}\"", self.name))
+    }
+}
+
+/// The name of a key in the tables. No composed key has a `*`, so that a raw key with the same text
+/// has another name.
+pub(super) fn name(key: &LockKey) -> Result<Cow<'_, str>, CallError> {
+    if key.as_str().contains('\0') {
+        return Err(CallError::InvalidKey);
+    }
+    Ok(if key.is_raw() { format!("*{}", key.as_str()).into() } else { key.as_str().into() })
+}
+
+/// The key with this name.
+pub(super) fn key(name: &str) -> LockKey {
+    match name.strip_prefix('*') {
+        Some(raw) => LockKey::from_raw_name(raw),
+        None => LockKey::from_composed(name),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::POSTGRES_SCHEMA;
+
+    #[test]
+    fn name_of_a_schema_has_no_character_with_a_meaning() {
+        for name in [POSTGRES_SCHEMA, "shop", "_1", "user"] {
+            assert!(Schema::new(name).is_ok(), "{name}");
+        }
+        let long = "a".repeat(MAX_POSTGRES_SCHEMA_BYTES + 1);
+        for name in ["", "1a", "Shop", "a.b", "a\"b", "a b", "a'", "é", "pg_temp", &long] {
+            assert!(Schema::new(name).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn migration_names_its_schema_everywhere() {
+        let text = Schema::new("shop").expect("a name").migration();
+        assert!(!text.contains("{schema}") && !text.contains("tower_lock"));
+        assert!(text.contains(&format!("COMMENT ON TABLE \"shop\".locks IS '{VERSION}'")));
+    }
+
+    #[test]
+    fn raw_key_and_composed_key_have_different_names() {
+        let raw = LockKey::raw("order:7").expect("a name");
+        let composed = LockKey::from(("order", 7));
+        for each in [&raw, &composed] {
+            assert_eq!(key(&name(each).expect("valid")), *each);
+        }
+        assert_ne!(name(&raw).expect("valid"), name(&composed).expect("valid"));
+        let odd = LockKey::from(("*a", "b*"));
+        assert_eq!(key(&name(&odd).expect("valid")), odd, "it is escaped");
+        assert!(name(&LockKey::raw("a\0b").expect("a name")).is_err(), "the database has no such text");
+    }
+}

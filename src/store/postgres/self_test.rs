@@ -1,0 +1,190 @@
+//! Checks of a server before it is used: version, role, tables, rights, messages.
+
+use std::sync::Arc;
+
+use tokio::{sync::Notify, time::timeout};
+use tokio_postgres::{error::SqlState, types::Type};
+use tracing::warn;
+
+use super::{
+    connection::{Connector, execute_all, query},
+    error::{CallError, PostgresConnectError},
+    messages::Listener,
+    replies::{column, only},
+    schema::VERSION,
+    shared::Server,
+};
+use crate::process;
+
+/// Error of the self-test.
+pub(super) struct SelfTestError {
+    pub(super) error: PostgresConnectError,
+    /// Whether a retry may succeed: the server may be starting.
+    pub(super) is_transient: bool,
+}
+
+const SERVER: &str = "SELECT current_setting('server_version_num')::int8, current_setting('server_version'), \
+    pg_is_in_recovery(), current_setting('transaction_isolation'), current_setting('fsync'), \
+    current_setting('synchronous_commit'), current_user::text, current_database()::text";
+
+/// The comment of the table of locks, and whether all rights are there. Of the catalog, which needs
+/// no right. No row: there is no schema.
+const TABLES: &str = "SELECT locks.oid IS NOT NULL, obj_description(locks.oid, 'pg_class'), \
+    has_schema_privilege(n.oid, 'USAGE'), coalesce((SELECT bool_and(has_table_privilege(t.oid, p.right)) \
+        FROM pg_catalog.pg_class t, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p (\"right\") \
+        WHERE t.relnamespace = n.oid AND t.relname IN ('locks', 'waiters', 'records', 'floor')), false) \
+    FROM pg_catalog.pg_namespace n \
+    LEFT JOIN pg_catalog.pg_class locks ON locks.relnamespace = n.oid AND locks.relname = 'locks' \
+    WHERE n.nspname = $1";
+
+/// Checks the server, and makes the tables if `migrate` is set. Returns whether its messages
+/// arrive. `events`: with which connections they are received, and whether that is the address of
+/// the calls.
+pub(super) async fn self_test(
+    server: &Server,
+    migrate: bool,
+    events: &Connector,
+    events_address: Option<&str>,
+) -> Result<bool, SelfTestError> {
+    let (user, database) = check_server(server).await?;
+    if !check_tables(server, &user).await? {
+        if !migrate {
+            let (address, schema) = (server.address.clone(), server.schema.name.clone());
+            return Err(PostgresConnectError::NoTables { address, schema }.into());
+        }
+        make_tables(server, &user, &database).await?;
+        check_tables(server, &user).await?;
+    }
+    let arrives = message_arrives(server, events).await.map_err(|error| server.test_failed(error))?;
+    match events_address {
+        _ if arrives => {}
+        Some(address) => {
+            let address = address.to_owned();
+            return Err(PostgresConnectError::EventsUnavailable { address }.into());
+        }
+        None => server.background.log({
+            let address = server.address.clone();
+            move || {
+                warn!(
+                    target: "tower_lock",
+                    "messages of PostgreSQL at {address} do not arrive, as behind a pooler: waiters poll, which is slower. \
+                     Set `events_url` to the address of the server itself",
+                );
+            }
+        }),
+    }
+    Ok(arrives)
+}
+
+/// Returns the user and the database.
+async fn check_server(server: &Server) -> Result<(String, String), SelfTestError> {
+    let failed = |error| server.test_failed(error);
+    let deadline = server.timeouts.call_deadline();
+    let rows = query(&server.release_conn, SERVER, &[], deadline).await.map_err(failed)?;
+    let row = only(&rows).map_err(failed)?;
+    let text = |index| column::<&str>(row, index).map(str::to_owned).map_err(failed);
+    let address = || server.address.clone();
+    if column::<i64>(row, 0).map_err(failed)? < 130_000 {
+        return Err(PostgresConnectError::UnsupportedVersion { address: address(), version: text(1)? }.into());
+    }
+    if column(row, 2).map_err(failed)? {
+        // It may be promoted soon.
+        return Err(SelfTestError { error: PostgresConnectError::Standby { address: address() }, is_transient: true });
+    }
+    let (level, user) = (text(3)?, text(6)?);
+    if level != "read committed" {
+        return Err(PostgresConnectError::IsolationLevel { address: address(), user, level }.into());
+    }
+    for (setting, value) in [("fsync", text(4)?), ("synchronous_commit", text(5)?)] {
+        if value == "off" {
+            let address = address();
+            server.background.log(move || {
+                warn!(
+                    target: "tower_lock",
+                    "PostgreSQL at {address} has `{setting}=off`: a crash of the server loses the newest locks and \
+                     records, and then two holders of one key can overlap",
+                );
+            });
+        }
+    }
+    Ok((user, text(7)?))
+}
+
+/// Whether the tables are there, of this version and with all rights.
+async fn check_tables(server: &Server, user: &str) -> Result<bool, SelfTestError> {
+    let failed = |error| server.test_failed(error);
+    let (address, schema) = (|| server.address.clone(), || server.schema.name.clone());
+    let deadline = server.timeouts.call_deadline();
+    let rows = query(&server.release_conn, TABLES, &[(&server.schema.name, Type::TEXT)], deadline).await;
+    let rows = rows.map_err(failed)?;
+    let Some(row) = rows.first() else { return Ok(false) };
+    if !column(row, 0).map_err(failed)? {
+        return Ok(false);
+    }
+    let found: Option<&str> = column(row, 1).map_err(failed)?;
+    if found != Some(VERSION) {
+        let found = found.filter(|found| found.starts_with("tower-lock ")).unwrap_or("another program").to_owned();
+        return Err(PostgresConnectError::OtherTables { address: address(), schema: schema(), found }.into());
+    }
+    if !(column(row, 2).map_err(failed)? && column(row, 3).map_err(failed)?) {
+        let (user, schema) = (user.to_owned(), schema());
+        let grant = format!(
+            "GRANT USAGE ON SCHEMA {schema} TO \"{user}\"; \
+             GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO \"{user}\""
+        );
+        return Err(PostgresConnectError::MissingRights { address: address(), user, grant }.into());
+    }
+    Ok(true)
+}
+
+/// Executes the migration, as one transaction.
+async fn make_tables(server: &Server, user: &str, database: &str) -> Result<(), SelfTestError> {
+    let migration = server.schema.migration();
+    let call = server.release_conn.ready().await;
+    call.map_err(|error| server.test_failed(error.into()))?;
+    match execute_all(&server.release_conn, &migration, server.timeouts.connect).await {
+        Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+            let (address, user) = (server.address.clone(), user.to_owned());
+            let grant = format!("GRANT CREATE ON DATABASE \"{database}\" TO \"{user}\"");
+            Err(PostgresConnectError::MissingRights { address, user, grant }.into())
+        }
+        made => made.map_err(|error| server.test_failed(error)),
+    }
+}
+
+/// Whether a message of the connection for calls arrives. A pooler passes it to another client.
+async fn message_arrives(server: &Server, events: &Connector) -> Result<bool, CallError> {
+    let channel = format!("self-test:{:016x}", process::random_bits());
+    let received = Arc::<Notify>::default();
+    let on_message = {
+        let (channel, received) = (channel.clone(), Arc::clone(&received));
+        Box::new(move |to: &str, _: &str| {
+            if to == channel {
+                received.notify_one();
+            }
+        })
+    };
+    let opened = timeout(server.timeouts.connect, Listener::open(events, on_message)).await;
+    let listener = opened.map_err(|_| CallError::ConnectTimeout)??;
+    let channels = [channel];
+    let listens = timeout(server.timeouts.call, listener.execute("LISTEN", &channels)).await;
+    listens.map_err(|_| CallError::NoReply)??;
+    let deadline = server.timeouts.call_deadline();
+    let text = format!("tower-lock:{}", channels[0]);
+    query(&server.acquire_conn, "SELECT pg_notify($1, '')", &[(&text, Type::TEXT)], deadline).await?;
+    Ok(timeout(server.timeouts.call, received.notified()).await.is_ok())
+}
+
+impl Server {
+    fn test_failed(&self, error: CallError) -> SelfTestError {
+        let is_transient = error.is_transient();
+        let (address, source) = (self.address.clone(), error.with_hint(&self.address));
+        SelfTestError { error: PostgresConnectError::Unreachable { address, source }, is_transient }
+    }
+}
+
+impl From<PostgresConnectError> for SelfTestError {
+    fn from(error: PostgresConnectError) -> Self {
+        Self { error, is_transient: false }
+    }
+}
