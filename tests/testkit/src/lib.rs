@@ -9,6 +9,7 @@
 //! | [`endings`] | each kind of response, under a key of its own |
 //! | [`locks`] | keys and lock managers of the tests |
 //! | [`store`] | stores that change some operations of another one |
+//! | [`parity`] | a store beside the one in memory, in random sequences of calls |
 //! | [`exclusion`] | the rule of mutual exclusion, for the checkers |
 //! | [`log`] | the text of the log |
 //! | [`panics`] | planned panics |
@@ -36,6 +37,7 @@ mod redis;
 mod redis_cluster;
 mod sentinel;
 mod mariadb;
+mod postgres;
 mod proxy;
 
 #[cfg(feature = "service")]
@@ -51,6 +53,8 @@ pub mod locks;
 #[cfg(feature = "service")]
 pub mod log;
 #[cfg(feature = "service")]
+pub mod parity;
+#[cfg(feature = "service")]
 pub mod store;
 pub mod exclusion;
 pub mod panics;
@@ -58,6 +62,7 @@ pub mod wait;
 
 pub use self::{
     mariadb::MariaDb,
+    postgres::PostgresServer,
     process::{Process, skipped},
     proxy::{Chaos, Direction, FaultControl, NetworkFault, Proxy, Push, Request},
     redis::{RedisOptions, RedisServer},

@@ -209,7 +209,7 @@ impl Process {
         timeout(TIMEOUT, end).await.unwrap_or_else(|_| panic!("process {} does not end", self.pid))
     }
 
-    fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         // After a wait the process id may belong to another process.
         if self.ended().is_none() {
             let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw).expect("a process");

@@ -1,9 +1,9 @@
 //! The contract of a store, on a Cluster.
 
 use tower_lock::test_util::conformance;
+use tower_lock_testkit::parity::same_replies_as_memory;
 
 use super::{cluster, store};
-use crate::conformance::same_replies_as_memory;
 
 #[tokio::test]
 async fn redis_cluster_passes_conformance() {

@@ -1,0 +1,21 @@
+//! One contract for all stores.
+
+use tower_lock::test_util::conformance;
+use tower_lock_testkit::parity::same_replies_as_memory;
+
+use crate::support::environment;
+
+#[tokio::test]
+async fn postgres_store_passes_conformance() {
+    let Some(environment) = environment().await else { return };
+    let store = environment.store().await;
+    conformance::check(store).await;
+}
+
+/// The same random sequence of calls gives the same replies and events on both stores. `SEED=` runs
+/// one sequence.
+#[tokio::test]
+async fn memory_and_postgres_give_the_same_replies() {
+    let Some(environment) = environment().await else { return };
+    same_replies_as_memory(environment.store().await).await;
+}

@@ -1,0 +1,16 @@
+//! Locks in real PostgreSQL processes. The tests share one server, and each has a schema of its
+//! own; a test that stops its server has another one.
+//!
+//! Without `postgres` the tests pass, with a note on stderr that they were skipped.
+
+#![allow(clippy::disallowed_methods, reason = "tests run within a runtime and wait in real time")]
+
+mod support;
+
+mod conformance;
+mod connecting;
+mod crashes;
+mod fences;
+mod handover;
+mod transactions;
+mod statement_counts;

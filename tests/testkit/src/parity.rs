@@ -1,0 +1,261 @@
+//! One contract for all stores: random sequences of calls, on a store and in memory.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use futures_util::{StreamExt, stream};
+use tokio::{
+    sync::Semaphore,
+    time::{sleep, timeout},
+};
+use tower_lock::{
+    AcquisitionId, LockKey, MemoryStore,
+    store::{
+        AcquireReply, AcquireRequest, AcquisitionIds, Demand, EventSink, ForceReleaseReply, ForceReleaseRequest,
+        IfBusy, KeyStatus, ListRequest, LockStore, QueueConfig, Record, ReleaseRequest, RenewRequest, StoreEvent,
+        YieldReply, YieldRequest,
+    },
+};
+
+use crate::{store::StoreExt, wait::ms};
+
+const SEQUENCES: u64 = 150;
+const STEPS: usize = 40;
+const PROCESSES: usize = 3;
+
+/// Compares a store with the reference: the same random sequence of calls gives the same replies and
+/// events on both stores. `SEED=` runs one sequence.
+pub async fn same_replies_as_memory(store: Arc<dyn LockStore>) {
+    let seeds = match std::env::var("SEED") {
+        Ok(seed) => vec![seed.parse().expect("a number")],
+        Err(_) => (0..SEQUENCES).collect(),
+    };
+    let both = stream::iter(seeds).map(|seed| {
+        let store = Arc::clone(&store);
+        async move { (seed, play(seed, Arc::new(MemoryStore::new())).await, play(seed, store).await) }
+    });
+    // They sleep most of the time, and each has its own key.
+    let mut both = both.buffer_unordered(30);
+    while let Some((seed, by_memory, by_store)) = both.next().await {
+        for (step, (memory, other)) in by_memory.iter().zip(&by_store).enumerate() {
+            assert_eq!(memory, other, "SEED={seed}, step {step}, memory first; before it {:#?}", &by_memory[..step]);
+        }
+        assert_eq!(by_memory.len(), by_store.len(), "SEED={seed}");
+    }
+}
+
+/// Runs a sequence and records the replies: fences by their order, ids by their number, times in
+/// steps that are longer than scheduling delays.
+async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let key = LockKey::from(("parity", seed));
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let processes: Vec<_> = (0..PROCESSES)
+        .map(|n| {
+            let ids = AcquisitionIds::new(&format!("p{n}"), fastrand::u64(..));
+            let process = ids.next().manager().to_owned();
+            let note = move |events: &Arc<Mutex<Vec<_>>>, event| {
+                events.lock().unwrap_or_else(PoisonError::into_inner).push((n, event));
+            };
+            store.subscribe(EventSink::new(process, &events, note));
+            ids
+        })
+        .collect();
+    // A call of an unsubscribed process waits for its subscription.
+    for (n, ids) in processes.iter().enumerate() {
+        let request =
+            AcquireRequest::new(LockKey::from(("hello", seed, n)), ids.next(), ms(1), IfBusy::Enqueue, terms(), LONG);
+        store.acquire_one(request).await.expect("a reply");
+    }
+    let mut names = Names::default();
+    let mut owners: Vec<AcquisitionId> = Vec::new();
+    let mut outcomes = Vec::new();
+    for _ in 0..STEPS {
+        // Mostly an earlier id.
+        if owners.is_empty() || rng.u8(0..4) == 0 {
+            owners.push(processes[rng.usize(0..PROCESSES)].next());
+        }
+        let owner = owners[rng.usize(owners.len().saturating_sub(6)..owners.len())].clone();
+        let id = names.owner(&owner);
+        let mut is_short = false;
+        let outcome = match rng.u8(0..12) {
+            0..=4 => {
+                let if_busy = if rng.u8(0..4) == 0 { IfBusy::Fail } else { IfBusy::Enqueue };
+                let lease = if rng.u8(0..5) == 0 { SHORT } else { LONG };
+                is_short = lease == SHORT;
+                let unless = rng.bool();
+                let request = AcquireRequest::new(key.clone(), owner, lease, if_busy, terms(), LONG);
+                let got = store.acquire_one(request.demand(demand(unless))).await.expect("a reply");
+                format!("acquire({id}, {if_busy:?}, {lease:?}, {unless}): {}", names.acquired(got))
+            }
+            5..=6 => {
+                let block_for = [Duration::ZERO, Duration::ZERO, SHORT, LONG / 2][rng.usize(0..4)];
+                let mut request = ReleaseRequest::new(key.clone(), owner, block_for, terms());
+                if rng.u8(0..3) == 0 {
+                    let body = rng.bool().then(|| vec![0xff; rng.usize(0..9)].into());
+                    let keep_for = if rng.bool() { SHORT } else { LONG };
+                    request = request.record(Record::new(vec![0; rng.usize(0..9)], body), keep_for);
+                }
+                is_short = block_for == SHORT || request.record.as_ref().is_some_and(|new| new.keep_for == SHORT);
+                let released = format!("release({id}, {block_for:?}, {:?})", request.record);
+                format!("{released}: {:?}", store.release_one(request).await.expect("a reply"))
+            }
+            7 => {
+                let asks = vec![RenewRequest::new(key.clone(), owner, LONG)];
+                format!("renew({id}): {:?}", store.renew(asks).await.expect("a reply"))
+            }
+            8 => {
+                let next = processes[rng.usize(0..PROCESSES)].next();
+                owners.push(next.clone());
+                let then = names.owner(&next);
+                // Mostly the current fence; otherwise the request is a copy of an earlier one.
+                let stands =
+                    store.inspect(key.clone()).await.expect("a reply").holder().map_or(7, |holder| holder.fence);
+                let fence = if rng.u8(0..4) == 0 { 7 } else { stands };
+                let unless = rng.bool();
+                let request = YieldRequest::new(key.clone(), owner, fence, next, LONG, terms(), LONG);
+                let yielded = match store.yield_to_queue(request.demand(demand(unless))).await.expect("a reply") {
+                    YieldReply::Extended { fence } => format!("extended, {}", names.fence(fence)),
+                    YieldReply::NotHolder(got) => names.acquired(got),
+                    other => format!("{other:?}"),
+                };
+                format!("yield({id}, {then}, {unless}): {yielded}")
+            }
+            9 if rng.bool() => {
+                is_short = rng.bool();
+                let request =
+                    ForceReleaseRequest::new(key.clone(), if is_short { SHORT } else { Duration::ZERO }, terms());
+                match store.force_release(request).await.expect("a reply") {
+                    ForceReleaseReply::Free => "force: free".to_owned(),
+                    ForceReleaseReply::Revoked { holder } => format!("force: from {}", names.owner(&holder)),
+                    ForceReleaseReply::Unblocked { blocked_for } => format!("force: unblocked, {}", left(blocked_for)),
+                    other => format!("{other:?}"),
+                }
+            }
+            _ => {
+                let found = store.inspect(key.clone()).await.expect("a reply");
+                assert!(found.holders.iter().all(|holder| holder.since.is_some()), "SEED={seed}: {found:?}");
+                let holders = found.holders.iter().map(|holder| (names.owner(&holder.id), names.fence(holder.fence)));
+                let holders: Vec<_> = holders.collect();
+                format!("inspect: {holders:?}, {}, {} wait", left(found.lease_left), found.waiting)
+            }
+        };
+        outcomes.push(outcome);
+        if is_short {
+            // After this pause short durations have passed and long ones have not, on any machine.
+            sleep(SHORT + ms(15)).await;
+        }
+    }
+    outcomes.push(match listed(&*store, &key).await {
+        Some(status) => {
+            let holders: Vec<_> = status.holders.iter().map(|holder| names.owner(&holder.id)).collect();
+            format!("listed: {holders:?}, {}, {} wait", left(status.lease_left), status.waiting)
+        }
+        None => "not listed".to_owned(),
+    });
+    // Messages of one process arrive in order, and this one is the last.
+    for (n, ids) in processes.iter().enumerate() {
+        let last = LockKey::from(("last", seed, n));
+        let request = AcquireRequest::new(last.clone(), ids.next(), LONG, IfBusy::Fail, terms(), LONG);
+        store.acquire_one(request).await.expect("a reply");
+        store.force_release(ForceReleaseRequest::new(last.clone(), Duration::ZERO, terms())).await.expect("a reply");
+        let is_last = |event: &StoreEvent| matches!(event, StoreEvent::Revoked { key, .. } if *key == last);
+        let has_come = || {
+            let mut events = events.lock().unwrap_or_else(PoisonError::into_inner);
+            let before = events.len();
+            events.retain(|(_, event)| !is_last(event));
+            events.len() < before
+        };
+        let comes = async {
+            while !has_come() {
+                sleep(ms(1)).await;
+            }
+        };
+        timeout(Duration::from_secs(20), comes).await.expect("the last message of a process");
+    }
+    let events = std::mem::take(&mut *events.lock().unwrap_or_else(PoisonError::into_inner));
+    for n in 0..PROCESSES {
+        outcomes.push(format!("p{n} was notified"));
+        for (_, event) in events.iter().filter(|(process, event)| *process == n && *event != StoreEvent::Lagged) {
+            outcomes.push(match event {
+                StoreEvent::Offered { id: owner, .. } => format!("offered {}", names.owner(owner)),
+                StoreEvent::Revoked { id: owner, .. } => format!("revoked {}", names.owner(owner)),
+                other => format!("{other:?}"),
+            });
+        }
+    }
+    outcomes
+}
+
+/// The entry of a key in a listing of the whole store.
+async fn listed(store: &dyn LockStore, key: &LockKey) -> Option<KeyStatus> {
+    // One at a time: each reads the keys of all sequences.
+    static LISTING: Semaphore = Semaphore::const_new(1);
+    let _permit = LISTING.acquire().await.expect("never closed");
+    let mut request = ListRequest::new(100);
+    loop {
+        let page = store.list(request.clone()).await.expect("a reply");
+        let entry = page.entries.into_iter().find(|entry| entry.key == *key);
+        if entry.is_some() || page.next.is_none() {
+            return entry.map(|entry| entry.status);
+        }
+        request = request.after(page.next?);
+    }
+}
+
+const SHORT: Duration = ms(10);
+const LONG: Duration = Duration::from_secs(600);
+
+fn demand(unless_recorded: bool) -> Demand {
+    if unless_recorded { Demand::new().unless_recorded() } else { Demand::new() }
+}
+
+fn terms() -> QueueConfig {
+    QueueConfig::new(LONG * 2, Duration::from_secs(60), 4)
+}
+
+fn left(left: Duration) -> &'static str {
+    match left {
+        Duration::ZERO => "nothing left",
+        left if left <= LONG => "a lease left",
+        _ => "an offer left",
+    }
+}
+
+/// Ids are random and fences are clock values: only their identity can be compared.
+#[derive(Default)]
+struct Names {
+    owners: HashMap<AcquisitionId, usize>,
+    fences: Vec<u64>,
+}
+
+impl Names {
+    fn owner(&mut self, owner: &AcquisitionId) -> String {
+        let next = self.owners.len();
+        format!("{}#{}", owner.instance(), self.owners.entry(owner.clone()).or_insert(next))
+    }
+
+    fn fence(&mut self, fence: u64) -> String {
+        if let Some(at) = self.fences.iter().position(|known| *known == fence) {
+            return format!("fence {at}");
+        }
+        let rises = self.fences.iter().max().is_none_or(|last| *last < fence);
+        self.fences.push(fence);
+        format!("fence {}{}", self.fences.len() - 1, if rises { "" } else { ", which does not rise" })
+    }
+
+    fn acquired(&mut self, got: AcquireReply) -> String {
+        match got {
+            AcquireReply::Granted { fence } => format!("granted, {}", self.fence(fence)),
+            AcquireReply::Queued { ahead: before, lease_left, poll_in: _ } => {
+                format!("queued behind {before}, {}", left(lease_left))
+            }
+            AcquireReply::Busy { lease_left } => format!("held, {}", left(lease_left)),
+            AcquireReply::QueueFull { lease_left, waiting } => format!("full of {waiting}, {}", left(lease_left)),
+            other => format!("{other:?}"),
+        }
+    }
+}

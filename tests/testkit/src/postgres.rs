@@ -1,0 +1,203 @@
+use std::{
+    fs::{self, File},
+    os::unix::fs::chown,
+    path::{Path, PathBuf},
+    process::Stdio,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use rustix::process::Signal;
+use tokio::time::{sleep, timeout};
+
+use crate::process::{Process, ReservedPort, TIMEOUT, TempFolder, find};
+
+/// A `postgres` process with an empty database, on a free port, in a folder of its own.
+///
+/// The superuser `postgres` needs no password. The environment variable `POSTGRES=/path` selects
+/// another program.
+#[derive(Debug)]
+pub struct PostgresServer {
+    process: Mutex<Process>,
+    arguments: Vec<String>,
+    privileges: Vec<String>,
+    port: ReservedPort,
+    folder: TempFolder,
+}
+
+impl PostgresServer {
+    /// Returns whether `postgres` and `initdb` exist on this machine.
+    #[must_use]
+    pub fn is_available() -> bool {
+        Self::program("initdb").is_some()
+    }
+
+    /// Starts a server with these settings, such as `max_connections=20`, and waits until it
+    /// accepts connections.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the server does not start or does not respond.
+    pub async fn start(settings: &[&str]) -> Self {
+        let initdb = Self::program("initdb").expect("check `PostgresServer::is_available` first");
+        let folder = TempFolder::new();
+        let privileges = if rustix::process::geteuid().is_root() { owned_by_another_user(folder.path()) } else { vec![] };
+        let log = folder.path().join("log");
+        let mut command = Process::command_as(initdb, &privileges);
+        command
+            .arg("-D")
+            .arg(folder.path().join("data"))
+            .args(["--no-sync", "--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C"]);
+        Self::to_log(&mut command, &log);
+        let made = Process::start(command).expect("it starts").end().await;
+        assert!(made.success(), "initdb: {}", fs::read_to_string(&log).unwrap_or_default());
+        let arguments = settings.iter().flat_map(|setting| ["-c".to_owned(), (*setting).to_owned()]).collect();
+        for _ in 0..20 {
+            let port = ReservedPort::new();
+            if let Some(process) = Self::launch(&folder, &port, &arguments, &privileges).await {
+                return Self { process: Mutex::new(process), arguments, privileges, port, folder };
+            }
+        }
+        panic!("no port stays free for long enough");
+    }
+
+    /// `None`: the port is taken.
+    async fn launch(
+        folder: &TempFolder,
+        port: &ReservedPort,
+        arguments: &Vec<String>,
+        privileges: &[String],
+    ) -> Option<Process> {
+        let (data, log) = (folder.path().join("data"), folder.path().join("log"));
+        let mut command = Process::command_as(Self::program("postgres").expect("found"), privileges);
+        command
+            .arg("-D")
+            .arg(&data)
+            .arg("-k")
+            .arg(folder.path())
+            .args(["-p", &port.number().to_string(), "-c", "listen_addresses=127.0.0.1"])
+            .args(arguments);
+        Self::to_log(&mut command, &log);
+        let state = data.join("postmaster.pid");
+        let _ = fs::remove_file(&state);
+        let process = Process::start(command).expect("it starts");
+        let said = || fs::read_to_string(&log).unwrap_or_default();
+        let up = async {
+            loop {
+                if process.ended().is_some() {
+                    return false;
+                }
+                // The last line of its state.
+                if fs::read_to_string(&state).unwrap_or_default().trim_end().ends_with("ready") {
+                    return true;
+                }
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        match timeout(TIMEOUT, up).await {
+            Ok(true) => Some(process),
+            Ok(false) => {
+                assert!(said().contains("could not bind"), "postgres does not start:\n{}", said());
+                None
+            }
+            Err(_) => panic!("postgres does not respond:\n{}", said()),
+        }
+    }
+
+    fn to_log(command: &mut std::process::Command, log: &Path) {
+        let file = || File::options().create(true).append(true).open(log).expect("a log");
+        command.current_dir(log.parent().expect("a folder")).stdin(Stdio::null()).stdout(file()).stderr(file());
+    }
+
+    /// The URL of the database, as the superuser.
+    #[must_use]
+    pub fn url(&self) -> String {
+        self.url_of("postgres")
+    }
+
+    /// The URL of the database, as this user.
+    #[must_use]
+    pub fn url_of(&self, user: &str) -> String {
+        format!("postgres://{user}@127.0.0.1:{}/postgres", self.port.number())
+    }
+
+    /// The text that the server has logged.
+    #[must_use]
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+
+    /// Stops the server without a shutdown of its data, as a crash of it does.
+    pub async fn crash(&self) {
+        self.process().signal(Signal::QUIT);
+        let ended = async {
+            while self.process().ended().is_none() {
+                sleep(Duration::from_millis(2)).await;
+            }
+        };
+        timeout(TIMEOUT, ended).await.expect("it ends");
+    }
+
+    /// Starts the server again, on the same port and with the same data.
+    ///
+    /// # Panics
+    ///
+    /// Panics if it does not start.
+    pub async fn restart(&self) {
+        let process = Self::launch(&self.folder, &self.port, &self.arguments, &self.privileges).await;
+        *self.process() = process.expect("its port is reserved");
+    }
+
+    fn process(&self) -> std::sync::MutexGuard<'_, Process> {
+        self.process.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The program beside `postgres`, or of the newest version in the folder of the packages.
+    fn program(name: &str) -> Option<PathBuf> {
+        let beside = |postgres: PathBuf| {
+            // A link in `/usr/local/bin` has no `initdb` beside it.
+            let program = fs::canonicalize(postgres).ok()?.parent()?.join(name);
+            program.is_file().then_some(program)
+        };
+        let packaged = || {
+            let versions = fs::read_dir("/usr/lib/postgresql").ok()?.flatten();
+            let version = |path: &PathBuf| path.file_name()?.to_str()?.parse::<u32>().ok();
+            let newest = versions.map(|entry| entry.path()).max_by_key(version)?;
+            beside(newest.join("bin/postgres"))
+        };
+        find(Some("POSTGRES"), "postgres").and_then(beside).or_else(packaged)
+    }
+}
+
+/// Gives the folder to a user that the server may run as: it refuses to run as root. Returns the
+/// arguments of `setpriv`.
+fn owned_by_another_user(folder: &Path) -> Vec<String> {
+    let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let of = |name: &str| {
+        let mut fields = users.lines().find(|line| line.split(':').next() == Some(name))?.split(':').skip(2);
+        Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
+    };
+    let (uid, gid): (u32, u32) = of("postgres").or_else(|| of("nobody")).expect("a user to run it as");
+    chown(folder, Some(uid), Some(gid)).expect("root may");
+    vec![format!("--reuid={uid}"), format!("--regid={gid}"), "--clear-groups".to_owned()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::skipped;
+
+    #[tokio::test]
+    async fn postgres_starts_crashes_and_starts_again() {
+        if !PostgresServer::is_available() {
+            return skipped("postgres itself", "postgres");
+        }
+        let server = PostgresServer::start(&["max_connections=10"]).await;
+        server.crash().await;
+        server.restart().await;
+        assert!(server.log().contains("automatic recovery in progress"), "{}", server.log());
+        let pid = server.process().pid();
+        drop(server);
+        assert!(!PathBuf::from(format!("/proc/{pid}")).exists());
+    }
+}
