@@ -25,7 +25,9 @@ impl Address {
         let url = url.trim();
         let scheme = url.split_once("://").map(|(scheme, _)| scheme);
         if !["postgres", "postgresql"].map(Some).contains(&scheme) {
-            return Err(invalid("it does not begin with `postgres://` (`postgres://user:password@host:5432/database`)"));
+            return Err(invalid(
+                "it does not begin with `postgres://` (`postgres://user:password@host:5432/database`)",
+            ));
         }
         let (schema, migrate, rest) = own_parameters(url)?;
         let mut config: Config = rest.parse().map_err(|_| {

@@ -35,8 +35,7 @@ pub(super) type Calls = Link<Connector>;
 
 /// A parameter of a statement, with its type: a statement without a name is sent with its types in
 /// one message.
-pub(super) type Parameter<'a> =
-    (&'a (dyn tokio_postgres::types::ToSql + Sync), tokio_postgres::types::Type);
+pub(super) type Parameter<'a> = (&'a (dyn tokio_postgres::types::ToSql + Sync), tokio_postgres::types::Type);
 
 impl Timeouts {
     /// The deadline of a call that begins now. It is shortly before the caller's own timeout, so

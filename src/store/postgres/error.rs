@@ -85,7 +85,8 @@ pub enum PostgresConnectError {
     /// The tables of the schema are of another version, or of another program.
     #[error(
         "the table `{schema}.locks` at {address} is of {found}, and not of {}: choose another schema, or execute the \
-         migration of this version", super::schema::VERSION
+         migration of this version",
+        super::schema::VERSION
     )]
     OtherTables {
         /// Host and port, or the path of a socket.

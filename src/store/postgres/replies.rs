@@ -52,7 +52,8 @@ pub(super) fn timed(rows: &[Row]) -> Result<Timed, CallError> {
 fn timed_reply(row: &Row) -> Result<TimedReply, CallError> {
     let lease_left = || Ok::<_, CallError>(micros(column(row, 4)?));
     let waiting = || count(column(row, 5)?);
-    let queued = |poll_in| Ok::<_, CallError>(AcquireReply::Queued { ahead: waiting()?, lease_left: lease_left()?, poll_in });
+    let queued =
+        |poll_in| Ok::<_, CallError>(AcquireReply::Queued { ahead: waiting()?, lease_left: lease_left()?, poll_in });
     Ok(TimedReply::Acquired(match column(row, 2)? {
         "granted" => AcquireReply::Granted { fence: fence(column(row, 3)?)? },
         "extended" => return Ok(TimedReply::Extended(fence(column(row, 3)?)?)),

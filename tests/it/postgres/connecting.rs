@@ -1,1 +1,129 @@
-//! todo
+//! Connecting: what is missing, and what the error says.
+
+use std::time::Duration;
+
+use tower_lock::{
+    LockKey, LockManager, PostgresStore,
+    store::{ConnectError, IfBusy, LockStore, PostgresConnectError, StoreErrorKind},
+};
+
+use crate::support::{Caller, LONG, environment, own_environment};
+
+#[tokio::test]
+async fn database_without_tables_names_the_migration() {
+    let Some(environment) = environment().await else { return };
+    let (url, schema) = (environment.server().url(), &environment.schema);
+    let connect = async |migrate| PostgresStore::builder().schema(schema).migrate(migrate).connect(&url).await;
+    let error = connect(false).await.expect_err("no tables");
+    assert!(matches!(error, PostgresConnectError::NoTables { .. }), "{error:?}");
+    assert!(format!("{error:?}").contains("`.migrate(true)`"), "{error:?}");
+    connect(true).await.expect("it makes them");
+    connect(true).await.expect("it keeps them");
+    connect(false).await.expect("they are there");
+    environment.execute(&PostgresStore::builder().schema(schema).migration().expect("a name")).await;
+    connect(false).await.expect("the text may be executed again");
+}
+
+#[tokio::test]
+async fn instances_that_start_together_make_the_tables_once() {
+    let Some(environment) = environment().await else { return };
+    let stores = futures_util::future::join_all((0..8).map(|_| environment.store())).await;
+    assert_eq!(stores.len(), 8);
+}
+
+#[tokio::test]
+async fn url_of_a_manager_may_name_a_database() {
+    let Some(environment) = environment().await else { return };
+    let url = format!("{}?schema={}&migrate=true", environment.server().url(), environment.schema);
+    let locks = LockManager::connect(&url).await.expect("it is up").build();
+    locks.lock(("k",)).await.expect("free").release().await.expect("held");
+    let error = LockManager::connect("postgres://ann:s3cret@127.0.0.1:1/app").await.map(|_| ()).expect_err("no server");
+    assert!(matches!(error, ConnectError::Postgres(PostgresConnectError::Unreachable { .. })), "{error:?}");
+    assert!(!format!("{error:?}").contains("s3cret"), "{error:?}");
+}
+
+#[tokio::test]
+async fn tables_of_another_program_are_not_used() {
+    let Some(environment) = environment().await else { return };
+    environment.execute("CREATE SCHEMA {schema}; CREATE TABLE {schema}.locks (id int)").await;
+    for migrate in [false, true] {
+        let builder = PostgresStore::builder().schema(&environment.schema).migrate(migrate);
+        let error = builder.connect(&environment.server().url()).await.expect_err("other tables");
+        let is_of_another =
+            matches!(&error, PostgresConnectError::OtherTables { found, .. } if found == "another program");
+        assert!(is_of_another, "{error:?}");
+    }
+    let migration = PostgresStore::builder().schema(&environment.schema).migration().expect("a name");
+    let error = environment.client().await.batch_execute(&migration).await.expect_err("it changes nothing");
+    assert!(format!("{error:?}").contains("another program"), "{error:?}");
+}
+
+#[tokio::test]
+async fn missing_rights_are_named_as_statements() {
+    let Some(environment) = own_environment(&[]).await else { return };
+    environment.execute("CREATE ROLE app LOGIN PASSWORD 's3cret'").await;
+    let url = environment.server().url_of("app:s3cret");
+    let connect = async |migrate| PostgresStore::builder().migrate(migrate).connect(&url).await;
+    let grant = |error| match error {
+        PostgresConnectError::MissingRights { grant, .. } => grant,
+        other => panic!("{other:?}"),
+    };
+    let create = grant(connect(true).await.expect_err("it may not make tables"));
+    assert_eq!(create, "GRANT CREATE ON DATABASE \"postgres\" TO \"app\"");
+    environment.store().await;
+    let missing = connect(false).await.expect_err("it may not use them");
+    assert!(!format!("{missing:?}").contains("s3cret"), "{missing:?}");
+    environment.execute(&grant(missing)).await;
+    let store = std::sync::Arc::new(connect(false).await.expect("all rights"));
+    let caller = Caller::new(&store, "a");
+    caller.granted(&LockKey::from(("k",)), &caller.id(), LONG).await;
+}
+
+/// The sessions of a role may have another isolation level.
+#[tokio::test]
+async fn isolation_level_of_a_role_is_overridden() {
+    let Some(environment) = own_environment(&[]).await else { return };
+    let role = "CREATE ROLE app LOGIN SUPERUSER; ALTER ROLE app SET default_transaction_isolation = 'serializable'";
+    environment.execute(role).await;
+    let url = environment.server().url_of("app");
+    PostgresStore::builder().migrate(true).connect(&url).await.expect("the store sets it");
+}
+
+#[tokio::test]
+async fn standby_is_refused_and_a_promoted_one_is_used() {
+    let Some(environment) = own_environment(&[]).await else { return };
+    let store = environment.store().await;
+    environment.server().restart_as_standby().await;
+    let url = environment.server().url();
+    let error = PostgresStore::builder().connect_timeout(Duration::from_millis(200)).connect(&url).await;
+    assert!(matches!(error, Err(PostgresConnectError::Standby { .. })), "{error:?}");
+    let (caller, key) = (Caller::new(&store, "a"), LockKey::from(("k",)));
+    let kind = async || caller.acquire(&key, &caller.id(), LONG, IfBusy::Fail).await.map_err(|error| error.kind());
+    // The connections are those of before the restart.
+    let _ = kind().await;
+    assert_eq!(kind().await, Err(StoreErrorKind::Failover));
+    environment.execute("SELECT pg_promote()").await;
+    caller.granted(&key, &caller.id(), LONG).await;
+}
+
+/// As a pooler does: what the calls send does not arrive there.
+#[tokio::test]
+async fn events_url_to_another_server_is_refused() {
+    let (Some(environment), Some(other)) = (environment().await, own_environment(&[]).await) else { return };
+    let builder = PostgresStore::builder().schema(&environment.schema).migrate(true);
+    let error = builder.events_url(other.server().url()).connect(&environment.server().url()).await;
+    assert!(matches!(error, Err(PostgresConnectError::EventsUnavailable { .. })), "{error:?}");
+}
+
+#[tokio::test]
+async fn key_that_the_database_cannot_have_fails_alone() {
+    let Some(environment) = environment().await else { return };
+    let store = environment.store().await;
+    let caller = Caller::new(&store, "a");
+    let key = LockKey::raw("a\0b").expect("a name");
+    let error = caller.acquire(&key, &caller.id(), LONG, IfBusy::Fail).await.expect_err("no text has it");
+    assert_eq!(error.kind(), StoreErrorKind::InvalidKey);
+    assert_eq!(store.inspect(key).await.map_err(|error| error.kind()), Err(StoreErrorKind::InvalidKey));
+    caller.granted(&LockKey::raw("a b").expect("a name"), &caller.id(), LONG).await;
+    store.health().await.expect("it works");
+}

@@ -1,1 +1,90 @@
-//! todo
+//! Two instances of a service that exclude each other, and pass keys to each other.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use futures_util::future::join_all;
+use tokio::time::{Instant, sleep, timeout};
+use tower_lock::LockManager;
+use tower_lock_testkit::{
+    locks::key,
+    wait::{ms, soon, until},
+};
+
+use crate::support::{environment, own_environment};
+
+/// Tasks of two instances that lock the same key, one section at a time. Returns the sections.
+async fn contend(instances: &[LockManager], sections: u32) -> u32 {
+    let (inside, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
+    let task = |locks: &LockManager| {
+        let (locks, inside, done) = (locks.clone(), Arc::clone(&inside), Arc::clone(&done));
+        tokio::spawn(async move {
+            while done.fetch_add(1, SeqCst) < sections {
+                let guard = locks.lock(key()).await.expect("a grant");
+                assert!(!inside.swap(true, SeqCst), "two holders");
+                sleep(ms(1)).await;
+                inside.store(false, SeqCst);
+                guard.release().await.expect("held");
+            }
+        })
+    };
+    let tasks: Vec<_> = instances.iter().flat_map(|locks| [task(locks), task(locks), task(locks)]).collect();
+    for ended in join_all(tasks).await {
+        ended.expect("no overlap");
+    }
+    done.load(SeqCst)
+}
+
+#[tokio::test]
+async fn two_instances_exclude_each_other() {
+    let Some(environment) = environment().await else { return };
+    let instances = [environment.instance("a").await, environment.instance("b").await];
+    assert!(soon("all sections", contend(&instances, 300)).await >= 300);
+}
+
+/// A waiter polls about once a second: ten keys that are passed on in less time came by messages.
+#[tokio::test]
+async fn released_key_is_passed_on_by_a_message() {
+    let Some(environment) = environment().await else { return };
+    let (a, b) = (environment.instance("a").await, environment.instance("b").await);
+    let mut fastest = Duration::MAX;
+    for _ in 0..10 {
+        let guard = a.lock(key()).await.expect("a grant");
+        let waiter = tokio::spawn({
+            let b = b.clone();
+            async move { b.lock(key()).await.map(|guard| (Instant::now(), guard)) }
+        });
+        until("it waits", async || a.inspect(key()).await.is_ok_and(|status| status.waiting == 1)).await;
+        let released = Instant::now();
+        guard.release().await.expect("held");
+        let (granted, guard) = soon("a grant", waiter).await.expect("no panic").expect("a grant");
+        fastest = fastest.min(granted - released);
+        guard.release().await.expect("held");
+    }
+    assert!(fastest < ms(100), "{fastest:?}");
+}
+
+/// The connections for messages are killed all the time: waiters poll.
+#[tokio::test]
+async fn keys_are_passed_on_without_messages() {
+    let Some(environment) = own_environment(&[]).await else { return };
+    let instances = [environment.instance("a").await, environment.instance("b").await];
+    let client = environment.client().await;
+    let cut = async {
+        loop {
+            let kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN %' OR query LIKE '%pg_is_in_recovery()'";
+            client.batch_execute(kill).await.expect("the superuser may");
+            sleep(ms(5)).await;
+        }
+    };
+    let contended = async { timeout(Duration::from_secs(100), contend(&instances, 20)).await };
+    tokio::select! {
+        () = cut => unreachable!(),
+        sections = contended => assert!(sections.expect("in time") >= 20),
+    }
+}

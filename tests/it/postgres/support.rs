@@ -20,7 +20,6 @@ use tower_lock::{
 use tower_lock_testkit::{PostgresServer, skipped, store::StoreExt};
 
 pub(crate) const LONG: Duration = Duration::from_secs(600);
-pub(crate) const SHORT: Duration = Duration::from_millis(20);
 
 /// A server, and a schema of this test.
 pub(crate) struct Environment {

@@ -1,1 +1,118 @@
-//! todo
+//! Transactions of an application that read the row of their lock.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+use tokio_postgres::Client;
+use tower_lock::{
+    LockKey,
+    store::{AcquireReply, AcquireRequest, IfBusy, LockStore, Many, ReleaseReply, RenewReply, StoreErrorKind},
+};
+use tower_lock_testkit::wait::{ms, soon, until};
+
+use crate::support::{Caller, Environment, LONG, environment, terms};
+
+/// When a waiter asks again for a key that a transaction keeps.
+const PINNED_POLL: Duration = ms(100);
+
+/// Begins a transaction that checks its fence, as a handler does before it writes. Returns whether
+/// the check has passed.
+async fn check(client: &Client, environment: &Environment, key: &LockKey, fence: u64) -> bool {
+    client.batch_execute("BEGIN").await.expect("a transaction");
+    let query = format!("SELECT 1 FROM {}.locks WHERE key = $1 AND fence = $2 FOR KEY SHARE", environment.schema);
+    let fence = i64::try_from(fence).expect("small");
+    !client.query(&query, &[&key.as_str(), &fence]).await.expect("a reply").is_empty()
+}
+
+/// The writer was paused for longer than its lease, and is inside of its transaction: it is kept
+/// from overlapping with the next holder, and not only detected.
+#[tokio::test]
+async fn open_transaction_keeps_the_key_after_its_lease() {
+    let Some(environment) = environment().await else { return };
+    let (a, b) = (environment.store().await, environment.store().await);
+    let (a, b) = (Caller::new(&a, "a"), Caller::new(&b, "b"));
+    let (key, first, second) = (LockKey::from(("paused",)), a.id(), b.id());
+    let fence = a.granted(&key, &first, ms(300)).await;
+    let writer = environment.client().await;
+    assert!(check(&writer, &environment, &key, fence).await, "it holds the key");
+    sleep(ms(350)).await;
+    for _ in 0..3 {
+        let busy = b.acquire(&key, &b.id(), LONG, IfBusy::Fail).await.expect("no error");
+        assert_eq!(busy, AcquireReply::Busy { lease_left: Duration::ZERO });
+    }
+    let queued = AcquireReply::Queued { ahead: 0, lease_left: Duration::ZERO, poll_in: Some(PINNED_POLL) };
+    assert_eq!(b.acquire(&key, &second, LONG, IfBusy::Enqueue).await.expect("no error"), queued);
+    writer.batch_execute("COMMIT").await.expect("it may commit");
+    let next = b.granted(&key, &second, LONG).await;
+    assert!(next > fence, "{next} after {fence}");
+    assert!(!check(&writer, &environment, &key, fence).await, "the fence is stale");
+}
+
+#[tokio::test]
+async fn open_transaction_delays_no_renewal_and_no_release() {
+    let Some(environment) = environment().await else { return };
+    let store = environment.store().await;
+    let caller = Caller::new(&store, "a");
+    let (key, first, second) = (LockKey::from(("open",)), caller.id(), caller.id());
+    let fence = caller.granted(&key, &first, LONG).await;
+    let writer = environment.client().await;
+    assert!(check(&writer, &environment, &key, fence).await, "it holds the key");
+    assert_eq!(caller.renew(&key, &first).await, RenewReply::Extended);
+    let queued = caller.acquire(&key, &second, LONG, IfBusy::Enqueue).await.expect("no error");
+    assert!(matches!(queued, AcquireReply::Queued { poll_in, .. } if poll_in != Some(PINNED_POLL)), "{queued:?}");
+    // An offer is a grant to another acquisition.
+    assert_eq!(caller.release(&key, &first, Duration::ZERO).await, ReleaseReply::Freed);
+    let pinned = caller.acquire(&key, &second, LONG, IfBusy::Enqueue).await.expect("no error");
+    assert_eq!(pinned, AcquireReply::Queued { ahead: 0, lease_left: Duration::ZERO, poll_in: Some(PINNED_POLL) });
+    writer.batch_execute("ROLLBACK").await.expect("it may end");
+    assert!(caller.granted(&key, &second, LONG).await > fence);
+}
+
+/// A manager waits for the end of the transaction, without an error and without a second's delay.
+#[tokio::test]
+async fn waiter_gets_the_key_when_the_transaction_ends() {
+    let Some(environment) = environment().await else { return };
+    let store = environment.store().await;
+    let (caller, locks) = (Caller::new(&store, "a"), environment.instance("b").await);
+    let (key, id) = (LockKey::from(("soon",)), caller.id());
+    let fence = caller.granted(&key, &id, ms(100)).await;
+    let writer = environment.client().await;
+    assert!(check(&writer, &environment, &key, fence).await, "it holds the key");
+    let waiter = tokio::spawn({
+        let (locks, key) = (locks.clone(), key.clone());
+        async move { locks.lock(key).await.map(|guard| (Instant::now(), guard)) }
+    });
+    until("it waits", async || locks.inspect(key.clone()).await.is_ok_and(|status| status.waiting == 1)).await;
+    sleep(ms(500)).await;
+    assert!(!waiter.is_finished());
+    let ended = Instant::now();
+    writer.batch_execute("COMMIT").await.expect("it may commit");
+    let (granted, guard) = soon("a grant", waiter).await.expect("no panic").expect("a grant");
+    assert!(granted > ended);
+    guard.release().await.expect("held");
+}
+
+/// `FOR UPDATE` is not what the guide says, and must not stop the other keys.
+#[tokio::test]
+async fn row_that_is_locked_for_update_fails_alone() {
+    let Some(environment) = environment().await else { return };
+    let store = environment.store().await;
+    let caller = Caller::new(&store, "a");
+    let key = |n: usize| LockKey::from(("locked", n));
+    let first = caller.id();
+    caller.granted(&key(1), &first, LONG).await;
+    let writer = environment.client().await;
+    writer.batch_execute("BEGIN").await.expect("a transaction");
+    let query = format!("SELECT 1 FROM {}.locks WHERE key = $1 FOR UPDATE", environment.schema);
+    writer.query(&query, &[&key(1).as_str()]).await.expect("a reply");
+    let request = |n| AcquireRequest::new(key(n), caller.id(), LONG, IfBusy::Enqueue, terms(), Duration::from_secs(5));
+    let requests: Many<_> = (0..3).map(request).collect();
+    let mut replies = Vec::new();
+    for reply in store.acquire(requests) {
+        replies.push(reply.await);
+    }
+    assert_eq!(replies[1].as_ref().map_err(|error| error.kind()), Err(StoreErrorKind::Timeout));
+    for other in [0, 2] {
+        assert!(matches!(replies[other], Ok(AcquireReply::Granted { .. })), "{:?}", replies[other]);
+    }
+}

@@ -41,13 +41,17 @@ impl PostgresServer {
     pub async fn start(settings: &[&str]) -> Self {
         let initdb = Self::program("initdb").expect("check `PostgresServer::is_available` first");
         let folder = TempFolder::new();
-        let privileges = if rustix::process::geteuid().is_root() { owned_by_another_user(folder.path()) } else { vec![] };
+        let privileges =
+            if rustix::process::geteuid().is_root() { owned_by_another_user(folder.path()) } else { vec![] };
         let log = folder.path().join("log");
         let mut command = Process::command_as(initdb, &privileges);
-        command
-            .arg("-D")
-            .arg(folder.path().join("data"))
-            .args(["--no-sync", "--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C"]);
+        command.arg("-D").arg(folder.path().join("data")).args([
+            "--no-sync",
+            "--auth=trust",
+            "--username=postgres",
+            "--encoding=UTF8",
+            "--locale=C",
+        ]);
         Self::to_log(&mut command, &log);
         let made = Process::start(command).expect("it starts").end().await;
         assert!(made.success(), "initdb: {}", fs::read_to_string(&log).unwrap_or_default());
@@ -88,7 +92,8 @@ impl PostgresServer {
                     return false;
                 }
                 // The last line of its state.
-                if fs::read_to_string(&state).unwrap_or_default().trim_end().ends_with("ready") {
+                let state = fs::read_to_string(&state).unwrap_or_default();
+                if ["ready", "standby"].iter().any(|up| state.trim_end().ends_with(up)) {
                     return true;
                 }
                 sleep(Duration::from_millis(10)).await;
@@ -146,6 +151,17 @@ impl PostgresServer {
     pub async fn restart(&self) {
         let process = Self::launch(&self.folder, &self.port, &self.arguments, &self.privileges).await;
         *self.process() = process.expect("its port is reserved");
+    }
+
+    /// Starts the server again as a standby, which receives nothing from a primary server.
+    ///
+    /// # Panics
+    ///
+    /// Panics if it does not start.
+    pub async fn restart_as_standby(&self) {
+        self.crash().await;
+        fs::write(self.folder.path().join("data/standby.signal"), "").expect("a file");
+        self.restart().await;
     }
 
     fn process(&self) -> std::sync::MutexGuard<'_, Process> {
