@@ -10,13 +10,16 @@ use std::{
 
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, timeout};
-use tower_lock::LockManager;
+use tower_lock::{
+    AcquisitionId, LockKey, LockManager,
+    store::{AcquireRequest, IfBusy, LockStore, ReleaseRequest},
+};
 use tower_lock_testkit::{
     locks::key,
     wait::{ms, soon, until},
 };
 
-use crate::support::{environment, own_environment};
+use crate::support::{Caller, LONG, environment, own_environment, terms};
 
 /// Tasks of two instances that lock the same key, one section at a time. Returns the sections.
 async fn contend(instances: &[LockManager], sections: u32) -> u32 {
@@ -87,4 +90,34 @@ async fn keys_are_passed_on_without_messages() {
         () = cut => unreachable!(),
         sections = contended => assert!(sections.expect("in time") >= 20),
     }
+}
+
+/// The keys of a call are locked in one order, whatever the order of its requests is.
+#[tokio::test]
+async fn calls_with_many_keys_never_wait_for_each_other() {
+    let Some(environment) = own_environment(&["deadlock_timeout=10ms"]).await else { return };
+    let stores = [environment.store().await, environment.store().await];
+    let rounds = stores.iter().enumerate().map(async |(n, store)| {
+        let caller = Caller::new(store, "a");
+        for _ in 0..100 {
+            let mut keys: Vec<_> = (0..40).map(|key| LockKey::from(("many", key))).collect();
+            if n == 1 {
+                keys.reverse();
+            }
+            let requests: Vec<_> = keys.into_iter().map(|key| (key, caller.id())).collect();
+            let acquire = |(key, id): &(LockKey, AcquisitionId)| {
+                AcquireRequest::new(key.clone(), id.clone(), LONG, IfBusy::Enqueue, terms(), Duration::from_secs(5))
+            };
+            for reply in store.acquire(requests.iter().map(acquire).collect()) {
+                reply.await.expect("a reply");
+            }
+            let release = |(key, id)| ReleaseRequest::new(key, id, Duration::ZERO, terms());
+            for reply in store.release(requests.into_iter().map(release).collect()) {
+                reply.await.expect("a reply");
+            }
+        }
+    });
+    join_all(rounds).await;
+    let log = environment.server().log();
+    assert!(!log.contains("deadlock detected") && !log.contains("lock timeout"), "{log}");
 }
