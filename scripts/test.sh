@@ -112,6 +112,7 @@ packages=()
 if [ -z "$checks" ]; then
     command -v "${REDIS_SERVER:-redis-server}" >/dev/null || packages+=(redis-server)
     [ "$servers" ] || command -v mariadbd >/dev/null || [ -x /usr/sbin/mariadbd ] || packages+=(mariadb-server)
+    [ "$servers" ] || command -v postgres >/dev/null || [ -d /usr/lib/postgresql ] || packages+=(postgresql)
     command -v openssl >/dev/null || packages+=(openssl)
     command -v curl >/dev/null || packages+=(curl)
 fi
@@ -152,7 +153,7 @@ have() { cargo "$1" --version >/dev/null 2>&1; }
 # `--long` has all pairs.
 each_feature() {
     local output selected
-    for selected in '' axum memory metrics redis redis-tls signal test-util __internals uuid axum,memory; do
+    for selected in '' axum memory metrics postgres redis redis-tls signal test-util __internals uuid axum,memory; do
         echo "features: ${selected:-none}"
         # A warning fails, too. `-D warnings` in RUSTFLAGS would compile all dependencies again.
         if ! output=$(cargo check --quiet -p tower-lock --lib --no-default-features --features "$selected" 2>&1) || [ -n "$output" ]; then
@@ -242,7 +243,7 @@ programs() {
     sed -n 's|.*"manifest_path":"\([^"]*\)/Cargo.toml".*"profile":{[^}]*"test":true}.*"executable":"\([^"]*\)".*|\1 \2|p' "$logs/build.json" |
         while read -r folder program; do
             name=$(basename "${program%-*}")
-            case $name in it | storm | redis | failovers | masters) rank=1 ;; *) rank=2 ;; esac
+            case $name in it | storm | postgres | redis | failovers | masters) rank=1 ;; *) rank=2 ;; esac
             package=${folder#"$PWD"} package=${package##*/}
             echo "$rank ${package:-lib}-$name $folder $program"
         done | sort -s -k1,1 | cut -d' ' -f2-

@@ -131,6 +131,7 @@
 //! | `memory` | yes | [`MemoryStore`] and [`LockManager::in_memory`]: locks within one process |
 //! | `signal` | yes | [`LockManager::shutdown_on_signal`] |
 //! | `metrics` | no | counters, gauges and histograms of the `metrics` facade |
+//! | `postgres` | no | [`PostgresStore`]: locks in the database that an application has already |
 //! | `redis` | no | [`RedisStore`], [`RedlockStore`]: locks that many instances share |
 //! | `redis-tls` | no | `rediss://`, with rustls, and *ring* if no other provider is installed |
 //! | `test-util` | no | [`test_util`], [`HeldLock::for_test`], for tests only: [testing handlers] |

@@ -392,10 +392,27 @@ mod tests {
         #[cfg(feature = "axum")]
         assert!(page.contains(&format!("at most {} MiB |", MAX_BODY_BYTES >> 20)));
         assert!(page.contains(&format!("| warnings of a store that does not reply | one in {} |", s(WARN_INTERVAL))));
-        #[cfg(feature = "redis")]
-        assert!(page.contains(&format!("| a connection to Redis | {} |", s(CONNECT_TIMEOUT))));
-        #[cfg(feature = "redis")]
-        assert!(page.contains(&format!("| acquires that wait to be sent to Redis | {MAX_WAITING_REQUESTS} |")));
+        #[cfg(any(feature = "postgres", feature = "redis"))]
+        assert!(page.contains(&format!("| a connection to Redis or PostgreSQL | {} |", s(CONNECT_TIMEOUT))));
+        #[cfg(any(feature = "postgres", feature = "redis"))]
+        assert!(page.contains(&format!("| acquires that wait to be sent to Redis or PostgreSQL | {MAX_WAITING_REQUESTS} |")));
+        #[cfg(feature = "postgres")]
+        for (number, value) in [
+            ("schema in PostgreSQL", format!("`{POSTGRES_SCHEMA}`")),
+            (
+                "poll of a waiter, while a transaction of the application keeps the key in PostgreSQL",
+                format!("{} ms", POSTGRES_PINNED_POLL.as_millis()),
+            ),
+            (
+                "poll of a waiter that gets no messages of PostgreSQL",
+                format!("{} to {} ms", POSTGRES_UNNOTIFIED_POLL[0].as_millis(), POSTGRES_UNNOTIFIED_POLL[1].as_millis()),
+            ),
+            ("rows that one call of the sweep reads in PostgreSQL", POSTGRES_SWEEP_ROWS.to_string()),
+            ("between two sweeps of the rows in PostgreSQL", s(POSTGRES_SWEEP_INTERVAL)),
+        ] {
+            let row = format!("| {number} | {value} |");
+            assert!(page.contains(&row), "not on the page: {row}");
+        }
         #[cfg(feature = "redis")]
         assert!(page.contains(&format!("| prefix of names in Redis | `{REDIS_PREFIX}` |")));
         #[cfg(feature = "redis")]

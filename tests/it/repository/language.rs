@@ -99,7 +99,7 @@ fn lines_of_comments_and_docs_have_at_most_100_columns() {
             wide.extend(text.lines().filter(is_wide).map(|line| format!("{file}, part {part}: {line}")));
         }
     }
-    for (file, text) in texts(&["rs", "lua"]) {
+    for (file, text) in texts(&["rs", "lua", "sql"]) {
         for (number, line) in text.lines().enumerate() {
             let comment = line.trim_start();
             let Some(comment) = comment.strip_prefix("//").or(comment.strip_prefix("--")) else { continue };
@@ -127,7 +127,7 @@ fn names_of_tests_have_at_most_60_characters() {
 #[test]
 fn retired_words_do_not_return() {
     let mut found = BTreeSet::new();
-    for (file, text) in texts(&["rs", "lua", "md", "sh", "toml"]) {
+    for (file, text) in texts(&["rs", "lua", "sql", "md", "sh", "toml"]) {
         // A phrase may continue on the next line.
         let mut last: Option<String> = None;
         for (number, line) in text.lines().enumerate() {

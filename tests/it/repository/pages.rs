@@ -41,7 +41,7 @@ fn benchmarks_have_no_features_of_tests() {
 #[test]
 fn architecture_page_lists_every_source_file_once() {
     let page = read("docs/architecture.md");
-    let is_source = |path: &Path| path.extension().is_some_and(|end| end == "rs" || end == "lua");
+    let is_source = |path: &Path| path.extension().is_some_and(|end| end == "rs" || end == "lua" || end == "sql");
     let named = |text: &str| -> Vec<String> {
         let code = text.split('`').skip(1).step_by(2);
         code.filter(|name| is_source(Path::new(name)) && !name.contains(' ')).map(str::to_owned).collect()
