@@ -148,15 +148,15 @@ pub(crate) const POSTGRES_PINNED_POLL: Duration = Duration::from_millis(100);
 /// When a waiter asks again that gets no messages of PostgreSQL: a random time between these.
 #[cfg(feature = "postgres")]
 pub(crate) const POSTGRES_UNNOTIFIED_POLL: [Duration; 2] = [Duration::from_millis(200), Duration::from_millis(300)];
-/// Rows that one call of the sweep reads: it takes some milliseconds of the connection for releases.
+/// Rows that one call of the sweep reads: it takes a few milliseconds of the connection for releases.
 #[cfg(feature = "postgres")]
-pub(crate) const POSTGRES_SWEEP_ROWS: i64 = 1000;
+pub(crate) const POSTGRES_SWEEP_ROWS: i64 = 500;
 /// Between two sweeps over all rows: a row that is not used stays for a minute anyway.
 #[cfg(feature = "postgres")]
 pub(crate) const POSTGRES_SWEEP_INTERVAL: Duration = Duration::from_secs(30);
 /// Between two pages of a sweep: ten thousand rows a second, more than one instance locks.
 #[cfg(feature = "postgres")]
-pub(crate) const POSTGRES_SWEEP_PAUSE: Duration = Duration::from_millis(100);
+pub(crate) const POSTGRES_SWEEP_PAUSE: Duration = Duration::from_millis(50);
 /// Rows that one page of a listing reads, also of keys that are not listed.
 #[cfg(feature = "postgres")]
 pub(crate) const POSTGRES_LISTED_ROWS: i64 = 2000;
@@ -395,7 +395,11 @@ mod tests {
         #[cfg(any(feature = "postgres", feature = "redis"))]
         assert!(page.contains(&format!("| a connection to Redis or PostgreSQL | {} |", s(CONNECT_TIMEOUT))));
         #[cfg(any(feature = "postgres", feature = "redis"))]
-        assert!(page.contains(&format!("| acquires that wait to be sent to Redis or PostgreSQL | {MAX_WAITING_REQUESTS} |")));
+        assert!(
+            page.contains(&format!(
+                "| acquires that wait to be sent to Redis or PostgreSQL | {MAX_WAITING_REQUESTS} |"
+            ))
+        );
         #[cfg(feature = "postgres")]
         for (number, value) in [
             ("schema in PostgreSQL", format!("`{POSTGRES_SCHEMA}`")),
@@ -405,7 +409,11 @@ mod tests {
             ),
             (
                 "poll of a waiter that gets no messages of PostgreSQL",
-                format!("{} to {} ms", POSTGRES_UNNOTIFIED_POLL[0].as_millis(), POSTGRES_UNNOTIFIED_POLL[1].as_millis()),
+                format!(
+                    "{} to {} ms",
+                    POSTGRES_UNNOTIFIED_POLL[0].as_millis(),
+                    POSTGRES_UNNOTIFIED_POLL[1].as_millis()
+                ),
             ),
             ("rows that one call of the sweep reads in PostgreSQL", POSTGRES_SWEEP_ROWS.to_string()),
             ("between two sweeps of the rows in PostgreSQL", s(POSTGRES_SWEEP_INTERVAL)),

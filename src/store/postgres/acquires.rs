@@ -8,6 +8,7 @@ use tokio_postgres::types::Type;
 use super::{
     connection::Parameter,
     error::CallError,
+    messages::Messages,
     replies::TimedReply,
     schema::name,
     shared::{Shared, millis},
@@ -58,7 +59,7 @@ impl SendRequests<AcquireRequest> for Shared {
             Ok(replies) => {
                 let reply = |reply| match reply {
                     TimedReply::Acquired(reply) if has_messages => Ok(reply),
-                    TimedReply::Acquired(reply) => Ok(self.messages.polled(reply)),
+                    TimedReply::Acquired(reply) => Ok(Messages::polled(reply)),
                     TimedReply::Expired => Err(self.server.store_error("acquire", CallError::Expired)),
                     TimedReply::Extended(_) => Err(self.server.store_error("acquire", CallError::UnexpectedReply)),
                 };

@@ -52,7 +52,10 @@ impl Address {
 
 /// The parameters of this crate, and the URL without them.
 fn own_parameters(url: &str) -> Result<(Option<String>, Option<bool>, String), PostgresConnectError> {
-    let Some((before, query)) = url.split_once('?') else { return Ok((None, None, url.to_owned())) };
+    // A password may have a `?`: libpq reads it up to the last `@`.
+    let host = url.rfind('@').unwrap_or(0);
+    let Some(query) = url[host..].find('?').map(|at| host + at) else { return Ok((None, None, url.to_owned())) };
+    let (before, query) = (&url[..query], &url[query + 1..]);
     let (mut schema, mut migrate, mut others) = (None, None, Vec::new());
     for parameter in query.split('&') {
         match parameter.split_once('=') {
@@ -97,6 +100,9 @@ mod tests {
         assert_eq!(address.config.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
         assert_eq!(address.config.get_dbname(), Some("app"));
         assert_eq!(Address::parse("postgresql://a").expect("a URL").display, "a:5432");
+        let address = Address::parse("postgres://ann:s3?cret@a/app?schema=shop").expect("a URL");
+        assert_eq!((address.config.get_password(), address.schema.as_deref()), (Some(&b"s3?cret"[..]), Some("shop")));
+        assert_eq!(Address::parse("postgres:///app?host=/run/pg&user=ann").expect("a URL").display, "/run/pg:5432");
     }
 
     #[test]
@@ -110,7 +116,6 @@ mod tests {
             "postgres://ann:s3cret@host?s3cret=1",
             "postgres://ann:s3cret@host?migrate=s3cret",
             "postgres://ann:s3cret@host:s3cret",
-            "postgres://ann:s3cret?x@host",
             "postgres://ann:s3cret@host?sslmode=require",
         ] {
             let Err(error) = Address::parse(url) else { panic!("{url}") };

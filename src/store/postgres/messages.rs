@@ -95,7 +95,7 @@ impl Messages {
     }
 
     /// The reply to a waiter that gets no messages: it polls more often.
-    pub(super) fn polled(&self, reply: AcquireReply) -> AcquireReply {
+    pub(super) fn polled(reply: AcquireReply) -> AcquireReply {
         match reply {
             AcquireReply::Queued { ahead, lease_left, poll_in: None } => {
                 let [least, most] = POSTGRES_UNNOTIFIED_POLL;

@@ -7,6 +7,7 @@ use tokio_postgres::types::Type;
 use super::{
     connection::{Parameter, query},
     error::CallError,
+    messages::Messages,
     replies::{self, TimedReply, column, only},
     schema::name,
     shared::{Shared, millis},
@@ -130,7 +131,7 @@ impl LockStore for PostgresStore {
             match replies.await?.pop() {
                 Some((_, TimedReply::Extended(fence))) => Ok(YieldReply::Extended { fence }),
                 Some((_, TimedReply::Acquired(reply))) if has_messages => Ok(YieldReply::NotHolder(reply)),
-                Some((_, TimedReply::Acquired(reply))) => Ok(YieldReply::NotHolder(shared.messages.polled(reply))),
+                Some((_, TimedReply::Acquired(reply))) => Ok(YieldReply::NotHolder(Messages::polled(reply))),
                 Some((_, TimedReply::Expired)) => Err(CallError::Expired),
                 None => Err(CallError::UnexpectedReply),
             }

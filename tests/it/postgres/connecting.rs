@@ -7,6 +7,8 @@ use tower_lock::{
     store::{ConnectError, IfBusy, LockStore, PostgresConnectError, StoreErrorKind},
 };
 
+use tower_lock_testkit::{log::Log, wait::until};
+
 use crate::support::{Caller, LONG, environment, own_environment};
 
 #[tokio::test]
@@ -37,6 +39,7 @@ async fn url_of_a_manager_may_name_a_database() {
     let url = format!("{}?schema={}&migrate=true", environment.server().url(), environment.schema);
     let locks = LockManager::connect(&url).await.expect("it is up").build();
     locks.lock(("k",)).await.expect("free").release().await.expect("held");
+    assert_eq!(environment.value("SELECT count(*) FROM {schema}.locks").await, 1, "in the schema of the URL");
     let error = LockManager::connect("postgres://ann:s3cret@127.0.0.1:1/app").await.map(|_| ()).expect_err("no server");
     assert!(matches!(error, ConnectError::Postgres(PostgresConnectError::Unreachable { .. })), "{error:?}");
     assert!(!format!("{error:?}").contains("s3cret"), "{error:?}");
@@ -126,4 +129,16 @@ async fn key_that_the_database_cannot_have_fails_alone() {
     assert_eq!(store.inspect(key).await.map_err(|error| error.kind()), Err(StoreErrorKind::InvalidKey));
     caller.granted(&LockKey::raw("a b").expect("a name"), &caller.id(), LONG).await;
     store.health().await.expect("it works");
+}
+
+#[tokio::test]
+async fn setting_that_loses_data_in_a_crash_is_logged() {
+    let Some(environment) = own_environment(&["fsync=off", "synchronous_commit=off"]).await else { return };
+    let log = Log::default();
+    let guard = log.listen();
+    environment.store().await;
+    for setting in ["`fsync=off`", "`synchronous_commit=off`"] {
+        until(setting, async || log.text().contains(setting)).await;
+    }
+    drop(guard);
 }

@@ -12,7 +12,7 @@ use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, timeout};
 use tower_lock::{
     AcquisitionId, LockKey, LockManager,
-    store::{AcquireRequest, IfBusy, LockStore, ReleaseRequest},
+    store::{AcquireReply, AcquireRequest, IfBusy, LockStore, ReleaseRequest},
 };
 use tower_lock_testkit::{
     locks::key,
@@ -48,6 +48,24 @@ async fn two_instances_exclude_each_other() {
     let Some(environment) = environment().await else { return };
     let instances = [environment.instance("a").await, environment.instance("b").await];
     assert!(soon("all sections", contend(&instances, 300)).await >= 300);
+}
+
+/// Callers that find the same row free at the same time.
+#[tokio::test]
+async fn free_key_is_granted_to_one_of_many_callers() {
+    let Some(environment) = environment().await else { return };
+    let stores = join_all((0..4).map(|_| environment.store())).await;
+    let callers: Vec<_> = stores.iter().map(|store| Caller::new(store, "a")).collect();
+    let key = LockKey::from(("free",));
+    for round in 0..500 {
+        let ids: Vec<_> = callers.iter().map(Caller::id).collect();
+        let acquire = |(caller, id): (_, _)| Caller::acquire(caller, &key, id, LONG, IfBusy::Fail);
+        let replies = join_all(callers.iter().zip(&ids).map(acquire)).await;
+        let is_granted = |reply| matches!(reply, Ok(AcquireReply::Granted { .. }));
+        let granted: Vec<_> = replies.into_iter().map(is_granted).collect();
+        assert_eq!(granted.iter().filter(|granted| **granted).count(), 1, "round {round}: {granted:?}");
+        join_all(callers.iter().zip(&ids).map(|(caller, id)| caller.release(&key, id, Duration::ZERO))).await;
+    }
 }
 
 /// A waiter polls about once a second: ten keys that are passed on in less time came by messages.
