@@ -148,7 +148,8 @@ pub(crate) const POSTGRES_PINNED_POLL: Duration = Duration::from_millis(100);
 /// When a waiter asks again that gets no messages of PostgreSQL: a random time between these.
 #[cfg(feature = "postgres")]
 pub(crate) const POSTGRES_UNNOTIFIED_POLL: [Duration; 2] = [Duration::from_millis(200), Duration::from_millis(300)];
-/// Rows that one call of the sweep reads: it takes a few milliseconds of the connection for releases.
+/// Rows that one call of the sweep reads: it takes a few milliseconds of the connection for
+/// releases.
 #[cfg(feature = "postgres")]
 pub(crate) const POSTGRES_SWEEP_ROWS: i64 = 500;
 /// Between two sweeps over all rows: a row that is not used stays for a minute anyway.

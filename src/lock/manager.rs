@@ -90,16 +90,16 @@ impl LockManager {
     /// | `redis+redlock://user:password@a,b,c` | `redis` | in a majority of these independent servers |
     /// | `rediss://`, `rediss+sentinel://`, `rediss+cluster://`, `rediss+redlock://` | `redis-tls` | the same, with TLS |
     ///
-    /// `valkey` may replace `redis`. The default port is 6379, that of a sentinel 26379, and that of
-    /// PostgreSQL 5432. Each server has the user, the password and the database of the URL. In a user
-    /// and a password `@`, `#`, `/`, `?`, `%` and `,` are encoded: `%40`, `%23`, `%2F`, `%3F`, `%25`
-    /// and `%2C`.
+    /// `valkey` may replace `redis`. The default port is 6379, that of a sentinel 26379, and that
+    /// of PostgreSQL 5432. Each server has the user, the password and the database of the URL. In a
+    /// user and a password `@`, `#`, `/`, `?`, `%` and `,` are encoded: `%40`, `%23`, `%2F`, `%3F`,
+    /// `%25` and `%2C`.
     ///
     /// The URL of a Redis may have [parameters](crate::store::RedisStoreBuilder::connect), for
     /// example `redis://host:6379?prefix=shop&min_replicas=1`, and so may that of a
-    /// [PostgreSQL](crate::store::PostgresStoreBuilder::connect): `postgres://host/app?migrate=true`
-    /// makes the tables. For other settings of a store, connect with its builder, and pass the store
-    /// to [`builder`](Self::builder).
+    /// [PostgreSQL](crate::store::PostgresStoreBuilder::connect):
+    /// `postgres://host/app?migrate=true` makes the tables. For other settings of a store, connect
+    /// with its builder, and pass the store to [`builder`](Self::builder).
     ///
     /// ```no_run
     /// # use std::time::Duration;

@@ -11,7 +11,8 @@ use super::{
     messages::Messages,
     schema::Schema,
     self_test::self_test,
-    shared::{Server, Shared},
+    server::Server,
+    shared::Shared,
     store::PostgresStore,
 };
 use crate::{
@@ -71,7 +72,8 @@ impl PostgresStoreBuilder {
         Self { migrate: Some(migrate), ..self }
     }
 
-    /// Sets the timeout of connecting, which includes DNS, TCP and the password. Default: 2 seconds.
+    /// Sets the timeout of connecting, which includes DNS, TCP and the password. Default: 2
+    /// seconds.
     ///
     /// The timeout is from 50 ms to 60 s. With any other, connecting fails with
     /// [`PostgresConnectError::InvalidTimeout`]. [`connect`](Self::connect) retries within this
@@ -101,7 +103,7 @@ impl PostgresStoreBuilder {
     ///
     /// Fails if the [`schema`](Self::schema) is invalid.
     pub fn migration(&self) -> Result<String, PostgresConnectError> {
-        Ok(Schema::new(self.schema.as_deref().unwrap_or(POSTGRES_SCHEMA))?.migration())
+        Ok(schema(self.schema.as_deref())?.migration())
     }
 
     /// Connects to a URL: `postgres://user:password@host:port/database`.
@@ -112,7 +114,7 @@ impl PostgresStoreBuilder {
     /// |---|---|
     /// | `schema` | as [`schema`](Self::schema) |
     /// | `migrate` | as [`migrate`](Self::migrate), `true` or `false` |
-    /// | `host`, `port`, `user`, `password`, `dbname`, `application_name`, `options`, `sslmode`, `target_session_attrs`, .. | as in libpq |
+    /// | `host`, `port`, `user`, `password`, `dbname`, `sslmode` and others | as in libpq |
     ///
     /// Any other parameter is an error. So is one that the builder sets to another value: neither
     /// of them is ignored. Of several hosts, `postgres://a,b/app`, the one that accepts writes is
@@ -120,13 +122,12 @@ impl PostgresStoreBuilder {
     ///
     /// # Errors
     ///
-    /// Fails with a [`PostgresConnectError`]. If the server cannot be reached, connecting is retried
-    /// until [`connect_timeout`](Self::connect_timeout) has passed.
+    /// Fails with a [`PostgresConnectError`]. If the server cannot be reached, connecting is
+    /// retried until [`connect_timeout`](Self::connect_timeout) has passed.
     pub async fn connect(self, url: &str) -> Result<PostgresStore, PostgresConnectError> {
         let address = Address::parse(url)?;
         let events = self.events_url.as_deref().map(Address::parse).transpose()?;
-        let schema = same("schema", self.schema, address.schema)?;
-        let schema = Schema::new(schema.as_deref().unwrap_or(POSTGRES_SCHEMA))?;
+        let schema = schema(same("schema", self.schema, address.schema)?.as_deref())?;
         let migrate = same("migrate", self.migrate, address.migrate)?.unwrap_or(false);
         let checked = |setting, value: Option<Duration>, default, max| match value.unwrap_or(default) {
             value if (POSTGRES_TIMEOUT_MIN..=max).contains(&value) => Ok(value),
@@ -167,6 +168,11 @@ impl PostgresStoreBuilder {
 /// A connection fails without a new connect until its reconnect delay has passed.
 const RETRY_INTERVAL: Duration = RECONNECT_DELAY.saturating_add(Duration::from_millis(10));
 
+fn schema(name: Option<&str>) -> Result<Schema, PostgresConnectError> {
+    let name = name.unwrap_or(POSTGRES_SCHEMA);
+    Schema::new(name).map_err(|_| PostgresConnectError::InvalidSchema(name.to_owned()))
+}
+
 /// The setting of the builder, or that of the URL. If one of two were ignored, two services could
 /// lock in different schemas without an error.
 fn same<T: PartialEq>(name: &str, builder: Option<T>, url: Option<T>) -> Result<Option<T>, PostgresConnectError> {
@@ -184,9 +190,9 @@ impl PostgresStore {
     ///
     /// # Errors
     ///
-    /// Fails with a [`PostgresConnectError`] if the URL is invalid, the server cannot be reached, is
-    /// too old or is a standby, a right is missing, or the database has no tables of this crate: see
-    /// [`PostgresStoreBuilder::migrate`].
+    /// Fails with a [`PostgresConnectError`] if the URL is invalid, the server cannot be reached,
+    /// is too old or is a standby, a right is missing, or the database has no tables of this crate:
+    /// see [`PostgresStoreBuilder::migrate`].
     pub async fn connect(url: &str) -> Result<Self, PostgresConnectError> {
         Self::builder().connect(url).await
     }

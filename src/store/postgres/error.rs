@@ -4,6 +4,7 @@ use std::{error::Error, fmt, sync::Arc, time::Duration};
 
 use tokio_postgres::error::SqlState;
 
+use super::schema::{InvalidName, VERSION};
 use crate::{
     limits::{CONNECT_TIMEOUT_MAX, POSTGRES_TIMEOUT_MIN, STORE_CALL_TIMEOUT_MAX},
     store::{StoreError, StoreErrorKind, remote::link::LinkError},
@@ -86,7 +87,7 @@ pub enum PostgresConnectError {
     #[error(
         "the table `{schema}.locks` at {address} is of {found}, and not of {}: choose another schema, or execute the \
          migration of this version",
-        super::schema::VERSION
+        VERSION
     )]
     OtherTables {
         /// Host and port, or the path of a socket.
@@ -267,6 +268,12 @@ fn is_of_wait(code: &SqlState) -> bool {
 /// Whether the database cannot have the text of a key.
 fn is_of_text(code: &SqlState) -> bool {
     ["22021", "22P05"].contains(&code.code())
+}
+
+impl From<InvalidName> for CallError {
+    fn from(InvalidName: InvalidName) -> Self {
+        Self::InvalidKey
+    }
 }
 
 impl From<LinkError<Self>> for CallError {

@@ -19,7 +19,7 @@ use super::{
     error::CallError,
     replies::{column, only},
     schema,
-    shared::Server,
+    server::Server,
     sweep,
 };
 use crate::{

@@ -12,6 +12,7 @@ mod address;
 mod self_test;
 mod store;
 mod shared;
+mod server;
 mod acquires;
 mod renewals;
 mod releases;

@@ -3,7 +3,6 @@
 
 use std::borrow::Cow;
 
-use super::error::{CallError, PostgresConnectError};
 use crate::{limits::MAX_POSTGRES_SCHEMA_BYTES, lock_key::LockKey};
 
 /// The comment of the table of locks after the migration: the name and the version of the schema.
@@ -12,6 +11,10 @@ pub(super) const VERSION: &str = "tower-lock 1";
 const TABLES: &str = include_str!("sql/tables.sql");
 const RULES: &str = include_str!("sql/rules.sql");
 const VERBS: &str = include_str!("sql/verbs.sql");
+
+/// The database cannot have this name.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct InvalidName;
 
 /// A schema, and the statements that call its functions.
 #[derive(Clone, Debug)]
@@ -30,14 +33,14 @@ pub(super) struct Schema {
 
 impl Schema {
     /// The name becomes a part of statements, so that it has no character with a meaning.
-    pub(super) fn new(name: &str) -> Result<Self, PostgresConnectError> {
+    pub(super) fn new(name: &str) -> Result<Self, InvalidName> {
         let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
         let is_name = name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_')
             && name.chars().all(is_plain)
             && name.len() <= MAX_POSTGRES_SCHEMA_BYTES
             && !name.starts_with("pg_");
         if !is_name {
-            return Err(PostgresConnectError::InvalidSchema(name.to_owned()));
+            return Err(InvalidName);
         }
         let call = |function: &str, arguments: usize| {
             let arguments: Vec<_> = (1..=arguments).map(|n| format!("${n}")).collect();
@@ -66,9 +69,9 @@ impl Schema {
 
 /// The name of a key in the tables. No composed key has a `*`, so that a raw key with the same text
 /// has another name.
-pub(super) fn name(key: &LockKey) -> Result<Cow<'_, str>, CallError> {
+pub(super) fn name(key: &LockKey) -> Result<Cow<'_, str>, InvalidName> {
     if key.as_str().contains('\0') {
-        return Err(CallError::InvalidKey);
+        return Err(InvalidName);
     }
     Ok(if key.is_raw() { format!("*{}", key.as_str()).into() } else { key.as_str().into() })
 }

@@ -12,7 +12,7 @@ use super::{
     messages::Listener,
     replies::{column, only},
     schema::VERSION,
-    shared::Server,
+    server::Server,
 };
 use crate::process;
 

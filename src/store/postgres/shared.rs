@@ -1,22 +1,21 @@
-//! What the calls of a store share: its connections, its messages, and the next call.
+//! What the calls of a store share: the server, its clock, its messages, and the next call.
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::{sync::Notify, time::Instant};
+use tokio::time::Instant;
 use tokio_postgres::{Row, types::Type};
 
 use super::{
-    connection::{Calls, Connector, Parameter, Timeouts, query, query_retry},
+    connection::{Parameter, query, query_retry},
     error::CallError,
     messages::Messages,
     replies::{self, TimedReply},
-    schema::Schema,
+    server::Server,
 };
 use crate::{
-    background::Background,
     clock::{BootInstant, Clock},
     store::{
-        AcquireReply, AcquireRequest, ReleaseReply, ReleaseRequest, StoreError,
+        AcquireReply, AcquireRequest, ReleaseReply, ReleaseRequest,
         remote::{
             batching::{Sender, SharedCalls},
             server_clock::ServerClock,
@@ -24,21 +23,6 @@ use crate::{
     },
     sync::Mutex,
 };
-
-/// The server, and the connections for calls to it.
-#[derive(Debug)]
-pub(super) struct Server {
-    /// Host and port, without user and password.
-    pub(super) address: String,
-    pub(super) schema: Schema,
-    pub(super) timeouts: Timeouts,
-    pub(super) background: Background,
-    pub(super) acquire_conn: Calls,
-    /// Of releases and renewals, which therefore never wait for acquires.
-    pub(super) release_conn: Calls,
-    /// Notified when an outage may have ended.
-    pub(super) recovered: Arc<Notify>,
-}
 
 /// What the calls of a store share.
 pub(super) struct Shared {
@@ -48,25 +32,6 @@ pub(super) struct Shared {
     pub(super) messages: Arc<Messages>,
     pub(super) acquires: SharedCalls<AcquireRequest, AcquireReply>,
     pub(super) releases: SharedCalls<ReleaseRequest, ReleaseReply>,
-}
-
-impl Server {
-    pub(super) fn new(
-        connector: &Arc<Connector>,
-        address: String,
-        schema: Schema,
-        timeouts: Timeouts,
-        background: Background,
-    ) -> Self {
-        let recovered = Arc::<Notify>::default();
-        let connection = || Calls::new(Arc::clone(connector), timeouts.connect, Arc::clone(&recovered));
-        let (acquire_conn, release_conn) = (connection(), connection());
-        Self { address, schema, timeouts, background, acquire_conn, release_conn, recovered }
-    }
-
-    pub(super) fn store_error(&self, operation: &'static str, error: CallError) -> StoreError {
-        error.into_store_error(operation, &self.address)
-    }
 }
 
 impl Shared {

@@ -41,8 +41,8 @@ use crate::{
 /// release offers the lock to the first waiter, and sends a message (`NOTIFY`) to its process.
 ///
 /// A transaction of the application can keep its key: while a transaction has read the row of the
-/// lock `FOR KEY SHARE`, the key is busy, although its lease may have expired. Renewals and releases
-/// do not wait for such a transaction.
+/// lock `FOR KEY SHARE`, the key is busy, although its lease may have expired. Renewals and
+/// releases do not wait for such a transaction.
 ///
 /// A store has three connections: one for acquires, one for renewals and releases, and one for
 /// messages. A broken connection is replaced. No statement has a name, and no transaction is open
@@ -89,7 +89,7 @@ impl LockStore for PostgresStore {
     fn acquire(&self, requests: Many<AcquireRequest>) -> Many<StoreFuture<AcquireReply>> {
         let refused = |request: &AcquireRequest| {
             let error = name(&request.key).err()?;
-            Some(Err(self.shared.server.store_error("acquire", error)))
+            Some(Err(self.shared.server.store_error("acquire", error.into())))
         };
         SharedCalls::push_valid(&self.shared, requests, refused)
     }

@@ -13,7 +13,7 @@ use super::{
     connection::{Parameter, query},
     error::CallError,
     replies::{column, only},
-    shared::Server,
+    server::Server,
 };
 use crate::limits::{POSTGRES_SWEEP_INTERVAL, POSTGRES_SWEEP_PAUSE, POSTGRES_SWEEP_ROWS};
 

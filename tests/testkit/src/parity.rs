@@ -26,8 +26,8 @@ const SEQUENCES: u64 = 150;
 const STEPS: usize = 40;
 const PROCESSES: usize = 3;
 
-/// Compares a store with the reference: the same random sequence of calls gives the same replies and
-/// events on both stores. `SEED=` runs one sequence.
+/// Compares a store with the reference: the same random sequence of calls gives the same replies
+/// and events on both stores. `SEED=` runs one sequence.
 pub async fn same_replies_as_memory(store: Arc<dyn LockStore>) {
     let seeds = match std::env::var("SEED") {
         Ok(seed) => vec![seed.parse().expect("a number")],

@@ -300,8 +300,8 @@ BEGIN
 END
 $$;
 
--- sweep: deletes rows that are free for a minute, and expired records. Reads at most `max_rows` rows
--- of each, from this key on, and waits for no row. The floor of the fences rises in the same
+-- sweep: deletes rows that are free for a minute, and expired records. Reads at most `max_rows`
+-- rows of each, from this key on, and waits for no row. The floor of the fences rises in the same
 -- transaction: a key that is used again gets a larger fence than its deleted row had.
 --
 -- reply  the key after which the next call continues, or nothing if it was the last row; and the
