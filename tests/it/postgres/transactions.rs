@@ -116,3 +116,49 @@ async fn row_that_is_locked_for_update_fails_alone() {
         assert!(matches!(replies[other], Ok(AcquireReply::Granted { .. })), "{:?}", replies[other]);
     }
 }
+
+/// A call without a reply is released. If its transaction is not committed yet, the release waits
+/// for it: otherwise it would find nothing, and the grant would stay (I8).
+#[tokio::test]
+async fn release_waits_for_an_acquire_that_is_not_committed() {
+    let Some(environment) = environment().await else { return };
+    let store = environment.store().await;
+    let (caller, key) = (Caller::new(&store, "a"), LockKey::from(("late",)));
+    let id = caller.id();
+    let late = environment.client().await;
+    let acquire = format!(
+        "BEGIN; SELECT * FROM {}.acquire(9000000000000000, 3000, 10000, 10, false, '{{{key}}}', '{{{id}}}', \
+         '{{60000}}', '{{true}}')",
+        environment.schema,
+        key = key.as_str(),
+    );
+    late.batch_execute(&acquire).await.expect("granted, and not committed");
+    let commit = async {
+        sleep(ms(100)).await;
+        late.batch_execute("COMMIT").await.expect("granted");
+    };
+    let (reply, ()) = tokio::join!(caller.release(&key, &id, Duration::ZERO), commit);
+    assert_eq!(reply, ReleaseReply::Freed);
+}
+
+/// The lock of a row was held for so long that the caller has released its acquisition meanwhile.
+#[tokio::test]
+async fn acquire_that_expires_while_it_waits_does_nothing() {
+    let Some(environment) = environment().await else { return };
+    let store = environment.store().await;
+    let (caller, key) = (Caller::new(&store, "a"), LockKey::from(("waited",)));
+    let id = caller.id();
+    caller.granted(&key, &id, LONG).await;
+    caller.release(&key, &id, Duration::ZERO).await;
+    let other = environment.client().await;
+    let lock = format!("BEGIN; SELECT 1 FROM {}.locks FOR UPDATE", environment.schema);
+    other.batch_execute(&lock).await.expect("a lock");
+    let request = AcquireRequest::new(key.clone(), caller.id(), LONG, IfBusy::Enqueue, terms(), ms(60));
+    let commit = async {
+        sleep(ms(100)).await;
+        other.batch_execute("COMMIT").await.expect("it may end");
+    };
+    let (reply, ()) = tokio::join!(store.acquire(request.into()).into_single(), commit);
+    assert_eq!(reply.map_err(|error| error.kind()), Err(StoreErrorKind::Timeout));
+    assert!(store.inspect(key).await.expect("a reply").holders.is_empty());
+}
