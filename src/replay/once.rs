@@ -1,4 +1,4 @@
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::Response;
@@ -51,6 +51,7 @@ pub struct Once {
 #[derive(Clone)]
 pub struct OnceAnswer {
     bytes: Bytes,
+    keep_for: Duration,
     response: Response<Bytes>,
 }
 
@@ -135,7 +136,7 @@ impl Once {
         let mut response = Response::from_parts(head, body);
         // The work is done, also if the status is that of an error.
         response.extensions_mut().insert(Keep::Yes);
-        Ok(OnceAnswer { bytes, response })
+        Ok(OnceAnswer { bytes, keep_for: self.settings.keep_for, response })
     }
 }
 
@@ -144,6 +145,15 @@ impl OnceAnswer {
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
+    }
+
+    /// Returns how long to keep them, in milliseconds: [`ReplayLayer::keep_for`], for a signed
+    /// 64-bit parameter of a statement.
+    ///
+    /// [`ReplayLayer::keep_for`]: crate::ReplayLayer::keep_for
+    #[must_use]
+    pub fn keep_for_ms(&self) -> i64 {
+        i64::try_from(self.keep_for.as_millis()).unwrap_or(i64::MAX)
     }
 
     /// Returns the response.

@@ -11,6 +11,7 @@ pub(super) const VERSION: &str = "tower-lock 1";
 const TABLES: &str = include_str!("sql/tables.sql");
 const RULES: &str = include_str!("sql/rules.sql");
 const VERBS: &str = include_str!("sql/verbs.sql");
+const APPLICATION: &str = include_str!("sql/application.sql");
 
 /// The database cannot have this name.
 #[derive(Clone, Copy, Debug)]
@@ -62,7 +63,7 @@ impl Schema {
 
     /// The text that makes the tables and the functions.
     pub(super) fn migration(&self) -> String {
-        let text = [TABLES, RULES, VERBS].join("\n");
+        let text = [TABLES, RULES, VERBS, APPLICATION].join("\n");
         text.replace("{schema}", &format!("\"{}\"", self.name))
     }
 }

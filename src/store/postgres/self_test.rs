@@ -33,6 +33,8 @@ const TABLES: &str = "SELECT locks.oid IS NOT NULL, obj_description(locks.oid, '
     has_schema_privilege(n.oid, 'USAGE'), coalesce((SELECT bool_and(has_table_privilege(t.oid, p.right)) \
         FROM pg_catalog.pg_class t, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p (\"right\") \
         WHERE t.relnamespace = n.oid AND t.relname IN ('locks', 'waiters', 'records', 'floor')), false) \
+    AND (SELECT bool_and(has_function_privilege(f.oid, 'EXECUTE')) \
+        FROM pg_catalog.pg_proc f WHERE f.pronamespace = n.oid) \
     FROM pg_catalog.pg_namespace n \
     LEFT JOIN pg_catalog.pg_class locks ON locks.relnamespace = n.oid AND locks.relname = 'locks' \
     WHERE n.nspname = $1";
@@ -130,7 +132,8 @@ async fn check_tables(server: &Server, user: &str) -> Result<bool, SelfTestError
         let (user, schema) = (user.to_owned(), schema());
         let grant = format!(
             "GRANT USAGE ON SCHEMA {schema} TO \"{user}\"; \
-             GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO \"{user}\""
+             GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO \"{user}\"; \
+             GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO \"{user}\""
         );
         return Err(PostgresConnectError::MissingRights { address: address(), user, grant }.into());
     }

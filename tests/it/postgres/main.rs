@@ -7,6 +7,7 @@
 
 mod support;
 
+mod application;
 mod conformance;
 mod connecting;
 mod crashes;

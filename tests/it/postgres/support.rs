@@ -13,8 +13,8 @@ use tokio_postgres::{Client, NoTls};
 use tower_lock::{
     AcquisitionId, LockKey, LockManager, PostgresStore,
     store::{
-        AcquireReply, AcquireRequest, AcquisitionIds, IfBusy, LockStore, QueueConfig, ReleaseReply, ReleaseRequest,
-        RenewReply, RenewRequest, StoreError,
+        AcquireReply, AcquireRequest, AcquisitionIds, Demand, IfBusy, LockStore, QueueConfig, Record, ReleaseReply,
+        ReleaseRequest, RenewReply, RenewRequest, StoreError, YieldReply, YieldRequest,
     },
 };
 use tower_lock_testkit::{PostgresServer, skipped, store::StoreExt};
@@ -82,6 +82,38 @@ impl Environment {
         client
     }
 
+    /// A session of the application, whose user has only the rights that the guide names.
+    pub(crate) async fn application(&self) -> Client {
+        let user = format!("app_{}", self.schema);
+        let statements = "DO $$ BEGIN CREATE ROLE {user} LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$;
+            GRANT USAGE ON SCHEMA {schema} TO {user};
+            GRANT EXECUTE ON FUNCTION {schema}.check_fence, {schema}.leave_answer TO {user}";
+        self.execute(&statements.replace("{user}", &user)).await;
+        let client = self.client().await;
+        client.batch_execute(&format!("SET SESSION AUTHORIZATION {user}")).await.expect("a role");
+        client
+    }
+
+    /// Checks a fence in a transaction of the application. Returns the state of an error.
+    pub(crate) async fn check_fence(&self, client: &Client, key: &LockKey, fence: u64) -> Result<(), String> {
+        let check = format!("SELECT {}.check_fence($1, $2)", self.schema);
+        done(client.execute(&check, &[&key.as_str(), &token(fence)]).await)
+    }
+
+    /// Leaves an answer in a transaction of the application. Returns the state of an error.
+    pub(crate) async fn leave_answer(
+        &self,
+        client: &Client,
+        key: &LockKey,
+        fence: u64,
+        record: &Record,
+    ) -> Result<(), String> {
+        let leave = format!("SELECT {}.leave_answer($1, $2, $3, 60000)", self.schema);
+        let length = u32::try_from(record.head.len()).expect("small").to_be_bytes();
+        let answer = [&length[..], &record.head, record.body.as_deref().unwrap_or_default()].concat();
+        done(client.execute(&leave, &[&key.as_str(), &token(fence), &answer]).await)
+    }
+
     /// Executes statements as the superuser, with `{schema}` for the schema of this test.
     pub(crate) async fn execute(&self, statements: &str) {
         self.client().await.batch_execute(&statements.replace("{schema}", &self.schema)).await.expect(statements);
@@ -92,6 +124,15 @@ impl Environment {
         let rows = self.client().await.query(&query.replace("{schema}", &self.schema), &[]).await.expect(query);
         rows[0].get(0)
     }
+}
+
+/// The fencing token of the first section of a grant.
+fn token(fence: u64) -> i64 {
+    i64::try_from(fence << 10).expect("small")
+}
+
+fn done(result: Result<u64, tokio_postgres::Error>) -> Result<(), String> {
+    result.map(drop).map_err(|error| error.code().expect("of the server").code().to_owned())
 }
 
 /// The calls of one process, of one key each.
@@ -120,6 +161,12 @@ impl Caller {
         self.store.acquire_one(AcquireRequest::new(key.clone(), id.clone(), lease, if_busy, terms(), valid_for)).await
     }
 
+    pub(crate) async fn acquire_unless_recorded(&self, key: &LockKey, id: &AcquisitionId) -> AcquireReply {
+        let valid_for = Duration::from_secs(5);
+        let request = AcquireRequest::new(key.clone(), id.clone(), LONG, IfBusy::Enqueue, terms(), valid_for);
+        self.store.acquire_one(request.demand(Demand::new().unless_recorded())).await.expect("a reply")
+    }
+
     /// The fence of a grant.
     pub(crate) async fn granted(&self, key: &LockKey, id: &AcquisitionId, lease: Duration) -> u64 {
         match self.acquire(key, id, lease, IfBusy::Fail).await.expect("a reply") {
@@ -131,6 +178,21 @@ impl Caller {
     pub(crate) async fn release(&self, key: &LockKey, id: &AcquisitionId, block_for: Duration) -> ReleaseReply {
         let request = ReleaseRequest::new(key.clone(), id.clone(), block_for, terms());
         self.store.release_one(request).await.expect("a reply")
+    }
+
+    pub(crate) async fn release_with(&self, key: &LockKey, id: &AcquisitionId, record: Record) -> ReleaseReply {
+        let request = ReleaseRequest::new(key.clone(), id.clone(), Duration::ZERO, terms());
+        self.store.release_one(request.record(record, LONG)).await.expect("a reply")
+    }
+
+    /// The fence after a yield to no waiter.
+    pub(crate) async fn extended(&self, key: &LockKey, id: &AcquisitionId, fence: u64) -> u64 {
+        let valid_for = Duration::from_secs(5);
+        let request = YieldRequest::new(key.clone(), id.clone(), fence, self.id(), LONG, terms(), valid_for);
+        match self.store.yield_to_queue(request).await.expect("a reply") {
+            YieldReply::Extended { fence } => fence,
+            other => panic!("not extended, but {other:?}"),
+        }
     }
 
     pub(crate) async fn renew(&self, key: &LockKey, id: &AcquisitionId) -> RenewReply {

@@ -19,9 +19,13 @@ const PINNED_POLL: Duration = ms(100);
 /// the check has passed.
 async fn check(client: &Client, environment: &Environment, key: &LockKey, fence: u64) -> bool {
     client.batch_execute("BEGIN").await.expect("a transaction");
-    let query = format!("SELECT 1 FROM {}.locks WHERE key = $1 AND fence = $2 FOR KEY SHARE", environment.schema);
-    let fence = i64::try_from(fence).expect("small");
-    !client.query(&query, &[&key.as_str(), &fence]).await.expect("a reply").is_empty()
+    match environment.check_fence(client, key, fence).await {
+        Ok(()) => true,
+        Err(state) => {
+            assert_eq!(state, "TL001");
+            false
+        }
+    }
 }
 
 /// The writer was paused for longer than its lease, and is inside of its transaction: it is kept
@@ -33,7 +37,7 @@ async fn open_transaction_keeps_the_key_after_its_lease() {
     let (a, b) = (Caller::new(&a, "a"), Caller::new(&b, "b"));
     let (key, first, second) = (LockKey::from(("paused",)), a.id(), b.id());
     let fence = a.granted(&key, &first, ms(300)).await;
-    let writer = environment.client().await;
+    let writer = environment.application().await;
     assert!(check(&writer, &environment, &key, fence).await, "it holds the key");
     sleep(ms(350)).await;
     for _ in 0..3 {
@@ -55,7 +59,7 @@ async fn open_transaction_delays_no_renewal_and_no_release() {
     let caller = Caller::new(&store, "a");
     let (key, first, second) = (LockKey::from(("open",)), caller.id(), caller.id());
     let fence = caller.granted(&key, &first, LONG).await;
-    let writer = environment.client().await;
+    let writer = environment.application().await;
     assert!(check(&writer, &environment, &key, fence).await, "it holds the key");
     assert_eq!(caller.renew(&key, &first).await, RenewReply::Extended);
     let queued = caller.acquire(&key, &second, LONG, IfBusy::Enqueue).await.expect("no error");
@@ -76,7 +80,7 @@ async fn waiter_gets_the_key_when_the_transaction_ends() {
     let (caller, locks) = (Caller::new(&store, "a"), environment.instance("b").await);
     let (key, id) = (LockKey::from(("soon",)), caller.id());
     let fence = caller.granted(&key, &id, ms(100)).await;
-    let writer = environment.client().await;
+    let writer = environment.application().await;
     assert!(check(&writer, &environment, &key, fence).await, "it holds the key");
     let waiter = tokio::spawn({
         let (locks, key) = (locks.clone(), key.clone());

@@ -200,7 +200,7 @@ DECLARE
   lock {schema}.locks;
   t timestamptz;
   first_id text;
-  pinned boolean := false;
+  pinned boolean;
   is_full boolean;
 BEGIN
   IF unless_recorded THEN
@@ -230,8 +230,10 @@ BEGIN
     what := 'expired';
     RETURN;
   END IF;
+  pinned := lock.until <= t AND {schema}.is_pinned(of_key);
   IF unless_recorded THEN
-    -- Once more: the release that has left it may be the one that was waited for.
+    -- Once more: a release that was waited for may have left it, or a transaction of the application
+    -- that had pinned the key until now.
     SELECT r.head, r.body INTO head, body FROM {schema}.records r WHERE r.key = of_key AND r.until > t;
     IF FOUND THEN
       what := 'recorded';
@@ -247,17 +249,14 @@ BEGIN
     fence := lock.fence;
     RETURN;
   END IF;
-  IF lock.until <= t THEN
-    pinned := {schema}.is_pinned(of_key);
-    IF NOT pinned THEN
-      first_id := {schema}.offer_next(of_key, lock.fence, t, offer_ms, me);
-      IF first_id IS NULL OR first_id = me THEN
-        what := 'granted';
-        fence := {schema}.grant_key(of_key, me, lock.fence, t, lease_ms);
-        RETURN;
-      END IF;
-      lock.until := {schema}.after(t, offer_ms);
+  IF lock.until <= t AND NOT pinned THEN
+    first_id := {schema}.offer_next(of_key, lock.fence, t, offer_ms, me);
+    IF first_id IS NULL OR first_id = me THEN
+      what := 'granted';
+      fence := {schema}.grant_key(of_key, me, lock.fence, t, lease_ms);
+      RETURN;
     END IF;
+    lock.until := {schema}.after(t, offer_ms);
   END IF;
   left_us := greatest(0, {schema}.us(lock.until) - {schema}.us(t));
   IF NOT may_wait THEN

@@ -83,8 +83,10 @@ BEGIN
       IF record_head IS NOT NULL THEN
         INSERT INTO {schema}.records AS r (key, id, head, body, until)
           VALUES (request.key, request.id, record_head, record_body, {schema}.after(t, keep_ms))
+          -- An answer that the handler has left in its transaction stays.
           ON CONFLICT (key) DO UPDATE
-            SET id = excluded.id, head = excluded.head, body = excluded.body, until = excluded.until;
+            SET id = excluded.id, head = excluded.head, body = excluded.body, until = excluded.until
+            WHERE r.id <> excluded.id OR r.until <= t;
       END IF;
       IF request.block_ms > 0 THEN
         UPDATE {schema}.locks l SET holder = NULL, until = {schema}.after(t, request.block_ms), revoked = NULL
@@ -169,8 +171,9 @@ BEGIN
       RETURN NEXT;
       RETURN;
     END IF;
-    IF NOT EXISTS (SELECT FROM {schema}.waiters WHERE key = of_key)
-      OR {schema}.is_pinned(of_key)
+    -- Also without waiters: a new fence is a grant to every transaction of the application, and an
+    -- older snapshot must not pass with the fence before it.
+    IF {schema}.is_pinned(of_key)
       OR {schema}.offer_next(of_key, lock.fence, t, offer_ms, NULL) IS NULL
     THEN
       fence := {schema}.grant_key(of_key, me, lock.fence, t, lease_ms);

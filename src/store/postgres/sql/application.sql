@@ -1,0 +1,56 @@
+-- The functions that a transaction of the application calls. They have the rights of their owner
+-- (SECURITY DEFINER): the user of the application needs no right on a table, and can neither free
+-- nor extend a lock.
+--
+-- A fencing token is the fence of its grant, and ten bits for the number of the section.
+
+-- pin: keeps the key of this fencing token for the transaction that calls it. Until the transaction
+-- ends, no other acquisition is granted the key, although the lease may have expired. Returns the
+-- holder. Fails if another one was granted the key, or if the lock was released or revoked.
+--
+-- `FOR KEY SHARE` waits for a grant, and then reads the row again. Renewals and releases pass it.
+-- With an isolation level above READ COMMITTED the call also fails if the row has changed since the
+-- snapshot of the transaction (40001): a retry of the transaction has a new snapshot.
+CREATE OR REPLACE FUNCTION {schema}.pin(lock_key text, token bigint) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+  pinned_by text;
+BEGIN
+  SELECT holder INTO pinned_by FROM {schema}.locks
+    WHERE key = lock_key AND fence = token >> 10 AND holder IS NOT NULL FOR KEY SHARE;
+  IF NOT FOUND THEN
+    RAISE EXCEPTION 'the lock with this fencing token is not held any more'
+      USING ERRCODE = 'TL001', HINT = 'Roll back: another holder may have written meanwhile.';
+  END IF;
+  RETURN pinned_by;
+END
+$$;
+
+-- check_fence: as pin.
+CREATE OR REPLACE FUNCTION {schema}.check_fence(lock_key text, token bigint) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM {schema}.pin(lock_key, token);
+END
+$$;
+
+-- leave_answer: as pin, and leaves an answer as the record of the key. If the transaction commits,
+-- every retry gets the answer.
+--
+-- answer   the length of its head in four bytes, the head, the body
+CREATE OR REPLACE FUNCTION {schema}.leave_answer(lock_key text, token bigint, answer bytea, keep_ms bigint)
+RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  left_by text := {schema}.pin(lock_key, token);
+  head_bytes int := ('x' || encode(substring(answer FROM 1 FOR 4), 'hex'))::bit(32)::int;
+BEGIN
+  INSERT INTO {schema}.records (key, id, head, body, until)
+    VALUES (
+      lock_key, left_by, substring(answer FROM 5 FOR head_bytes), substring(answer FROM 5 + head_bytes),
+      {schema}.after(clock_timestamp(), keep_ms)
+    )
+    ON CONFLICT (key) DO UPDATE
+      SET id = excluded.id, head = excluded.head, body = excluded.body, until = excluded.until;
+END
+$$;

@@ -1,0 +1,210 @@
+//! The functions that a transaction of the application calls: the check of the fence, and the
+//! answer of a handler.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+use tower_lock::{
+    LockKey,
+    store::{AcquireReply, Record, ReleaseReply},
+};
+use tower_lock_testkit::wait::ms;
+
+use crate::support::{Caller, LONG, environment};
+
+const LEVELS: [&str; 3] = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"];
+const SERIALIZATION_FAILURE: &str = "40001";
+const LOST: &str = "TL001";
+const NO_RIGHT: &str = "42501";
+
+fn key() -> LockKey {
+    LockKey::from(("account", 7))
+}
+
+fn record() -> Record {
+    Record::new("head", Some("the first answer".into()))
+}
+
+/// The transaction has a snapshot from before a change of the row.
+#[tokio::test]
+async fn stale_fence_passes_at_no_isolation_level() {
+    let Some(environment) = environment().await else { return };
+    let caller = Caller::new(&environment.store().await, "a");
+    for level in LEVELS {
+        let (key, id) = (LockKey::from(("level", level)), caller.id());
+        let fence = caller.granted(&key, &id, LONG).await;
+        let begin = async || {
+            let client = environment.application().await;
+            client.batch_execute(&format!("BEGIN ISOLATION LEVEL {level}; SELECT 1")).await.expect("a snapshot");
+            client
+        };
+        let current = begin().await;
+        assert_eq!(environment.check_fence(&current, &key, fence).await, Ok(()), "{level}");
+        assert_eq!(environment.check_fence(&current, &key, fence + 1).await, Err(LOST.to_owned()), "{level}");
+
+        let renewed = begin().await;
+        caller.renew(&key, &id).await;
+        assert_eq!(environment.check_fence(&renewed, &key, fence).await, Ok(()), "{level}: a renewal is no grant");
+        renewed.batch_execute("ROLLBACK").await.expect("it ends");
+        current.batch_execute("ROLLBACK").await.expect("it ends");
+
+        let granted = begin().await;
+        caller.release(&key, &id, Duration::ZERO).await;
+        let released = begin().await;
+        let lost = environment.check_fence(&released, &key, fence).await;
+        assert_eq!(lost, Err(LOST.to_owned()), "{level}: released");
+        let second = caller.id();
+        let next = caller.granted(&key, &second, LONG).await;
+        let expected = if level == LEVELS[0] { LOST } else { SERIALIZATION_FAILURE };
+        let lost = environment.check_fence(&granted, &key, fence).await;
+        assert_eq!(lost, Err(expected.to_owned()), "{level}: granted to another");
+        let later = begin().await;
+        assert_eq!(environment.check_fence(&later, &key, fence).await, Err(LOST.to_owned()), "{level}");
+
+        let yielded = begin().await;
+        let extended = caller.extended(&key, &second, next).await;
+        let lost = environment.check_fence(&yielded, &key, next).await;
+        assert_eq!(lost, Err(expected.to_owned()), "{level}: a new fence of the same holder");
+        let holder = begin().await;
+        assert_eq!(environment.check_fence(&holder, &key, extended).await, Ok(()), "{level}");
+    }
+}
+
+/// A grant that is not committed yet is waited for.
+#[tokio::test]
+async fn check_waits_for_a_grant_and_then_fails() {
+    let Some(environment) = environment().await else { return };
+    let caller = Caller::new(&environment.store().await, "a");
+    let (key, id) = (key(), caller.id());
+    let fence = caller.granted(&key, &id, ms(50)).await;
+    sleep(ms(80)).await;
+    let grants = environment.client().await;
+    let acquire = format!(
+        "BEGIN; SELECT * FROM {}.acquire(9000000000000000, 3000, 10000, 10, false, '{{{}}}', '{{b:1:1}}', \
+         '{{60000}}', '{{true}}')",
+        environment.schema,
+        key.as_str(),
+    );
+    grants.batch_execute(&acquire).await.expect("granted, and not committed");
+    let writer = environment.application().await;
+    writer.batch_execute("BEGIN").await.expect("a transaction");
+    let began = Instant::now();
+    let commit = async {
+        sleep(ms(200)).await;
+        grants.batch_execute("COMMIT").await.expect("granted");
+    };
+    let (checked, ()) = tokio::join!(environment.check_fence(&writer, &key, fence), commit);
+    assert_eq!(checked, Err(LOST.to_owned()));
+    assert!(began.elapsed() >= ms(200));
+}
+
+/// Guarantee: G1.
+#[tokio::test]
+async fn user_of_the_application_can_neither_free_nor_extend_a_lock() {
+    let Some(environment) = environment().await else { return };
+    let caller = Caller::new(&environment.store().await, "a");
+    let (key, id) = (key(), caller.id());
+    caller.granted(&key, &id, LONG).await;
+    let (schema, name) = (&environment.schema, key.as_str());
+    let client = environment.application().await;
+    for statement in [
+        "SELECT * FROM {schema}.locks",
+        "SELECT 1 FROM {schema}.locks FOR KEY SHARE",
+        "UPDATE {schema}.locks SET holder = NULL",
+        "UPDATE {schema}.locks SET until = 'infinity'",
+        "DELETE FROM {schema}.locks",
+        "TRUNCATE {schema}.locks",
+        "INSERT INTO {schema}.locks VALUES ('k', 'x', 1, now(), now(), NULL)",
+        "INSERT INTO {schema}.records VALUES ('k', 'x', '', '', 'infinity')",
+        "DELETE FROM {schema}.waiters",
+        "UPDATE {schema}.floor SET fence = 0",
+        "SELECT {schema}.release(3000, '{{key}}', '{{id}}', '{0}', NULL, NULL, 0)",
+        "SELECT {schema}.renew('{{key}}', '{{id}}', '{600000}')",
+        "SELECT {schema}.force_release('{key}', 0, 3000)",
+        "SELECT {schema}.grant_key('{key}', '{id}', 1, now(), 600000)",
+        "SELECT {schema}.end_hold('{key}', 1, now(), 3000)",
+        "SELECT {schema}.delete_record('{key}')",
+        "SELECT {schema}.sweep('', 1000)",
+        "SELECT {schema}.pin('{key}', 1)",
+        "CREATE TABLE {schema}.x ()",
+        "CREATE FUNCTION {schema}.us(text) RETURNS int LANGUAGE sql AS 'SELECT 1'",
+    ] {
+        let statement = statement.replace("{schema}", schema).replace("{key}", name).replace("{id}", &id.to_string());
+        let error = client.batch_execute(&statement).await.expect_err(&statement);
+        assert_eq!(error.code().map(|state| state.code()), Some(NO_RIGHT), "{statement}: {error:?}");
+    }
+    assert_eq!(caller.release(&key, &id, Duration::ZERO).await, ReleaseReply::Freed, "it is still held");
+}
+
+/// A handler commits its work with its answer, and its process ends at once.
+///
+/// Guarantee: G18.
+#[tokio::test]
+async fn answer_of_a_transaction_is_the_record_of_its_key() {
+    let Some(environment) = environment().await else { return };
+    let store = environment.store().await;
+    let (a, b) = (Caller::new(&store, "a"), Caller::new(&store, "b"));
+    let writer = environment.application().await;
+    for (number, end) in ["ROLLBACK", "COMMIT"].into_iter().enumerate() {
+        let (key, id) = (LockKey::from(("payment", number)), a.id());
+        let fence = a.granted(&key, &id, ms(200)).await;
+        writer.batch_execute("BEGIN").await.expect("a transaction");
+        assert_eq!(environment.leave_answer(&writer, &key, fence, &record()).await, Ok(()));
+        writer.batch_execute(end).await.expect(end);
+        sleep(ms(250)).await;
+        let reply = b.acquire_unless_recorded(&key, &b.id()).await;
+        match end {
+            "COMMIT" => assert_eq!(reply, AcquireReply::Recorded(record())),
+            _ => assert!(matches!(reply, AcquireReply::Granted { .. }), "{reply:?}"),
+        }
+    }
+    let (key, id) = (LockKey::from(("payment", "late")), a.id());
+    let fence = a.granted(&key, &id, ms(50)).await;
+    sleep(ms(80)).await;
+    b.granted(&key, &b.id(), LONG).await;
+    let late = environment.leave_answer(&writer, &key, fence, &record()).await;
+    assert_eq!(late, Err(LOST.to_owned()), "another holder may have answered");
+}
+
+/// The record of a release does not replace it: a layer may keep less of an answer.
+#[tokio::test]
+async fn answer_of_a_transaction_stays_after_the_release() {
+    let Some(environment) = environment().await else { return };
+    let store = environment.store().await;
+    let (a, b) = (Caller::new(&store, "a"), Caller::new(&store, "b"));
+    let (key, id) = (key(), a.id());
+    let fence = a.granted(&key, &id, LONG).await;
+    let writer = environment.application().await;
+    assert_eq!(environment.leave_answer(&writer, &key, fence, &record()).await, Ok(()));
+    assert_eq!(a.release_with(&key, &id, Record::new("tombstone", None)).await, ReleaseReply::Freed);
+    assert_eq!(b.acquire_unless_recorded(&key, &b.id()).await, AcquireReply::Recorded(record()));
+    assert_eq!(a.release_with(&key, &id, Record::new("again", None)).await, ReleaseReply::RecordedBefore);
+}
+
+/// The lease has expired, and the transaction commits while a retry looks at the key: the retry
+/// gets the answer, and does not run again.
+///
+/// Guarantee: G18.
+#[tokio::test]
+async fn retry_during_the_commit_gets_the_answer() {
+    let Some(environment) = environment().await else { return };
+    let store = environment.store().await;
+    let (a, b) = (Caller::new(&store, "a"), Caller::new(&store, "b"));
+    // The last moment at which the transaction can end: a retry is about to lock the row.
+    let slow = "DO $$ BEGIN EXECUTE replace(
+        pg_get_functiondef('{schema}.is_pinned'::regproc), 'BEGIN', 'BEGIN PERFORM pg_sleep(0.2);'); END $$";
+    environment.execute(slow).await;
+    let (key, id) = (key(), a.id());
+    let fence = a.granted(&key, &id, ms(2)).await;
+    let writer = environment.application().await;
+    writer.batch_execute("BEGIN").await.expect("a transaction");
+    assert_eq!(environment.leave_answer(&writer, &key, fence, &record()).await, Ok(()));
+    sleep(ms(10)).await;
+    let retry = b.id();
+    let commit = async {
+        sleep(ms(100)).await;
+        writer.batch_execute("COMMIT").await.expect("it may commit");
+    };
+    let (reply, ()) = tokio::join!(b.acquire_unless_recorded(&key, &retry), commit);
+    assert_eq!(reply, AcquireReply::Recorded(record()));
+}
