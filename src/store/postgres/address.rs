@@ -5,7 +5,7 @@
 
 use tokio_postgres::{
     Config,
-    config::{Host, SslMode, TargetSessionAttrs},
+    config::{Host, TargetSessionAttrs},
 };
 
 use super::error::PostgresConnectError;
@@ -36,9 +36,6 @@ impl Address {
         if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
             return Err(invalid("it has no host"));
         }
-        if config.get_ssl_mode() == SslMode::Require {
-            return Err(PostgresConnectError::TlsNotEnabled);
-        }
         // Of several servers, one is the primary.
         if config.get_hosts().len() > 1 && config.get_target_session_attrs() == TargetSessionAttrs::Any {
             config.target_session_attrs(TargetSessionAttrs::ReadWrite);
@@ -62,6 +59,9 @@ fn own_parameters(url: &str) -> Result<(Option<String>, Option<bool>, String), P
             Some(("schema", name)) => schema = Some(name.to_owned()),
             Some(("migrate", "true")) => migrate = Some(true),
             Some(("migrate", "false")) => migrate = Some(false),
+            Some(("sslmode", "require" | "verify-ca" | "verify-full")) => {
+                return Err(PostgresConnectError::TlsNotEnabled);
+            }
             Some(("migrate", _)) => return Err(invalid("its parameter `migrate` is neither `true` nor `false`")),
             _ => others.push(parameter),
         }
@@ -117,9 +117,15 @@ mod tests {
             "postgres://ann:s3cret@host?migrate=s3cret",
             "postgres://ann:s3cret@host:s3cret",
             "postgres://ann:s3cret@host?sslmode=require",
+            "postgres://ann:s3cret@host/app?connect_timeout=3&sslmode=verify-full",
         ] {
             let Err(error) = Address::parse(url) else { panic!("{url}") };
             assert!(!format!("{error:?}").contains("s3cret"), "{url}: {error:?}");
+            assert_eq!(
+                url.contains("sslmode"),
+                matches!(error, PostgresConnectError::TlsNotEnabled),
+                "{url}: {error:?}"
+            );
         }
     }
 }

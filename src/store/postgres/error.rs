@@ -19,8 +19,9 @@ pub enum PostgresConnectError {
     /// The URL is invalid. The reason contains no password.
     #[error("invalid URL of PostgreSQL: {0}")]
     InvalidUrl(String),
-    /// The URL requires TLS (`sslmode=require`), and the crate was built without it.
-    #[error("`sslmode=require` requires TLS, and tower-lock was built without it for PostgreSQL")]
+    /// The URL requires TLS (`sslmode=require`, `verify-ca`, `verify-full`), and the crate was built
+    /// without it.
+    #[error("the `sslmode` of the URL requires TLS, and tower-lock was built without it for PostgreSQL")]
     TlsNotEnabled,
     /// The name of the schema is not 1 to 63 characters of `[a-z0-9_]`, begins with a digit, or
     /// begins with `pg_`.
@@ -143,6 +144,9 @@ pub(super) enum CallError {
     /// The connection for messages is down.
     #[error("the connection for messages is down")]
     NotListening,
+    /// The server is a standby, or the transactions of the user are read-only.
+    #[error("the server accepts no writes")]
+    ReadOnly,
     /// The database has no text with NUL.
     #[error("the key has a NUL character, which a text of PostgreSQL cannot have")]
     InvalidKey,
@@ -231,6 +235,7 @@ impl CallError {
             Self::Closed | Self::NotListening => (Unavailable, ""),
             Self::NoReply => (Timeout, "is the server overloaded, or is its disk slow?"),
             Self::Expired => (Timeout, ""),
+            Self::ReadOnly => (StoreErrorKind::Failover, "the server is a standby"),
             Self::InvalidKey => (InvalidKey, ""),
             Self::UnexpectedReply => (Protocol, "are the functions of another version of tower-lock?"),
         }

@@ -78,7 +78,9 @@ impl Messages {
     }
 
     pub(super) fn add(self: &Arc<Self>, sink: EventSink) {
-        self.inbox.add(sink.manager().to_owned(), sink);
+        if self.are_sent() {
+            self.inbox.add(sink.manager().to_owned(), sink);
+        }
         self.start();
     }
 

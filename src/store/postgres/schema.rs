@@ -30,6 +30,7 @@ pub(super) struct Schema {
     pub(super) inspect: String,
     pub(super) list: String,
     pub(super) sweep: String,
+    pub(super) health: String,
 }
 
 impl Schema {
@@ -58,6 +59,8 @@ impl Schema {
             inspect: call("inspect", 1),
             list: call("list_keys", 4),
             sweep: call("sweep", 2),
+            // Of a key that no caller has: the tables and the functions are there.
+            health: format!("SELECT current_setting('transaction_read_only') FROM \"{name}\".inspect('+health')"),
         })
     }
 

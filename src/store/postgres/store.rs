@@ -190,10 +190,10 @@ impl LockStore for PostgresStore {
             let server = &shared.server;
             let deadline = server.timeouts.call_deadline();
             for connection in [&server.acquire_conn, &server.release_conn] {
-                // An inspect of a key that no caller has: the tables and the functions are there.
-                let name = "+health";
-                let parameters: [Parameter<'_>; 1] = [(&name, Type::TEXT)];
-                query(connection, &server.schema.inspect, &parameters, deadline).await?;
+                let rows = query(connection, &server.schema.health, &[], deadline).await?;
+                if column::<&str>(only(&rows)?, 0)? != "off" {
+                    return Err(CallError::ReadOnly);
+                }
             }
             if shared.messages.are_subscribed().await { Ok(()) } else { Err(CallError::NotListening) }
         })

@@ -105,6 +105,7 @@ async fn standby_is_refused_and_a_promoted_one_is_used() {
     // The connections are those of before the restart.
     let _ = kind().await;
     assert_eq!(kind().await, Err(StoreErrorKind::Failover));
+    assert_eq!(store.health().await.map_err(|error| error.kind()), Err(StoreErrorKind::Failover));
     environment.execute("SELECT pg_promote()").await;
     caller.granted(&key, &caller.id(), LONG).await;
 }
