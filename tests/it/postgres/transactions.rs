@@ -6,7 +6,9 @@ use tokio::time::{Instant, sleep};
 use tokio_postgres::Client;
 use tower_lock::{
     LockKey,
-    store::{AcquireReply, AcquireRequest, IfBusy, LockStore, Many, ReleaseReply, RenewReply, StoreErrorKind},
+    store::{
+        AcquireReply, AcquireRequest, IfBusy, LockStore, Many, ReleaseReply, RenewReply, StoreError, StoreErrorKind,
+    },
 };
 use tower_lock_testkit::wait::{ms, soon, until};
 
@@ -115,7 +117,7 @@ async fn row_that_is_locked_for_update_fails_alone() {
     for reply in store.acquire(requests) {
         replies.push(reply.await);
     }
-    assert_eq!(replies[1].as_ref().map_err(|error| error.kind()), Err(StoreErrorKind::Timeout));
+    assert_eq!(replies[1].as_ref().map_err(StoreError::kind), Err(StoreErrorKind::Timeout));
     for other in [0, 2] {
         assert!(matches!(replies[other], Ok(AcquireReply::Granted { .. })), "{:?}", replies[other]);
     }
