@@ -1,7 +1,7 @@
 //! The messages of the server to the managers, on a connection of their own.
 //!
-//! `NOTIFY` reaches the sessions that listen at the commit, and no others: what is sent while the
-//! connection is down is lost. A waiter polls anyway, so that a store works without messages, and
+//! `NOTIFY` reaches the sessions that listen at the commit, and no others: a message is lost while
+//! the connection is down. A waiter polls in any case, so that a store works without messages, and
 //! hands a key off later.
 
 use std::{collections::HashSet, future::poll_fn, sync::Arc, time::Duration};

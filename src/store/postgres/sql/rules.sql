@@ -1,9 +1,9 @@
 -- The rules of one key, which the verbs share. Each is executed while its transaction has locked
 -- the row of the key, unless it says otherwise.
 --
--- Each statement of these functions sees what was committed before it (READ COMMITTED): what is
--- read after a wait for a lock is current. One statement with all reads in it would see the queue
--- of its start, and leave a waiter behind that came meanwhile.
+-- Each statement of these functions sees the commits before it (READ COMMITTED): a read after a
+-- wait for a lock is current. One statement with all reads in it would see the queue of its start,
+-- and leave a waiter behind that came meanwhile.
 
 -- us: a time in microseconds.
 CREATE OR REPLACE FUNCTION {schema}.us(t timestamptz) RETURNS bigint
@@ -29,7 +29,7 @@ BEGIN
     IF FOUND THEN
       RETURN found_row;
     END IF;
-    -- Waits for a call that inserts or deletes the row. The next turn reads what it has left.
+    -- Waits for a call that inserts or deletes the row. The next turn reads its result.
     INSERT INTO {schema}.locks (key, fence, until) VALUES (of_key, 0, 'epoch') ON CONFLICT DO NOTHING;
   END LOOP;
 END
@@ -212,7 +212,8 @@ BEGIN
       RETURN;
     END IF;
   END IF;
-  -- Most calls that find the key busy do not wait: they write nothing, and wait for nobody.
+  -- Most calls that find the key busy do not wait for it: they write nothing, and wait for no other
+  -- call.
   IF NOT may_wait THEN
     SELECT * INTO lock FROM {schema}.locks WHERE key = of_key;
     t := clock_timestamp();

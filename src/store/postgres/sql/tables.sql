@@ -1,4 +1,5 @@
--- The tables of tower-lock, version 1. This text may be executed again: it keeps what exists.
+-- The tables of tower-lock, version 1. This text may be executed again: it
+-- keeps tables and rows that exist.
 --
 -- They have a schema of their own, {schema}. So a right is granted for all of them at once, and no
 -- name of the application is in the way.
