@@ -96,8 +96,8 @@ impl PostgresStoreBuilder {
     /// Returns the SQL text that makes the schema, its tables and its functions, for a tool that
     /// executes migrations.
     ///
-    /// The text may be executed again: it keeps tables and rows that exist. It has no `BEGIN` and no
-    /// `COMMIT`: execute it as one transaction.
+    /// The text may be executed again: it keeps tables and rows that exist. It has no `BEGIN` and
+    /// no `COMMIT`: execute it as one transaction.
     ///
     /// # Errors
     ///

@@ -19,8 +19,8 @@ pub enum PostgresConnectError {
     /// The URL is invalid. The reason contains no password.
     #[error("invalid URL of PostgreSQL: {0}")]
     InvalidUrl(String),
-    /// The URL requires TLS (`sslmode=require`, `verify-ca`, `verify-full`), and the crate was built
-    /// without it.
+    /// The URL requires TLS (`sslmode=require`, `verify-ca` or `verify-full`), and the crate was
+    /// built without it.
     #[error("the `sslmode` of the URL requires TLS, and tower-lock was built without it for PostgreSQL")]
     TlsNotEnabled,
     /// The name of the schema is not 1 to 63 characters of `[a-z0-9_]`, begins with a digit, or
