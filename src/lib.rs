@@ -132,6 +132,7 @@
 //! | `signal` | yes | [`LockManager::shutdown_on_signal`] |
 //! | `metrics` | no | counters, gauges and histograms of the `metrics` facade |
 //! | `postgres` | no | [`PostgresStore`]: locks in the database that an application has already |
+//! | `postgres-tls` | no | `sslmode=require`, with rustls, and *ring* if no other provider is installed |
 //! | `redis` | no | [`RedisStore`], [`RedlockStore`]: locks that many instances share |
 //! | `redis-tls` | no | `rediss://`, with rustls, and *ring* if no other provider is installed |
 //! | `test-util` | no | [`test_util`], [`HeldLock::for_test`], for tests only: [testing handlers] |

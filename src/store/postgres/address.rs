@@ -5,10 +5,10 @@
 
 use tokio_postgres::{
     Config,
-    config::{Host, TargetSessionAttrs},
+    config::{Host, SslMode, TargetSessionAttrs},
 };
 
-use super::error::PostgresConnectError;
+use super::{error::PostgresConnectError, tls::Roots};
 
 /// The settings of a URL.
 #[derive(Clone)]
@@ -16,8 +16,19 @@ pub(super) struct Address {
     pub(super) config: Config,
     /// Host and port, without user and password.
     pub(super) display: String,
+    /// The roots for TLS. `None`: the URL does not require it.
+    pub(super) tls: Option<Roots>,
     pub(super) schema: Option<String>,
     pub(super) migrate: Option<bool>,
+}
+
+/// The parameters of a URL that this crate reads.
+#[derive(Default)]
+struct OwnParameters {
+    requires_tls: bool,
+    root_certificates: Option<String>,
+    schema: Option<String>,
+    migrate: Option<bool>,
 }
 
 impl Address {
@@ -29,13 +40,14 @@ impl Address {
                 "it does not begin with `postgres://` (`postgres://user:password@host:5432/database`)",
             ));
         }
-        let (schema, migrate, rest) = own_parameters(url)?;
+        let (own, rest) = OwnParameters::take(url)?;
         let mut config: Config = rest.parse().map_err(|_| {
             invalid("a parameter is unknown, or user, password, host or port has a character that is not escaped")
         })?;
         if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
             return Err(invalid("it has no host"));
         }
+        config.ssl_mode(if own.requires_tls { SslMode::Require } else { SslMode::Disable });
         // Of several servers, one is the primary.
         if config.get_hosts().len() > 1 && config.get_target_session_attrs() == TargetSessionAttrs::Any {
             config.target_session_attrs(TargetSessionAttrs::ReadWrite);
@@ -43,31 +55,37 @@ impl Address {
         if config.get_application_name().is_none() {
             config.application_name("tower-lock");
         }
-        Ok(Self { display: display(&config), config, schema, migrate })
+        let roots = own.root_certificates.map_or(Roots::System, Roots::File);
+        let tls = own.requires_tls.then_some(roots);
+        Ok(Self { display: display(&config), config, tls, schema: own.schema, migrate: own.migrate })
     }
 }
 
-/// The parameters of this crate, and the URL without them.
-fn own_parameters(url: &str) -> Result<(Option<String>, Option<bool>, String), PostgresConnectError> {
-    // A password may have a `?`: libpq reads it up to the last `@`.
-    let host = url.rfind('@').unwrap_or(0);
-    let Some(query) = url[host..].find('?').map(|at| host + at) else { return Ok((None, None, url.to_owned())) };
-    let (before, query) = (&url[..query], &url[query + 1..]);
-    let (mut schema, mut migrate, mut others) = (None, None, Vec::new());
-    for parameter in query.split('&') {
-        match parameter.split_once('=') {
-            Some(("schema", name)) => schema = Some(name.to_owned()),
-            Some(("migrate", "true")) => migrate = Some(true),
-            Some(("migrate", "false")) => migrate = Some(false),
-            Some(("sslmode", "require" | "verify-ca" | "verify-full")) => {
-                return Err(PostgresConnectError::TlsNotEnabled);
+impl OwnParameters {
+    /// Removes the parameters from a URL.
+    fn take(url: &str) -> Result<(Self, String), PostgresConnectError> {
+        let mut own = Self::default();
+        // A password may have a `?`: libpq reads it up to the last `@`.
+        let host = url.rfind('@').unwrap_or(0);
+        let Some(query) = url[host..].find('?').map(|at| host + at) else { return Ok((own, url.to_owned())) };
+        let (before, query) = (&url[..query], &url[query + 1..]);
+        let mut others = Vec::new();
+        for parameter in query.split('&') {
+            match parameter.split_once('=') {
+                Some(("schema", name)) => own.schema = Some(name.to_owned()),
+                Some(("migrate", "true")) => own.migrate = Some(true),
+                Some(("migrate", "false")) => own.migrate = Some(false),
+                Some(("migrate", _)) => return Err(invalid("its parameter `migrate` is neither `true` nor `false`")),
+                Some(("sslmode", "disable" | "allow" | "prefer")) => own.requires_tls = false,
+                Some(("sslmode", "require" | "verify-ca" | "verify-full")) => own.requires_tls = true,
+                Some(("sslmode", _)) => return Err(invalid("its parameter `sslmode` is none of libpq")),
+                Some(("sslrootcert", path)) => own.root_certificates = Some(path.to_owned()),
+                _ => others.push(parameter),
             }
-            Some(("migrate", _)) => return Err(invalid("its parameter `migrate` is neither `true` nor `false`")),
-            _ => others.push(parameter),
         }
+        let rest = if others.is_empty() { before.to_owned() } else { format!("{before}?{}", others.join("&")) };
+        Ok((own, rest))
     }
-    let rest = if others.is_empty() { before.to_owned() } else { format!("{before}?{}", others.join("&")) };
-    Ok((schema, migrate, rest))
 }
 
 fn display(config: &Config) -> String {
@@ -116,16 +134,26 @@ mod tests {
             "postgres://ann:s3cret@host?s3cret=1",
             "postgres://ann:s3cret@host?migrate=s3cret",
             "postgres://ann:s3cret@host:s3cret",
-            "postgres://ann:s3cret@host?sslmode=require",
-            "postgres://ann:s3cret@host/app?connect_timeout=3&sslmode=verify-full",
+            "postgres://ann:s3cret@host?sslmode=s3cret",
         ] {
             let Err(error) = Address::parse(url) else { panic!("{url}") };
             assert!(!format!("{error:?}").contains("s3cret"), "{url}: {error:?}");
-            assert_eq!(
-                url.contains("sslmode"),
-                matches!(error, PostgresConnectError::TlsNotEnabled),
-                "{url}: {error:?}"
-            );
         }
+    }
+
+    #[test]
+    fn tls_is_used_if_the_url_requires_it() {
+        let tls = |query: &str| {
+            let address = Address::parse(&format!("postgres://ann@host/app?connect_timeout=3{query}")).expect(query);
+            assert_eq!(address.config.get_ssl_mode() == SslMode::Require, address.tls.is_some(), "{query}");
+            address.tls
+        };
+        for query in ["", "&sslmode=disable", "&sslmode=allow", "&sslmode=prefer", "&sslrootcert=a.pem"] {
+            assert_eq!(tls(query), None, "{query}");
+        }
+        for mode in ["require", "verify-ca", "verify-full"] {
+            assert_eq!(tls(&format!("&sslmode={mode}")), Some(Roots::System), "{mode}");
+        }
+        assert_eq!(tls("&sslrootcert=/a.pem&sslmode=require"), Some(Roots::File("/a.pem".to_owned())));
     }
 }

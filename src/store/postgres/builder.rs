@@ -14,6 +14,7 @@ use super::{
     server::Server,
     shared::Shared,
     store::PostgresStore,
+    tls::tls,
 };
 use crate::{
     background::Background,
@@ -114,7 +115,9 @@ impl PostgresStoreBuilder {
     /// |---|---|
     /// | `schema` | as [`schema`](Self::schema) |
     /// | `migrate` | as [`migrate`](Self::migrate), `true` or `false` |
-    /// | `host`, `port`, `user`, `password`, `dbname`, `sslmode` and others | as in libpq |
+    /// | `sslmode` | `require`, `verify-ca` and `verify-full`: TLS, and the certificate and the name of the server are checked (feature `postgres-tls`). `disable`, `allow` and `prefer`, the default: no TLS |
+    /// | `sslrootcert` | the file of the trusted certificates. Default: those of the system, or of `SSL_CERT_FILE` |
+    /// | `host`, `port`, `user`, `password`, `dbname` and others | as in libpq |
     ///
     /// Any other parameter is an error. So is one that the builder sets to another value: neither
     /// of them is ignored. Of several hosts, `postgres://a,b/app`, the one that accepts writes is
@@ -137,9 +140,12 @@ impl PostgresStoreBuilder {
             call: checked("call_timeout", self.call_timeout, STORE_CALL_TIMEOUT, STORE_CALL_TIMEOUT_MAX)?,
             connect: checked("connect_timeout", self.connect_timeout, CONNECT_TIMEOUT, CONNECT_TIMEOUT_MAX)?,
         };
-        let connector = Arc::new(Connector::new(address.config, timeouts));
+        let connector = Arc::new(Connector::new(address.config, tls(address.tls.as_ref())?, timeouts));
         let (events, events_address) = match events {
-            Some(events) => (Arc::new(Connector::new(events.config, timeouts)), Some(events.display)),
+            Some(events) => {
+                let connector = Connector::new(events.config, tls(events.tls.as_ref())?, timeouts);
+                (Arc::new(connector), Some(events.display))
+            }
             None => (Arc::clone(&connector), None),
         };
         let server = Server::new(&connector, address.display, schema, timeouts, Background::default());

@@ -10,9 +10,9 @@ use std::{
 };
 
 use tokio::{runtime::Handle, time::Instant};
-use tokio_postgres::{Client, Config, Connection, NoTls, Row, Socket, error::SqlState, tls::NoTlsStream};
+use tokio_postgres::{Client, Config, Connection, Row, Socket, error::SqlState, tls::MakeTlsConnect};
 
-use super::error::CallError;
+use super::{error::CallError, tls::Tls};
 use crate::store::remote::link::{Connect, Link};
 
 /// The timeouts of calls and connects.
@@ -25,10 +25,14 @@ pub(super) struct Timeouts {
 /// Connects to the server.
 pub(super) struct Connector {
     config: Config,
+    tls: Tls,
     timeouts: Timeouts,
     /// A pooler has refused the settings of a session.
     is_pooler: AtomicBool,
 }
+
+/// The bytes of a connection with TLS, if it has TLS.
+type Stream = <Tls as MakeTlsConnect<Socket>>::Stream;
 
 /// A connection for calls.
 pub(super) type Calls = Link<Connector>;
@@ -46,8 +50,8 @@ impl Timeouts {
 }
 
 impl Connector {
-    pub(super) fn new(config: Config, timeouts: Timeouts) -> Self {
-        Self { config, timeouts, is_pooler: AtomicBool::new(false) }
+    pub(super) fn new(config: Config, tls: Tls, timeouts: Timeouts) -> Self {
+        Self { config, tls, timeouts, is_pooler: AtomicBool::new(false) }
     }
 
     /// Opens a connection.
@@ -55,9 +59,9 @@ impl Connector {
     /// The settings of its session are nets: a statement ends that its caller does not wait for any
     /// more, and the functions of the store need `read committed`. A pooler does not know the
     /// settings, and its sessions have those of its user.
-    pub(super) async fn open(&self) -> Result<(Client, Connection<Socket, NoTlsStream>), CallError> {
+    pub(super) async fn open(&self) -> Result<(Client, Connection<Socket, Stream>), CallError> {
         if self.is_pooler.load(Ordering::Relaxed) {
-            return Ok(self.config.connect(NoTls).await?);
+            return Ok(self.config.connect(self.tls.clone()).await?);
         }
         let mut config = self.config.clone();
         let own = format!(
@@ -68,9 +72,9 @@ impl Connector {
             Some(options) => format!("{options} {own}"),
             None => own,
         });
-        match config.connect(NoTls).await {
+        match config.connect(self.tls.clone()).await {
             Err(error) if error.code() == Some(&SqlState::PROTOCOL_VIOLATION) => {
-                let opened = self.config.connect(NoTls).await?;
+                let opened = self.config.connect(self.tls.clone()).await?;
                 self.is_pooler.store(true, Ordering::Relaxed);
                 Ok(opened)
             }

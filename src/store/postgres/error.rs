@@ -21,8 +21,15 @@ pub enum PostgresConnectError {
     InvalidUrl(String),
     /// The URL requires TLS (`sslmode=require`, `verify-ca` or `verify-full`), and the crate was
     /// built without it.
-    #[error("the `sslmode` of the URL requires TLS, and tower-lock was built without it for PostgreSQL")]
+    #[error(
+        "the `sslmode` of the URL requires TLS, and tower-lock was built without it: add the feature `postgres-tls` of \
+         tower-lock"
+    )]
     TlsNotEnabled,
+    /// The trusted certificates cannot be read: those of the system, or of the file that the
+    /// parameter `sslrootcert` of the URL names.
+    #[error("could not read the trusted certificates of the system, or of the file that `sslrootcert` names")]
+    NoRoots(#[source] Box<dyn Error + Send + Sync>),
     /// The name of the schema is not 1 to 63 characters of `[a-z0-9_]`, begins with a digit, or
     /// begins with `pg_`.
     #[error("invalid schema `{0}`: a schema is 1 to 63 of [a-z0-9_], and begins with a letter, and not with `pg_`")]
@@ -226,9 +233,11 @@ impl CallError {
             Self::ConnectFailed(error) => error.classify(),
             Self::Server(error) => match error.code() {
                 Some(code) => classify_code(code),
-                None if error.to_string().contains("TLS") => {
-                    (StoreErrorKind::Refused, "does this system trust the certificate of the server?")
-                }
+                None if error.to_string().contains("TLS") => (
+                    StoreErrorKind::Refused,
+                    "is the certificate of the server for this host, and do its roots trust it? `sslrootcert` of the \
+                         URL, or `SSL_CERT_FILE`, names other roots",
+                ),
                 None => (Unavailable, "is the server up, and the address correct?"),
             },
             Self::ConnectTimeout => (Unavailable, "is the server up, and the address correct?"),

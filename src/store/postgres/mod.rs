@@ -17,6 +17,7 @@ mod acquires;
 mod renewals;
 mod releases;
 mod connection;
+mod tls;
 mod schema;
 mod replies;
 mod messages;

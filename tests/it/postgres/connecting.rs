@@ -143,3 +143,49 @@ async fn setting_that_loses_data_in_a_crash_is_logged() {
     }
     drop(guard);
 }
+
+#[tokio::test]
+async fn tls_requires_a_trusted_certificate_of_the_host() {
+    let Some(environment) = own_environment(&[]).await else { return };
+    let server = environment.server();
+    // Executed by the server, in the folder of its data.
+    let certificate = "COPY (SELECT 1) TO PROGRAM 'openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 \
+        -nodes -keyout server.key -out server.crt -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost \
+        -addext basicConstraints=critical,CA:false 2>&1'";
+    let made = environment.client().await.batch_execute(certificate).await;
+    if made.is_err() {
+        return tower_lock_testkit::skipped("TLS", "openssl");
+    }
+    environment.execute("ALTER SYSTEM SET ssl = on").await;
+    environment.execute("SELECT pg_reload_conf()").await;
+    until("it has TLS", async || {
+        environment.value("SELECT count(*) FROM pg_settings WHERE name = 'ssl' AND setting = 'on'").await == 1
+    })
+    .await;
+    let roots = server.data().join("server.crt");
+    let trusted = format!("sslrootcert={}", roots.display());
+    let connect = async |host: &str, parameters: &str| {
+        let url = server.url().replace("127.0.0.1", host);
+        PostgresStore::builder().migrate(true).connect(&format!("{url}?{parameters}")).await
+    };
+    for (host, parameters) in [
+        ("localhost", "sslmode=require".to_owned()),
+        ("127.0.0.1", format!("sslmode=require&{trusted}")),
+        ("127.0.0.1", format!("sslmode=verify-full&{trusted}")),
+    ] {
+        let error = connect(host, &parameters).await.expect_err(&parameters);
+        let text = format!("{error:?}");
+        assert!(text.contains("certificate") && text.contains("`sslrootcert`"), "{host} {parameters}: {text}");
+    }
+    let error = connect("localhost", "sslmode=require&sslrootcert=/none").await.expect_err("no file");
+    assert!(matches!(error, PostgresConnectError::NoRoots(_)), "{error:?}");
+    for mode in ["require", "verify-ca", "verify-full"] {
+        let store = connect("localhost", &format!("sslmode={mode}&{trusted}")).await.expect(mode);
+        let encrypted = "SELECT count(*) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) \
+            WHERE ssl AND application_name = 'tower-lock'";
+        assert!(environment.value(encrypted).await > 0, "{mode}");
+        let locks = LockManager::new(store);
+        locks.lock(("k",)).await.expect("free").release().await.expect("held");
+    }
+    connect("127.0.0.1", "sslmode=prefer").await.expect("without TLS");
+}

@@ -126,6 +126,12 @@ impl PostgresServer {
         format!("postgres://{user}@127.0.0.1:{}/postgres", self.port.number())
     }
 
+    /// The folder of its data.
+    #[must_use]
+    pub fn data(&self) -> PathBuf {
+        self.folder.path().join("data")
+    }
+
     /// The text that the server has logged.
     #[must_use]
     pub fn log(&self) -> String {
