@@ -132,7 +132,7 @@
 //! | `signal` | yes | [`LockManager::shutdown_on_signal`] |
 //! | `metrics` | no | counters, gauges and histograms of the `metrics` facade |
 //! | `postgres` | no | [`PostgresStore`]: locks in the database that an application has already |
-//! | `postgres-tls` | no | `sslmode=require`, with rustls, and *ring* if no other provider is installed |
+//! | `postgres-tls` | no | `sslmode=require`, with rustls, as `redis-tls` |
 //! | `redis` | no | [`RedisStore`], [`RedlockStore`]: locks that many instances share |
 //! | `redis-tls` | no | `rediss://`, with rustls, and *ring* if no other provider is installed |
 //! | `test-util` | no | [`test_util`], [`HeldLock::for_test`], for tests only: [testing handlers] |
@@ -248,6 +248,8 @@ pub mod guide {
     //! - [Testing handlers](testing_handlers): a 409, a store that fails, a lock that is lost
     //! - [Without HTTP](without_http): jobs, guards, revocation, shutdown
     //! - [Redis in production](redis_in_production): sizing, permissions, failures, a runbook
+    //! - [PostgreSQL in production](postgres_in_production): rights, poolers, failures, a runbook
+    //! - [Locks and transactions](locks_and_transactions): the check of a lock in a transaction
     //! - [Topologies](topologies): one Redis, Sentinel, `min_replicas`, what a failover costs
     //! - [Recipes](recipes): a nightly job, sessions, server-sent events, gRPC, an outbox
 
@@ -291,6 +293,12 @@ pub mod guide {
     #[doc = include_str!("../docs/guide/redis-in-production.md")]
     pub mod redis_in_production {}
     #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
+    #[doc = include_str!("../docs/guide/postgres-in-production.md")]
+    pub mod postgres_in_production {}
+    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
+    #[cfg_attr(not(doctest), doc = include_str!("../docs/guide/locks-and-transactions.md"))]
+    pub mod locks_and_transactions {}
+    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
     #[doc = include_str!("../docs/guide/topologies.md")]
     pub mod topologies {}
     #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
@@ -302,6 +310,7 @@ pub mod guide {
 #[cfg(any(doc, doctest))]
 pub mod docs {
     #[doc = "[redis-failures]: crate::guide::redis_in_production#what-happens-when-redis-fails\n"]
+    #[doc = "[postgres-rights]: crate::guide::postgres_in_production#which-rights-are-required\n"]
     #[cfg_attr(not(doctest), doc = include_str!("../docs/guarantees.md"))]
     pub mod guarantees {}
     #[doc = include_str!("../docs/comparison.md")]

@@ -355,6 +355,9 @@ mod pages {
     mod which_lock {}
     #[doc = include_str!("../../docs/guide/idempotency.md")]
     mod idempotency {}
+    #[cfg(feature = "postgres")]
+    #[doc = include_str!("../../docs/guide/locks-and-transactions.md")]
+    mod locks_and_transactions {}
     #[cfg(feature = "sessions")]
     #[doc = include_str!("../../docs/guide/recipes.md")]
     mod recipes {}

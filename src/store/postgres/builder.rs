@@ -115,9 +115,13 @@ impl PostgresStoreBuilder {
     /// |---|---|
     /// | `schema` | as [`schema`](Self::schema) |
     /// | `migrate` | as [`migrate`](Self::migrate), `true` or `false` |
-    /// | `sslmode` | `require`, `verify-ca` and `verify-full`: TLS, and the certificate and the name of the server are checked (feature `postgres-tls`). `disable`, `allow` and `prefer`, the default: no TLS |
-    /// | `sslrootcert` | the file of the trusted certificates. Default: those of the system, or of `SSL_CERT_FILE` |
+    /// | `sslmode` | `require`, `verify-ca` or `verify-full`: TLS. Any other: none |
+    /// | `sslrootcert` | the file of the trusted certificates |
     /// | `host`, `port`, `user`, `password`, `dbname` and others | as in libpq |
+    ///
+    /// TLS needs the feature `postgres-tls`. The certificate and the name of the server are always
+    /// checked. The trusted certificates are by default those of the system, or of the file that
+    /// `SSL_CERT_FILE` names.
     ///
     /// Any other parameter is an error. So is one that the builder sets to another value: neither
     /// of them is ignored. Of several hosts, `postgres://a,b/app`, the one that accepts writes is

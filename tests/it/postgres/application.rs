@@ -26,6 +26,8 @@ fn record() -> Record {
 }
 
 /// The transaction has a snapshot from before a change of the row.
+///
+/// Guarantee: G1.
 #[tokio::test]
 async fn stale_fence_passes_at_no_isolation_level() {
     let Some(environment) = environment().await else { return };
@@ -71,6 +73,8 @@ async fn stale_fence_passes_at_no_isolation_level() {
 }
 
 /// A grant that is not committed yet is waited for.
+///
+/// Guarantee: G1.
 #[tokio::test]
 async fn check_waits_for_a_grant_and_then_fails() {
     let Some(environment) = environment().await else { return };
@@ -167,6 +171,8 @@ async fn answer_of_a_transaction_is_the_record_of_its_key() {
 }
 
 /// The record of a release does not replace it: a layer may keep less of an answer.
+///
+/// Guarantee: G18.
 #[tokio::test]
 async fn answer_of_a_transaction_stays_after_the_release() {
     let Some(environment) = environment().await else { return };

@@ -30,6 +30,7 @@ async fn release_that_a_crash_loses_leaves_the_key_locked() {
     assert_eq!(holder, Some((id, fence)), "its grant was on the disk, and its release was not");
 }
 
+/// Guarantee: G18.
 #[tokio::test]
 async fn release_with_a_record_or_a_block_survives_a_crash() {
     let Some(environment) = own_environment(&[SLOW_WRITER]).await else { return };

@@ -7,6 +7,7 @@ use crate::support::{Caller, LONG, environment, own_environment};
 /// A day ahead of the clock: as if the clock was set back after the grant.
 const AHEAD: &str = "UPDATE {schema}.locks SET fence = fence + 86400000000, until = now() - interval '2 minutes'";
 
+/// Guarantee: G11.
 #[tokio::test]
 async fn fences_rise_over_a_sweep_of_their_rows() {
     let Some(environment) = environment().await else { return };
@@ -21,6 +22,7 @@ async fn fences_rise_over_a_sweep_of_their_rows() {
     assert!(next > first + 86_400_000_000, "{next} after {first} and a day");
 }
 
+/// Guarantee: G11.
 #[tokio::test]
 async fn fences_rise_over_a_restart() {
     let Some(environment) = own_environment(&[]).await else { return };

@@ -12,6 +12,7 @@ mod conformance;
 mod connecting;
 mod crashes;
 mod fences;
+mod runbook;
 mod handover;
 mod transactions;
 mod statement_counts;

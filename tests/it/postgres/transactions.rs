@@ -32,6 +32,8 @@ async fn check(client: &Client, environment: &Environment, key: &LockKey, fence:
 
 /// The writer was paused for longer than its lease, and is inside of its transaction: it is kept
 /// from overlapping with the next holder, and not only detected.
+///
+/// Guarantee: G1.
 #[tokio::test]
 async fn open_transaction_keeps_the_key_after_its_lease() {
     let Some(environment) = environment().await else { return };

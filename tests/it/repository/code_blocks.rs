@@ -37,10 +37,11 @@ fn blocks() -> Vec<Block> {
 }
 
 /// A block with this code may be `no_run`, for this reason.
-const NO_RUN: [(&str, &str); 3] = [
+const NO_RUN: [(&str, &str); 4] = [
     ("axum::serve(", "serves until a signal arrives"),
     ("RedisStore::", "needs a server; `tests/it/redis` connects"),
     ("RedlockStore::", "the same"),
+    ("PostgresStore::", "needs a server; `tests/it/postgres` connects"),
 ];
 
 #[test]
@@ -67,7 +68,7 @@ fn every_rust_block_is_a_doctest() {
 #[test]
 fn every_block_has_a_language_that_is_checked() {
     for Block { page, language, text } in blocks() {
-        // `text` is for output and figures; `sql` is run by the tests of fencing.
+        // `text` is for output and figures; `sql` is run by the tests of fencing and of PostgreSQL.
         let is_known = language.starts_with("rust") || ["sh", "toml", "text", "sql"].contains(&&*language);
         assert!(is_known, "{}: `{language}`:\n{text}", page.display());
     }

@@ -233,8 +233,8 @@ BEGIN
   END IF;
   pinned := lock.until <= t AND {schema}.is_pinned(of_key);
   IF unless_recorded THEN
-    -- Once more: a release that was waited for may have left it, or a transaction of the application
-    -- that had pinned the key until now.
+    -- Once more: a release that was waited for may have left it, or a transaction of the
+    -- application that had pinned the key until now.
     SELECT r.head, r.body INTO head, body FROM {schema}.records r WHERE r.key = of_key AND r.until > t;
     IF FOUND THEN
       what := 'recorded';
