@@ -11,8 +11,12 @@ use super::{
     moving::{Incomplete, complete},
     routing::{InTime, Route},
     shared::Shared,
-    topology::{Nodes, connection::Replicated, server::Server},
-    wire::{self, FreeGrants, KeyError, Keyspace, UnexpectedReply},
+    topology::{
+        Nodes,
+        connection::{Query, Replicated},
+        server::Server,
+    },
+    wire::{self, FreeReplies, KeyError, Keyspace, UnexpectedReply},
 };
 use crate::{
     clock::BootInstant,
@@ -103,7 +107,7 @@ impl Shared {
         }
     }
 
-    /// One script grants the keys that are free. A key that is not, or whose slot moves, has a
+    /// One script grants the keys that are free. A key that has waiters, or whose slot moves, has a
     /// script of its own.
     async fn acquire_at_node(
         self: &Arc<Self>,
@@ -112,49 +116,74 @@ impl Shared {
         called: BootInstant,
     ) -> Vec<Result<AcquireReply, StoreError>> {
         let deadline = self.server.timeouts.call_deadline();
-        let granted = match self.acquire_free(nodes, requests, called, deadline).await {
-            Ok(granted) => granted,
-            // A service may refuse a script without declared keys.
-            Err(error) if error.is_refusal() => vec![None; requests.len()],
-            Err(error) => return vec![Err(self.server.store_error("acquire", error)); requests.len()],
-        };
-        let others: Vec<_> =
-            requests.iter().zip(&granted).filter(|(_, granted)| granted.is_none()).map(|(other, _)| other).collect();
-        if others.is_empty() {
-            return granted.into_iter().flatten().collect();
+        let of = |places: &[usize]| places.iter().map(|at| &requests[*at]).collect::<Vec<_>>();
+        // A poll mostly finds its key busy. A wait for replicas would be in each of the two steps,
+        // and one alone may take half of the call timeout.
+        let is_simple = |at: &usize| !requests[*at].is_repeated && self.server.min_replicas.is_none();
+        let (mut shared, mut alone): (Vec<_>, Vec<_>) = (0..requests.len()).partition(is_simple);
+        // For one key, its own script costs as much.
+        if shared.len() < 2 {
+            alone.append(&mut shared);
         }
-        let mut others = self.acquire_each(&others, called, deadline).await.into_iter();
-        granted.into_iter().filter_map(|granted| granted.or_else(|| others.next())).collect()
+        let (shared_requests, alone_requests) = (of(&shared), of(&alone));
+        let (free, own) = tokio::join!(
+            self.acquire_free(nodes, &shared_requests, called, deadline),
+            self.acquire_each(&alone_requests, called, deadline)
+        );
+        let mut replies: Vec<_> = alone.into_iter().zip(own).collect();
+        let mut others = Vec::new();
+        for (at, reply) in shared.into_iter().zip(free) {
+            match reply {
+                Some(reply) => replies.push((at, reply)),
+                None => others.push(at),
+            }
+        }
+        let own = self.acquire_each(&of(&others), called, deadline).await;
+        replies.extend(others.into_iter().zip(own));
+        replies.sort_unstable_by_key(|(at, _)| *at);
+        replies.into_iter().map(|(_, reply)| reply).collect()
     }
 
-    /// The grants of the keys that are free. `None`: nothing was done for this one.
+    /// The grants of the keys that are free, and the replies to requests that do not wait. `None`:
+    /// nothing was done for this one.
     async fn acquire_free(
         &self,
         nodes: &Nodes<Self>,
-        requests: &[AcquireRequest],
+        requests: &[&AcquireRequest],
         called: BootInstant,
         deadline: Instant,
-    ) -> Result<Vec<Option<Result<AcquireReply, StoreError>>>, CallError> {
-        let Server { keyspace, acquire_conn, min_replicas, .. } = &*self.server;
-        // For one key, its own script costs as much.
-        if requests.len() == 1 {
-            return Ok(vec![None]);
-        }
-        let valid_for = requests.iter().map(|request| request.valid_for).min().unwrap_or_default();
-        let call = keyspace.acquire_free(requests, self.expires_at(called, valid_for))?;
-        let (reply, replicated) = acquire_conn.call_replicated(&call, *min_replicas, deadline).await?;
-        let now = self.clock.now();
-        let parsed = acquire_conn.parsed(wire::parse_acquire_free(&reply, requests.len()));
-        let (server_us, FreeGrants { fence, is_granted }) = parsed?;
-        self.server_clock().observe(server_us, now);
-        let granted = requests.iter().zip(&is_granted).filter(|(_, is_granted)| **is_granted);
-        self.fences.lock().extend(granted.map(|(request, _)| nodes.slot(&request.key)));
-        let reply = match replicated {
-            Ok(()) => Ok(AcquireReply::Granted { fence }),
-            // In doubt, as in `checked`.
-            Err(error) => Err(self.server.store_error("acquire", error.into())),
+    ) -> Vec<Option<Result<AcquireReply, StoreError>>> {
+        let store_error = |error: CallError| self.server.store_error("acquire", error);
+        let reply = |(request, reply): (&&AcquireRequest, Option<AcquireReply>)| {
+            Some(self.checked(request, reply?, Ok(())).map_err(store_error))
         };
-        Ok(is_granted.into_iter().map(|is_granted| is_granted.then(|| reply.clone())).collect())
+        match self.call_free(nodes, requests, called, deadline).await {
+            Ok(replies) => requests.iter().zip(replies).map(reply).collect(),
+            // A service may refuse a script without declared keys.
+            Err(error) if error.is_refusal() => vec![None; requests.len()],
+            Err(error) => vec![Some(Err(store_error(error))); requests.len()],
+        }
+    }
+
+    async fn call_free(
+        &self,
+        nodes: &Nodes<Self>,
+        requests: &[&AcquireRequest],
+        called: BootInstant,
+        deadline: Instant,
+    ) -> Result<FreeReplies, CallError> {
+        let Server { keyspace, acquire_conn, .. } = &*self.server;
+        let Some(valid_for) = requests.iter().map(|request| request.valid_for).min() else { return Ok(Vec::new()) };
+        let call = keyspace.acquire_free(requests.iter().copied(), self.expires_at(called, valid_for))?;
+        let reply = acquire_conn.query(Query::EvalSha(&call), deadline).await?;
+        let now = self.clock.now();
+        let (server_us, replies) = acquire_conn.parsed(wire::parse_acquire_free(&reply, requests.len()))?;
+        self.server_clock().observe(server_us, now);
+        // Their slots have a fence.
+        let is_granted = |reply: &&Option<AcquireReply>| matches!(reply, Some(AcquireReply::Granted { .. }));
+        let granted = requests.iter().zip(&replies).filter(|(_, reply)| is_granted(reply));
+        self.fences.lock().extend(granted.map(|(request, _)| nodes.slot(&request.key)));
+        Ok(replies)
     }
 
     /// A script for each request, all sent together.
@@ -164,6 +193,9 @@ impl Shared {
         called: BootInstant,
         deadline: Instant,
     ) -> Vec<Result<AcquireReply, StoreError>> {
+        if requests.is_empty() {
+            return Vec::new();
+        }
         let Server { keyspace, acquire_conn, min_replicas, .. } = &*self.server;
         let call = |request: &&AcquireRequest| {
             keyspace.acquire(std::slice::from_ref(*request), self.expires_at(called, request.valid_for))

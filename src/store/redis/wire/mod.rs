@@ -25,6 +25,6 @@ pub use self::{
         take_incomplete,
     },
     script::ScriptCall,
-    several::{FreeGrants, parse_acquire_free, parse_release_unqueued},
+    several::{FreeReplies, parse_acquire_free, parse_release_unqueued},
     slots::SLOTS,
 };

@@ -279,7 +279,7 @@ impl ScriptCall {
     }
 }
 
-fn if_busy(request: &AcquireRequest) -> &'static str {
+pub(super) fn if_busy(request: &AcquireRequest) -> &'static str {
     match request.if_busy {
         IfBusy::Fail => "fail",
         IfBusy::Enqueue if request.is_repeated => "poll",

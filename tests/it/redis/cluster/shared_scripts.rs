@@ -18,7 +18,7 @@ use tower_lock::{
 };
 use tower_lock_testkit::{NetworkFault, Proxy, RedisCluster, Reply, Request, wait::ms};
 
-use super::{cluster, keys_at, name_of, store};
+use super::{calls_in, cluster, keys_at, name_of, scripts, store};
 
 const QUEUE_CONFIG: QueueConfig = QueueConfig::new(Duration::from_secs(3), Duration::from_secs(10), 100);
 const LEASE: Duration = Duration::from_secs(60);
@@ -88,6 +88,13 @@ fn is_shared(request: &Request) -> bool {
     matches!(request.parts.as_slice(), [command, _, keys, ..] if command == b"EVALSHA" && keys == b"0")
 }
 
+/// Another key in the slot of this one.
+fn in_slot_of(key: &LockKey) -> LockKey {
+    let slot = |key: &LockKey| RedisCluster::slot(&name_of(key));
+    let mut others = (0_u64..).map(|number| LockKey::from(("same", number)));
+    others.find(|other| slot(other) == slot(key)).expect("numbers go on")
+}
+
 /// The names of the fences at a node.
 async fn fences_at(cluster: &RedisCluster, node: usize) -> Vec<String> {
     let Reply::Array(names) = cluster.command(node, &["KEYS", "tower-lock:lock:f:*"]).await else { panic!("names") };
@@ -100,8 +107,7 @@ async fn shared_script_lowers_no_fence() {
     let Some(cluster) = cluster(2, 0).await else { return };
     let process = Process::new(&cluster).await;
     let mut keys = keys_at(&cluster, 0, 20).await;
-    // In the slot of another key.
-    keys.push(LockKey::from(("n", "{lock:n:0}")));
+    keys.push(in_slot_of(&keys[0]));
     let first = process.wants(&keys);
     process.fences(&first).await;
     process.release(&first).await;
@@ -240,4 +246,45 @@ async fn keys_have_scripts_of_their_own_if_the_shared_one_is_refused() {
         assert_eq!(process.release(&wanted).await, [ReleaseReply::Freed; 12]);
         assert_eq!(proxy.fault_count() - refused, if fault.is_some() { 3 } else { 0 });
     }
+}
+
+/// A second step would need a second call timeout.
+#[tokio::test]
+async fn busy_keys_of_a_call_cost_one_step() {
+    let Some(cluster) = cluster(2, 1).await else { return };
+    let (a, b) = (Process::new(&cluster).await, Process::new(&cluster).await);
+    let mut keys = keys_at(&cluster, 0, 12).await;
+    keys.push(in_slot_of(&keys[11]));
+    let held = a.wants(&keys[..8]);
+    a.fences(&held).await;
+    // The first lock of a slot has a script of its own.
+    let others = b.wants(&keys[8..]);
+    b.fences(&others).await;
+    b.release(&others).await;
+    let before = scripts(&cluster, 0).await;
+    let all = b.wants(&keys);
+    let replies = b.acquire(&all, IfBusy::Fail).await;
+    assert_eq!(scripts(&cluster, 0).await - before, 1);
+    for (at, reply) in replies.iter().enumerate() {
+        let is_busy =
+            matches!(reply, AcquireReply::Busy { lease_left } if *lease_left > LEASE / 2 && *lease_left <= LEASE);
+        assert!(if at < 8 { is_busy } else { matches!(reply, AcquireReply::Granted { .. }) }, "{at}: {reply:?}");
+    }
+    a.release(&held).await;
+    b.release(&all).await;
+
+    let store = RedisStore::builder().min_replicas(1, ms(100)).connect(&cluster.url()).await.expect("it is up");
+    let acknowledged = Process::with(Arc::new(store));
+    let waits = async || {
+        let stats = cluster.command(0, &["INFO", "commandstats"]).await;
+        calls_in(stats.text().expect("a text"), "wait")
+    };
+    a.fences(&held).await;
+    let before = waits().await;
+    let refused = acknowledged.acquire(&acknowledged.wants(&keys[..8]), IfBusy::Enqueue).await;
+    assert!(refused.iter().all(|reply| matches!(reply, AcquireReply::Queued { .. })), "{refused:?}");
+    assert_eq!(waits().await - before, 1, "all together wait for the replicas once");
+    let before = waits().await;
+    acknowledged.fences(&acknowledged.wants(&keys[8..])).await;
+    assert_eq!(waits().await - before, 1, "and no grant counts without it");
 }

@@ -16,8 +16,10 @@ local is_queue_elsewhere = false
 -- The record was needed, and may be on the other node.
 local is_record_unknown = false
 
+-- Redis 8 and Valkey 8 have another text if the command names several keys, and some are here.
 local function is_elsewhere(result)
-  return type(result) == 'table' and result.err and string.find(result.err, 'non local key', 1, true)
+  local text = type(result) == 'table' and result.err
+  return text and (string.find(text, 'non local key', 1, true) or string.find(text, 'rehashing of the slot', 1, true))
 end
 
 -- A command for a key beside the lock. The result is nil if that key is on the other node.
