@@ -182,7 +182,7 @@ async fn check_server(
     };
     let (info, memory, persistence) =
         (section("server").await?, section("memory").await?, section("persistence").await?);
-    let is_cluster = info.as_deref().and_then(|info| info_field(info, "redis_mode")).map(|mode| mode == "cluster");
+    let is_cluster = info.as_deref().and_then(server_mode).map(|mode| mode == "cluster");
     match (is_cluster, server.topology.is_cluster()) {
         (Some(true), false) => return Err(RedisConnectError::IsCluster { address: server.address.clone() }.into()),
         (Some(false), true) => return Err(RedisConnectError::NotCluster { address: server.address.clone() }.into()),
@@ -227,6 +227,12 @@ async fn default_user_lacks_permissions(connection: &SharedConnection) -> bool {
         rules.get(name).is_none_or(|rule| matches!(rule, Value::BulkString(rule) if *rule == expected.as_bytes()))
     };
     rules.is_some_and(|rules| !(has(&rules, "commands", "+@all") && has(&rules, "keys", "~*")))
+}
+
+/// `standalone`, `cluster` or `sentinel`.
+pub(in crate::store) fn server_mode(info: &str) -> Option<&str> {
+    // Valkey has the first name, and Redis the second.
+    info_field(info, "server_mode").or_else(|| info_field(info, "redis_mode"))
 }
 
 pub(in crate::store) fn info_field<'a>(info: &'a str, name: &str) -> Option<&'a str> {

@@ -13,7 +13,7 @@ use crate::{
     store::{
         redis::{
             error::{CallError, RedisConnectError},
-            self_test::{info_field, is_unsupported},
+            self_test::{info_field, is_unsupported, server_mode},
             topology::{
                 Endpoint, Topology,
                 endpoint::{Connected, Subscriptions},
@@ -122,7 +122,7 @@ impl Member {
         };
         let (server, replication) = (section(0).unwrap_or_default(), section(1).unwrap_or_default());
         let refused = |reason| Err(self.members.refused(self.place, reason));
-        match info_field(&server, "redis_mode") {
+        match server_mode(&server) {
             Some("cluster") => return refused("it is a node of a Redis Cluster"),
             Some("sentinel") => return refused("it is a sentinel"),
             _ => {}

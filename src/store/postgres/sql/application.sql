@@ -26,20 +26,20 @@ BEGIN
 END
 $$;
 
--- check_fence: as pin.
-CREATE OR REPLACE FUNCTION {schema}.check_fence(lock_key text, token bigint) RETURNS void
+-- check_fence: as pin. Returns true: some drivers have no type for a function without a value.
+CREATE OR REPLACE FUNCTION {schema}.check_fence(lock_key text, token bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  PERFORM {schema}.pin(lock_key, token);
+  RETURN {schema}.pin(lock_key, token) IS NOT NULL;
 END
 $$;
 
 -- leave_answer: as pin, and leaves an answer as the record of the key. If the transaction commits,
--- every retry gets the answer.
+-- every retry gets the answer. Returns true.
 --
 -- answer   the length of its head in four bytes, the head, the body
 CREATE OR REPLACE FUNCTION {schema}.leave_answer(lock_key text, token bigint, answer bytea, keep_ms bigint)
-RETURNS void
+RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   left_by text := {schema}.pin(lock_key, token);
@@ -52,5 +52,6 @@ BEGIN
     )
     ON CONFLICT (key) DO UPDATE
       SET id = excluded.id, head = excluded.head, body = excluded.body, until = excluded.until;
+  RETURN true;
 END
 $$;
