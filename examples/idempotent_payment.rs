@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Environment: `PORT` (0: any), `DATABASE_URL` (`sqlite://shop.db`, or
-//! `mysql://user:password@localhost/shop` with `--features mysql`; default: SQLite in a temporary
+//! `mysql://..` or `postgres://..` with `--features mysql` or `postgres`; default: SQLite in a temporary
 //! file, or in memory for the server) and `LOCK_URL` (`redis://localhost` with `--features redis`:
 //! locks and records that all instances share; default: within this process).
 
@@ -32,11 +32,11 @@ use tokio::{
     io::{AsyncBufReadExt, BufReader},
     process::{Child, Command},
 };
-use tower_lock::{LockKey, LockManager, Once, ReplayLayer, key};
+use tower_lock::{LockKey, LockManager, Once, ReplayLayer, key, replay::OnceAnswer};
 
 use support::{
     ApiError, Failure, Mode, Server, Table,
-    database::{check_fence, last_id, open, open_url},
+    database::{Dialect, check_fence, has_locks, last_id, open, open_url},
     send_with_key,
 };
 
@@ -90,14 +90,27 @@ async fn pay(once: Once, State(app): State<App>, Json(payment): Json<Payment>) -
     check_fence(&mut transaction, once.held_lock()).await?;
     let receipt = insert(&mut transaction, payment).await?;
     let answer = once.answer(receipt).await.map_err(|_| TOO_LARGE)?;
-    sqlx::query("INSERT INTO payment_answer (idempotency_key, answer) VALUES (?, ?)")
-        .bind(once.key().as_str())
-        .bind(answer.as_bytes())
-        .execute(&mut *transaction)
-        .await?;
+    leave_answer(&mut transaction, &once, &answer).await?;
     transaction.commit().await?;
     app.crash_if_asked();
     Ok(answer.into_response())
+}
+
+/// Leaves the answer in the transaction: as a record, if the locks are in this database.
+async fn leave_answer(db: &mut AnyConnection, once: &Once, answer: &OnceAnswer) -> Result<(), ApiError> {
+    if has_locks(db) {
+        sqlx::query("SELECT tower_lock.leave_answer($1, $2, $3, $4)")
+            .bind(once.key().as_str())
+            .bind(once.fencing_token().as_i64())
+            .bind(answer.as_bytes())
+            .bind(answer.keep_for_ms())
+            .execute(db)
+            .await?;
+        return Ok(());
+    }
+    let insert = db.sql("INSERT INTO payment_answer (idempotency_key, answer) VALUES (?, ?)");
+    sqlx::query(&insert).bind(once.key().as_str()).bind(answer.as_bytes()).execute(db).await?;
+    Ok(())
 }
 
 /// The same handler without its answer. A retry is replayed if the layer has left its record.
@@ -124,11 +137,8 @@ impl App {
 }
 
 async fn insert(db: &mut AnyConnection, payment: Payment) -> Result<Response, ApiError> {
-    sqlx::query("INSERT INTO payment (account_id, cents) VALUES (?, ?)")
-        .bind(payment.account_id)
-        .bind(payment.cents)
-        .execute(&mut *db)
-        .await?;
+    let insert = db.sql("INSERT INTO payment (account_id, cents) VALUES (?, ?)");
+    sqlx::query(&insert).bind(payment.account_id).bind(payment.cents).execute(&mut *db).await?;
     let receipt = json!({ "payment": last_id(db).await?, "cents": payment.cents });
     Ok((StatusCode::CREATED, Json(receipt)).into_response())
 }
@@ -136,10 +146,8 @@ async fn insert(db: &mut AnyConnection, payment: Payment) -> Result<Response, Ap
 const TOO_LARGE: ApiError = ApiError::Status(StatusCode::INTERNAL_SERVER_ERROR, "the answer is too large to be kept");
 
 async fn find_answer(db: AnyPool, key: LockKey) -> Result<Option<Vec<u8>>, sqlx::Error> {
-    sqlx::query_scalar("SELECT answer FROM payment_answer WHERE idempotency_key = ?")
-        .bind(key.as_str().to_owned())
-        .fetch_optional(&db)
-        .await
+    let query = db.sql("SELECT answer FROM payment_answer WHERE idempotency_key = ?");
+    sqlx::query_scalar(&query).bind(key.as_str().to_owned()).fetch_optional(&db).await
 }
 
 async fn serve() -> Result<(), Failure> {
@@ -196,8 +204,8 @@ async fn pay_and_retry(
 
     let service = Service::start(database, false).await?;
     let retry = attempt(&service).await?.remove(0);
-    let count = "SELECT COUNT(*) FROM payment WHERE account_id = ?";
-    let payments: i64 = sqlx::query_scalar(count).bind(account).fetch_one(db).await?;
+    let count = db.sql("SELECT COUNT(*) FROM payment WHERE account_id = ?");
+    let payments: i64 = sqlx::query_scalar(&count).bind(account).fetch_one(db).await?;
     let replayed = if retry.is_replayed { " replayed" } else { "" };
     table.line([name.into(), payments.to_string(), first.into(), format!("{}{replayed}", retry.status.as_u16())]);
     Ok(payments)

@@ -24,7 +24,7 @@ use sqlx::AnyPool;
 use tokio::{join, sync::Notify, time::sleep};
 use tower_lock::{LockError, LockManager, MemoryStore, lock::OnceOutcome};
 
-use support::{Failure, Table};
+use support::{Failure, Table, database::Dialect};
 
 const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS mail (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -108,8 +108,8 @@ impl Mails {
         if self.is_down {
             return Err("the mail server does not reply".into());
         }
-        let insert = sqlx::query("INSERT INTO mail (night, customer) VALUES (?, ?)").bind(night).bind(customer);
-        insert.execute(&self.db).await?;
+        let insert = self.db.sql("INSERT INTO mail (night, customer) VALUES (?, ?)");
+        sqlx::query(&insert).bind(night).bind(customer).execute(&self.db).await?;
         Ok(())
     }
 
@@ -117,8 +117,8 @@ impl Mails {
     async fn received(&self, night: &str) -> Result<Vec<i64>, Failure> {
         let mut received = Vec::new();
         for customer in CUSTOMERS {
-            let count = sqlx::query_scalar("SELECT COUNT(*) FROM mail WHERE night = ? AND customer = ?");
-            received.push(count.bind(night).bind(customer).fetch_one(&self.db).await?);
+            let count = self.db.sql("SELECT COUNT(*) FROM mail WHERE night = ? AND customer = ?");
+            received.push(sqlx::query_scalar(&count).bind(night).bind(customer).fetch_one(&self.db).await?);
         }
         Ok(received)
     }

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Environment: `PORT` (0: any; default 3000), `DATABASE_URL` (`sqlite://shop.db`, or
-//! `mysql://user:password@localhost/shop` with `--features mysql`; default: SQLite in memory) and
+//! `mysql://..` or `postgres://..` with `--features mysql` or `postgres`; default: SQLite in memory) and
 //! `LOCK_URL` (`redis://localhost` with `--features redis`: locks that all instances share;
 //! default: locks within this process).
 
@@ -32,7 +32,7 @@ use tower_lock::{HeldLock, LockLayer, LockManager, ReplayLayer, key};
 
 use support::{
     ApiError, Failure, Mode, Server, THINK_TIME, Table,
-    database::{check_fence, last_id},
+    database::{Dialect, check_fence, last_id},
     send_at_once, send_with_key, timed, worked,
 };
 
@@ -146,12 +146,8 @@ struct OfFamily {
 }
 
 async fn rewards(State(app): State<App>, Query(of): Query<OfFamily>) -> Result<Json<Vec<Record>>, ApiError> {
-    let rows: Vec<Row> = sqlx::query_as(
-        "SELECT id, family_id, reward_type, state FROM family_reward_record WHERE family_id = ? ORDER BY id",
-    )
-    .bind(of.family_id)
-    .fetch_all(&app.db)
-    .await?;
+    let query = "SELECT id, family_id, reward_type, state FROM family_reward_record WHERE family_id = ? ORDER BY id";
+    let rows: Vec<Row> = sqlx::query_as(&app.db.sql(query)).bind(of.family_id).fetch_all(&app.db).await?;
     Ok(Json(rows.into_iter().map(Record::from).collect()))
 }
 
@@ -166,23 +162,18 @@ impl From<Row> for Record {
 }
 
 async fn find(db: &AnyPool, claim: Claim) -> Result<Option<Record>, ApiError> {
-    let row: Option<Row> = sqlx::query_as(
+    let query = db.sql(
         "SELECT id, family_id, reward_type, state FROM family_reward_record
          WHERE family_id = ? AND reward_type = ? ORDER BY id LIMIT 1",
-    )
-    .bind(claim.family_id)
-    .bind(claim.reward_type)
-    .fetch_optional(db)
-    .await?;
+    );
+    let row: Option<Row> =
+        sqlx::query_as(&query).bind(claim.family_id).bind(claim.reward_type).fetch_optional(db).await?;
     Ok(row.map(Record::from))
 }
 
 async fn insert(db: &mut AnyConnection, claim: Claim) -> Result<Record, ApiError> {
-    sqlx::query("INSERT INTO family_reward_record (family_id, reward_type) VALUES (?, ?)")
-        .bind(claim.family_id)
-        .bind(claim.reward_type)
-        .execute(&mut *db)
-        .await?;
+    let insert = db.sql("INSERT INTO family_reward_record (family_id, reward_type) VALUES (?, ?)");
+    sqlx::query(&insert).bind(claim.family_id).bind(claim.reward_type).execute(&mut *db).await?;
     Ok((last_id(db).await?, claim.family_id, claim.reward_type, 1).into())
 }
 

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Environment: `PORT` (0: any; default 3000), `DATABASE_URL` (`sqlite://shop.db`, or
-//! `mysql://user:password@localhost/shop` with `--features mysql`; default: SQLite in memory) and
+//! `mysql://..` or `postgres://..` with `--features mysql` or `postgres`; default: SQLite in memory) and
 //! `LOCK_URL` (`redis://localhost` with `--features redis`: locks that all instances share;
 //! default: locks within this process).
 
@@ -26,10 +26,14 @@ use axum::{
     routing::{get, post},
 };
 use serde_json::{Value, json};
-use sqlx::{AnyConnection, AnyExecutor, AnyPool};
+use sqlx::{AnyConnection, AnyPool};
 use tower_lock::{HeldLock, Lease, LockLayer, LockManager, key};
 
-use support::{ApiError, Failure, Mode, Server, THINK_TIME, Table, database::check_fence, send_at_once, timed};
+use support::{
+    ApiError, Failure, Mode, Server, THINK_TIME, Table,
+    database::{Dialect, check_fence},
+    send_at_once, timed,
+};
 
 const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS good (
     id BIGINT PRIMARY KEY,
@@ -71,7 +75,7 @@ fn app(app: App, locks: &LockManager) -> Router {
 /// Check, compute, write: alone for its key, because the layer is on the route.
 async fn sell(lock: HeldLock, State(app): State<App>, Path(id): Path<i64>) -> Response {
     timed(async {
-        if count(&app.db, id).await? < 1 {
+        if count(&mut *app.db.acquire().await?, id).await? < 1 {
             return Ok(Sale::SoldOut);
         }
         tokio::time::sleep(THINK_TIME).await;
@@ -87,7 +91,7 @@ async fn sell(lock: HeldLock, State(app): State<App>, Path(id): Path<i64>) -> Re
 /// The same handler without a lock.
 async fn sell_unlocked(State(app): State<App>, Path(id): Path<i64>) -> Response {
     timed(async {
-        if count(&app.db, id).await? < 1 {
+        if count(&mut *app.db.acquire().await?, id).await? < 1 {
             return Ok(Sale::SoldOut);
         }
         tokio::time::sleep(THINK_TIME).await;
@@ -100,11 +104,9 @@ async fn sell_unlocked(State(app): State<App>, Path(id): Path<i64>) -> Response 
 }
 
 async fn good(State(app): State<App>, Path(id): Path<i64>) -> Result<Json<Value>, ApiError> {
-    let (name, counts): (String, i32) = sqlx::query_as("SELECT good_name, good_counts FROM good WHERE id = ?")
-        .bind(id)
-        .fetch_optional(&app.db)
-        .await?
-        .ok_or(NO_SUCH_GOOD)?;
+    let query = app.db.sql("SELECT good_name, good_counts FROM good WHERE id = ?");
+    let (name, counts): (String, i32) =
+        sqlx::query_as(&query).bind(id).fetch_optional(&app.db).await?.ok_or(NO_SUCH_GOOD)?;
     Ok(Json(json!({ "id": id, "good_name": name, "good_counts": counts })))
 }
 
@@ -120,14 +122,15 @@ impl IntoResponse for Sale {
 
 // === database ===
 
-async fn count(db: impl AnyExecutor<'_>, id: i64) -> Result<i32, ApiError> {
-    let row: Option<(i32,)> =
-        sqlx::query_as("SELECT good_counts FROM good WHERE id = ?").bind(id).fetch_optional(db).await?;
+async fn count(db: &mut AnyConnection, id: i64) -> Result<i32, ApiError> {
+    let query = db.sql("SELECT good_counts FROM good WHERE id = ?");
+    let row: Option<(i32,)> = sqlx::query_as(&query).bind(id).fetch_optional(db).await?;
     Ok(row.ok_or(NO_SUCH_GOOD)?.0)
 }
 
 async fn take_one(db: &mut AnyConnection, id: i64) -> Result<i32, ApiError> {
-    sqlx::query("UPDATE good SET good_counts = good_counts - 1 WHERE id = ?").bind(id).execute(&mut *db).await?;
+    let update = db.sql("UPDATE good SET good_counts = good_counts - 1 WHERE id = ?");
+    sqlx::query(&update).bind(id).execute(&mut *db).await?;
     count(db, id).await
 }
 
@@ -143,10 +146,8 @@ async fn demo(db: &AnyPool, url: &str) -> Result<bool, Failure> {
     for (n, (name, path)) in [("without a lock", "sell-unlocked"), ("under the layer", "sell")].into_iter().enumerate()
     {
         let good = good + i64::try_from(n)?;
-        sqlx::query("INSERT INTO good (id, good_name, good_counts) VALUES (?, 'demo', 5)")
-            .bind(good)
-            .execute(db)
-            .await?;
+        let insert = db.sql("INSERT INTO good (id, good_name, good_counts) VALUES (?, 'demo', 5)");
+        sqlx::query(&insert).bind(good).execute(db).await?;
         let responses = send_at_once(10, Method::POST, &format!("{url}/goods/{good}/{path}"), Value::Null).await?;
         let left = support::get(&format!("{url}/goods/{good}")).await?["good_counts"].clone();
         table.row(name, &left, &responses, |response| match response.status.as_u16() {

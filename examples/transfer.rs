@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Environment: `PORT` (0: any; default 3000), `DATABASE_URL` (`sqlite://shop.db`, or
-//! `mysql://user:password@localhost/shop` with `--features mysql`; default: SQLite in memory) and
+//! `mysql://..` or `postgres://..` with `--features mysql` or `postgres`; default: SQLite in memory) and
 //! `LOCK_URL` (`redis://localhost` with `--features redis`: locks that all instances share;
 //! default: locks within this process).
 
@@ -32,7 +32,9 @@ use sqlx::AnyPool;
 use tower_lock::{HeldLock, HeldLocks, LockGuard, LockLayer, LockManager, key};
 
 use support::{
-    ApiError, ClientResponse, Failure, Mode, Server, THINK_TIME, Table, database::check_fence, send_each, timed, worked,
+    ApiError, ClientResponse, Failure, Mode, Server, THINK_TIME, Table,
+    database::{Dialect, check_fence},
+    send_each, timed, worked,
 };
 
 const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS account (
@@ -167,8 +169,8 @@ impl Transfer {
 // === database ===
 
 async fn balance(db: &AnyPool, id: i64) -> Result<i64, ApiError> {
-    let row: Option<(i64,)> =
-        sqlx::query_as("SELECT balance FROM account WHERE id = ?").bind(id).fetch_optional(db).await?;
+    let query = db.sql("SELECT balance FROM account WHERE id = ?");
+    let row: Option<(i64,)> = sqlx::query_as(&query).bind(id).fetch_optional(db).await?;
     Ok(row.ok_or(NO_SUCH_ACCOUNT)?.0)
 }
 
@@ -192,8 +194,8 @@ async fn write(
         check_fence(&mut transaction, lock).await?;
     }
     for (id, balance) in balances {
-        let update = sqlx::query("UPDATE account SET balance = ? WHERE id = ?");
-        update.bind(balance).bind(id).execute(&mut *transaction).await?;
+        let update = db.sql("UPDATE account SET balance = ? WHERE id = ?");
+        sqlx::query(&update).bind(balance).bind(id).execute(&mut *transaction).await?;
     }
     transaction.commit().await?;
     Ok(Json(json!({ "from": from, "to": to })))
@@ -206,7 +208,8 @@ const FRIENDS: i64 = 5;
 /// Five accounts with 100 each, from this id on.
 async fn open_accounts(db: &AnyPool, first: i64) -> Result<(), Failure> {
     for id in first..first + FRIENDS {
-        sqlx::query("INSERT INTO account (id, balance) VALUES (?, 100)").bind(id).execute(db).await?;
+        let insert = db.sql("INSERT INTO account (id, balance) VALUES (?, 100)");
+        sqlx::query(&insert).bind(id).execute(db).await?;
     }
     Ok(())
 }

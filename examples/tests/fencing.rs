@@ -10,7 +10,7 @@ use tower_lock::{HeldLock, LockKey, LockManager};
 use tower_lock_testkit::wait::soon;
 
 use crate::services::Databases;
-use support::database::{check_fence, open_url};
+use support::database::{Dialect, check_fence, open_url};
 
 const SCHEMA: &str = "CREATE TABLE written (id INTEGER PRIMARY KEY AUTOINCREMENT, writer VARCHAR(10) NOT NULL)";
 
@@ -42,8 +42,8 @@ async fn write(db: &AnyPool, lock: &HeldLock, writer: &str) -> bool {
     let mut transaction = db.begin().await.expect("a database");
     let passed = passes(&mut transaction, lock).await;
     if passed {
-        let insert = sqlx::query("INSERT INTO written (writer) VALUES (?)").bind(writer);
-        insert.execute(&mut *transaction).await.expect("a table");
+        let insert = db.sql("INSERT INTO written (writer) VALUES (?)");
+        sqlx::query(&insert).bind(writer).execute(&mut *transaction).await.expect("a table");
         transaction.commit().await.expect("no conflict");
     }
     passed

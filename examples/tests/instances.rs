@@ -10,6 +10,7 @@ use futures_util::{
 };
 use serde_json::{Value, json};
 use sqlx::{AnyConnection, ConnectOptions, Connection, any::AnyConnectOptions};
+use support::database::Dialect;
 use tokio::time::sleep;
 use tower_lock_testkit::{RedisServer, Reply, skipped, wait::soon};
 
@@ -78,7 +79,7 @@ async fn mails(database: &str, night: &str) -> Vec<(String, i64)> {
     sqlx::any::install_default_drivers();
     let mut connection = AnyConnection::connect(database).await.expect("a database");
     let count = "SELECT customer, COUNT(*) FROM mail WHERE night = ? GROUP BY customer ORDER BY customer";
-    let mails = sqlx::query_as(count).bind(night).fetch_all(&mut connection).await.expect("a table");
+    let mails = sqlx::query_as(&connection.sql(count)).bind(night).fetch_all(&mut connection).await.expect("a table");
     connection.close().await.expect("a connection");
     mails
 }
@@ -106,6 +107,7 @@ impl WriteBlocker {
         let mut connection = options.connect().await.expect("a database");
         let stop = match connection.backend_name() {
             "MySQL" => "LOCK TABLES lock_fence READ, family_reward_record READ",
+            "PostgreSQL" => "BEGIN; LOCK TABLE lock_fence, family_reward_record IN EXCLUSIVE MODE",
             _ => "BEGIN IMMEDIATE",
         };
         sqlx::raw_sql(stop).execute(&mut connection).await.expect("writes blocked");

@@ -6,6 +6,7 @@ use axum::http::Method;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 use sqlx::{AnyConnection, Connection};
+use support::database::Dialect;
 use tokio::process::Command;
 use tower_lock_testkit::wait::soon;
 
@@ -110,6 +111,17 @@ async fn payment_is_made_once_although_its_process_crashes() {
     }
     // In a file of its own.
     payment_is_made_once("", None).await;
+}
+
+/// The locks, the records and the payments are in one database, and nothing else is needed.
+///
+/// Guarantee: G18.
+#[tokio::test]
+async fn payment_is_made_once_with_nothing_but_postgres() {
+    let databases = Databases::start("payment with PostgreSQL").await;
+    if let Some(url) = databases.postgres() {
+        payment_is_made_once(&url, Some(&format!("{url}?migrate=true"))).await;
+    }
 }
 
 /// The process crashes after its commit, and before its record.
@@ -260,8 +272,8 @@ async fn transfer_checks_the_fence_of_both_accounts() {
         let service = Service::start(command).await;
         for (late, from, to) in [(1, 1, 2), (4, 3, 4)] {
             let mut database = AnyConnection::connect(&url).await.expect(&url);
-            let fence = sqlx::query("INSERT INTO lock_fence (lock_key, token) VALUES (?, ?)");
-            let fence = fence.bind(format!("account:{late}")).bind(i64::MAX);
+            let insert = database.sql("INSERT INTO lock_fence (lock_key, token) VALUES (?, ?)");
+            let fence = sqlx::query(&insert).bind(format!("account:{late}")).bind(i64::MAX);
             fence.execute(&mut database).await.expect("a table");
             database.close().await.expect("a connection");
             let transfer = json!({ "from": from, "to": to, "amount": 10 });
@@ -279,10 +291,13 @@ async fn transfer_checks_the_fence_of_both_accounts() {
 #[tokio::test]
 async fn invalid_settings_are_reported() {
     let redis = |says| if cfg!(feature = "redis") { says } else { "add `--features redis`" };
+    let postgres = |says| if cfg!(feature = "postgres") { says } else { "add `--features postgres`" };
     let mysql = |says| if cfg!(feature = "mysql") { says } else { "add `--features mysql`" };
     for (variable, value, says) in [
         ("PORT", "http", "PORT=http"),
-        ("DATABASE_URL", "postgres://user:secret@shop", "DATABASE_URL=postgres:"),
+        ("DATABASE_URL", "oracle://user:secret@shop", "DATABASE_URL=oracle:"),
+        ("DATABASE_URL", "postgres://user:secret@127.0.0.1:1/shop", postgres("refused")),
+        ("LOCK_URL", "postgres://user:secret@127.0.0.1:1/shop", postgres("LOCK_URL: could not connect to PostgreSQL")),
         (
             "LOCK_URL",
             "http://user:secret@shop",

@@ -19,7 +19,7 @@ use tokio::{
     process::{Child, Command},
     sync::OnceCell,
 };
-use tower_lock_testkit::{MariaDb, skipped, wait::soon};
+use tower_lock_testkit::{MariaDb, PostgresServer, skipped, wait::soon};
 
 /// The example, built as the tests are.
 pub(crate) async fn example(name: &str) -> Command {
@@ -31,6 +31,7 @@ pub(crate) async fn example(name: &str) -> Command {
             }
             let features = [
                 ("mysql", cfg!(feature = "mysql")),
+                ("postgres", cfg!(feature = "postgres")),
                 ("redis", cfg!(feature = "redis")),
                 ("sessions", cfg!(feature = "sessions")),
             ];
@@ -158,6 +159,7 @@ impl Drop for File {
 pub(crate) struct Databases {
     file: File,
     mariadb: Option<MariaDb>,
+    postgres: Option<PostgresServer>,
 }
 
 impl Databases {
@@ -171,12 +173,27 @@ impl Databases {
             skipped(&format!("{test} on MariaDB"), "mariadbd");
             None
         };
-        Self { file: File::new(test), mariadb }
+        let postgres = if !cfg!(feature = "postgres") {
+            skipped(&format!("{test} on PostgreSQL"), "the feature `postgres`");
+            None
+        } else if PostgresServer::is_available() {
+            Some(PostgresServer::start(&[]).await)
+        } else {
+            skipped(&format!("{test} on PostgreSQL"), "postgres");
+            None
+        };
+        Self { file: File::new(test), mariadb, postgres }
     }
 
     pub(crate) fn urls(&self) -> Vec<String> {
         let mut urls = vec![self.file.url()];
         urls.extend(self.mariadb.as_ref().map(|server| server.url("shop")));
+        urls.extend(self.postgres());
         urls
+    }
+
+    /// The database in PostgreSQL.
+    pub(crate) fn postgres(&self) -> Option<String> {
+        self.postgres.as_ref().map(PostgresServer::url)
     }
 }
