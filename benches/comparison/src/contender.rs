@@ -1,4 +1,4 @@
-//! The contenders of the questions `hot_key` and `several_keys`, in a process of their own.
+//! The contenders of the questions `hot_key`, `several_keys` and `postgres`, in a process of their own.
 
 use std::{
     io::Read,
@@ -11,6 +11,7 @@ use std::{
 
 use crate::{
     measure::nanos,
+    postgres_lock::{PostgresGuard, PostgresLock},
     redis_lock::{RedisGuard, RedisLock},
     several_lock::{SeveralGuard, SeveralLock},
 };
@@ -59,18 +60,24 @@ struct Section {
 /// # Panics
 ///
 /// Panics if tasks would share a lock of several keys.
-pub async fn contend(lock: &str, redis: &str, work: Work) {
-    if work.keys == 1 {
+pub async fn contend(lock: &str, url: &str, work: Work) {
+    if url.starts_with("postgres://") {
         let mut clients = Vec::new();
         for _ in 0..work.clients {
-            clients.push(Arc::new(RedisLock::connect(lock, redis).await));
+            clients.push(Arc::new(PostgresLock::connect(lock, url, 1).await));
+        }
+        contend_with(clients.iter().cycle().take(work.tasks).cloned().collect(), work).await;
+    } else if work.keys == 1 {
+        let mut clients = Vec::new();
+        for _ in 0..work.clients {
+            clients.push(Arc::new(RedisLock::connect(lock, url).await));
         }
         contend_with(clients.iter().cycle().take(work.tasks).cloned().collect(), work).await;
     } else {
         assert_eq!(work.clients, work.tasks, "each task has a lock");
         let mut locks = Vec::new();
         for _ in 0..work.tasks {
-            locks.push(SeveralLock::connect(lock, redis).await);
+            locks.push(SeveralLock::connect(lock, url).await);
         }
         contend_with(locks, work).await;
     }
@@ -173,6 +180,22 @@ impl ContendedLock for Arc<RedisLock> {
     }
 
     fn token(guard: &RedisGuard) -> Option<u64> {
+        guard.token()
+    }
+}
+
+impl ContendedLock for Arc<PostgresLock> {
+    type Guard = PostgresGuard;
+
+    async fn lock(&mut self, keys: &[u64]) -> Option<PostgresGuard> {
+        Some(PostgresLock::lock(self, keys[0]).await)
+    }
+
+    async fn unlock(&mut self, guard: PostgresGuard) {
+        PostgresLock::unlock(self, guard).await;
+    }
+
+    fn token(guard: &PostgresGuard) -> Option<u64> {
         guard.token()
     }
 }

@@ -25,11 +25,39 @@ fn clock(id: ClockId) -> u64 {
 
 /// The CPU time of a process, in nanoseconds. The kernel counts in steps of ten milliseconds.
 pub fn cpu_of(pid: u32) -> u64 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("a process");
-    // The name of the program, in parentheses, may have spaces.
-    let fields: Vec<_> = stat.rsplit(')').next().expect("fields").split_whitespace().collect();
-    let ticks: u64 = [11, 12].iter().map(|&field| fields[field].parse::<u64>().expect("ticks")).sum();
-    ticks * 10_000_000
+    let fields = Fields::of(pid).expect("a process");
+    fields.nanos(11) + fields.nanos(12)
+}
+
+/// The CPU time of a process and of those that it has started, in nanoseconds. Those that have ended
+/// count, too.
+pub fn cpu_of_family(pid: u32) -> u64 {
+    let parent = Fields::of(pid).expect("a process");
+    let ended = parent.nanos(13) + parent.nanos(14);
+    let processes = std::fs::read_dir("/proc").expect("a folder").flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let children = pids.filter_map(Fields::of).filter(|child| child.number(1) == u64::from(pid));
+    cpu_of(pid) + ended + children.map(|child| child.nanos(11) + child.nanos(12)).sum::<u64>()
+}
+
+/// The state of a process, from the kernel.
+struct Fields(Vec<String>);
+
+impl Fields {
+    fn of(pid: u32) -> Option<Self> {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The name of the program, in parentheses, may have spaces.
+        Some(Self(stat.rsplit(')').next()?.split_whitespace().map(str::to_owned).collect()))
+    }
+
+    fn number(&self, at: usize) -> u64 {
+        self.0[at].parse().expect("a number")
+    }
+
+    /// From steps of ten milliseconds.
+    fn nanos(&self, at: usize) -> u64 {
+        self.number(at) * 10_000_000
+    }
 }
 
 /// The counters of a Redis. The difference of two readings is the work between them.

@@ -132,6 +132,12 @@ impl PostgresServer {
         self.folder.path().join("data")
     }
 
+    /// The process that starts those of the sessions.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.process().pid()
+    }
+
     /// The text that the server has logged.
     #[must_use]
     pub fn log(&self) -> String {

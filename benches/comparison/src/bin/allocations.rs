@@ -13,7 +13,7 @@ use allocation_counter::{AllocationInfo, measure};
 use tokio::runtime::Runtime;
 use tower_lock_comparison::{
     memory_lock::{BareMutexes, KEYS, LockableCrate, MapOfMutexes, MemoryLock, Ours},
-    questions::{layer, memory, one_thread, redis_cycles},
+    questions::{layer, memory, one_thread, redis_cycles::Cycles},
     redis_lock::RedisLock,
 };
 
@@ -86,7 +86,7 @@ fn redis_cycles(url: &str, in_flight: u64) {
         let run = async || {
             let task = |task: u64, lock: Arc<RedisLock>| async move {
                 for number in 0..cycles {
-                    redis_cycles::cycle(&lock, task, number).await;
+                    lock.cycle(task, number).await;
                 }
             };
             let tasks: Vec<_> = (0..in_flight).map(|number| tokio::spawn(task(number, Arc::clone(&lock)))).collect();

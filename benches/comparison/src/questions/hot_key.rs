@@ -25,8 +25,8 @@ use crate::{
 
 pub const REDISSON: &str = "Redisson";
 pub const RATE: &str = "sections/s";
-const HANDOFF: &str = "handoff p50 us";
-const SWITCHES: &str = "to another";
+pub const HANDOFF: &str = "handoff p50 us";
+pub const SWITCHES: &str = "to another";
 pub const SCRIPTS: &str = "scripts";
 pub const COMMANDS: &str = "commands";
 pub const REDIS_CPU: &str = "Redis CPU us";
@@ -119,11 +119,8 @@ fn push(measured: Measured, table: &mut Table, name: &'static str, contenders: C
     measured.assert_exclusive(name);
     let Measured { sections, redis, .. } = &measured;
     let count = sections.len() as f64;
-    let pairs = sections.windows(2).filter(|pair| pair[0].contender != pair[1].contender);
-    let mut handoffs: Vec<_> = pairs.map(|pair| pair[1].start - pair[0].end).collect();
     table.push(name, RATE, measured.rate());
-    table.push(name, SWITCHES, handoffs.len() as f64 / (count - 1.0));
-    table.push(name, HANDOFF, quantile_us(&mut handoffs, 0.5));
+    measured.push_handoffs(table, name);
     table.push(name, SCRIPTS, redis.scripts / count);
     table.push(name, COMMANDS, redis.commands / count);
     table.push(name, REDIS_CPU, redis.cpu / 1e3 / count);
@@ -138,14 +135,39 @@ pub fn measure(
     contenders: Contenders,
     meanwhile: impl Future<Output = ()>,
 ) -> Measured {
-    let start = |_| Contending::start(name, classes, &servers.url(), contenders.in_each);
-    let children: Vec<_> = (0..contenders.processes).map(start).collect();
-    let mut children: Vec<_> = children.into_iter().map(Contending::ready).collect();
-    let (from, until, redis) = runtime.block_on(async {
-        sleep(0.3).await;
+    let meanwhile = async {
         let (redis, from) = (servers.work().await, nanos());
         meanwhile.await;
         (from, nanos(), servers.work().await - redis)
+    };
+    let ((from, until, redis), sections) = contend(runtime, &servers.url(), (name, classes), contenders, meanwhile);
+    runtime.block_on(servers.flush());
+    let sections = within(sections, from, until);
+    Measured { from, until, sections, redis }
+}
+
+/// The sections that start between two instants, in the order of their starts.
+pub fn within(mut sections: Vec<Section>, from: u64, until: u64) -> Vec<Section> {
+    sections.retain(|section| (from..until).contains(&section.start));
+    sections.sort_by_key(|section| section.start);
+    sections
+}
+
+/// Starts the contenders for the keys of this server, and stops them after something else happened.
+/// Returns all their sections.
+pub fn contend<T>(
+    runtime: &Runtime,
+    url: &str,
+    (name, classes): (&'static str, &str),
+    contenders: Contenders,
+    meanwhile: impl Future<Output = T>,
+) -> (T, Vec<Section>) {
+    let start = |_| Contending::start(name, classes, url, contenders.in_each);
+    let children: Vec<_> = (0..contenders.processes).map(start).collect();
+    let mut children: Vec<_> = children.into_iter().map(Contending::ready).collect();
+    let result = runtime.block_on(async {
+        sleep(0.3).await;
+        meanwhile.await
     });
     children.iter_mut().for_each(Contending::stop);
     let mut sections = Vec::new();
@@ -155,10 +177,7 @@ pub fn measure(
             own.map(|section| Section { contender: section.contender + at * contenders.in_each.tasks, ..section }),
         );
     }
-    runtime.block_on(servers.flush());
-    sections.retain(|section| (from..until).contains(&section.start));
-    sections.sort_by_key(|section| section.start);
-    Measured { from, until, sections, redis }
+    (result, sections)
 }
 
 /// A process with contenders.
@@ -183,6 +202,15 @@ impl Measured {
     /// Sections per second.
     pub fn rate(&self) -> f64 {
         self.sections.len() as f64 / ((self.until - self.from) as f64 / 1e9)
+    }
+
+    /// Adds the time between sections of different contenders, and the part of the sections before
+    /// which it is.
+    pub fn push_handoffs(&self, table: &mut Table, name: &'static str) {
+        let pairs = self.sections.windows(2).filter(|pair| pair[0].contender != pair[1].contender);
+        let mut handoffs: Vec<_> = pairs.map(|pair| pair[1].start - pair[0].end).collect();
+        table.push(name, SWITCHES, handoffs.len() as f64 / (self.sections.len() as f64 - 1.0));
+        table.push(name, HANDOFF, quantile_us(&mut handoffs, 0.5));
     }
 
     /// Sections of a key that start before an earlier one ends.

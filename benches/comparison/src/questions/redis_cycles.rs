@@ -86,6 +86,22 @@ pub fn answer(run: &mut Run) {
     run.write(&chart);
 }
 
+/// A lock of which cycles are measured.
+pub trait Cycles: Send + Sync + 'static {
+    /// Acquires and releases a key that no other task uses.
+    fn cycle(&self, task: u64, number: u64) -> impl Future<Output = ()> + Send;
+}
+
+/// Cycles of some tasks, and the counters of the servers around them.
+pub struct Counted<W> {
+    pub seconds: f64,
+    pub latencies: Vec<u64>,
+    /// In nanoseconds.
+    pub own_cpu: u64,
+    pub before: W,
+    pub after: W,
+}
+
 pub struct Measured {
     seconds: f64,
     latencies: Vec<u64>,
@@ -94,8 +110,14 @@ pub struct Measured {
     redis: RedisWork,
 }
 
-/// `in_flight` tasks, each with one cycle after the other.
 pub async fn measure(servers: &Servers, lock: &Arc<RedisLock>, in_flight: u64, scale: f64) -> Measured {
+    let counted = count(lock, in_flight, scale, async || servers.work().await).await;
+    let Counted { seconds, latencies, own_cpu, before, after } = counted;
+    Measured { seconds, latencies, own_cpu: Some(own_cpu), redis: after - before }
+}
+
+/// `in_flight` tasks, each with one cycle after the other.
+pub async fn count<W>(lock: &Arc<impl Cycles>, in_flight: u64, scale: f64, work: impl AsyncFn() -> W) -> Counted<W> {
     let phase = Arc::new(AtomicU8::new(WARM_UP));
     let task = |task: u64| {
         let (lock, phase) = (Arc::clone(lock), Arc::clone(&phase));
@@ -103,7 +125,7 @@ pub async fn measure(servers: &Servers, lock: &Arc<RedisLock>, in_flight: u64, s
             let mut latencies = Vec::with_capacity(1 << 14);
             for number in 0.. {
                 let began = nanos();
-                cycle(&lock, task, number).await;
+                lock.cycle(task, number).await;
                 match phase.load(Ordering::Relaxed) {
                     MEASURE => latencies.push(nanos() - began),
                     STOP => break,
@@ -115,16 +137,16 @@ pub async fn measure(servers: &Servers, lock: &Arc<RedisLock>, in_flight: u64, s
     };
     let tasks: Vec<_> = (0..in_flight).map(|number| tokio::spawn(task(number))).collect();
     sleep(0.25 * scale).await;
-    let (redis, cpu, began) = (servers.work().await, own_cpu(), nanos());
+    let (before, cpu, began) = (work().await, own_cpu(), nanos());
     phase.store(MEASURE, Ordering::Relaxed);
     sleep(scale).await;
     phase.store(STOP, Ordering::Relaxed);
-    let (ended, own_cpu, redis) = (nanos(), own_cpu() - cpu, servers.work().await - redis);
+    let (ended, own_cpu, after) = (nanos(), own_cpu() - cpu, work().await);
     let mut latencies = Vec::new();
     for task in tasks {
         latencies.extend(task.await.expect("no panic"));
     }
-    Measured { seconds: (ended - began) as f64 / 1e9, latencies, own_cpu: Some(own_cpu), redis }
+    Counted { seconds: (ended - began) as f64 / 1e9, latencies, own_cpu, before, after }
 }
 
 /// A lock, and the servers that keep it.
@@ -163,9 +185,11 @@ fn measure_redisson(runtime: &Runtime, servers: &Servers, classes: &str, in_flig
     }
 }
 
-pub async fn cycle(lock: &RedisLock, task: u64, number: u64) {
-    let guard = lock.try_lock(task * KEYS_PER_TASK + number % KEYS_PER_TASK).await.expect("a free key");
-    lock.unlock(guard).await;
+impl Cycles for RedisLock {
+    async fn cycle(&self, task: u64, number: u64) {
+        let guard = self.try_lock(task * KEYS_PER_TASK + number % KEYS_PER_TASK).await.expect("a free key");
+        self.unlock(guard).await;
+    }
 }
 
 // === impl Measured ===

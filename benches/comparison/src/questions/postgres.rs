@@ -1,0 +1,217 @@
+//! Locks on PostgreSQL: distinct keys with 1, 16 and 512 tasks, and one key that instances hand to
+//! each other.
+
+use std::sync::Arc;
+
+use tokio::runtime::Runtime;
+use tokio_postgres::{Client, NoTls};
+use tower_lock_testkit::{PostgresServer, RedisServer};
+
+use super::{
+    Run,
+    hot_key::{self, Contenders, HANDOFF, RATE as SECTIONS, SHARE, SWITCHES},
+    redis_cycles::{self, Counted, Cycles, KEYS_PER_TASK, P50, RATE},
+    runtime,
+};
+use crate::{
+    chart::Chart,
+    contender::Work,
+    measure::{cpu_of, cpu_of_family, nanos, quantile_us, sleep},
+    postgres_lock::PostgresLock,
+    report::{
+        Table,
+        Target::{AtLeast, AtMost},
+    },
+};
+
+const OURS: &str = PostgresLock::OURS;
+const FOR_UPDATE: &str = PostgresLock::FOR_UPDATE;
+const ADVISORY: &str = PostgresLock::ADVISORY;
+
+const VARIANTS: [&str; 6] =
+    [OURS, FOR_UPDATE, ADVISORY, PostgresLock::VERSION, PostgresLock::UNIQUE_ROW, PostgresLock::OURS_ON_REDIS];
+const CONTENDERS: [&str; 4] = [OURS, FOR_UPDATE, ADVISORY, PostgresLock::OURS_ON_REDIS];
+
+const SERVER_CPU: &str = "server CPU us";
+/// The last two are counted apart.
+const STATEMENTS: &str = "statements";
+const SYNCS: &str = "fsyncs";
+const COLUMNS: [(&str, usize); 7] =
+    [(RATE, 0), (P50, 0), ("p99 us", 0), ("CPU us", 1), (SERVER_CPU, 1), (STATEMENTS, 1), (SYNCS, 2)];
+const HOT_COLUMNS: [(&str, usize); 5] = [(SECTIONS, 0), (HANDOFF, 0), (SWITCHES, 2), (SERVER_CPU, 1), (SHARE, 2)];
+
+const TASKS: [u64; 3] = [1, 16, 512];
+/// Connections of a lock by hand. A task waits for one of them.
+const CONNECTIONS: usize = 16;
+
+pub fn answer(run: &mut Run) {
+    if !PostgresServer::is_available() {
+        println!("\nskipped postgres: it needs postgres and initdb");
+        return;
+    }
+    let runtime = runtime();
+    let servers = runtime.block_on(Servers::start(&[]));
+    // Its counters would slow all statements.
+    let counted = runtime.block_on(Servers::start(&[
+        "shared_preload_libraries=pg_stat_statements",
+        "pg_stat_statements.track_utility=on",
+    ]));
+    let mut chart =
+        Chart::new("postgres", "Acquire and release of distinct keys on PostgreSQL, cycles per second: more is better");
+    let connect = |name| servers.connect(name);
+    let locks: Vec<_> = VARIANTS.iter().map(|name| Arc::new(runtime.block_on(connect(name)))).collect();
+    for tasks in TASKS {
+        let mut table = Table::new(format!("PostgreSQL, {tasks} tasks"), OURS, &COLUMNS);
+        for at in run.turns(&[0, 1, 2, 3, 4, 5]) {
+            runtime.block_on(measure(&servers, &locks[at], VARIANTS[at], tasks, run.scale, &mut table));
+        }
+        for name in VARIANTS.into_iter().filter(|name| *name != PostgresLock::OURS_ON_REDIS) {
+            runtime.block_on(counted.count(name, tasks, run.scale, &mut table));
+        }
+        table.print();
+        chart.add(if tasks == 1 { "1 task".to_owned() } else { format!("{tasks} tasks") }, &table, RATE, 0);
+        match tasks {
+            // The time is one by the rate.
+            1 => run.goals.check("postgres_1_time_vs_for_update", table.ratio(RATE, FOR_UPDATE, OURS), AtMost(0.8)),
+            16 => run.goals.check("postgres_16_vs_for_update", table.ratio(RATE, OURS, FOR_UPDATE), AtLeast(1.0)),
+            _ => run.goals.check("postgres_512_vs_for_update", table.ratio(RATE, OURS, FOR_UPDATE), AtLeast(8.0)),
+        }
+    }
+    drop(locks);
+    for contenders in [2, 8] {
+        let mut table = Table::new(format!("one key, {contenders} instances"), OURS, &HOT_COLUMNS);
+        for name in run.turns(&CONTENDERS) {
+            contend(&runtime, &servers, name, contenders, run.scale, &mut table);
+        }
+        table.print();
+        chart.add(format!("one key, {contenders} instances: sections per second"), &table, SECTIONS, 0);
+        let ratio = table.ratio(HANDOFF, OURS, ADVISORY);
+        run.goals.check(format!("postgres_handoff_{contenders}_vs_advisory"), ratio, AtMost(6.0));
+    }
+    run.write(&chart);
+}
+
+/// A PostgreSQL with the tables of all locks, and a Redis.
+struct Servers {
+    postgres: PostgresServer,
+    client: Client,
+    redis: RedisServer,
+}
+
+async fn measure(
+    servers: &Servers,
+    lock: &Arc<PostgresLock>,
+    name: &'static str,
+    tasks: u64,
+    scale: f64,
+    table: &mut Table,
+) {
+    let counted = redis_cycles::count(lock, tasks, scale, async || servers.cpu(name)).await;
+    let Counted { seconds, mut latencies, own_cpu, before, after } = counted;
+    let cycles = latencies.len() as f64;
+    table.push(name, RATE, cycles / seconds);
+    table.push(name, P50, quantile_us(&mut latencies, 0.5));
+    table.push(name, "p99 us", quantile_us(&mut latencies, 0.99));
+    table.push(name, "CPU us", own_cpu as f64 / 1e3 / cycles);
+    table.push(name, SERVER_CPU, (after - before) as f64 / 1e3 / cycles);
+}
+
+fn contend(runtime: &Runtime, servers: &Servers, name: &'static str, contenders: usize, scale: f64, table: &mut Table) {
+    let contenders = Contenders { processes: 1, in_each: Work::of(contenders) };
+    let lock = if name == PostgresLock::OURS_ON_REDIS { OURS } else { name };
+    let meanwhile = async {
+        let (cpu, from) = (servers.cpu(name), nanos());
+        sleep(2.0 * scale).await;
+        (from, nanos(), servers.cpu(name) - cpu)
+    };
+    let ((from, until, cpu), sections) =
+        hot_key::contend(runtime, &servers.url(name), (lock, ""), contenders, meanwhile);
+    let sections = hot_key::within(sections, from, until);
+    let measured = hot_key::Measured { from, until, sections, redis: Default::default() };
+    measured.assert_exclusive(name);
+    table.push(name, SECTIONS, measured.rate());
+    measured.push_handoffs(table, name);
+    table.push(name, SERVER_CPU, cpu as f64 / 1e3 / measured.sections.len() as f64);
+    table.push(name, SHARE, measured.smallest_share(contenders));
+}
+
+// === impl Servers ===
+
+impl Servers {
+    /// A server with its default durability: a commit waits for the disk.
+    async fn start(settings: &[&str]) -> Self {
+        let settings: Vec<_> = ["max_connections=200"].iter().chain(settings).copied().collect();
+        let postgres = PostgresServer::start(&settings).await;
+        let (client, connection) = tokio_postgres::connect(&postgres.url(), NoTls).await.expect("a connection");
+        tokio::spawn(connection);
+        client.batch_execute(PostgresLock::TABLES).await.expect("tables");
+        let rows = TASKS[TASKS.len() - 1] * KEYS_PER_TASK;
+        let fill = format!(
+            "INSERT INTO orders SELECT 'order:' || n, 0 FROM generate_series(0, {}) AS n; \
+             CREATE EXTENSION IF NOT EXISTS pg_stat_statements",
+            rows - 1
+        );
+        client.batch_execute(&fill).await.expect("rows");
+        for statement in ["VACUUM ANALYZE", "CHECKPOINT"] {
+            client.batch_execute(statement).await.expect("a reply");
+        }
+        Self { postgres, client, redis: RedisServer::start().await }
+    }
+
+    fn url(&self, name: &str) -> String {
+        match name {
+            PostgresLock::OURS => format!("{}?migrate=true", self.postgres.url()),
+            PostgresLock::OURS_ON_REDIS => self.redis.url(),
+            _ => self.postgres.url(),
+        }
+    }
+
+    async fn connect(&self, name: &str) -> PostgresLock {
+        PostgresLock::connect(name, &self.url(name), CONNECTIONS).await
+    }
+
+    /// The CPU time of the server of a lock, in nanoseconds.
+    fn cpu(&self, name: &str) -> u64 {
+        match name {
+            PostgresLock::OURS_ON_REDIS => cpu_of(self.redis.pid()),
+            _ => cpu_of_family(self.postgres.pid()),
+        }
+    }
+
+    /// Counts the statements that sessions receive, and the waits for the disk of all processes.
+    async fn count(&self, name: &'static str, tasks: u64, scale: f64, table: &mut Table) {
+        const OF_OTHERS: &str = "SELECT count(*) FROM pg_stat_activity \
+                                 WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
+        let lock = Arc::new(self.connect(name).await);
+        let before = self.statements().await;
+        let synced = self.value("SELECT wal_sync FROM pg_stat_wal").await;
+        let Counted { latencies, before: warm, after, .. } =
+            redis_cycles::count(&lock, tasks, scale, async || self.statements().await).await;
+        table.push(name, STATEMENTS, (after - warm) as f64 / latencies.len() as f64);
+        let all = self.statements().await - before;
+        drop(lock);
+        // A session adds its waits to the counter when it ends.
+        while self.value(OF_OTHERS).await > 0 {
+            sleep(0.01).await;
+        }
+        let syncs = self.value("SELECT wal_sync FROM pg_stat_wal").await - synced;
+        let cycles = all as f64 / table.median(name, STATEMENTS);
+        table.push(name, SYNCS, syncs as f64 / cycles);
+    }
+
+    async fn statements(&self) -> i64 {
+        self.value("SELECT coalesce(sum(calls), 0)::int8 FROM pg_stat_statements WHERE query NOT LIKE '%pg_stat%'")
+            .await
+    }
+
+    async fn value(&self, query: &str) -> i64 {
+        self.client.query_one(query, &[]).await.expect("a row").get(0)
+    }
+}
+
+impl Cycles for PostgresLock {
+    async fn cycle(&self, task: u64, number: u64) {
+        let guard = self.lock(task * KEYS_PER_TASK + number % KEYS_PER_TASK).await;
+        self.unlock(guard).await;
+    }
+}
