@@ -17,9 +17,12 @@ CREATE OR REPLACE FUNCTION {schema}.acquire(
   n bigint, now_us bigint,
   what text, fence bigint, left_us bigint, waiting bigint, head bytea, body bytea
 )
-LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
   request record;
+  t timestamptz;
+  free_keys text[];
+  replied bigint[];
 BEGIN
   n := 0;
   now_us := {schema}.us(clock_timestamp());
@@ -28,8 +31,97 @@ BEGIN
     RETURN NEXT;
     RETURN;
   END IF;
+  -- Most keys are free, without waiters and without a record. They are granted together: each
+  -- statement costs several times as much as the work of one key. Each step is a statement of its
+  -- own, so that it sees the commits before the locks of the step before it.
+  --
+  -- First the locks of all rows, so that the steps for one key never wait out of the order of the
+  -- keys. Then, of the free ones, the locks for a grant.
+  IF cardinality(keys) = 1 THEN
+    IF NOT unless_recorded
+      OR NOT EXISTS (SELECT FROM {schema}.records r WHERE r.key = keys[1] AND r.until > clock_timestamp())
+    THEN
+      PERFORM FROM {schema}.locks l WHERE l.key = keys[1] AND l.until <= clock_timestamp() FOR UPDATE SKIP LOCKED;
+      IF NOT FOUND THEN
+        INSERT INTO {schema}.locks (key, fence, until) VALUES (keys[1], 0, 'epoch') ON CONFLICT DO NOTHING;
+      END IF;
+      t := clock_timestamp();
+      IF FOUND AND {schema}.us(t) <= expires_us THEN
+        UPDATE {schema}.locks l SET
+            holder = ids[1], since = t, until = {schema}.after(t, leases_ms[1]), revoked = NULL,
+            fence = greatest(
+              1 + CASE l.fence WHEN 0 THEN (SELECT f.fence FROM {schema}.floor f WHERE f.one) ELSE l.fence END,
+              {schema}.us(t)
+            )
+          WHERE l.key = keys[1]
+            AND NOT EXISTS (SELECT FROM {schema}.waiters w WHERE w.key = keys[1])
+            AND (NOT unless_recorded OR NOT EXISTS (
+              SELECT FROM {schema}.records r WHERE r.key = keys[1] AND r.until > t
+            ))
+          RETURNING l.fence INTO fence;
+        IF FOUND THEN
+          n := 1;
+          what := 'granted';
+          RETURN NEXT;
+          RETURN;
+        END IF;
+      END IF;
+    END IF;
+  ELSIF NOT unless_recorded THEN
+    IF false = ANY (may_wait) THEN
+      -- These write nothing, and wait for no other call.
+      what := 'busy';
+      FOR n, left_us IN
+        SELECT r.at, {schema}.us(l.until) - now_us
+          FROM unnest(keys, ids, may_wait) WITH ORDINALITY AS r (key, id, waits, at)
+          JOIN {schema}.locks l ON l.key = r.key
+          WHERE NOT r.waits AND l.until > clock_timestamp() AND l.holder IS DISTINCT FROM r.id
+      LOOP
+        replied := replied || n;
+        RETURN NEXT;
+      END LOOP;
+      left_us := NULL;
+    END IF;
+    -- Of a row that exists, the update is refused, and its lock remains.
+    INSERT INTO {schema}.locks AS l (key, fence, until)
+      SELECT r.key, 0, 'epoch' FROM unnest(keys) WITH ORDINALITY AS r (key, at)
+        WHERE replied IS NULL OR r.at <> ALL (replied)
+        ORDER BY r.key COLLATE "C"
+      ON CONFLICT (key) DO UPDATE SET until = l.until WHERE false;
+    SELECT array_agg(free.key) INTO free_keys FROM (
+      SELECT l.key FROM {schema}.locks l
+        WHERE l.key = ANY (keys) AND l.until <= clock_timestamp() FOR UPDATE SKIP LOCKED
+    ) free;
+  END IF;
+  -- After the wait for the rows: `now()` is the start of the transaction, and a lease that counts
+  -- from there is too short.
+  t := clock_timestamp();
+  IF free_keys IS NOT NULL AND {schema}.us(t) <= expires_us THEN
+    what := 'granted';
+    FOR n, fence IN
+      UPDATE {schema}.locks l SET
+          holder = r.id, since = t, until = {schema}.after(t, r.lease_ms), revoked = NULL,
+          -- As of next_fence.
+          fence = greatest(
+            1 + CASE l.fence WHEN 0 THEN (SELECT f.fence FROM {schema}.floor f WHERE f.one) ELSE l.fence END,
+            {schema}.us(t)
+          )
+        FROM unnest(keys, ids, leases_ms) WITH ORDINALITY AS r (key, id, lease_ms, at)
+        WHERE l.key = r.key AND r.key = ANY (free_keys)
+          AND (replied IS NULL OR r.at <> ALL (replied))
+          AND NOT EXISTS (SELECT FROM {schema}.waiters w WHERE w.key = r.key)
+        RETURNING r.at, l.fence
+    LOOP
+      replied := replied || n;
+      RETURN NEXT;
+    END LOOP;
+  END IF;
+  IF cardinality(replied) = cardinality(keys) THEN
+    RETURN;
+  END IF;
   FOR request IN
     SELECT * FROM unnest(keys, ids, leases_ms, may_wait) WITH ORDINALITY AS r (key, id, lease_ms, waits, at)
+    WHERE replied IS NULL OR r.at <> ALL (replied)
     ORDER BY r.key COLLATE "C"
   LOOP
     SELECT one.* INTO what, fence, left_us, waiting, head, body FROM {schema}.acquire_one(
@@ -52,20 +144,57 @@ CREATE OR REPLACE FUNCTION {schema}.release(
   offer_ms bigint, keys text[], ids text[], blocks_ms bigint[],
   record_head bytea, record_body bytea, keep_ms bigint
 ) RETURNS TABLE (n bigint, what text)
-LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
   request record;
   lock {schema}.locks;
   t timestamptz;
+  replied bigint[];
 BEGIN
   -- A release that a crash of the server loses leaves the key locked until its lease expires. It is
   -- never free twice, so that its commit need not wait for the disk. A record and a block are
   -- promises.
   IF record_head IS NULL AND 0 = ALL (blocks_ms) THEN
     PERFORM set_config('synchronous_commit', 'off', true);
+    -- Most keys have no waiters. They are freed together, as acquire grants them.
+    IF cardinality(keys) = 1 THEN
+      SELECT l.* INTO lock FROM {schema}.locks l WHERE l.key = keys[1] FOR NO KEY UPDATE;
+      t := clock_timestamp();
+      IF lock.holder = ids[1] AND lock.until > t THEN
+        n := 1;
+        what := 'freed';
+        UPDATE {schema}.locks l SET holder = NULL, until = t, revoked = NULL
+          WHERE l.key = keys[1] AND NOT EXISTS (SELECT FROM {schema}.waiters w WHERE w.key = keys[1]);
+        IF NOT FOUND AND {schema}.end_hold(keys[1], lock.fence, t, offer_ms) THEN
+          what := 'offered';
+        END IF;
+        RETURN NEXT;
+        RETURN;
+      END IF;
+    ELSE
+    INSERT INTO {schema}.locks AS l (key, fence, until)
+      SELECT r.key, 0, 'epoch' FROM unnest(keys) AS r (key) ORDER BY r.key COLLATE "C"
+      ON CONFLICT (key) DO UPDATE SET until = l.until WHERE false;
+    t := clock_timestamp();
+    what := 'freed';
+    FOR n IN
+      UPDATE {schema}.locks l SET holder = NULL, until = t, revoked = NULL
+        FROM unnest(keys, ids) WITH ORDINALITY AS r (key, id, at)
+        WHERE l.key = r.key AND l.holder = r.id AND l.until > t
+          AND NOT EXISTS (SELECT FROM {schema}.waiters w WHERE w.key = r.key)
+        RETURNING r.at
+    LOOP
+      replied := replied || n;
+      RETURN NEXT;
+    END LOOP;
+    IF cardinality(replied) = cardinality(keys) THEN
+      RETURN;
+    END IF;
+    END IF;
   END IF;
   FOR request IN
     SELECT * FROM unnest(keys, ids, blocks_ms) WITH ORDINALITY AS r (key, id, block_ms, at)
+    WHERE replied IS NULL OR r.at <> ALL (replied)
     ORDER BY r.key COLLATE "C"
   LOOP
     lock := {schema}.lock_row(request.key);
@@ -108,7 +237,7 @@ $$;
 --
 -- reply  the positions, from 1, of those that are extended; the others are not the holder
 CREATE OR REPLACE FUNCTION {schema}.renew(keys text[], ids text[], leases_ms bigint[]) RETURNS SETOF bigint
-LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
   t timestamptz;
 BEGIN
@@ -141,7 +270,7 @@ CREATE OR REPLACE FUNCTION {schema}.yield_key(
   n bigint, now_us bigint,
   what text, fence bigint, left_us bigint, waiting bigint, head bytea, body bytea
 )
-LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
   lock {schema}.locks;
@@ -196,7 +325,7 @@ $$;
 -- reply  one row: free; revoked, with the id; or unblocked, with the time that was left
 CREATE OR REPLACE FUNCTION {schema}.force_release(of_key text, block_ms bigint, offer_ms bigint)
 RETURNS TABLE (what text, revoked_id text, left_us bigint)
-LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
   lock {schema}.locks;
   t timestamptz;
@@ -231,7 +360,7 @@ $$;
 --
 -- reply  deleted, not found, or busy
 CREATE OR REPLACE FUNCTION {schema}.delete_record(of_key text) RETURNS text
-LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
   lock {schema}.locks;
   is_current boolean;
@@ -250,7 +379,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.inspect(of_key text) RETURNS TABLE (
   key text, holder text, fence bigint, since_us bigint, left_us bigint, waiting bigint, record_left_us bigint
 )
-LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
   t timestamptz := clock_timestamp();
@@ -273,7 +402,7 @@ CREATE OR REPLACE FUNCTION {schema}.list_keys(
 ) RETURNS TABLE (
   key text, holder text, fence bigint, since_us bigint, left_us bigint, waiting bigint, record_left_us bigint
 )
-LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
   row_key text;
@@ -311,7 +440,7 @@ $$;
 --        number of records that were deleted
 CREATE OR REPLACE FUNCTION {schema}.sweep(after_key text, max_rows bigint)
 RETURNS TABLE (next_key text, records_deleted bigint)
-LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
   free_keys text[];
   rows_read bigint;
