@@ -47,30 +47,25 @@ BEGIN
 END
 $$;
 
--- next_fence: larger than the last fence of the key, and at least the clock. A row without a grant
--- is new: the fences of a row before it are at most the floor.
-CREATE OR REPLACE FUNCTION {schema}.next_fence(last_fence bigint, t timestamptz) RETURNS bigint
-LANGUAGE plpgsql AS $$
-BEGIN
-  IF last_fence = 0 THEN
-    SELECT fence INTO STRICT last_fence FROM {schema}.floor WHERE one;
-  END IF;
-  RETURN greatest(last_fence + 1, {schema}.us(t));
-END
-$$;
-
 -- grant_key: makes this acquisition the holder. To be called only for a key that is not pinned, or
 -- for its holder.
+--
+-- The fence is larger than the last one of the key, and at least the clock. A row without a grant
+-- is new: the fences of a row before it are at most the floor.
 CREATE OR REPLACE FUNCTION {schema}.grant_key(
-  of_key text, to_id text, last_fence bigint, t timestamptz, lease_ms bigint
+  of_key text, to_id text, t timestamptz, lease_ms bigint
 ) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
-  new_fence bigint := {schema}.next_fence(last_fence, t);
+  new_fence bigint;
 BEGIN
-  UPDATE {schema}.locks
-    SET holder = to_id, fence = new_fence, since = t, until = {schema}.after(t, lease_ms), revoked = NULL
-    WHERE key = of_key;
+  UPDATE {schema}.locks l
+    SET holder = to_id, since = t, until = {schema}.after(t, lease_ms), revoked = NULL,
+      fence = greatest(
+        1 + CASE l.fence WHEN 0 THEN (SELECT f.fence FROM {schema}.floor f WHERE f.one) ELSE l.fence END,
+        {schema}.us(t)
+      )
+    WHERE l.key = of_key RETURNING l.fence INTO STRICT new_fence;
   RETURN new_fence;
 END
 $$;
@@ -92,7 +87,7 @@ $$;
 -- offer_next: offers a free key, which is not pinned, to its first live waiter. Returns that
 -- waiter. If it is the requester, its entry is removed, and the caller grants it the key.
 CREATE OR REPLACE FUNCTION {schema}.offer_next(
-  of_key text, last_fence bigint, t timestamptz, offer_ms bigint, requester text
+  of_key text, t timestamptz, offer_ms bigint, requester text
 ) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -104,7 +99,7 @@ BEGIN
   -- With those before it, which do not poll any more. Without a live waiter: all of them.
   DELETE FROM {schema}.waiters WHERE key = of_key AND (first_place IS NULL OR place <= first_place);
   IF first_id <> requester OR first_id IS NOT NULL AND requester IS NULL THEN
-    PERFORM {schema}.grant_key(of_key, first_id, last_fence, t, offer_ms);
+    PERFORM {schema}.grant_key(of_key, first_id, t, offer_ms);
     PERFORM {schema}.send('offered', first_id, of_key);
   END IF;
   RETURN first_id;
@@ -113,15 +108,11 @@ $$;
 
 -- end_hold: leaves the key without a holder. Returns whether it was offered to a waiter. A key that
 -- is pinned stays free: its waiters poll.
-CREATE OR REPLACE FUNCTION {schema}.end_hold(
-  of_key text, last_fence bigint, t timestamptz, offer_ms bigint
-) RETURNS boolean
+CREATE OR REPLACE FUNCTION {schema}.end_hold(of_key text, t timestamptz, offer_ms bigint) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
-  IF EXISTS (SELECT FROM {schema}.waiters WHERE key = of_key)
-    AND NOT {schema}.is_pinned(of_key)
-    AND {schema}.offer_next(of_key, last_fence, t, offer_ms, NULL) IS NOT NULL
-  THEN
+  PERFORM FROM {schema}.waiters WHERE key = of_key LIMIT 1;
+  IF FOUND AND NOT {schema}.is_pinned(of_key) AND {schema}.offer_next(of_key, t, offer_ms, NULL) IS NOT NULL THEN
     RETURN true;
   END IF;
   UPDATE {schema}.locks SET holder = NULL, until = t, revoked = NULL WHERE key = of_key;
@@ -152,7 +143,7 @@ BEGIN
   t := clock_timestamp();
   DELETE FROM {schema}.waiters WHERE key = of_key AND id = me;
   IF lock.holder = me OR lock.until <= t THEN
-    PERFORM {schema}.end_hold(of_key, lock.fence, t, offer_ms);
+    PERFORM {schema}.end_hold(of_key, t, offer_ms);
   END IF;
 END
 $$;
@@ -251,10 +242,10 @@ BEGIN
     RETURN;
   END IF;
   IF lock.until <= t AND NOT pinned THEN
-    first_id := {schema}.offer_next(of_key, lock.fence, t, offer_ms, me);
+    first_id := {schema}.offer_next(of_key, t, offer_ms, me);
     IF first_id IS NULL OR first_id = me THEN
       what := 'granted';
-      fence := {schema}.grant_key(of_key, me, lock.fence, t, lease_ms);
+      fence := {schema}.grant_key(of_key, me, t, lease_ms);
       RETURN;
     END IF;
     lock.until := {schema}.after(t, offer_ms);

@@ -3,10 +3,17 @@
 -- The rows of a call are locked in the order of the keys: two calls never wait for each other.
 -- `lock_timeout` is a net: without it, a transaction that locks a row for longer would stop all
 -- calls of a connection. A plan that was made while a table was small must not read all of it
--- later: `enable_seqscan`. Each statement reads a few rows: to compile it (`jit`) takes longer.
+-- later: `enable_seqscan`. Each statement reads a few rows: to compile it (`jit`) takes longer, and
+-- to plan it for the values of each call (`plan_cache_mode`) takes several times as long.
 
 -- acquire: grants keys, or enqueues. A repeated call finds the grants or the queue entries of the
 -- first one (I8). Does nothing after `expires_us`, in microseconds of the server's clock.
+--
+-- The keys of a call are different. Most are free, without waiters and without a record: they are
+-- granted together, because a statement costs several times as much as one key. What is left has
+-- the steps of acquire_one, and its rows are locked by then: those steps never wait out of the order
+-- of the keys. Each step is a statement of its own, so that it sees the commits before the locks of
+-- the step before it.
 --
 -- reply  a row for each request, with its position from 1, and the time: as of acquire_one.
 --        One row with position 0, and the time: the call has expired.
@@ -17,12 +24,14 @@ CREATE OR REPLACE FUNCTION {schema}.acquire(
   n bigint, now_us bigint,
   what text, fence bigint, left_us bigint, waiting bigint, head bytea, body bytea
 )
-LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off
+  SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
   request record;
   t timestamptz;
   free_keys text[];
   replied bigint[];
+  is_granted boolean := false;
 BEGIN
   n := 0;
   now_us := {schema}.us(clock_timestamp());
@@ -31,45 +40,14 @@ BEGIN
     RETURN NEXT;
     RETURN;
   END IF;
-  -- Most keys are free, without waiters and without a record. They are granted together: each
-  -- statement costs several times as much as the work of one key. Each step is a statement of its
-  -- own, so that it sees the commits before the locks of the step before it.
-  --
-  -- First the locks of all rows, so that the steps for one key never wait out of the order of the
-  -- keys. Then, of the free ones, the locks for a grant.
-  IF cardinality(keys) = 1 THEN
-    IF NOT unless_recorded
-      OR NOT EXISTS (SELECT FROM {schema}.records r WHERE r.key = keys[1] AND r.until > clock_timestamp())
-    THEN
-      PERFORM FROM {schema}.locks l WHERE l.key = keys[1] AND l.until <= clock_timestamp() FOR UPDATE SKIP LOCKED;
-      IF NOT FOUND THEN
-        INSERT INTO {schema}.locks (key, fence, until) VALUES (keys[1], 0, 'epoch') ON CONFLICT DO NOTHING;
-      END IF;
-      t := clock_timestamp();
-      IF FOUND AND {schema}.us(t) <= expires_us THEN
-        UPDATE {schema}.locks l SET
-            holder = ids[1], since = t, until = {schema}.after(t, leases_ms[1]), revoked = NULL,
-            fence = greatest(
-              1 + CASE l.fence WHEN 0 THEN (SELECT f.fence FROM {schema}.floor f WHERE f.one) ELSE l.fence END,
-              {schema}.us(t)
-            )
-          WHERE l.key = keys[1]
-            AND NOT EXISTS (SELECT FROM {schema}.waiters w WHERE w.key = keys[1])
-            AND (NOT unless_recorded OR NOT EXISTS (
-              SELECT FROM {schema}.records r WHERE r.key = keys[1] AND r.until > t
-            ))
-          RETURNING l.fence INTO fence;
-        IF FOUND THEN
-          n := 1;
-          what := 'granted';
-          RETURN NEXT;
-          RETURN;
-        END IF;
-      END IF;
-    END IF;
-  ELSIF NOT unless_recorded THEN
+  -- A retry of a request that has left its record writes nothing.
+  IF unless_recorded
+    AND EXISTS (SELECT FROM {schema}.records r WHERE r.key = ANY (keys) AND r.until > clock_timestamp())
+  THEN
+    NULL;
+  ELSIF cardinality(keys) > 1 THEN
     IF false = ANY (may_wait) THEN
-      -- These write nothing, and wait for no other call.
+      -- They write nothing, and wait for no other call.
       what := 'busy';
       FOR n, left_us IN
         SELECT r.at, {schema}.us(l.until) - now_us
@@ -82,61 +60,104 @@ BEGIN
       END LOOP;
       left_us := NULL;
     END IF;
-    -- Of a row that exists, the update is refused, and its lock remains.
+    -- Of a row that exists, the update is refused, and its lock remains: as of lock_row.
     INSERT INTO {schema}.locks AS l (key, fence, until)
       SELECT r.key, 0, 'epoch' FROM unnest(keys) WITH ORDINALITY AS r (key, at)
         WHERE replied IS NULL OR r.at <> ALL (replied)
         ORDER BY r.key COLLATE "C"
       ON CONFLICT (key) DO UPDATE SET until = l.until WHERE false;
+    -- As of is_pinned.
     SELECT array_agg(free.key) INTO free_keys FROM (
       SELECT l.key FROM {schema}.locks l
         WHERE l.key = ANY (keys) AND l.until <= clock_timestamp() FOR UPDATE SKIP LOCKED
     ) free;
-  END IF;
-  -- After the wait for the rows: `now()` is the start of the transaction, and a lease that counts
-  -- from there is too short.
-  t := clock_timestamp();
-  IF free_keys IS NOT NULL AND {schema}.us(t) <= expires_us THEN
-    what := 'granted';
-    FOR n, fence IN
+    t := clock_timestamp();
+    IF {schema}.us(t) <= expires_us THEN
+      what := 'granted';
+      -- As of grant_key.
+      FOR n, fence IN
+        UPDATE {schema}.locks l SET
+            holder = r.id, since = t, until = {schema}.after(t, r.lease_ms), revoked = NULL,
+            fence = greatest(
+              1 + CASE l.fence WHEN 0 THEN (SELECT f.fence FROM {schema}.floor f WHERE f.one) ELSE l.fence END,
+              {schema}.us(t)
+            )
+          FROM unnest(keys, ids, leases_ms) WITH ORDINALITY AS r (key, id, lease_ms, at)
+          WHERE l.key = r.key AND r.key = ANY (free_keys) AND (replied IS NULL OR r.at <> ALL (replied))
+            AND NOT EXISTS (SELECT FROM {schema}.waiters w WHERE w.key = r.key)
+            AND NOT (unless_recorded AND EXISTS (
+              SELECT FROM {schema}.records d WHERE d.key = r.key AND d.until > t
+            ))
+          RETURNING r.at, l.fence
+      LOOP
+        is_granted := true;
+        replied := replied || n;
+        RETURN NEXT;
+      END LOOP;
+    END IF;
+  ELSE
+    -- The same for one key, in cheaper statements.
+    PERFORM FROM {schema}.locks l WHERE l.key = keys[1] AND l.until <= clock_timestamp() FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+      INSERT INTO {schema}.locks (key, fence, until) VALUES (keys[1], 0, 'epoch') ON CONFLICT DO NOTHING;
+    END IF;
+    IF FOUND THEN
+      t := clock_timestamp();
       UPDATE {schema}.locks l SET
-          holder = r.id, since = t, until = {schema}.after(t, r.lease_ms), revoked = NULL,
-          -- As of next_fence.
+          holder = ids[1], since = t, until = {schema}.after(t, leases_ms[1]), revoked = NULL,
           fence = greatest(
             1 + CASE l.fence WHEN 0 THEN (SELECT f.fence FROM {schema}.floor f WHERE f.one) ELSE l.fence END,
             {schema}.us(t)
           )
-        FROM unnest(keys, ids, leases_ms) WITH ORDINALITY AS r (key, id, lease_ms, at)
-        WHERE l.key = r.key AND r.key = ANY (free_keys)
-          AND (replied IS NULL OR r.at <> ALL (replied))
-          AND NOT EXISTS (SELECT FROM {schema}.waiters w WHERE w.key = r.key)
-        RETURNING r.at, l.fence
+        WHERE l.key = keys[1] AND {schema}.us(t) <= expires_us
+          AND NOT EXISTS (SELECT FROM {schema}.waiters w WHERE w.key = keys[1])
+          AND NOT (unless_recorded AND EXISTS (
+            SELECT FROM {schema}.records r WHERE r.key = keys[1] AND r.until > t
+          ))
+        RETURNING 1, 'granted', l.fence INTO n, what, fence;
+    ELSIF NOT unless_recorded AND may_wait[1] THEN
+      -- An accepted offer, as of acquire_one.
+      PERFORM FROM {schema}.locks l WHERE l.key = keys[1] AND l.holder = ids[1] FOR NO KEY UPDATE;
+      IF FOUND THEN
+        t := clock_timestamp();
+        UPDATE {schema}.locks l SET until = greatest(l.until, {schema}.after(t, leases_ms[1]))
+          WHERE l.key = keys[1] AND l.holder = ids[1] AND l.until > t AND {schema}.us(t) <= expires_us
+          RETURNING 1, 'granted', l.fence INTO n, what, fence;
+      END IF;
+    END IF;
+    IF what IS NOT NULL THEN
+      RETURN NEXT;
+      RETURN;
+    END IF;
+  END IF;
+  IF replied IS NULL OR cardinality(replied) < cardinality(keys) THEN
+    FOR request IN
+      SELECT * FROM unnest(keys, ids, leases_ms, may_wait) WITH ORDINALITY AS r (key, id, lease_ms, waits, at)
+        WHERE replied IS NULL OR r.at <> ALL (replied)
+        ORDER BY r.key COLLATE "C"
     LOOP
-      replied := replied || n;
+      SELECT one.* INTO what, fence, left_us, waiting, head, body FROM {schema}.acquire_one(
+        request.key, request.id, request.lease_ms, request.waits, unless_recorded,
+        offer_ms, entry_ms, capacity, expires_us
+      ) one;
+      is_granted := is_granted OR what = 'granted';
+      n := request.at;
       RETURN NEXT;
     END LOOP;
   END IF;
-  IF cardinality(replied) = cardinality(keys) THEN
-    RETURN;
+  -- Without a grant, a crash of the server loses queue entries and offers: their waiters poll, and
+  -- no key is free that was not. The row of a hot key is not locked while such a call waits for the
+  -- disk.
+  IF NOT is_granted THEN
+    PERFORM set_config('synchronous_commit', 'off', true);
   END IF;
-  FOR request IN
-    SELECT * FROM unnest(keys, ids, leases_ms, may_wait) WITH ORDINALITY AS r (key, id, lease_ms, waits, at)
-    WHERE replied IS NULL OR r.at <> ALL (replied)
-    ORDER BY r.key COLLATE "C"
-  LOOP
-    SELECT one.* INTO what, fence, left_us, waiting, head, body FROM {schema}.acquire_one(
-      request.key, request.id, request.lease_ms, request.waits, unless_recorded,
-      offer_ms, entry_ms, capacity, expires_us
-    ) one;
-    n := request.at;
-    RETURN NEXT;
-  END LOOP;
 END
 $$;
 
 -- release: ends acquisitions: releases the key that each holds, or removes its queue entry. Changes
 -- nothing of other acquisitions (I1). A blocked key has no holder, so that no delayed copy of a
--- renewal, an acquire or a release matches it (I10).
+-- renewal, an acquire or a release matches it (I10). The keys of a call are different. Most have no
+-- waiters, and are freed together.
 --
 -- reply  a row for each request, with its position from 1: freed, offered, not holder, or recorded
 --        (the record stands already)
@@ -144,7 +165,8 @@ CREATE OR REPLACE FUNCTION {schema}.release(
   offer_ms bigint, keys text[], ids text[], blocks_ms bigint[],
   record_head bytea, record_body bytea, keep_ms bigint
 ) RETURNS TABLE (n bigint, what text)
-LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off
+  SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
   request record;
   lock {schema}.locks;
@@ -156,40 +178,39 @@ BEGIN
   -- promises.
   IF record_head IS NULL AND 0 = ALL (blocks_ms) THEN
     PERFORM set_config('synchronous_commit', 'off', true);
-    -- Most keys have no waiters. They are freed together, as acquire grants them.
-    IF cardinality(keys) = 1 THEN
-      SELECT l.* INTO lock FROM {schema}.locks l WHERE l.key = keys[1] FOR NO KEY UPDATE;
+    IF cardinality(keys) > 1 THEN
+      -- As of acquire.
+      INSERT INTO {schema}.locks AS l (key, fence, until)
+        SELECT r.key, 0, 'epoch' FROM unnest(keys) AS r (key) ORDER BY r.key COLLATE "C"
+        ON CONFLICT (key) DO UPDATE SET until = l.until WHERE false;
       t := clock_timestamp();
-      IF lock.holder = ids[1] AND lock.until > t THEN
-        n := 1;
-        what := 'freed';
+      what := 'freed';
+      FOR n IN
         UPDATE {schema}.locks l SET holder = NULL, until = t, revoked = NULL
-          WHERE l.key = keys[1] AND NOT EXISTS (SELECT FROM {schema}.waiters w WHERE w.key = keys[1]);
-        IF NOT FOUND AND {schema}.end_hold(keys[1], lock.fence, t, offer_ms) THEN
-          what := 'offered';
-        END IF;
+          FROM unnest(keys, ids) WITH ORDINALITY AS r (key, id, at)
+          WHERE l.key = r.key AND l.holder = r.id AND l.until > t
+            AND NOT EXISTS (SELECT FROM {schema}.waiters w WHERE w.key = r.key)
+          RETURNING r.at
+      LOOP
+        replied := replied || n;
         RETURN NEXT;
+      END LOOP;
+      IF cardinality(replied) = cardinality(keys) THEN
         RETURN;
       END IF;
     ELSE
-    INSERT INTO {schema}.locks AS l (key, fence, until)
-      SELECT r.key, 0, 'epoch' FROM unnest(keys) AS r (key) ORDER BY r.key COLLATE "C"
-      ON CONFLICT (key) DO UPDATE SET until = l.until WHERE false;
-    t := clock_timestamp();
-    what := 'freed';
-    FOR n IN
-      UPDATE {schema}.locks l SET holder = NULL, until = t, revoked = NULL
-        FROM unnest(keys, ids) WITH ORDINALITY AS r (key, id, at)
-        WHERE l.key = r.key AND l.holder = r.id AND l.until > t
-          AND NOT EXISTS (SELECT FROM {schema}.waiters w WHERE w.key = r.key)
-        RETURNING r.at
-    LOOP
-      replied := replied || n;
-      RETURN NEXT;
-    END LOOP;
-    IF cardinality(replied) = cardinality(keys) THEN
-      RETURN;
-    END IF;
+      PERFORM FROM {schema}.locks l WHERE l.key = keys[1] AND l.holder = ids[1] FOR NO KEY UPDATE;
+      IF FOUND THEN
+        t := clock_timestamp();
+        UPDATE {schema}.locks l SET holder = NULL, until = t, revoked = NULL
+          WHERE l.key = keys[1] AND l.holder = ids[1] AND l.until > t
+            AND NOT EXISTS (SELECT FROM {schema}.waiters w WHERE w.key = keys[1])
+          RETURNING 1, 'freed' INTO n, what;
+        IF FOUND THEN
+          RETURN NEXT;
+          RETURN;
+        END IF;
+      END IF;
     END IF;
   END IF;
   FOR request IN
@@ -221,7 +242,7 @@ BEGIN
         UPDATE {schema}.locks l SET holder = NULL, until = {schema}.after(t, request.block_ms), revoked = NULL
           WHERE l.key = request.key;
         what := 'freed';
-      ELSIF {schema}.end_hold(request.key, lock.fence, t, offer_ms) THEN
+      ELSIF {schema}.end_hold(request.key, t, offer_ms) THEN
         what := 'offered';
       ELSE
         what := 'freed';
@@ -237,7 +258,8 @@ $$;
 --
 -- reply  the positions, from 1, of those that are extended; the others are not the holder
 CREATE OR REPLACE FUNCTION {schema}.renew(keys text[], ids text[], leases_ms bigint[]) RETURNS SETOF bigint
-LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off
+  SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
   t timestamptz;
 BEGIN
@@ -270,7 +292,8 @@ CREATE OR REPLACE FUNCTION {schema}.yield_key(
   n bigint, now_us bigint,
   what text, fence bigint, left_us bigint, waiting bigint, head bytea, body bytea
 )
-LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off
+  SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
   lock {schema}.locks;
@@ -303,9 +326,9 @@ BEGIN
     -- Also without waiters: a new fence is a grant to every transaction of the application, and an
     -- older snapshot must not pass with the fence before it.
     IF {schema}.is_pinned(of_key)
-      OR {schema}.offer_next(of_key, lock.fence, t, offer_ms, NULL) IS NULL
+      OR {schema}.offer_next(of_key, t, offer_ms, NULL) IS NULL
     THEN
-      fence := {schema}.grant_key(of_key, me, lock.fence, t, lease_ms);
+      fence := {schema}.grant_key(of_key, me, t, lease_ms);
       RETURN NEXT;
       RETURN;
     END IF;
@@ -325,7 +348,8 @@ $$;
 -- reply  one row: free; revoked, with the id; or unblocked, with the time that was left
 CREATE OR REPLACE FUNCTION {schema}.force_release(of_key text, block_ms bigint, offer_ms bigint)
 RETURNS TABLE (what text, revoked_id text, left_us bigint)
-LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off
+  SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
   lock {schema}.locks;
   t timestamptz;
@@ -350,7 +374,7 @@ BEGIN
     UPDATE {schema}.locks l SET holder = NULL, until = {schema}.after(t, block_ms), revoked = revoked_id
       WHERE l.key = of_key;
   ELSE
-    PERFORM {schema}.end_hold(of_key, lock.fence, t, offer_ms);
+    PERFORM {schema}.end_hold(of_key, t, offer_ms);
   END IF;
   RETURN NEXT;
 END
@@ -360,7 +384,8 @@ $$;
 --
 -- reply  deleted, not found, or busy
 CREATE OR REPLACE FUNCTION {schema}.delete_record(of_key text) RETURNS text
-LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off
+  SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
   lock {schema}.locks;
   is_current boolean;
@@ -379,7 +404,8 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.inspect(of_key text) RETURNS TABLE (
   key text, holder text, fence bigint, since_us bigint, left_us bigint, waiting bigint, record_left_us bigint
 )
-LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off
+  SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
   t timestamptz := clock_timestamp();
@@ -402,7 +428,8 @@ CREATE OR REPLACE FUNCTION {schema}.list_keys(
 ) RETURNS TABLE (
   key text, holder text, fence bigint, since_us bigint, left_us bigint, waiting bigint, record_left_us bigint
 )
-LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off
+  SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
   row_key text;
@@ -440,7 +467,8 @@ $$;
 --        number of records that were deleted
 CREATE OR REPLACE FUNCTION {schema}.sweep(after_key text, max_rows bigint)
 RETURNS TABLE (next_key text, records_deleted bigint)
-LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off
+  SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
   free_keys text[];
   rows_read bigint;
