@@ -31,7 +31,7 @@ DECLARE
   t timestamptz;
   free_keys text[];
   replied bigint[];
-  is_granted boolean := false;
+  granted bigint := 0;
 BEGIN
   n := 0;
   now_us := {schema}.us(clock_timestamp());
@@ -73,9 +73,8 @@ BEGIN
     ) free;
     t := clock_timestamp();
     IF {schema}.us(t) <= expires_us THEN
-      what := 'granted';
       -- As of grant_key.
-      FOR n, fence IN
+      RETURN QUERY
         UPDATE {schema}.locks l SET
             holder = r.id, since = t, until = {schema}.after(t, r.lease_ms), revoked = NULL,
             fence = greatest(
@@ -88,17 +87,21 @@ BEGIN
             AND NOT (unless_recorded AND EXISTS (
               SELECT FROM {schema}.records d WHERE d.key = r.key AND d.until > t
             ))
-          RETURNING r.at, l.fence
-      LOOP
-        is_granted := true;
-        replied := replied || n;
-        RETURN NEXT;
-      END LOOP;
+          RETURNING r.at, now_us, 'granted', l.fence, NULL::bigint, NULL::bigint, NULL::bytea, NULL::bytea;
+      GET DIAGNOSTICS granted = ROW_COUNT;
+      IF granted = cardinality(keys) THEN
+        RETURN;
+      ELSIF granted > 0 THEN
+        SELECT replied || array_agg(r.at) INTO replied
+          FROM unnest(keys, ids) WITH ORDINALITY AS r (key, id, at)
+          JOIN {schema}.locks l ON l.key = r.key AND l.holder = r.id AND l.since = t;
+      END IF;
     END IF;
   ELSE
     -- The same for one key, in cheaper statements.
     PERFORM FROM {schema}.locks l WHERE l.key = keys[1] AND l.until <= clock_timestamp() FOR UPDATE SKIP LOCKED;
-    IF NOT FOUND THEN
+    IF NOT FOUND AND NOT EXISTS (SELECT FROM {schema}.locks l WHERE l.key = keys[1]) THEN
+      -- Of a row that exists, it would wait for a call that changes the row.
       INSERT INTO {schema}.locks (key, fence, until) VALUES (keys[1], 0, 'epoch') ON CONFLICT DO NOTHING;
     END IF;
     IF FOUND THEN
@@ -140,7 +143,7 @@ BEGIN
         request.key, request.id, request.lease_ms, request.waits, unless_recorded,
         offer_ms, entry_ms, capacity, expires_us
       ) one;
-      is_granted := is_granted OR what = 'granted';
+      granted := granted + CASE what WHEN 'granted' THEN 1 ELSE 0 END;
       n := request.at;
       RETURN NEXT;
     END LOOP;
@@ -148,7 +151,7 @@ BEGIN
   -- Without a grant, a crash of the server loses queue entries and offers: their waiters poll, and
   -- no key is free that was not. The row of a hot key is not locked while such a call waits for the
   -- disk.
-  IF NOT is_granted THEN
+  IF granted = 0 THEN
     PERFORM set_config('synchronous_commit', 'off', true);
   END IF;
 END
@@ -172,6 +175,7 @@ DECLARE
   lock {schema}.locks;
   t timestamptz;
   replied bigint[];
+  freed bigint;
 BEGIN
   -- A release that a crash of the server loses leaves the key locked until its lease expires. It is
   -- never free twice, so that its commit need not wait for the disk. A record and a block are
@@ -184,20 +188,19 @@ BEGIN
         SELECT r.key, 0, 'epoch' FROM unnest(keys) AS r (key) ORDER BY r.key COLLATE "C"
         ON CONFLICT (key) DO UPDATE SET until = l.until WHERE false;
       t := clock_timestamp();
-      what := 'freed';
-      FOR n IN
+      RETURN QUERY
         UPDATE {schema}.locks l SET holder = NULL, until = t, revoked = NULL
           FROM unnest(keys, ids) WITH ORDINALITY AS r (key, id, at)
           WHERE l.key = r.key AND l.holder = r.id AND l.until > t
             AND NOT EXISTS (SELECT FROM {schema}.waiters w WHERE w.key = r.key)
-          RETURNING r.at
-      LOOP
-        replied := replied || n;
-        RETURN NEXT;
-      END LOOP;
-      IF cardinality(replied) = cardinality(keys) THEN
+          RETURNING r.at, 'freed';
+      GET DIAGNOSTICS freed = ROW_COUNT;
+      IF freed = cardinality(keys) THEN
         RETURN;
       END IF;
+      SELECT array_agg(r.at) INTO replied
+        FROM unnest(keys) WITH ORDINALITY AS r (key, at)
+        JOIN {schema}.locks l ON l.key = r.key AND l.until = t AND l.xmin = pg_current_xact_id()::xid;
     ELSE
       PERFORM FROM {schema}.locks l WHERE l.key = keys[1] AND l.holder = ids[1] FOR NO KEY UPDATE;
       IF FOUND THEN
