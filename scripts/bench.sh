@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Compares tower-lock with other locks: the same work, interleaved in one run.
 #
-#   scripts/bench.sh                 all questions, about 20 minutes on two cores
+#   scripts/bench.sh                 all questions, about 25 minutes on two cores
 #   scripts/bench.sh NAME ..         these: redis_cycles, replicas, cluster, redlock, hot_key,
-#                                    several_keys, memory, http, layer, growth
+#                                    several_keys, postgres, memory, http, layer, growth
 #   scripts/bench.sh --rounds N ..   other than five rounds
 #   scripts/bench.sh --long ..       also a million keys on Redis, in `growth`
 #   scripts/bench.sh --quick ..      one short round, without pictures: the programs work

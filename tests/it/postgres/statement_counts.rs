@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use tokio::time::Instant;
 use tower_lock::{
     LockKey,
-    store::{LockStore, RenewReply, RenewRequest},
+    store::{AcquireReply, IfBusy, LockStore, RenewReply, RenewRequest},
 };
 use tower_lock_testkit::{locks::key, wait::until};
 
@@ -24,6 +24,14 @@ impl Environment {
         let query = "SELECT coalesce(sum(calls), 0)::int8 FROM pg_stat_statements \
                      WHERE query LIKE 'SELECT * FROM \"{schema}\".%' AND query NOT LIKE '%.sweep(%'";
         self.value(query).await
+    }
+
+    /// The waits for the disk until now. A session counts its own when it ends.
+    async fn synced(&self, sessions: impl Sized) -> i64 {
+        drop(sessions);
+        let open = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tower-lock'";
+        until("the sessions end", async || self.value(open).await == 0).await;
+        self.value("SELECT wal_sync FROM pg_stat_wal").await
     }
 }
 
@@ -43,21 +51,31 @@ async fn lock_costs_two_statements() {
 #[tokio::test]
 async fn lock_waits_once_for_the_disk() {
     let Some(environment) = own_environment(&["wal_writer_delay=10s", "autovacuum=off"]).await else { return };
-    drop(environment.store().await);
-    let synced = async || {
-        // A session counts when it ends.
-        let sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tower-lock'";
-        until("the sessions end", async || environment.value(sessions).await == 0).await;
-        environment.value("SELECT wal_sync FROM pg_stat_wal").await
-    };
-    let before = synced().await;
+    let before = environment.synced(environment.store().await).await;
     let locks = environment.instance("a").await;
     for _ in 0..50 {
         locks.try_lock(key()).await.expect("free").release().await.expect("released");
     }
-    drop(locks);
-    let waits = synced().await - before;
+    let waits = environment.synced(locks).await - before;
     assert!((50..60).contains(&waits), "{waits} waits for the disk for 50 locks");
+}
+
+/// A waiter would delay its holder meanwhile, because its call has locked the row of the key.
+#[tokio::test]
+async fn waiter_enqueues_without_a_wait_for_the_disk() {
+    let Some(environment) = own_environment(&["wal_writer_delay=10s", "autovacuum=off"]).await else { return };
+    let store = environment.store().await;
+    let (caller, key) = (Caller::new(&store, "a"), key());
+    caller.granted(&key, &caller.id(), LONG).await;
+    let before = environment.synced((store, caller)).await;
+    let store = environment.store().await;
+    let caller = Caller::new(&store, "b");
+    for _ in 0..50 {
+        let reply = caller.acquire(&key, &caller.id(), LONG, IfBusy::Enqueue).await.expect("a reply");
+        assert!(matches!(reply, AcquireReply::Queued { .. }), "{reply:?}");
+    }
+    let waits = environment.synced((store, caller)).await - before;
+    assert!(waits < 10, "{waits} waits for the disk for 50 queue entries");
 }
 
 #[tokio::test]

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};
 use tokio_postgres::Client;
 use tower_lock::{
-    LockKey,
+    AcquisitionId, LockKey,
     store::{
-        AcquireReply, AcquireRequest, IfBusy, LockStore, Many, ReleaseReply, RenewReply, StoreError, StoreErrorKind,
+        AcquireReply, AcquireRequest, IfBusy, LockStore, Many, ReleaseReply, ReleaseRequest, RenewReply, StoreError,
+        StoreErrorKind,
     },
 };
 use tower_lock_testkit::wait::{ms, soon, until};
@@ -101,6 +103,43 @@ async fn waiter_gets_the_key_when_the_transaction_ends() {
 }
 
 /// `FOR UPDATE` is not what the guide says, and must not stop the other keys.
+/// Free keys are granted together, and freed together. Those with a waiter are not among them.
+#[tokio::test]
+async fn call_with_many_keys_passes_over_no_waiter() {
+    let Some(environment) = environment().await else { return };
+    let (store, other) = (environment.store().await, environment.store().await);
+    let (a, b) = (Caller::new(&store, "a"), Caller::new(&other, "b"));
+    let (key, free) = (LockKey::from(("waited for",)), LockKey::from(("free",)));
+    let (first, waiter) = (a.id(), b.id());
+    // A row that is free, with a waiter: a transaction has kept it until now.
+    let fence = a.granted(&key, &first, ms(100)).await;
+    let writer = environment.application().await;
+    assert!(check(&writer, &environment, &key, fence).await, "it holds the key");
+    sleep(ms(150)).await;
+    let queued = b.acquire(&key, &waiter, LONG, IfBusy::Enqueue).await.expect("no error");
+    assert!(matches!(queued, AcquireReply::Queued { .. }), "{queued:?}");
+    writer.batch_execute("COMMIT").await.expect("it may commit");
+    let ids = [a.id(), a.id()];
+    let keys = [&key, &free];
+    let acquire = |(key, id): (&&LockKey, &AcquisitionId)| {
+        AcquireRequest::new((*key).clone(), id.clone(), LONG, IfBusy::Enqueue, terms(), Duration::from_secs(5))
+    };
+    let replies = store.acquire(keys.iter().zip(&ids).map(acquire).collect());
+    let replies = join_all(replies.into_iter()).await;
+    assert!(matches!(replies[0], Ok(AcquireReply::Queued { ahead: 0, .. })), "{replies:?}");
+    assert!(matches!(replies[1], Ok(AcquireReply::Granted { .. })), "{replies:?}");
+    b.granted(&key, &waiter, LONG).await;
+    let held = b.id();
+    let own = LockKey::from(("without a waiter",));
+    b.granted(&own, &held, LONG).await;
+    let release =
+        |(key, id): (&LockKey, &AcquisitionId)| ReleaseRequest::new(key.clone(), id.clone(), Duration::ZERO, terms());
+    let replies = other.release([(&key, &waiter), (&own, &held)].into_iter().map(release).collect());
+    let replies: Vec<_> = join_all(replies.into_iter()).await.into_iter().map(Result::ok).collect();
+    assert_eq!(replies, [Some(ReleaseReply::HandedOff), Some(ReleaseReply::Freed)]);
+    a.granted(&key, &ids[0], LONG).await;
+}
+
 #[tokio::test]
 async fn row_that_is_locked_for_update_fails_alone() {
     let Some(environment) = environment().await else { return };
