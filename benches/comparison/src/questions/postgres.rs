@@ -66,8 +66,7 @@ pub fn answer(run: &mut Run) {
         "shared_preload_libraries=pg_stat_statements",
         "pg_stat_statements.track_utility=on",
     ]));
-    let mut chart =
-        Chart::new("postgres", "Acquire and release of distinct keys on PostgreSQL, cycles per second: more is better");
+    let mut chart = Chart::new("postgres", "Locks on PostgreSQL, per second: more is better");
     let connect = |name| servers.connect(name);
     let locks: Vec<_> = VARIANTS.iter().map(|name| Arc::new(runtime.block_on(connect(name)))).collect();
     let mut values = Vec::new();
@@ -80,7 +79,7 @@ pub fn answer(run: &mut Run) {
             runtime.block_on(counted.count(name, tasks, run.scale, &mut table));
         }
         table.print();
-        chart.add(format!("{tasks} in flight"), &table, RATE, 0);
+        chart.add(format!("distinct keys, {tasks} in flight: cycles"), &table, RATE, 0);
         match tasks {
             // The time is one by the rate.
             1 => values.push(table.ratio(RATE, FOR_UPDATE, OURS)),
@@ -94,7 +93,7 @@ pub fn answer(run: &mut Run) {
             contend(&runtime, &servers, name, contenders, run.scale, &mut table);
         }
         table.print();
-        chart.add(format!("one key, {contenders} instances: sections per second"), &table, SECTIONS, 0);
+        chart.add(format!("one key, {contenders} instances: sections"), &table, SECTIONS, 0);
         values.push(table.ratio(HANDOFF, OURS, ADVISORY));
     }
     for ((name, target), value) in GOALS.into_iter().zip(values) {
