@@ -20,6 +20,7 @@ pub(super) struct Address {
     pub(super) tls: Option<Roots>,
     pub(super) schema: Option<String>,
     pub(super) migrate: Option<bool>,
+    pub(super) events_url: Option<String>,
 }
 
 /// The parameters of a URL that this crate reads.
@@ -29,6 +30,7 @@ struct OwnParameters {
     root_certificates: Option<String>,
     schema: Option<String>,
     migrate: Option<bool>,
+    events_url: Option<String>,
 }
 
 impl Address {
@@ -41,13 +43,14 @@ impl Address {
             ));
         }
         let (own, rest) = OwnParameters::take(url)?;
+        let OwnParameters { requires_tls, root_certificates, schema, migrate, events_url } = own;
         let mut config: Config = rest.parse().map_err(|_| {
             invalid("a parameter is unknown, or user, password, host or port has a character that is not escaped")
         })?;
         if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
             return Err(invalid("it has no host"));
         }
-        config.ssl_mode(if own.requires_tls { SslMode::Require } else { SslMode::Disable });
+        config.ssl_mode(if requires_tls { SslMode::Require } else { SslMode::Disable });
         // Of several servers, one is the primary.
         if config.get_hosts().len() > 1 && config.get_target_session_attrs() == TargetSessionAttrs::Any {
             config.target_session_attrs(TargetSessionAttrs::ReadWrite);
@@ -55,9 +58,10 @@ impl Address {
         if config.get_application_name().is_none() {
             config.application_name("tower-lock");
         }
-        let roots = own.root_certificates.map_or(Roots::System, Roots::File);
-        let tls = own.requires_tls.then_some(roots);
-        Ok(Self { display: display(&config), config, tls, schema: own.schema, migrate: own.migrate })
+        let roots = root_certificates.map_or(Roots::System, Roots::File);
+        let tls = requires_tls.then_some(roots);
+
+        Ok(Self { display: display(&config), config, tls, schema, migrate, events_url })
     }
 }
 
@@ -65,8 +69,10 @@ impl OwnParameters {
     /// Removes the parameters from a URL.
     fn take(url: &str) -> Result<(Self, String), PostgresConnectError> {
         let mut own = Self::default();
-        // A password may have a `?`: libpq reads it up to the last `@`.
-        let host = url.rfind('@').unwrap_or(0);
+        // A password may have a `?`: libpq reads it up to the last `@`. That of `events_url` is
+        // another.
+        let first = url.find("events_url=").unwrap_or(url.len());
+        let host = url[..first].rfind('@').unwrap_or(0);
         let Some(query) = url[host..].find('?').map(|at| host + at) else { return Ok((own, url.to_owned())) };
         let (before, query) = (&url[..query], &url[query + 1..]);
         let mut others = Vec::new();
@@ -79,6 +85,7 @@ impl OwnParameters {
                 Some(("sslmode", "disable" | "allow" | "prefer")) => own.requires_tls = false,
                 Some(("sslmode", "require" | "verify-ca" | "verify-full")) => own.requires_tls = true,
                 Some(("sslmode", _)) => return Err(invalid("its parameter `sslmode` is none of libpq")),
+                Some(("events_url", url)) => own.events_url = Some(decoded(url)),
                 Some(("sslrootcert", path)) => own.root_certificates = Some(path.to_owned()),
                 _ => others.push(parameter),
             }
@@ -86,6 +93,12 @@ impl OwnParameters {
         let rest = if others.is_empty() { before.to_owned() } else { format!("{before}?{}", others.join("&")) };
         Ok((own, rest))
     }
+}
+
+/// The value of a parameter. A plus is a plus: the query of a database URL is not that of a form.
+fn decoded(value: &str) -> String {
+    let form = format!("url={}", value.replace('+', "%2B"));
+    form_urlencoded::parse(form.as_bytes()).map(|(_, value)| value.into_owned()).collect()
 }
 
 fn display(config: &Config) -> String {
@@ -121,6 +134,24 @@ mod tests {
         let address = Address::parse("postgres://ann:s3?cret@a/app?schema=shop").expect("a URL");
         assert_eq!((address.config.get_password(), address.schema.as_deref()), (Some(&b"s3?cret"[..]), Some("shop")));
         assert_eq!(Address::parse("postgres:///app?host=/run/pg&user=ann").expect("a URL").display, "/run/pg:5432");
+    }
+
+    #[test]
+    fn url_may_have_that_of_its_messages() {
+        let events = "postgres://ann:s3%40c+ret@db:5433/app?connect_timeout=3";
+        for (text, expected) in [
+            ("postgres%3A%2F%2Fann%3As3%2540c%2Bret%40db%3A5433%2Fapp%3Fconnect_timeout%3D3", events),
+            ("postgres://ann:s3%2540c+ret@db:5433/app?connect_timeout=3", events),
+            ("postgres://db/app", "postgres://db/app"),
+        ] {
+            for url in ["bob@pooler:6432/app?", "pooler/app?schema=shop&", "bob:s?3@pooler/app?"] {
+                let address = Address::parse(&format!("postgres://{url}events_url={text}")).expect(text);
+                assert!(address.display.starts_with("pooler:"), "{url}: {}", address.display);
+                assert_eq!(address.events_url.as_deref(), Some(expected), "{url}");
+            }
+        }
+        let config = Address::parse(events).expect("a URL").config;
+        assert_eq!(config.get_password(), Some(&b"s3@c+ret"[..]));
     }
 
     #[test]

@@ -115,6 +115,7 @@ impl PostgresStoreBuilder {
     /// |---|---|
     /// | `schema` | as [`schema`](Self::schema) |
     /// | `migrate` | as [`migrate`](Self::migrate), `true` or `false` |
+    /// | `events_url` | as [`events_url`](Self::events_url), with `%26` for each `&` and `%25` for each `%` |
     /// | `sslmode` | `require`, `verify-ca` or `verify-full`: TLS. Any other: none |
     /// | `sslrootcert` | the file of the trusted certificates |
     /// | `host`, `port`, `user`, `password`, `dbname` and others | as in libpq |
@@ -133,7 +134,8 @@ impl PostgresStoreBuilder {
     /// retried until [`connect_timeout`](Self::connect_timeout) has passed.
     pub async fn connect(self, url: &str) -> Result<PostgresStore, PostgresConnectError> {
         let address = Address::parse(url)?;
-        let events = self.events_url.as_deref().map(Address::parse).transpose()?;
+        let events = same("events_url", self.events_url, address.events_url)?;
+        let events = events.as_deref().map(Address::parse).transpose()?;
         let schema = schema(same("schema", self.schema, address.schema)?.as_deref())?;
         let migrate = same("migrate", self.migrate, address.migrate)?.unwrap_or(false);
         let checked = |setting, value: Option<Duration>, default, max| match value.unwrap_or(default) {
