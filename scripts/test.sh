@@ -113,6 +113,7 @@ if [ -z "$checks" ]; then
     command -v "${REDIS_SERVER:-redis-server}" >/dev/null || packages+=(redis-server)
     [ "$servers" ] || command -v mariadbd >/dev/null || [ -x /usr/sbin/mariadbd ] || packages+=(mariadb-server)
     [ "$servers" ] || command -v postgres >/dev/null || [ -d /usr/lib/postgresql ] || packages+=(postgresql)
+    [ "$servers" ] || command -v pgbouncer >/dev/null || [ -x /usr/sbin/pgbouncer ] || packages+=(pgbouncer)
     command -v openssl >/dev/null || packages+=(openssl)
     command -v curl >/dev/null || packages+=(curl)
 fi

@@ -38,6 +38,7 @@ mod redis_cluster;
 mod sentinel;
 mod mariadb;
 mod postgres;
+mod pgbouncer;
 mod proxy;
 
 #[cfg(feature = "service")]
@@ -62,6 +63,7 @@ pub mod wait;
 
 pub use self::{
     mariadb::MariaDb,
+    pgbouncer::PgBouncer,
     postgres::PostgresServer,
     process::{Process, skipped},
     proxy::{Chaos, Direction, FaultControl, NetworkFault, Proxy, Push, Request},

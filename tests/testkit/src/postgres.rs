@@ -138,6 +138,12 @@ impl PostgresServer {
         self.process().pid()
     }
 
+    /// The port of the server.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port.number()
+    }
+
     /// The text that the server has logged.
     #[must_use]
     pub fn log(&self) -> String {
@@ -199,7 +205,7 @@ impl PostgresServer {
 
 /// Gives the folder to a user that the server may run as: it refuses to run as root. Returns the
 /// arguments of `setpriv`.
-fn owned_by_another_user(folder: &Path) -> Vec<String> {
+pub(crate) fn owned_by_another_user(folder: &Path) -> Vec<String> {
     let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
     let of = |name: &str| {
         let mut fields = users.lines().find(|line| line.split(':').next() == Some(name))?.split(':').skip(2);
