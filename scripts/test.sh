@@ -331,6 +331,8 @@ storms() {
     for _ in $(seq 5); do
         FAILOVERS=10 MOVES=100 ROUNDS=5 cargo test --quiet -p tower-lock-storm --test masters -- --nocapture
     done
+    for _ in $(seq 10); do cargo test --quiet -p tower-lock-storm --test postgres; done
+    REQUESTS=10000 cargo test --quiet -p tower-lock-storm --test postgres
     KEYS=1000 cargo test --quiet -p tower-lock-storm --test replay
 }
 simulations() {

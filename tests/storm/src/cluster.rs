@@ -92,14 +92,14 @@ impl Cluster {
         Self { checker, address, service, reporter, clients: Clients::new() }
     }
 
-    /// Starts a service with these arguments, on this Redis or in its own memory.
+    /// Starts a service with these arguments, on the store of this URL or in its own memory.
     ///
     /// # Panics
     ///
     /// Panics if it does not start.
-    pub async fn service(&self, arguments: &[&str], redis_url: Option<&str>) -> Service {
+    pub async fn service(&self, arguments: &[&str], store: Option<&str>) -> Service {
         let mut environment = HashMap::from([("CHECKER", self.address.to_string())]);
-        environment.extend(redis_url.map(|url| ("REDIS_URL", url.to_owned())));
+        environment.extend(store.map(|url| ("LOCK_URL", url.to_owned())));
         let number = arguments.get(1).and_then(|number| number.parse().ok()).unwrap_or(1);
         Service::start(self.service, arguments, &environment, number).await
     }
@@ -227,7 +227,7 @@ async fn get(from: SocketAddr, path: &str) -> io::Result<String> {
 impl ChildOutput {
     fn start(program: &str, arguments: &[&str], environment: &HashMap<&str, String>) -> Self {
         let mut command = Process::command(program);
-        command.args(arguments).env_remove("REDIS_URL").envs(environment).stdin(Stdio::null()).stdout(Stdio::piped());
+        command.args(arguments).env_remove("LOCK_URL").envs(environment).stdin(Stdio::null()).stdout(Stdio::piped());
         let process = Process::start(command).unwrap_or_else(|error| panic!("{program}: {error}"));
         let stdout = BufReader::new(process.take_stdout().expect("piped"));
         let (lines, read) = mpsc::unbounded_channel();

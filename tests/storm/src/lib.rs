@@ -2,7 +2,8 @@
 //! of them.
 //!
 //! ```text
-//! storm (a test) ──HTTP──▶ service × n ──▶ proxy with network faults ──▶ Redis, or its own memory
+//! storm (a test) ──HTTP──▶ service × n ──▶ proxy with network faults ──▶ Redis
+//!    │                        │             or a pooler, or nothing ──▶ PostgreSQL, its own memory
 //!    │ REQUEST, RESPONSE,     │ ENTER, WRITE, EXIT, ABORT
 //!    │ LEFT, BROKEN           │
 //!    └────────▶ checker ◀─────┘
@@ -22,6 +23,7 @@ mod reporter;
 mod workload;
 mod client;
 mod cluster;
+mod database;
 mod replay;
 mod storm;
 mod transfers;
@@ -30,6 +32,7 @@ pub use self::{
     checker::{Checker, Summary},
     client::{Observed, Request},
     cluster::{Cluster, Residue, Service, ShutdownReport},
+    database::{Database, Route, connect},
     replay::{Crash, CrashPoint, ReplayOutcome, ReplayStorm, number_of_keys},
     report::{InvalidReport, Reply, Report},
     reporter::Reporter,

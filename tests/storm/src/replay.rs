@@ -29,7 +29,10 @@ use tokio::{
 };
 use tower_lock_testkit::{Chaos, Direction, Proxy, RedisServer, wait::until};
 
-use crate::cluster::{Service, ShutdownReport};
+use crate::{
+    cluster::{Service, ShutdownReport},
+    database::Database,
+};
 
 /// The parameters of a storm of duplicates.
 #[derive(Clone, Copy, Debug)]
@@ -83,7 +86,7 @@ pub struct ReplayOutcome {
     points: Vec<CrashPoint>,
     /// The number of attempts of all clients.
     pub attempts: usize,
-    /// The number of faults between the services and their Redis.
+    /// The number of faults between the services and their store.
     pub faults: u64,
 }
 
@@ -156,7 +159,7 @@ pub fn number_of_keys() -> u64 {
 // === impl ReplayStorm ===
 
 impl ReplayStorm {
-    /// Runs the storm on a Redis of its own.
+    /// Runs the storm on a Redis of its own, with network faults.
     ///
     /// # Panics
     ///
@@ -166,45 +169,41 @@ impl ReplayStorm {
         let redis = RedisServer::start().await;
         let proxy = Proxy::start(redis.address()).await;
         let folder = redis.folder().join("commits");
-        fs::create_dir(&folder).expect("a folder");
-        let mut fleet = Fleet::start(self, proxy.url(), &folder).await;
-        let connections = Connections::default();
-        *guarded(&connections.addresses) = fleet.addresses();
-
+        let fleet = Fleet::start(self, proxy.url(), &folder).await;
         let chaos = Chaos::new(self.seed).cut(5).double(20).late(20, Duration::from_millis(20));
         let short = Duration::from_millis(1)..Duration::from_millis(900);
         proxy.chaos(Some(chaos.again(20, short.clone()).orphaned(5, short).drop_pushes(20).double_pushes(20)));
-        let clients = stream::iter(self.clients()).map(|(key, rng)| {
-            let connections = &connections;
-            async move {
-                let (end, attempts) = connections.request_until_answered(key, rng).await;
-                (key, end, attempts)
-            }
-        });
-        let ends: Vec<_> = tokio::select! {
-            ends = clients.buffer_unordered(CONCURRENCY).collect() => ends,
-            never = fleet.replace_killed(&connections) => match never {},
-            never = gusts(&proxy, !self.seed) => match never {},
+        let end = || {
+            proxy.chaos(None);
+            proxy.all().heal();
         };
-        proxy.chaos(None);
-        proxy.all().heal();
-
-        let (killed, points) = fleet.end().await;
+        let outcome = fleet.run(gusts(&proxy, !self.seed), end).await;
         until("only records are left", async || {
             let keys = redis.command(&["KEYS", "*"]).await;
             keys.texts().iter().all(|key| *key == "tower-lock:lock:f" || key.starts_with("tower-lock:lock:r:"))
         })
         .await;
-        ReplayOutcome {
-            finds_answers: self.finds_answers,
-            keys: self.keys,
-            attempts: ends.iter().map(|(_, _, attempts)| attempts).sum(),
-            clients: ends.into_iter().map(|(key, end, _)| (key, end)).collect(),
-            commits: commits(&folder),
-            killed,
-            points,
-            faults: proxy.fault_count(),
-        }
+        ReplayOutcome { faults: proxy.fault_count(), ..outcome }
+    }
+
+    /// Runs the storm on this PostgreSQL, whose sessions are killed.
+    ///
+    /// # Panics
+    ///
+    /// Panics if a process does not start or ends by itself, or if a key stays locked.
+    pub async fn run_on(&self, database: &Database) -> ReplayOutcome {
+        let fleet = Fleet::start(self, database.url(), &database.server().folder().join("commits")).await;
+        let mut rng = Rng::with_seed(!self.seed);
+        let mut faults = 0;
+        let kills = async {
+            loop {
+                sleep(Duration::from_millis(rng.u64(100..600))).await;
+                faults += database.kill_sessions().await;
+            }
+        };
+        let outcome = fleet.run(kills, || ()).await;
+        database.is_left_clean().await;
+        ReplayOutcome { faults, ..outcome }
     }
 
     /// The key of each client, and its random numbers. Duplicates are sent at about the same time.
@@ -265,6 +264,7 @@ fn commits(folder: &Path) -> BTreeMap<u64, Vec<Commit>> {
 
 impl<'a> Fleet<'a> {
     async fn start(storm: &'a ReplayStorm, url: String, folder: &Path) -> Self {
+        fs::create_dir(folder).expect("a folder");
         let folder = folder.to_str().expect("text").to_owned();
         let left = storm.crashes();
         let (services, names) = (Vec::new(), Vec::new());
@@ -275,6 +275,37 @@ impl<'a> Fleet<'a> {
             fleet.names.push(name);
         }
         fleet
+    }
+
+    /// Runs the storm beside faults, until all clients have an answer.
+    async fn run(mut self, faults: impl Future<Output = Infallible>, end_of_faults: impl FnOnce()) -> ReplayOutcome {
+        let (storm, folder) = (self.storm, self.folder.clone());
+        let connections = Connections::default();
+        *guarded(&connections.addresses) = self.addresses();
+        let clients = stream::iter(storm.clients()).map(|(key, rng)| {
+            let connections = &connections;
+            async move {
+                let (end, attempts) = connections.request_until_answered(key, rng).await;
+                (key, end, attempts)
+            }
+        });
+        let ends: Vec<_> = tokio::select! {
+            ends = clients.buffer_unordered(CONCURRENCY).collect() => ends,
+            never = self.replace_killed(&connections) => match never {},
+            never = faults => match never {},
+        };
+        end_of_faults();
+        let (killed, points) = self.end().await;
+        ReplayOutcome {
+            finds_answers: storm.finds_answers,
+            keys: storm.keys,
+            attempts: ends.iter().map(|(_, _, attempts)| attempts).sum(),
+            clients: ends.into_iter().map(|(key, end, _)| (key, end)).collect(),
+            commits: commits(Path::new(&folder)),
+            killed,
+            points,
+            faults: 0,
+        }
     }
 
     /// Starts the next process in this place, under a new name.
@@ -289,7 +320,7 @@ impl<'a> Fleet<'a> {
         let mut arguments = vec![&*name, &*self.folder, wait, self.storm.flag];
         arguments.extend(self.storm.finds_answers.then_some("--finds-answers"));
         arguments.extend(crash.as_deref());
-        let environment = HashMap::from([("REDIS_URL", self.url.clone())]);
+        let environment = HashMap::from([("LOCK_URL", self.url.clone())]);
         (Service::start(self.storm.program, &arguments, &environment, 1).await, name)
     }
 

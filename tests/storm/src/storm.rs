@@ -14,6 +14,7 @@ use crate::{
     checker::Summary,
     client::{Observed, Request},
     cluster::{Cluster, Residue, Service, ShutdownReport},
+    database::Database,
     workload::{Patience, Workload},
 };
 
@@ -24,6 +25,8 @@ pub struct Environment {
     pub redis: Option<RedisServer>,
     /// Between the services and their Redis.
     pub proxy: Option<Proxy>,
+    /// The PostgreSQL of the services.
+    pub database: Option<Database>,
     /// The services, in the order of their names.
     pub services: Vec<Service>,
     /// Whether a service gets no more requests.
@@ -111,7 +114,7 @@ impl Environment {
         let url = proxy.as_ref().map(Proxy::url);
         let services = start(&cluster, url.as_deref(), processes, &[flag]).await;
         let leaving = services.iter().map(|_| AtomicBool::new(false)).collect();
-        Self { redis, proxy, services, leaving, seed, served: AtomicU64::new(0), cluster }
+        Self { redis, proxy, database: None, services, leaving, seed, served: AtomicU64::new(0), cluster }
     }
 
     /// Starts four processes with these flags, whose store has this URL.
@@ -120,10 +123,37 @@ impl Environment {
     ///
     /// Panics if a process does not start.
     pub async fn at((checker, service): (&str, &'static str), url: &str, flags: &[&str], seed: u64) -> Self {
+        Self::of_processes((checker, service), url, 4, flags, seed).await
+    }
+
+    /// Starts processes with these flags on this PostgreSQL.
+    ///
+    /// # Panics
+    ///
+    /// Panics if a process does not start.
+    pub async fn on(
+        database: Database,
+        programs: (&str, &'static str),
+        processes: usize,
+        flags: &[&str],
+        seed: u64,
+    ) -> Self {
+        let environment = Self::of_processes(programs, &database.url(), processes, flags, seed).await;
+        Self { database: Some(database), ..environment }
+    }
+
+    async fn of_processes(
+        (checker, service): (&str, &'static str),
+        url: &str,
+        processes: usize,
+        flags: &[&str],
+        seed: u64,
+    ) -> Self {
         let cluster = Cluster::start(checker, service, &[]).await;
-        let services = start(&cluster, Some(url), 4, flags).await;
+        let services = start(&cluster, Some(url), processes, flags).await;
         let leaving = services.iter().map(|_| AtomicBool::new(false)).collect();
-        Self { redis: None, proxy: None, services, leaving, seed, served: AtomicU64::new(0), cluster }
+        let (redis, proxy, database, served) = (None, None, None, AtomicU64::new(0));
+        Self { redis, proxy, database, services, leaving, seed, served, cluster }
     }
 
     /// Its Redis.
@@ -133,6 +163,15 @@ impl Environment {
     /// Panics without one.
     pub fn redis(&self) -> &RedisServer {
         self.redis.as_ref().expect("an environment with a Redis")
+    }
+
+    /// Its PostgreSQL.
+    ///
+    /// # Panics
+    ///
+    /// Panics without one.
+    pub fn database(&self) -> &Database {
+        self.database.as_ref().expect("an environment with a PostgreSQL")
     }
 
     /// The proxy in front of its Redis.
@@ -215,7 +254,7 @@ impl Environment {
     ///
     /// Panics if anything is left.
     pub async fn end(self, storm: Storm) -> Outcome {
-        let Self { redis, proxy, cluster, services, .. } = self;
+        let Self { redis, proxy, database, cluster, services, .. } = self;
         // Except for killed services.
         let living = || services.iter().filter(|service| service.process().ended().is_none());
         until("a service with nothing left to do", async || {
@@ -233,6 +272,9 @@ impl Environment {
             };
             until("free keys leave nothing", async || left().await.is_empty()).await;
         }
+        if let Some(database) = &database {
+            database.is_left_clean().await;
+        }
         for service in services.into_iter().filter(|service| service.process().ended().is_none_or(|end| end.success()))
         {
             assert_eq!(service.terminate().await, ShutdownReport::default());
@@ -247,6 +289,9 @@ impl Environment {
             until("no connection is left", async || proxy.connections().is_empty()).await;
         }
         let (faults, connections) = proxy.map_or((0, 0), |proxy| (proxy.fault_count(), proxy.arrived()));
+        if let Some(database) = &database {
+            database.has_no_sessions().await;
+        }
         Outcome {
             observed: storm.observed,
             longest: storm.longest,

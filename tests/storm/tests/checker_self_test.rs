@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use tokio::{sync::Semaphore, time::sleep};
 use tower_lock_storm::{
-    Cluster, Disconnect, Environment as Storm, Observed, ReplayOutcome, ReplayStorm, Request, Service, Summary, seed,
+    Cluster, Database, Disconnect, Environment as Storm, Observed, ReplayOutcome, ReplayStorm, Request, Route, Service,
+    Summary, seed,
 };
 use tower_lock_testkit::{RedisServer, skipped, wait::ms};
 
@@ -155,7 +156,7 @@ async fn sink_without_a_fence_check_accepts_a_stale_write() {
     .await;
 }
 
-/// A storm with this defect: in one process, and in two on Redis if it is installed.
+/// Storms with this defect: in one process, and in two on each server that is installed.
 async fn storms(wrong: &str, alone_too: bool) -> Vec<Summary> {
     const REQUESTS: u64 = 4_000;
     let _turn = ONE_AT_A_TIME.acquire().await;
@@ -176,6 +177,12 @@ async fn storms(wrong: &str, alone_too: bool) -> Vec<Summary> {
         summaries.push(storm(Some(RedisServer::start().await)).await);
     } else {
         skipped("a storm that is wrong, on Redis", "redis-server");
+    }
+    for route in [Route::Direct, Route::Pooled] {
+        let Some(database) = Database::start("a storm that is wrong, on PostgreSQL", route).await else { continue };
+        let environment = Storm::on(database, PROGRAMS, 2, &[wrong], seed).await;
+        let storm = environment.storm(REQUESTS / 2).await;
+        summaries.push(environment.end(storm).await.summary);
     }
     summaries
 }
@@ -213,34 +220,43 @@ async fn missing_lock_delay_in_a_storm_is_too_soon() {
     }
 }
 
-/// A storm of duplicates with this defect, if Redis is installed.
-async fn duplicates(flag: &'static str, finds_answers: bool) -> Option<ReplayOutcome> {
-    if !RedisServer::is_available() {
-        skipped("a storm of duplicates that is wrong", "redis-server");
-        return None;
-    }
+/// Storms of duplicates with this defect, on each server that is installed.
+async fn duplicates(flag: &'static str, finds_answers: bool) -> Vec<ReplayOutcome> {
     let _turn = ONE_AT_A_TIME.acquire().await;
     let program = env!("CARGO_BIN_EXE_replayer");
-    Some(ReplayStorm { program, keys: 30, crashes: 3, finds_answers, flag, seed: seed() }.run().await)
+    let storm = ReplayStorm { program, keys: 30, crashes: 3, finds_answers, flag, seed: seed() };
+    let mut outcomes = Vec::new();
+    if RedisServer::is_available() {
+        outcomes.push(storm.run().await);
+    } else {
+        skipped("a storm of duplicates that is wrong, on Redis", "redis-server");
+    }
+    if let Some(database) = Database::start("a storm of duplicates that is wrong", Route::Direct).await {
+        outcomes.push(storm.run_on(&database).await);
+    }
+    outcomes
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn forgotten_records_in_a_storm_run_again() {
-    let Some(outcome) = duplicates("--forgets-records", false).await else { return };
-    assert!(outcome.violations().contains_key("ran-twice"), "{:#?}", outcome.violations());
+    for outcome in duplicates("--forgets-records", false).await {
+        assert!(outcome.violations().contains_key("ran-twice"), "{:#?}", outcome.violations());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn changed_records_in_a_storm_are_other_answers() {
-    let Some(outcome) = duplicates("--changes-records", false).await else { return };
-    let violations: Vec<_> = outcome.violations().into_keys().collect();
-    assert_eq!(violations, ["answers-differ"], "{:#?}", outcome.violations());
+    for outcome in duplicates("--changes-records", false).await {
+        let violations: Vec<_> = outcome.violations().into_keys().collect();
+        assert_eq!(violations, ["answers-differ"], "{:#?}", outcome.violations());
+    }
 }
 
 /// Its processes do not look for the answers that they have committed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn committed_answers_that_are_not_found_in_a_storm_run_again() {
-    let Some(outcome) = duplicates("--ignores-commits", true).await else { return };
-    let violations: Vec<_> = outcome.violations().into_keys().collect();
-    assert_eq!(violations, ["ran-twice"], "{:#?}", outcome.violations());
+    for outcome in duplicates("--ignores-commits", true).await {
+        let violations: Vec<_> = outcome.violations().into_keys().collect();
+        assert_eq!(violations, ["ran-twice"], "{:#?}", outcome.violations());
+    }
 }

@@ -8,15 +8,26 @@ use tokio::{
     process::Command,
     time::{Instant, timeout},
 };
-use tower_lock_storm::{Cluster, Observed, Request, Service};
+use tower_lock_storm::{Cluster, Database, Observed, Request, Route, Service};
 use tower_lock_testkit::{RedisServer, skipped, wait::until};
+
+/// The default.
+const LEASE: Duration = Duration::from_secs(30);
+/// For tests that wait for the end of a lease.
+const SHORT: Duration = Duration::from_secs(5);
 
 const NAME: &str = "lock:subject:1";
 const LINE: &str = "tower-lock:lock:q:{lock:subject:1}";
 
 struct Environment {
-    redis: RedisServer,
+    server: Server,
     cluster: Cluster,
+    lease: Duration,
+}
+
+enum Server {
+    Redis(RedisServer),
+    Postgres(Database),
 }
 
 // === impl World ===
@@ -27,13 +38,25 @@ impl Environment {
             skipped(test, "redis-server");
             return None;
         }
-        let redis = RedisServer::start().await;
+        Some(Self::of(Server::Redis(RedisServer::start().await), LEASE).await)
+    }
+
+    async fn on_postgres(test: &str, lease: Duration) -> Option<Self> {
+        Some(Self::of(Server::Postgres(Database::start(test, Route::Direct).await?), lease).await)
+    }
+
+    async fn of(server: Server, lease: Duration) -> Self {
         let cluster = Cluster::start(env!("CARGO_BIN_EXE_checker"), env!("CARGO_BIN_EXE_service"), &[]).await;
-        Some(Self { redis, cluster })
+        Self { server, cluster, lease }
     }
 
     async fn service(&self, name: &str) -> Service {
-        self.cluster.service(&[name, "1"], Some(&self.redis.url())).await
+        let lease = format!("--lease-ms={}", self.lease.as_millis());
+        let url = match &self.server {
+            Server::Redis(redis) => redis.url(),
+            Server::Postgres(database) => database.url(),
+        };
+        self.cluster.service(&[name, "1", &lease], Some(&url)).await
     }
 
     async fn request(&self, service: &Service, path: &str, name: &str) -> Observed {
@@ -42,8 +65,13 @@ impl Environment {
 
     /// The name of the instance that holds the key.
     async fn holder(&self) -> Option<String> {
-        let fields = self.redis.command(&["HKEYS", NAME]).await;
-        Some(fields.texts().first()?.split('.').next()?.to_owned())
+        let id = match &self.server {
+            Server::Redis(redis) => redis.command(&["HKEYS", NAME]).await.texts().first()?.to_string(),
+            Server::Postgres(database) => {
+                database.value("SELECT holder FROM tower_lock.locks WHERE until > clock_timestamp()").await?
+            }
+        };
+        Some(id.split('.').next()?.to_owned())
     }
 
     async fn is_held_by(&self, name: &str) {
@@ -51,11 +79,23 @@ impl Environment {
     }
 
     async fn waiting(&self, number: i64) {
-        until("queued", async || self.redis.command(&["LLEN", LINE]).await.integer() == Some(number)).await;
+        until("queued", async || match &self.server {
+            Server::Redis(redis) => redis.command(&["LLEN", LINE]).await.integer() == Some(number),
+            Server::Postgres(database) => {
+                let waiters = database.value("SELECT count(*)::text FROM tower_lock.waiters").await;
+                waiters == Some(number.to_string())
+            }
+        })
+        .await;
     }
 
     async fn ms_left(&self) -> u64 {
-        let left = self.redis.command(&["PTTL", NAME]).await.integer();
+        const LEFT: &str =
+            "SELECT (extract(epoch FROM until - clock_timestamp()) * 1000)::bigint::text FROM tower_lock.locks";
+        let left = match &self.server {
+            Server::Redis(redis) => redis.command(&["PTTL", NAME]).await.integer(),
+            Server::Postgres(database) => database.value(LEFT).await.and_then(|left| left.parse().ok()),
+        };
         left.and_then(|left| left.try_into().ok()).expect("held, with a lease")
     }
 
@@ -74,6 +114,17 @@ fn ran(observed: &Observed) -> bool {
 #[tokio::test]
 async fn killed_holder_frees_its_key_after_lease_and_lock_delay() {
     let Some(environment) = Environment::new("a holder that is killed").await else { return };
+    holder_is_killed(environment).await;
+}
+
+/// Guarantee: G2.
+#[tokio::test]
+async fn killed_holder_frees_its_key_on_postgres() {
+    let Some(environment) = Environment::on_postgres("a holder that is killed", SHORT).await else { return };
+    holder_is_killed(environment).await;
+}
+
+async fn holder_is_killed(environment: Environment) {
     let (killed, next) = (environment.service("killed").await, environment.service("next").await);
     let waits = async {
         environment.is_held_by("killed").await;
@@ -85,8 +136,8 @@ async fn killed_holder_frees_its_key_after_lease_and_lock_delay() {
         };
         let (observed, (at, left)) = tokio::join!(answer, killer);
         assert!(ran(&observed), "{observed:?}");
-        // A lease of thirty seconds and a lock-delay of one, not renewed.
-        assert!(left <= Duration::from_secs(31), "{left:?}");
+        // A lease and a lock-delay of a second, not renewed.
+        assert!(left <= environment.lease + Duration::from_secs(1), "{left:?}");
         let took = at.elapsed();
         assert!(took + Duration::from_millis(100) >= left, "after {took:?}: there were {left:?} left");
         assert!(took < left + Duration::from_secs(20), "after {took:?}, expected {left:?}");
@@ -97,12 +148,23 @@ async fn killed_holder_frees_its_key_after_lease_and_lock_delay() {
     environment.finish().await;
 }
 
-/// It wakes long after its deadline: its handler does not go on, and the outcome is unknown to its
-/// client.
 /// Guarantee: G1.
 #[tokio::test]
 async fn holder_stopped_past_its_deadline_does_not_continue() {
     let Some(environment) = Environment::new("a holder that is stopped").await else { return };
+    holder_is_stopped(environment).await;
+}
+
+/// Guarantee: G1.
+#[tokio::test]
+async fn holder_stopped_on_postgres_does_not_continue() {
+    let Some(environment) = Environment::on_postgres("a holder that is stopped", SHORT).await else { return };
+    holder_is_stopped(environment).await;
+}
+
+/// It wakes long after its deadline: its handler does not go on, and the outcome is unknown to its
+/// client.
+async fn holder_is_stopped(environment: Environment) {
     let (stopped, next) = (environment.service("stopped").await, environment.service("next").await);
     let waits = async {
         // A process that is stopped before it has read the reply to its acquire starts no section.
@@ -166,10 +228,31 @@ async fn dead_head_of_the_queue_costs_nothing() {
     environment.finish().await;
 }
 
+/// A Redis knows that no connection listens for a waiter. PostgreSQL offers it the key.
+/// Guarantee: G5.
+#[tokio::test]
+async fn dead_head_of_a_queue_on_postgres_costs_an_offer() {
+    let Some(environment) = Environment::on_postgres("a dead head of the queue", LEASE).await else { return };
+    let waited = with_a_head_that(&environment, |head| head.process().kill()).await;
+    assert!(waited < Duration::from_secs(15), "{waited:?}: a lease is thirty seconds");
+    environment.finish().await;
+}
+
 /// Guarantee: G5.
 #[tokio::test]
 async fn stopped_head_of_the_queue_costs_an_offer_and_lock_delay() {
     let Some(environment) = Environment::new("a stopped head of the queue").await else { return };
+    head_is_stopped(environment).await;
+}
+
+/// Guarantee: G5.
+#[tokio::test]
+async fn stopped_head_of_a_queue_on_postgres_costs_an_offer() {
+    let Some(environment) = Environment::on_postgres("a stopped head of the queue", LEASE).await else { return };
+    head_is_stopped(environment).await;
+}
+
+async fn head_is_stopped(environment: Environment) {
     let waited = with_a_head_that(&environment, |head| head.process().freeze()).await;
     assert!(waited >= Duration::from_millis(3_900), "{waited:?}: it was offered to the stopped process");
     assert!(waited < Duration::from_secs(15), "{waited:?}: a lease is thirty seconds");

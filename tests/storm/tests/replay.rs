@@ -5,7 +5,7 @@
 //! of a run. Their interleaving still varies.
 #![allow(clippy::disallowed_methods, reason = "tests run within a runtime and wait in real time")]
 
-use tower_lock_storm::{ReplayOutcome, ReplayStorm, number_of_keys, seed};
+use tower_lock_storm::{Database, ReplayOutcome, ReplayStorm, Route, number_of_keys, seed};
 use tower_lock_testkit::{RedisServer, skipped};
 
 /// Returns `None`, with a note on stderr, if there is no server.
@@ -14,13 +14,27 @@ async fn storm(finds_answers: bool) -> Option<ReplayOutcome> {
         skipped("the storm of duplicates", "redis-server");
         return None;
     }
-    let keys = number_of_keys();
-    let crashes = usize::try_from(keys / 30).expect("few").max(3);
-    let program = env!("CARGO_BIN_EXE_replayer");
-    let storm = ReplayStorm { program, keys, crashes, finds_answers, flag: "--correct", seed: seed() };
+    let storm = parameters(finds_answers);
     let outcome = storm.run().await;
     outcome.check_coverage(&storm);
     Some(outcome)
+}
+
+fn parameters(finds_answers: bool) -> ReplayStorm {
+    let keys = number_of_keys();
+    let crashes = usize::try_from(keys / 30).expect("few").max(3);
+    let program = env!("CARGO_BIN_EXE_replayer");
+    ReplayStorm { program, keys, crashes, finds_answers, flag: "--correct", seed: seed() }
+}
+
+/// The same on PostgreSQL, whose sessions are killed in place of network faults.
+async fn storm_on_postgres(route: Route, finds_answers: bool) {
+    let Some(database) = Database::start("the storm of duplicates on PostgreSQL", route).await else { return };
+    let storm = parameters(finds_answers);
+    let outcome = storm.run_on(&database).await;
+    outcome.check_coverage(&storm);
+    let violations = outcome.violations();
+    assert!(violations.is_empty(), "{violations:#?}");
 }
 
 /// Guarantee: G18.
@@ -38,4 +52,23 @@ async fn storm_of_duplicates_runs_a_key_again_only_after_a_kill() {
     let Some(outcome) = storm(false).await else { return };
     let violations = outcome.violations();
     assert!(violations.is_empty(), "{violations:#?}");
+}
+
+/// Guarantee: G18.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn storm_of_duplicates_on_postgres_runs_each_key_once() {
+    storm_on_postgres(Route::Direct, true).await;
+}
+
+/// Guarantee: G18.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn storm_of_duplicates_behind_pgbouncer_runs_each_once() {
+    storm_on_postgres(Route::Pooled, true).await;
+}
+
+/// A killed process may have committed its work without a record: that key alone runs again.
+/// Guarantee: G18.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn storm_on_postgres_runs_a_key_again_only_after_a_kill() {
+    storm_on_postgres(Route::Direct, false).await;
 }

@@ -11,7 +11,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tower_lock::LockManager;
-use tower_lock_storm::{Bank, Keys, seed, transfer};
+use tower_lock_storm::{Bank, Database, Keys, Route, seed, transfer};
 use tower_lock_testkit::{RedisServer, skipped, wait::until};
 
 const PROCESSES: u64 = 3;
@@ -46,7 +46,6 @@ async fn transfers_under_one_of_their_keys_lose_money() {
     assert!(is_found("beside") && is_found("the sum was"), "{violations:#?}");
 }
 
-/// A killed process leaves its locks for two seconds. The others go on with other accounts.
 /// Guarantee: G21.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_of_transfers_with_kills_keeps_the_sum() {
@@ -54,12 +53,49 @@ async fn storm_of_transfers_with_kills_keeps_the_sum() {
         return skipped("the storm of transfers with kills", "redis-server");
     }
     let redis = RedisServer::start().await;
-    let wanted = transfers(4_000);
+    storm_with_kills(&redis.url(), transfers(4_000)).await;
+    // The locks of killed processes expire, and their queue entries with them.
+    let mut connection = redis.connect().await;
+    let mut locks_left = async || {
+        let keys = connection.command(&["KEYS", "*account*"]).await.expect("it is up");
+        format!("{keys:?}").contains("account")
+    };
+    let mut is_clean = false;
+    for _ in 0..300 {
+        is_clean = !locks_left().await;
+        if is_clean {
+            break;
+        }
+        sleep(Duration::from_millis(100)).await;
+    }
+    assert!(is_clean, "locks are left");
+}
+
+/// Guarantee: G21.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn storm_of_transfers_on_postgres_keeps_the_sum() {
+    transfers_on_postgres(Route::Direct).await;
+}
+
+/// Guarantee: G21.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn storm_of_transfers_behind_pgbouncer_keeps_the_sum() {
+    transfers_on_postgres(Route::Pooled).await;
+}
+
+async fn transfers_on_postgres(route: Route) {
+    let Some(database) = Database::start("the storm of transfers on PostgreSQL", route).await else { return };
+    storm_with_kills(&database.url(), transfers(1_000)).await;
+    database.is_left_clean().await;
+}
+
+/// A killed process leaves its locks for two seconds. The others go on with other accounts.
+async fn storm_with_kills(url: &str, wanted: u64) {
     let bank = Bank::open(wanted).await;
     let teller = |number: u64| -> Child {
         let mut command = Command::new(env!("CARGO_BIN_EXE_teller"));
         command.args([format!("teller-{number}"), bank.address().to_string(), (seed() + number).to_string()]);
-        command.env("REDIS_URL", redis.url()).kill_on_drop(true).spawn().expect("it starts")
+        command.env("LOCK_URL", url).kill_on_drop(true).spawn().expect("it starts")
     };
     let mut tellers: Vec<_> = (0..PROCESSES).map(teller).collect();
     let (mut next, mut kills) = (PROCESSES, 0);
@@ -83,19 +119,4 @@ async fn storm_of_transfers_with_kills_keeps_the_sum() {
     assert!(kills >= 3, "{kills}");
     let violations = bank.violations();
     assert!(violations.is_empty(), "{violations:#?}");
-    // The locks of killed processes expire, and their queue entries with them.
-    let mut connection = redis.connect().await;
-    let mut locks_left = async || {
-        let keys = connection.command(&["KEYS", "*account*"]).await.expect("it is up");
-        format!("{keys:?}").contains("account")
-    };
-    let mut is_clean = false;
-    for _ in 0..300 {
-        is_clean = !locks_left().await;
-        if is_clean {
-            break;
-        }
-        sleep(Duration::from_millis(100)).await;
-    }
-    assert!(is_clean, "locks are left");
 }

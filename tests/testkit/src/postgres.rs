@@ -56,6 +56,10 @@ impl PostgresServer {
         let made = Process::start(command).expect("it starts").end().await;
         assert!(made.success(), "initdb: {}", fs::read_to_string(&log).unwrap_or_default());
         let arguments = settings.iter().flat_map(|setting| ["-c".to_owned(), (*setting).to_owned()]).collect();
+        Self::start_in(folder, arguments, privileges).await
+    }
+
+    async fn start_in(folder: TempFolder, arguments: Vec<String>, privileges: Vec<String>) -> Self {
         for _ in 0..20 {
             let port = ReservedPort::new();
             if let Some(process) = Self::launch(&folder, &port, &arguments, &privileges).await {
@@ -138,6 +142,12 @@ impl PostgresServer {
         self.process().pid()
     }
 
+    /// The folder of the server.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
     /// The port of the server.
     #[must_use]
     pub fn port(&self) -> u16 {
@@ -180,6 +190,28 @@ impl PostgresServer {
         self.crash().await;
         fs::write(self.folder.path().join("data/standby.signal"), "").expect("a file");
         self.restart().await;
+    }
+
+    /// Starts a standby, which receives each commit of this server from now on. The application
+    /// name of its connection is `standby`.
+    ///
+    /// # Panics
+    ///
+    /// Panics if it does not start.
+    pub async fn start_standby(&self) -> Self {
+        let copy = Self::program("pg_basebackup").expect("beside `initdb`");
+        let folder = TempFolder::new();
+        let privileges =
+            if rustix::process::geteuid().is_root() { owned_by_another_user(folder.path()) } else { vec![] };
+        let log = folder.path().join("log");
+        let mut command = Process::command_as(copy, &privileges);
+        command.args(["--checkpoint=fast", "--no-sync", "--write-recovery-conf", "-D"]).arg(folder.path().join("data"));
+        let primary = format!("host=127.0.0.1 port={} user=postgres application_name=standby", self.port.number());
+        command.args(["-d", &primary]);
+        Self::to_log(&mut command, &log);
+        let made = Process::start(command).expect("it starts").end().await;
+        assert!(made.success(), "pg_basebackup: {}", fs::read_to_string(&log).unwrap_or_default());
+        Self::start_in(folder, self.arguments.clone(), privileges).await
     }
 
     fn process(&self) -> std::sync::MutexGuard<'_, Process> {

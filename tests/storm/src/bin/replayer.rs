@@ -1,7 +1,7 @@
 //! A service behind a replay layer, whose handlers commit their work to a folder.
 //!
 //! ```text
-//! REDIS_URL=url replayer NAME FOLDER [--wait-ms=NUMBER] [--finds-answers]
+//! LOCK_URL=url replayer NAME FOLDER [--wait-ms=NUMBER] [--finds-answers]
 //!     [--crash=work|commit|release:NUMBER] [--correct | --forgets-records
 //!     | --changes-records | --ignores-commits]
 //! ```
@@ -37,8 +37,8 @@ use tokio::{
     signal::unix::{SignalKind, signal},
     time::sleep,
 };
-use tower_lock::{LockKey, LockManager, LockPolicy, Once, RedisStore, ReplayLayer, key, store::LockStore};
-use tower_lock_storm::{Crash, CrashPoint, ShutdownReport};
+use tower_lock::{LockKey, LockManager, LockPolicy, Once, ReplayLayer, key, store::LockStore};
+use tower_lock_storm::{Crash, CrashPoint, ShutdownReport, connect};
 use tower_lock_testkit::store::{ChangesRecords, ForgetsRecords, InterceptedStore};
 
 type Failure = Box<dyn Error + Send + Sync>;
@@ -58,7 +58,7 @@ const LEASE: Duration = Duration::from_secs(3);
 async fn main() -> Result<(), Failure> {
     let (mut words, mut wait, mut finds_answers, mut crash) = (Vec::new(), Duration::ZERO, false, None);
     let mut ignores_commits = false;
-    let mut store: Arc<dyn LockStore> = Arc::new(connect().await?);
+    let mut store: Arc<dyn LockStore> = connect_patiently().await?;
     for argument in std::env::args().skip(1) {
         match argument.strip_prefix("--").map(|flag| flag.split_once('=').unwrap_or((flag, ""))) {
             None => words.push(argument),
@@ -99,14 +99,15 @@ async fn main() -> Result<(), Failure> {
 }
 
 /// A process that replaces another one may start while connections break.
-async fn connect() -> Result<RedisStore, Failure> {
+async fn connect_patiently() -> Result<Arc<dyn LockStore>, Failure> {
+    let url = std::env::var("LOCK_URL")?;
     for _ in 0..20 {
-        if let Ok(store) = RedisStore::from_env().await {
+        if let Ok(store) = connect(&url).await {
             return Ok(store);
         }
         sleep(Duration::from_millis(50)).await;
     }
-    Ok(RedisStore::from_env().await?)
+    connect(&url).await
 }
 
 async fn claim(State(app): State<Arc<App>>, Path(number): Path<u64>, once: Once) -> Result<Response, Response> {

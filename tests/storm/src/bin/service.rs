@@ -1,14 +1,14 @@
 //! A service whose handlers report their sections to the checker.
 //!
 //! ```text
-//! CHECKER=address [REDIS_URL=url] service NAME [INSTANCES] [--lock-delay-ms=NUMBER]
+//! CHECKER=address [LOCK_URL=url] service NAME [INSTANCES] [--lock-delay-ms=NUMBER]
 //!     [--lease-ms=NUMBER]
 //!     [--correct | --releases-any-holder | --shortens-leases | --skips-some
 //!     | --releases-at-head | --skips-lock-delay]
 //! ```
 //!
 //! Each instance has a `LockManager` of its own, and prints the address that it listens on. Without
-//! `REDIS_URL` the store is the memory of this process. SIGTERM starts a graceful shutdown; the
+//! `LOCK_URL` the store is the memory of this process. SIGTERM starts a graceful shutdown; the
 //! process then prints the data that is left.
 
 use std::{
@@ -42,9 +42,9 @@ use tokio::{
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_lock::{
     HasLockKey, HeldLock, Lease, LockKey, LockLayer, LockManager, LockManagerBuilder, LockManagerLayer, LockPolicy,
-    Locked, MemoryStore, OnDisconnect, RedisStore, ReleaseAt, key, store::LockStore,
+    Locked, MemoryStore, OnDisconnect, ReleaseAt, key, store::LockStore,
 };
-use tower_lock_storm::{LockPath, Panics, Reply, Report, Reporter, Residue, ShutdownReport, Work, now};
+use tower_lock_storm::{LockPath, Panics, Reply, Report, Reporter, Residue, ShutdownReport, Work, connect, now};
 use tower_lock_testkit::store::{InterceptedStore, ReleasesAnyHolder, ShortensLeases};
 
 type Failure = Box<dyn Error + Send + Sync>;
@@ -113,7 +113,7 @@ async fn main() -> Result<(), Failure> {
         usual(panic);
     }));
     let memory = Arc::new(MemoryStore::new());
-    let url = std::env::var("REDIS_URL").ok();
+    let url = std::env::var("LOCK_URL").ok();
     let reporter = Reporter::connect(std::env::var("CHECKER")?.parse()?).await?;
     let (stop, stopped) = watch::channel(false);
     let mut running = Vec::new();
@@ -162,7 +162,7 @@ async fn main() -> Result<(), Failure> {
 /// The locks of one instance, in a store with a defect.
 async fn broken(wrong: Wrong, url: Option<&str>, memory: &Arc<MemoryStore>) -> Result<LockManagerBuilder, Failure> {
     let store: Arc<dyn LockStore> = match url {
-        Some(url) => Arc::new(RedisStore::connect(url).await?),
+        Some(url) => connect(url).await?,
         None => Arc::<MemoryStore>::clone(memory),
     };
     Ok(match wrong {

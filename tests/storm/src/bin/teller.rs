@@ -1,12 +1,12 @@
-//! A process that transfers money between accounts, under locks on Redis.
+//! A process that transfers money between accounts, under locks of a fleet.
 //!
 //! ```text
-//! REDIS_URL=url teller NAME BANK SEED
+//! LOCK_URL=url teller NAME BANK SEED
 //! ```
 
 use std::{error::Error, time::Duration};
 
-use tower_lock::{LockManager, LockPolicy, RedisStore};
+use tower_lock::{LockManager, LockPolicy};
 use tower_lock_storm::{Keys, transfer};
 
 type Failure = Box<dyn Error + Send + Sync>;
@@ -18,7 +18,7 @@ const LEASE: Duration = Duration::from_secs(2);
 async fn main() -> Result<(), Failure> {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     let [name, bank, seed] = &*arguments else { return Err("teller NAME BANK SEED".into()) };
-    let locks = LockManager::builder(RedisStore::from_env().await?).instance(name).lease(LEASE).build();
+    let locks = LockManager::connect(&std::env::var("LOCK_URL")?).await?.instance(name).lease(LEASE).build();
     let locks = locks.with_policy(LockPolicy::new().lock_delay(Duration::from_millis(100)));
     transfer(&locks, bank.parse()?, Keys::All, seed.parse()?).await?;
     let left = locks.shutdown(Duration::from_secs(10)).await;
