@@ -115,7 +115,7 @@ impl PostgresStoreBuilder {
     /// |---|---|
     /// | `schema` | as [`schema`](Self::schema) |
     /// | `migrate` | as [`migrate`](Self::migrate), `true` or `false` |
-    /// | `events_url` | as [`events_url`](Self::events_url), with `%26` for each `&` and `%25` for each `%` |
+    /// | `events_url` | as [`events_url`](Self::events_url), with `%26` for `&` and `%25` for `%` |
     /// | `sslmode` | `require`, `verify-ca` or `verify-full`: TLS. Any other: none |
     /// | `sslrootcert` | the file of the trusted certificates |
     /// | `host`, `port`, `user`, `password`, `dbname` and others | as in libpq |

@@ -1,5 +1,7 @@
 //! Fences over deleted rows, restarts and clocks that were set back.
 
+use std::time::Duration;
+
 use tower_lock::{LockKey, store::IfBusy};
 
 use crate::support::{Caller, LONG, environment, own_environment};
@@ -61,6 +63,24 @@ async fn sweep_keeps_rows_that_are_in_use() {
     let kept = environment.value("SELECT count(*) FROM {schema}.locks").await;
     let is_deleted = environment.value("SELECT count(*) FROM {schema}.locks WHERE key = 'swept:old'").await == 0;
     assert_eq!((kept, is_deleted), (3, true));
+}
+
+/// The next lock of the key writes no index.
+#[tokio::test]
+async fn sweep_keeps_rows_that_were_used_lately() {
+    let Some(environment) = environment().await else { return };
+    let store = environment.store().await;
+    let (caller, key) = (Caller::new(&store, "a"), LockKey::from(("released",)));
+    let id = caller.id();
+    caller.granted(&key, &id, LONG).await;
+    caller.release(&key, &id, Duration::ZERO).await;
+    let mut left = Vec::new();
+    for age in ["30 seconds", "2 minutes"] {
+        environment.execute(&format!("UPDATE {{schema}}.locks SET since = now() - interval '{age}'")).await;
+        environment.execute("SELECT * FROM {schema}.sweep('', 1000)").await;
+        left.push(environment.value("SELECT count(*) FROM {schema}.locks").await);
+    }
+    assert_eq!(left, [1, 0]);
 }
 
 /// One call reads a page, and says where the next one begins.

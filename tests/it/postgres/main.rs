@@ -8,11 +8,14 @@
 mod support;
 
 mod application;
+mod clocks;
 mod conformance;
 mod connecting;
 mod crashes;
+mod failover;
 mod fences;
 mod runbook;
 mod handover;
+mod outages;
 mod transactions;
 mod statement_counts;

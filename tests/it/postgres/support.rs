@@ -17,7 +17,7 @@ use tower_lock::{
         ReleaseRequest, RenewReply, RenewRequest, StoreError, YieldReply, YieldRequest,
     },
 };
-use tower_lock_testkit::{PostgresServer, skipped, store::StoreExt};
+use tower_lock_testkit::{PgBouncer, PostgresServer, skipped, store::StoreExt};
 
 pub(crate) const LONG: Duration = Duration::from_secs(600);
 
@@ -60,6 +60,17 @@ pub(crate) async fn own_environment(settings: &[&str]) -> Option<Environment> {
     Some(Environment { own: Some(PostgresServer::start(&settings).await), schema: "tower_lock".to_owned() })
 }
 
+/// A schema of this test, and a pooler in front of its server.
+pub(crate) async fn pooled() -> Option<(Environment, PgBouncer)> {
+    if !PgBouncer::is_available() {
+        skipped(std::thread::current().name().unwrap_or("a test"), "pgbouncer");
+        return None;
+    }
+    let environment = environment().await?;
+    let pooler = PgBouncer::start(environment.server()).await;
+    Some((environment, pooler))
+}
+
 impl Environment {
     pub(crate) fn server(&self) -> &PostgresServer {
         self.own.as_ref().unwrap_or_else(|| SERVER.get().expect("started"))
@@ -68,6 +79,12 @@ impl Environment {
     pub(crate) async fn store(&self) -> Arc<PostgresStore> {
         let store = PostgresStore::builder().schema(&self.schema).migrate(true).connect(&self.server().url()).await;
         Arc::new(store.expect("it is up"))
+    }
+
+    /// A store whose calls go through a pooler, and whose messages come from the server.
+    pub(crate) async fn store_behind(&self, pooler: &PgBouncer) -> Arc<PostgresStore> {
+        let url = format!("{}?migrate=true&events_url={}", pooler.url(), self.server().url());
+        Arc::new(PostgresStore::builder().schema(&self.schema).connect(&url).await.expect("it is up"))
     }
 
     /// A new instance of the service.
@@ -181,8 +198,17 @@ impl Caller {
     }
 
     pub(crate) async fn release_with(&self, key: &LockKey, id: &AcquisitionId, record: Record) -> ReleaseReply {
+        self.try_release_with(key, id, record).await.expect("a reply")
+    }
+
+    pub(crate) async fn try_release_with(
+        &self,
+        key: &LockKey,
+        id: &AcquisitionId,
+        record: Record,
+    ) -> Result<ReleaseReply, StoreError> {
         let request = ReleaseRequest::new(key.clone(), id.clone(), Duration::ZERO, terms());
-        self.store.release_one(request.record(record, LONG)).await.expect("a reply")
+        self.store.release_one(request.record(record, LONG)).await
     }
 
     /// The fence after a yield to no waiter.

@@ -115,7 +115,8 @@ BEGIN
   IF FOUND AND NOT {schema}.is_pinned(of_key) AND {schema}.offer_next(of_key, t, offer_ms, NULL) IS NOT NULL THEN
     RETURN true;
   END IF;
-  UPDATE {schema}.locks SET holder = NULL, until = t, revoked = NULL WHERE key = of_key;
+  -- Not `until = t`: if the clock is set back, the key would be blocked for as long.
+  UPDATE {schema}.locks SET holder = NULL, since = t, until = 'epoch', revoked = NULL WHERE key = of_key;
   RETURN false;
 END
 $$;

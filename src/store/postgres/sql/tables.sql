@@ -26,9 +26,10 @@ $migration$;
 -- One row for each key that was used lately. Its lock is the mutex of the key: every change of the
 -- key, of its waiters and of its record holds it.
 --
--- A row without a holder is blocked until `until`, and then free. `fence` is that of the last
--- grant, and zero before the first one. `revoked` is the holder that a forced release has ended,
--- while the block after it lasts.
+-- A row without a holder is blocked until `until`, and then free. A key that is free at once has
+-- the epoch there: it is free by any clock. `since` is the time of the last grant, or of the
+-- release after it. `fence` is that of the last grant, and zero before the first one. `revoked` is
+-- the holder that a forced release has ended, while the block after it lasts.
 --
 -- No column but the key has an index: an update then writes no index entry, and takes a lock on the
 -- row that passes `FOR KEY SHARE`.

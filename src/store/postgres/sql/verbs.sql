@@ -11,9 +11,9 @@
 --
 -- The keys of a call are different. Most are free, without waiters and without a record: they are
 -- granted together, because a statement costs several times as much as one key. What is left has
--- the steps of acquire_one, and its rows are locked by then: those steps never wait out of the order
--- of the keys. Each step is a statement of its own, so that it sees the commits before the locks of
--- the step before it.
+-- the steps of acquire_one, and its rows are locked by then: those steps never wait out of the
+-- order of the keys. Each step is a statement of its own, so that it sees the commits before the
+-- locks of the step before it.
 --
 -- reply  a row for each request, with its position from 1, and the time: as of acquire_one.
 --        One row with position 0, and the time: the call has expired.
@@ -188,8 +188,9 @@ BEGIN
         SELECT r.key, 0, 'epoch' FROM unnest(keys) AS r (key) ORDER BY r.key COLLATE "C"
         ON CONFLICT (key) DO UPDATE SET until = l.until WHERE false;
       t := clock_timestamp();
+      -- As of end_hold.
       RETURN QUERY
-        UPDATE {schema}.locks l SET holder = NULL, until = t, revoked = NULL
+        UPDATE {schema}.locks l SET holder = NULL, since = t, until = 'epoch', revoked = NULL
           FROM unnest(keys, ids) WITH ORDINALITY AS r (key, id, at)
           WHERE l.key = r.key AND l.holder = r.id AND l.until > t
             AND NOT EXISTS (SELECT FROM {schema}.waiters w WHERE w.key = r.key)
@@ -200,12 +201,13 @@ BEGIN
       END IF;
       SELECT array_agg(r.at) INTO replied
         FROM unnest(keys) WITH ORDINALITY AS r (key, at)
-        JOIN {schema}.locks l ON l.key = r.key AND l.until = t AND l.xmin = pg_current_xact_id()::xid;
+        JOIN {schema}.locks l ON l.key = r.key AND l.since = t AND l.until = 'epoch'
+          AND l.xmin = pg_current_xact_id()::xid;
     ELSE
       PERFORM FROM {schema}.locks l WHERE l.key = keys[1] AND l.holder = ids[1] FOR NO KEY UPDATE;
       IF FOUND THEN
         t := clock_timestamp();
-        UPDATE {schema}.locks l SET holder = NULL, until = t, revoked = NULL
+        UPDATE {schema}.locks l SET holder = NULL, since = t, until = 'epoch', revoked = NULL
           WHERE l.key = keys[1] AND l.holder = ids[1] AND l.until > t
             AND NOT EXISTS (SELECT FROM {schema}.waiters w WHERE w.key = keys[1])
           RETURNING 1, 'freed' INTO n, what;
@@ -486,7 +488,8 @@ BEGIN
   -- fence is skipped, and so is one that a call has locked.
   SELECT array_agg(page.key) INTO free_keys FROM (
     SELECT l.key FROM {schema}.locks l
-      WHERE l.key > after_key AND l.key <= next_key AND l.until < clock_timestamp() - interval '1 minute'
+      WHERE l.key > after_key AND l.key <= next_key
+        AND coalesce(nullif(l.until, 'epoch'), l.since, 'epoch') < clock_timestamp() - interval '1 minute'
       ORDER BY l.key FOR UPDATE SKIP LOCKED
   ) page;
   -- A statement of its own: it sees the waiters that came before the lock.
