@@ -1,4 +1,4 @@
-//! The contenders of the questions `hot_key`, `several_keys` and `postgres`, in a process of their own.
+//! The contenders of `hot_key`, `several_keys` and `postgres`, in a process of their own.
 
 use std::{
     io::Read,

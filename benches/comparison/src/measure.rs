@@ -29,8 +29,8 @@ pub fn cpu_of(pid: u32) -> u64 {
     fields.nanos(11) + fields.nanos(12)
 }
 
-/// The CPU time of a process and of those that it has started, in nanoseconds. Those that have ended
-/// count, too.
+/// The CPU time of a process and of those that it has started, in nanoseconds. Those that have
+/// ended count, too.
 pub fn cpu_of_family(pid: u32) -> u64 {
     let parent = Fields::of(pid).expect("a process");
     let ended = parent.nanos(13) + parent.nanos(14);

@@ -135,7 +135,7 @@ async fn user_of_the_application_can_neither_free_nor_extend_a_lock() {
     ] {
         let statement = statement.replace("{schema}", schema).replace("{key}", name).replace("{id}", &id.to_string());
         let error = client.batch_execute(&statement).await.expect_err(&statement);
-        assert_eq!(error.code().map(|state| state.code()), Some(NO_RIGHT), "{statement}: {error:?}");
+        assert_eq!(error.code().map(tokio_postgres::error::SqlState::code), Some(NO_RIGHT), "{statement}: {error:?}");
     }
     assert_eq!(caller.release(&key, &id, Duration::ZERO).await, ReleaseReply::Freed, "it is still held");
 }

@@ -7,8 +7,8 @@
 -- commands for names that it lacks. So all names of the key are here, and its grant is complete.
 --
 -- ARGV   1 time at which the call expires, in microseconds of the server's clock
---        for each lock: its name; its queue; the fence of its slot; acquisition id; lease, ms; if it
---        is busy: 'fail', or anything else to have a call of its own
+--        for each lock: its name; its queue; the fence of its slot; acquisition id; lease, ms;
+--        if it is busy: 'fail', or anything else to have a call of its own
 -- reply  now: all keys are granted, and this is their fence
 --        {now, 'expired'}
 --        {now, other ..}: all keys are granted, except for those at these positions, from 1:
