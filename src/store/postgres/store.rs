@@ -53,8 +53,8 @@ use crate::{
 /// if that is larger.
 ///
 /// A grant, a renewal, a record and a block are on the disk of the server when its reply arrives. A
-/// release and a queue entry are not: a release that a crash of the server loses leaves the key
-/// locked until its lease expires, and a waiter whose entry is lost enters the queue again.
+/// release is not: one that a crash of the server loses leaves the key locked until its lease
+/// expires.
 ///
 /// While PostgreSQL cannot be reached, no lock is acquired (503, not started), and a held lock is
 /// lost when its lease expires.

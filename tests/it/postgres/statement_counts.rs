@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use tokio::time::Instant;
 use tower_lock::{
     LockKey,
-    store::{AcquireReply, IfBusy, LockStore, RenewReply, RenewRequest},
+    store::{LockStore, RenewReply, RenewRequest},
 };
 use tower_lock_testkit::{locks::key, wait::until};
 
@@ -58,24 +58,6 @@ async fn lock_waits_once_for_the_disk() {
     }
     let waits = environment.synced(locks).await - before;
     assert!((50..60).contains(&waits), "{waits} waits for the disk for 50 locks");
-}
-
-/// A waiter would delay its holder meanwhile, because its call has locked the row of the key.
-#[tokio::test]
-async fn waiter_enqueues_without_a_wait_for_the_disk() {
-    let Some(environment) = own_environment(&["wal_writer_delay=10s", "autovacuum=off"]).await else { return };
-    let store = environment.store().await;
-    let (caller, key) = (Caller::new(&store, "a"), key());
-    caller.granted(&key, &caller.id(), LONG).await;
-    let before = environment.synced((store, caller)).await;
-    let store = environment.store().await;
-    let caller = Caller::new(&store, "b");
-    for _ in 0..50 {
-        let reply = caller.acquire(&key, &caller.id(), LONG, IfBusy::Enqueue).await.expect("a reply");
-        assert!(matches!(reply, AcquireReply::Queued { .. }), "{reply:?}");
-    }
-    let waits = environment.synced((store, caller)).await - before;
-    assert!(waits < 10, "{waits} waits for the disk for 50 queue entries");
 }
 
 #[tokio::test]

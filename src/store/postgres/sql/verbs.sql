@@ -31,7 +31,7 @@ DECLARE
   t timestamptz;
   free_keys text[];
   replied bigint[];
-  granted bigint := 0;
+  granted bigint;
 BEGIN
   n := 0;
   now_us := {schema}.us(clock_timestamp());
@@ -143,16 +143,9 @@ BEGIN
         request.key, request.id, request.lease_ms, request.waits, unless_recorded,
         offer_ms, entry_ms, capacity, expires_us
       ) one;
-      granted := granted + CASE what WHEN 'granted' THEN 1 ELSE 0 END;
       n := request.at;
       RETURN NEXT;
     END LOOP;
-  END IF;
-  -- Without a grant, a crash of the server loses queue entries and offers: their waiters poll, and
-  -- no key is free that was not. The row of a hot key is not locked while such a call waits for the
-  -- disk.
-  IF granted = 0 THEN
-    PERFORM set_config('synchronous_commit', 'off', true);
   END IF;
 END
 $$;
