@@ -6,9 +6,9 @@
 //! ```
 //!
 //! Environment: `PORT` (0: any), `DATABASE_URL` (`sqlite://shop.db`, or
-//! `mysql://..` or `postgres://..` with `--features mysql` or `postgres`; default: SQLite in a temporary
-//! file, or in memory for the server) and `LOCK_URL` (`redis://localhost` with `--features redis`:
-//! locks and records that all instances share; default: within this process).
+//! `mysql://..` or `postgres://..` with a feature of that name; default: SQLite in a temporary
+//! file, or in memory for the server) and `LOCK_URL` (`redis://localhost` or `postgres://..`, with
+//! such a feature: locks and records that all instances share; default: within this process).
 
 #![allow(clippy::disallowed_methods, reason = "a program with a runtime of its own, timed by a real clock")]
 

@@ -7,9 +7,9 @@
 //! ```
 //!
 //! Environment: `PORT` (0: any; default 3000), `DATABASE_URL` (`sqlite://shop.db`, or
-//! `mysql://..` or `postgres://..` with `--features mysql` or `postgres`; default: SQLite in memory) and
-//! `LOCK_URL` (`redis://localhost` with `--features redis`: locks that all instances share;
-//! default: locks within this process).
+//! `mysql://..` or `postgres://..` with a feature of that name; default: SQLite in memory) and
+//! `LOCK_URL` (`redis://localhost` or `postgres://..`, with such a feature: locks that all instances
+//! share; default: locks within this process).
 
 #![allow(clippy::disallowed_methods, reason = "a program with a runtime of its own, timed by a real clock")]
 

@@ -50,7 +50,9 @@ async fn lock_costs_two_statements() {
 /// The background writer writes the releases to the disk, and no caller waits for it.
 #[tokio::test]
 async fn lock_waits_once_for_the_disk() {
-    let Some(environment) = own_environment(&["wal_writer_delay=10s", "autovacuum=off"]).await else { return };
+    let Some(environment) = own_environment(&["fsync=on", "wal_writer_delay=10s", "autovacuum=off"]).await else {
+        return;
+    };
     let before = environment.synced(environment.store().await).await;
     let locks = environment.instance("a").await;
     for _ in 0..50 {

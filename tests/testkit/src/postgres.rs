@@ -84,6 +84,9 @@ impl PostgresServer {
             .arg("-k")
             .arg(folder.path())
             .args(["-p", &port.number().to_string(), "-c", "listen_addresses=127.0.0.1"])
+            // What a process has written survives its crash without a wait for the disk, which the
+            // servers of all tests would share.
+            .args(["-c", "fsync=off"])
             .args(arguments);
         Self::to_log(&mut command, &log);
         let state = data.join("postmaster.pid");

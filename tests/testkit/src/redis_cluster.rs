@@ -176,6 +176,17 @@ impl RedisCluster {
 
     /// The node that is the master of this slot.
     pub async fn owner_of_slot(&self, slot: u16) -> usize {
+        let mut owner = None;
+        until("a node has the slot", async || {
+            owner = self.claimed_owner(slot).await;
+            owner.is_some()
+        })
+        .await;
+        owner.expect("just seen")
+    }
+
+    /// `None`: while a slot moves, a node of a busy machine may not have heard of it yet.
+    async fn claimed_owner(&self, slot: u16) -> Option<usize> {
         let mut claims = Vec::new();
         for node in self.running() {
             let own = self.own_line(node).await;
@@ -189,7 +200,7 @@ impl RedisCluster {
             let epoch = self.own_line(node).await.map(|own| own.epoch);
             owner = owner.max(Some((epoch, node)));
         }
-        owner.unwrap_or_else(|| panic!("no node has slot {slot}")).1
+        owner.map(|(_, node)| node)
     }
 
     /// The slots of a node.
