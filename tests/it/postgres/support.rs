@@ -21,6 +21,9 @@ use tower_lock_testkit::{PgBouncer, PostgresServer, skipped, store::StoreExt};
 
 pub(crate) const LONG: Duration = Duration::from_secs(600);
 
+/// A busy machine is no outage.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 /// A server, and a schema of this test.
 pub(crate) struct Environment {
     own: Option<PostgresServer>,
@@ -78,15 +81,16 @@ impl Environment {
 
     pub(crate) async fn store(&self) -> Arc<PostgresStore> {
         let builder = PostgresStore::builder().schema(&self.schema).migrate(true);
-        // A busy machine is no outage.
-        let store = builder.call_timeout(Duration::from_secs(2)).connect(&self.server().url()).await;
+        let store = builder.call_timeout(PATIENCE).connect(&self.server().url()).await;
         Arc::new(store.expect("it is up"))
     }
 
     /// A store whose calls go through a pooler, and whose messages come from the server.
     pub(crate) async fn store_behind(&self, pooler: &PgBouncer) -> Arc<PostgresStore> {
         let url = format!("{}?migrate=true&events_url={}", pooler.url(), self.server().url());
-        Arc::new(PostgresStore::builder().schema(&self.schema).connect(&url).await.expect("it is up"))
+        Arc::new(
+            PostgresStore::builder().schema(&self.schema).call_timeout(PATIENCE).connect(&url).await.expect("it is up"),
+        )
     }
 
     /// A new instance of the service.

@@ -146,7 +146,7 @@ async fn storm_with_crashes(route: Route) {
     let (storm, ()) = tokio::join!(storm, crash);
     let outcome = environment.end(storm).await;
     outcome.check(&[]);
-    assert!(outcome.summary.answers(503) > 0, "it was never down: {:#?}", outcome.summary);
+    // It may be up again before a request is rejected.
     assert!(outcome.summary.answers(200) > 0, "{:#?}", outcome.summary);
 }
 
