@@ -257,6 +257,8 @@ run() { # folder, program
     cd "$1"
     # Its tests wait for servers most of the time, and are the last ones to end.
     case $2 in */redis-*) export RUST_TEST_THREADS=$((RUST_TEST_THREADS * 3 / 2)) ;; esac
+    # Its servers are many processes, and make a database first.
+    case $2 in */postgres-*) export RUST_TEST_THREADS=3 ;; esac
     CARGO_MANIFEST_DIR=$1 "$2" "${slow[@]}"
 }
 

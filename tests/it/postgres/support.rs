@@ -22,7 +22,7 @@ use tower_lock_testkit::{PgBouncer, PostgresServer, skipped, store::StoreExt};
 pub(crate) const LONG: Duration = Duration::from_secs(600);
 
 /// A busy machine is no outage.
-const PATIENCE: Duration = Duration::from_secs(2);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A server, and a schema of this test.
 pub(crate) struct Environment {
