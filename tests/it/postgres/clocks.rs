@@ -48,7 +48,7 @@ async fn fences_of_postgres_rise_over_clock_steps() {
     assert!(environment.value("SELECT fence FROM {schema}.locks").await > 0);
 }
 
-/// A key that nobody holds is free, although its row was written at a later time of that clock.
+/// A key without a holder is free, although its row was written at a later time of that clock.
 #[tokio::test]
 async fn key_stays_free_when_the_clock_is_set_back() {
     let Some(environment) = with_clock().await else { return };

@@ -110,7 +110,7 @@ async fn keys_are_passed_on_without_messages() {
     }
 }
 
-/// The keys of a call are locked in one order, whatever the order of its requests is.
+/// The keys of a call are locked in one order, in any order of its requests.
 #[tokio::test]
 async fn calls_with_many_keys_never_wait_for_each_other() {
     let Some(environment) = own_environment(&["deadlock_timeout=10ms"]).await else { return };

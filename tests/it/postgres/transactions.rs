@@ -102,7 +102,6 @@ async fn waiter_gets_the_key_when_the_transaction_ends() {
     guard.release().await.expect("held");
 }
 
-/// `FOR UPDATE` is not what the guide says, and must not stop the other keys.
 /// Free keys are granted together, and freed together. Those with a waiter are not among them.
 #[tokio::test]
 async fn call_with_many_keys_passes_over_no_waiter() {
@@ -140,6 +139,7 @@ async fn call_with_many_keys_passes_over_no_waiter() {
     a.granted(&key, &ids[0], LONG).await;
 }
 
+/// `FOR UPDATE` is not what the guide says, and must not stop the other keys.
 #[tokio::test]
 async fn row_that_is_locked_for_update_fails_alone() {
     let Some(environment) = environment().await else { return };
