@@ -49,14 +49,14 @@ fn crc16(bytes: impl Iterator<Item = u8>) -> u16 {
 
 static CRC_OF_BYTES: [u16; 256] = {
     let mut table = [0; 256];
-    let mut byte = 0;
-    while byte < table.len() {
-        let (mut crc, mut bit) = ((byte as u16) << 8, 0);
+    let mut byte = 0_u16;
+    while byte < 256 {
+        let (mut crc, mut bit) = (byte << 8, 0);
         while bit < 8 {
             crc = (crc << 1) ^ if crc & 0x8000 == 0 { 0 } else { 0x1021 };
             bit += 1;
         }
-        table[byte] = crc;
+        table[byte as usize] = crc;
         byte += 1;
     }
     table

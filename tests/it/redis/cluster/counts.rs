@@ -5,7 +5,7 @@ use std::{future::IntoFuture, time::Duration};
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};
 use tower_lock::{
-    LockKey, LockManager,
+    LockGuard, LockKey, LockManager,
     store::{AcquisitionIds, LockStore, RenewRequest},
 };
 use tower_lock_testkit::{
@@ -189,7 +189,7 @@ async fn keys_that_are_not_simple_have_scripts_of_their_own() {
     let results = join_all(keys.iter().map(|key| locks.try_lock(key.clone()).into_future())).await;
     let busy: Vec<_> = (0..20).filter(|at| results[*at].is_err()).collect();
     assert_eq!(busy, [3], "{:?}", results[3]);
-    let fences: Vec<_> = results.iter().flatten().map(|guard| guard.fencing_token()).collect();
+    let fences: Vec<_> = results.iter().flatten().map(LockGuard::fencing_token).collect();
     assert!(fences.iter().all(|fence| *fence > next.fencing_token()));
     drop(results);
     next.release().await.expect("held");
