@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tokio_postgres::{Client, NoTls};
 use tower_lock::{
     LockKey, PostgresStore,
-    store::{AcquireReply, IfBusy, Record},
+    store::{AcquireReply, IfBusy, Record, ReleaseReply},
 };
 use tower_lock_testkit::{
     PostgresServer,
@@ -71,39 +71,32 @@ async fn synchronous_standby_has_each_acknowledged_grant() {
     let is_synchronous = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
     until("synchronous", async || pair.primary.value(is_synchronous).await == 1).await;
     let caller = Caller::new(&pair.store().await, "a");
-    let acknowledged = async {
-        let (mut held, mut recorded) = (Vec::new(), Vec::new());
-        for number in 0.. {
-            let (key, id) = (LockKey::from(("key", number)), caller.id());
-            let Ok(AcquireReply::Granted { fence }) = caller.acquire(&key, &id, LONG, IfBusy::Fail).await else {
-                break;
-            };
-            if number % 2 == 0 {
-                held.push((key, fence));
-            } else if caller.try_release_with(&key, &id, Record::new("paid", None)).await.is_ok() {
-                recorded.push(key);
-            }
-        }
-        (held, recorded)
+    let key = |name| LockKey::from((name,));
+    let grant = async |name| {
+        let id = caller.id();
+        caller.granted(&key(name), &id, LONG).await;
+        (key(name), id)
     };
-    let fails = async {
-        until("some are granted", async || pair.primary.value("SELECT count(*) FROM {schema}.locks").await > 40).await;
-        pair.detach().await;
-        let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
-        until("a commit waits for the standby", async || pair.primary.value(waits).await > 0).await;
-    };
-    let ((held, recorded), ()) = tokio::join!(acknowledged, fails);
+    let ((held, _), (paid, first), (unpaid, second)) =
+        (grant("held").await, grant("paid").await, grant("unpaid").await);
+    assert_eq!(caller.release_with(&paid, &first, record()).await, ReleaseReply::Freed);
+    pair.detach().await;
+    let reply = caller.acquire(&key("not held"), &caller.id(), LONG, IfBusy::Fail).await;
+    assert!(reply.is_err(), "only the primary server has the grant, and it is acknowledged: {reply:?}");
+    let reply = caller.try_release_with(&unpaid, &second, record()).await;
+    assert!(reply.is_err(), "only the primary server has the record, and it is acknowledged: {reply:?}");
     pair.fail_over().await;
-    assert!(held.len() > 10 && recorded.len() > 10, "{} and {}", held.len(), recorded.len());
     let other = Caller::new(&pair.store().await, "b");
-    for (key, fence) in held {
+    for key in [held, unpaid] {
         let reply = other.acquire(&key, &other.id(), LONG, IfBusy::Fail).await.expect("a reply");
-        assert!(matches!(reply, AcquireReply::Busy { .. }), "{key} with fence {fence}: {reply:?}");
+        assert!(matches!(reply, AcquireReply::Busy { .. }), "{key}: {reply:?}");
     }
-    for key in recorded {
-        let reply = other.acquire_unless_recorded(&key, &other.id()).await;
-        assert_eq!(reply, AcquireReply::Recorded(Record::new("paid", None)), "{key}");
-    }
+    assert_eq!(other.acquire_unless_recorded(&paid, &other.id()).await, AcquireReply::Recorded(record()));
+    other.granted(&key("not held"), &other.id(), LONG).await;
+}
+
+fn record() -> Record {
+    Record::new("paid", None)
 }
 
 /// Guarantee: G1, G11.

@@ -102,6 +102,28 @@ async fn waiter_gets_the_key_when_the_transaction_ends() {
     guard.release().await.expect("held");
 }
 
+/// Free keys are granted together. Those that a transaction keeps are not among them.
+///
+/// Guarantee: G1.
+#[tokio::test]
+async fn call_with_many_keys_passes_over_no_transaction() {
+    let Some(environment) = environment().await else { return };
+    let store = environment.store().await;
+    let caller = Caller::new(&store, "a");
+    let (kept, free) = (LockKey::from(("kept",)), LockKey::from(("free",)));
+    let fence = caller.granted(&kept, &caller.id(), ms(100)).await;
+    let writer = environment.application().await;
+    assert!(check(&writer, &environment, &kept, fence).await, "it holds the key");
+    sleep(ms(150)).await;
+    let acquire = |key: &LockKey| {
+        AcquireRequest::new(key.clone(), caller.id(), LONG, IfBusy::Fail, terms(), Duration::from_secs(5))
+    };
+    let replies = join_all(store.acquire([&kept, &free].into_iter().map(acquire).collect()).into_iter()).await;
+    assert_eq!(replies[0].as_ref().ok(), Some(&AcquireReply::Busy { lease_left: Duration::ZERO }), "{replies:?}");
+    assert!(matches!(replies[1], Ok(AcquireReply::Granted { .. })), "{replies:?}");
+    writer.batch_execute("COMMIT").await.expect("it may commit");
+}
+
 /// Free keys are granted together, and freed together. Those with a waiter are not among them.
 #[tokio::test]
 async fn call_with_many_keys_passes_over_no_waiter() {
@@ -193,19 +215,53 @@ async fn release_waits_for_an_acquire_that_is_not_committed() {
 async fn acquire_that_expires_while_it_waits_does_nothing() {
     let Some(environment) = environment().await else { return };
     let store = environment.store().await;
-    let (caller, key) = (Caller::new(&store, "a"), LockKey::from(("waited",)));
-    let id = caller.id();
-    caller.granted(&key, &id, LONG).await;
-    caller.release(&key, &id, Duration::ZERO).await;
+    let caller = Caller::new(&store, "a");
+    let keys = [LockKey::from(("waited", 1)), LockKey::from(("waited", 2))];
+    for key in &keys {
+        let id = caller.id();
+        caller.granted(key, &id, LONG).await;
+        caller.release(key, &id, Duration::ZERO).await;
+    }
+    // One key, and several in one call.
+    for keys in [&keys[..1], &keys] {
+        let other = environment.client().await;
+        let lock = format!("BEGIN; SELECT 1 FROM {}.locks FOR UPDATE", environment.schema);
+        other.batch_execute(&lock).await.expect("a lock");
+        let request =
+            |key: &LockKey| AcquireRequest::new(key.clone(), caller.id(), LONG, IfBusy::Enqueue, terms(), ms(60));
+        let replies = join_all(store.acquire(keys.iter().map(request).collect()).into_iter());
+        let commit = async {
+            sleep(ms(100)).await;
+            other.batch_execute("COMMIT").await.expect("it may end");
+        };
+        let (replies, ()) = tokio::join!(replies, commit);
+        for (key, reply) in keys.iter().zip(replies) {
+            assert_eq!(reply.map_err(|error| error.kind()), Err(StoreErrorKind::Timeout));
+            assert!(store.inspect(key.clone()).await.expect("a reply").holders.is_empty());
+        }
+    }
+}
+
+/// A caller that does not wait for a busy key does not wait for a call that changes the key, either.
+#[tokio::test]
+async fn try_lock_of_a_busy_key_waits_for_no_call() {
+    let Some(environment) = environment().await else { return };
+    let store = environment.store().await;
+    let caller = Caller::new(&store, "a");
+    let (busy, free) = (LockKey::from(("busy",)), LockKey::from(("free",)));
+    let holder = caller.id();
+    caller.granted(&busy, &holder, LONG).await;
     let other = environment.client().await;
-    let lock = format!("BEGIN; SELECT 1 FROM {}.locks FOR UPDATE", environment.schema);
-    other.batch_execute(&lock).await.expect("a lock");
-    let request = AcquireRequest::new(key.clone(), caller.id(), LONG, IfBusy::Enqueue, terms(), ms(60));
-    let commit = async {
-        sleep(ms(100)).await;
-        other.batch_execute("COMMIT").await.expect("it may end");
+    let renew =
+        format!("BEGIN; SELECT {}.renew('{{{}}}', '{{{holder}}}', '{{60000}}')", environment.schema, busy.as_str());
+    other.batch_execute(&renew).await.expect("extended, and not committed");
+    let request = |key: &LockKey| {
+        AcquireRequest::new(key.clone(), caller.id(), LONG, IfBusy::Fail, terms(), Duration::from_secs(5))
     };
-    let (reply, ()) = tokio::join!(store.acquire(request.into()).into_single(), commit);
-    assert_eq!(reply.map_err(|error| error.kind()), Err(StoreErrorKind::Timeout));
-    assert!(store.inspect(key).await.expect("a reply").holders.is_empty());
+    for keys in [&[&busy][..], &[&busy, &free]] {
+        let replies = join_all(store.acquire(keys.iter().map(|key| request(key)).collect()).into_iter()).await;
+        assert!(matches!(replies[0], Ok(AcquireReply::Busy { .. })), "{replies:?}");
+        assert!(replies.iter().skip(1).all(|reply| matches!(reply, Ok(AcquireReply::Granted { .. }))), "{replies:?}");
+    }
+    other.batch_execute("COMMIT").await.expect("extended");
 }

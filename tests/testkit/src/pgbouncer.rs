@@ -11,7 +11,7 @@ use tokio::{
 };
 
 use crate::{
-    postgres::{PostgresServer, owned_by_another_user},
+    postgres::{PostgresServer, privileges_in},
     process::{Process, ReservedPort, TIMEOUT, TempFolder, find, local},
 };
 
@@ -45,8 +45,7 @@ impl PgBouncer {
         let program = Self::program().expect("check `PgBouncer::is_available` first");
         let folder = TempFolder::new();
         // It refuses to run as root, too.
-        let privileges =
-            if rustix::process::geteuid().is_root() { owned_by_another_user(folder.path()) } else { vec![] };
+        let privileges = privileges_in(&folder);
         let (settings, log) = (folder.path().join("settings"), folder.path().join("log"));
         let said = || fs::read_to_string(&log).unwrap_or_default();
         for _ in 0..20 {

@@ -8,7 +8,10 @@ use std::{
 };
 
 use rustix::process::Signal;
-use tokio::time::{sleep, timeout};
+use tokio::{
+    sync::OnceCell,
+    time::{sleep, timeout},
+};
 
 use crate::process::{Process, ReservedPort, TIMEOUT, TempFolder, find};
 
@@ -39,12 +42,23 @@ impl PostgresServer {
     ///
     /// Panics if the server does not start or does not respond.
     pub async fn start(settings: &[&str]) -> Self {
-        let initdb = Self::program("initdb").expect("check `PostgresServer::is_available` first");
+        static EMPTY: OnceCell<TempFolder> = OnceCell::const_new();
+        let empty = EMPTY.get_or_init(Self::initdb).await;
         let folder = TempFolder::new();
-        let privileges =
-            if rustix::process::geteuid().is_root() { owned_by_another_user(folder.path()) } else { vec![] };
-        let log = folder.path().join("log");
-        let mut command = Process::command_as(initdb, &privileges);
+        let privileges = privileges_in(&folder);
+        let mut copy = Process::command_as("cp", &privileges);
+        copy.arg("-R").arg(empty.path().join("data")).arg(folder.path());
+        Self::complete(copy, "cp", &folder).await;
+        let arguments = settings.iter().flat_map(|setting| ["-c".to_owned(), (*setting).to_owned()]).collect();
+        Self::start_in(folder, arguments, privileges).await
+    }
+
+    /// An empty database. Each server of this process gets a copy, because a new one takes a second
+    /// to make.
+    async fn initdb() -> TempFolder {
+        let folder = TempFolder::new();
+        let initdb = Self::program("initdb").expect("check `PostgresServer::is_available` first");
+        let mut command = Process::command_as(initdb, &privileges_in(&folder));
         command.arg("-D").arg(folder.path().join("data")).args([
             "--no-sync",
             "--auth=trust",
@@ -52,11 +66,15 @@ impl PostgresServer {
             "--encoding=UTF8",
             "--locale=C",
         ]);
+        Self::complete(command, "initdb", &folder).await;
+        folder
+    }
+
+    async fn complete(mut command: std::process::Command, name: &str, folder: &TempFolder) {
+        let log = folder.path().join("log");
         Self::to_log(&mut command, &log);
-        let made = Process::start(command).expect("it starts").end().await;
-        assert!(made.success(), "initdb: {}", fs::read_to_string(&log).unwrap_or_default());
-        let arguments = settings.iter().flat_map(|setting| ["-c".to_owned(), (*setting).to_owned()]).collect();
-        Self::start_in(folder, arguments, privileges).await
+        let status = Process::start(command).expect("it starts").end().await;
+        assert!(status.success(), "{name}: {}", fs::read_to_string(&log).unwrap_or_default());
     }
 
     async fn start_in(folder: TempFolder, arguments: Vec<String>, privileges: Vec<String>) -> Self {
@@ -77,7 +95,8 @@ impl PostgresServer {
         privileges: &[String],
     ) -> Option<Process> {
         let (data, log) = (folder.path().join("data"), folder.path().join("log"));
-        let mut command = Process::command_as(Self::program("postgres").expect("found"), privileges);
+        // A server that is killed leaves its shared memory behind.
+        let mut command = Process::command_ended_by("QUIT", Self::program("postgres").expect("found"), privileges);
         command
             .arg("-D")
             .arg(&data)
@@ -204,16 +223,12 @@ impl PostgresServer {
     pub async fn start_standby(&self) -> Self {
         let copy = Self::program("pg_basebackup").expect("beside `initdb`");
         let folder = TempFolder::new();
-        let privileges =
-            if rustix::process::geteuid().is_root() { owned_by_another_user(folder.path()) } else { vec![] };
-        let log = folder.path().join("log");
+        let privileges = privileges_in(&folder);
         let mut command = Process::command_as(copy, &privileges);
         command.args(["--checkpoint=fast", "--no-sync", "--write-recovery-conf", "-D"]).arg(folder.path().join("data"));
         let primary = format!("host=127.0.0.1 port={} user=postgres application_name=standby", self.port.number());
         command.args(["-d", &primary]);
-        Self::to_log(&mut command, &log);
-        let made = Process::start(command).expect("it starts").end().await;
-        assert!(made.success(), "pg_basebackup: {}", fs::read_to_string(&log).unwrap_or_default());
+        Self::complete(command, "pg_basebackup", &folder).await;
         Self::start_in(folder, self.arguments.clone(), privileges).await
     }
 
@@ -238,16 +253,35 @@ impl PostgresServer {
     }
 }
 
-/// Gives the folder to a user that the server may run as: it refuses to run as root. Returns the
-/// arguments of `setpriv`.
-pub(crate) fn owned_by_another_user(folder: &Path) -> Vec<String> {
+impl Drop for PostgresServer {
+    fn drop(&mut self) {
+        let process = self.process();
+        process.signal(Signal::QUIT);
+        // It may be stopped.
+        process.thaw();
+        #[expect(clippy::disallowed_methods, reason = "a short sleep without a runtime")]
+        for _ in 0..1000 {
+            if process.ended().is_some() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+/// The arguments of `setpriv` for the processes in a folder. The servers refuse to run as root,
+/// which therefore gives the folder to another user.
+pub(crate) fn privileges_in(folder: &TempFolder) -> Vec<String> {
+    if !rustix::process::geteuid().is_root() {
+        return vec![];
+    }
     let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
     let of = |name: &str| {
         let mut fields = users.lines().find(|line| line.split(':').next() == Some(name))?.split(':').skip(2);
         Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
     };
     let (uid, gid): (u32, u32) = of("postgres").or_else(|| of("nobody")).expect("a user to run it as");
-    chown(folder, Some(uid), Some(gid)).expect("root may");
+    chown(folder.path(), Some(uid), Some(gid)).expect("root may");
     vec![format!("--reuid={uid}"), format!("--regid={gid}"), "--clear-groups".to_owned()]
 }
 

@@ -89,10 +89,15 @@ impl Process {
     /// The same with dropped privileges, by arguments of `setpriv`. The parent-death signal is set
     /// after that, because a change of the user clears it.
     pub(crate) fn command_as(program: impl AsRef<Path>, privileges: &[String]) -> Command {
+        Self::command_ended_by("KILL", program, privileges)
+    }
+
+    /// The same with the signal that the kernel sends.
+    pub(crate) fn command_ended_by(signal: &str, program: impl AsRef<Path>, privileges: &[String]) -> Command {
         match find(None, "setpriv") {
             Some(setpriv) => {
                 let mut command = Command::new(setpriv);
-                command.args(privileges).args(["--pdeathsig", "KILL", "--"]).arg(program.as_ref());
+                command.args(privileges).args(["--pdeathsig", signal, "--"]).arg(program.as_ref());
                 command
             }
             None => Command::new(program.as_ref()),

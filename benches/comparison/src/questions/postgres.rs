@@ -151,7 +151,7 @@ fn contend(runtime: &Runtime, servers: &Servers, name: &'static str, contenders:
 impl Servers {
     /// A server with its default durability: a commit waits for the disk.
     async fn start(settings: &[&str]) -> Self {
-        let settings: Vec<_> = ["max_connections=200"].iter().chain(settings).copied().collect();
+        let settings: Vec<_> = ["max_connections=200", "fsync=on"].iter().chain(settings).copied().collect();
         let postgres = PostgresServer::start(&settings).await;
         let (client, connection) = tokio_postgres::connect(&postgres.url(), NoTls).await.expect("a connection");
         tokio::spawn(connection);
