@@ -135,6 +135,15 @@ pub(crate) const MAX_WAITING_REQUESTS: usize = 10_000;
 /// The shortest timeout of connecting to PostgreSQL and of one call.
 #[cfg(feature = "postgres")]
 pub(crate) const POSTGRES_TIMEOUT_MIN: Duration = Duration::from_millis(50);
+/// Default of the most connections of a store to PostgreSQL: four of them for acquires.
+#[cfg(feature = "postgres")]
+pub(crate) const POSTGRES_CONNECTIONS: usize = 6;
+/// The fewest connections of a store to PostgreSQL: for acquires, for releases, and for messages.
+#[cfg(feature = "postgres")]
+pub(crate) const POSTGRES_CONNECTIONS_MIN: usize = 3;
+/// The most connections of a store to PostgreSQL.
+#[cfg(feature = "postgres")]
+pub(crate) const POSTGRES_CONNECTIONS_MAX: usize = 64;
 /// Default schema of the tables and the functions in PostgreSQL.
 #[cfg(feature = "postgres")]
 pub(crate) const POSTGRES_SCHEMA: &str = "tower_lock";
@@ -404,6 +413,7 @@ mod tests {
         #[cfg(feature = "postgres")]
         for (number, value) in [
             ("schema in PostgreSQL", format!("`{POSTGRES_SCHEMA}`")),
+            ("connections of a store to PostgreSQL", format!("at most {POSTGRES_CONNECTIONS}")),
             (
                 "poll of a waiter, while a transaction of the application keeps the key in PostgreSQL",
                 format!("{} ms", POSTGRES_PINNED_POLL.as_millis()),

@@ -34,10 +34,9 @@ impl SendRequests<AcquireRequest> for Shared {
         &self.acquires
     }
 
-    /// A connection executes one call after the other, and each waits for the disk: requests that
-    /// arrive meanwhile wait for the disk together.
-    fn shares_waits(&self) -> bool {
-        true
+    /// More would wait for each other: a connection executes one call after the other.
+    fn max_calls(&self) -> usize {
+        self.server.synced_conns.len()
     }
 
     /// The rest of its validity is left for the call.

@@ -20,6 +20,7 @@ pub(super) struct Address {
     pub(super) tls: Option<Roots>,
     pub(super) schema: Option<String>,
     pub(super) migrate: Option<bool>,
+    pub(super) connections: Option<usize>,
     pub(super) events_url: Option<String>,
 }
 
@@ -30,6 +31,7 @@ struct OwnParameters {
     root_certificates: Option<String>,
     schema: Option<String>,
     migrate: Option<bool>,
+    connections: Option<usize>,
     events_url: Option<String>,
 }
 
@@ -43,7 +45,7 @@ impl Address {
             ));
         }
         let (own, rest) = OwnParameters::take(url)?;
-        let OwnParameters { requires_tls, root_certificates, schema, migrate, events_url } = own;
+        let OwnParameters { requires_tls, root_certificates, schema, migrate, connections, events_url } = own;
         let mut config: Config = rest.parse().map_err(|_| {
             invalid("a parameter is unknown, or user, password, host or port has a character that is not escaped")
         })?;
@@ -61,7 +63,7 @@ impl Address {
         let roots = root_certificates.map_or(Roots::System, Roots::File);
         let tls = requires_tls.then_some(roots);
 
-        Ok(Self { display: display(&config), config, tls, schema, migrate, events_url })
+        Ok(Self { display: display(&config), config, tls, schema, migrate, connections, events_url })
     }
 }
 
@@ -82,6 +84,10 @@ impl OwnParameters {
                 Some(("migrate", "true")) => own.migrate = Some(true),
                 Some(("migrate", "false")) => own.migrate = Some(false),
                 Some(("migrate", _)) => return Err(invalid("its parameter `migrate` is neither `true` nor `false`")),
+                Some(("connections", number)) => {
+                    own.connections =
+                        Some(number.parse().map_err(|_| invalid("its parameter `connections` is no number"))?);
+                }
                 Some(("sslmode", "disable" | "allow" | "prefer")) => own.requires_tls = false,
                 Some(("sslmode", "require" | "verify-ca" | "verify-full")) => own.requires_tls = true,
                 Some(("sslmode", _)) => return Err(invalid("its parameter `sslmode` is none of libpq")),
@@ -124,10 +130,13 @@ mod tests {
 
     #[test]
     fn url_has_servers_and_parameters() {
-        let address = Address::parse("postgres://ann:s3cret@a,b:5433/app?migrate=true&schema=shop&connect_timeout=3");
+        let address = Address::parse(
+            "postgres://ann:s3cret@a,b:5433/app?migrate=true&schema=shop&connections=4&connect_timeout=3",
+        );
         let address = address.expect("a URL");
         assert_eq!(address.display, "a:5432,b:5433");
         assert_eq!((address.schema.as_deref(), address.migrate), (Some("shop"), Some(true)));
+        assert_eq!(address.connections, Some(4));
         assert_eq!(address.config.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
         assert_eq!(address.config.get_dbname(), Some("app"));
         assert_eq!(Address::parse("postgresql://a").expect("a URL").display, "a:5432");

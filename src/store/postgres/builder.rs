@@ -20,8 +20,8 @@ use crate::{
     background::Background,
     clock::Clock,
     limits::{
-        CONNECT_TIMEOUT, CONNECT_TIMEOUT_MAX, POSTGRES_SCHEMA, POSTGRES_TIMEOUT_MIN, STORE_CALL_TIMEOUT,
-        STORE_CALL_TIMEOUT_MAX,
+        CONNECT_TIMEOUT, CONNECT_TIMEOUT_MAX, POSTGRES_CONNECTIONS, POSTGRES_CONNECTIONS_MAX, POSTGRES_CONNECTIONS_MIN,
+        POSTGRES_SCHEMA, POSTGRES_TIMEOUT_MIN, STORE_CALL_TIMEOUT, STORE_CALL_TIMEOUT_MAX,
     },
     store::remote::link::RECONNECT_DELAY,
 };
@@ -43,6 +43,7 @@ pub struct PostgresStoreBuilder {
     events_url: Option<String>,
     schema: Option<String>,
     migrate: Option<bool>,
+    connections: Option<usize>,
     connect_timeout: Option<Duration>,
     call_timeout: Option<Duration>,
 }
@@ -71,6 +72,18 @@ impl PostgresStoreBuilder {
     /// The user then needs the right to create the schema: `GRANT CREATE ON DATABASE app TO user`.
     pub fn migrate(self, migrate: bool) -> Self {
         Self { migrate: Some(migrate), ..self }
+    }
+
+    /// Sets the most connections of the store to the server. Default: 6.
+    ///
+    /// The number is from 3 to 64. With any other, connecting fails with
+    /// [`PostgresConnectError::InvalidConnections`]. One connection is for renewals and releases,
+    /// one for messages. The others are for acquires, and for releases with a record or a block:
+    /// their commits wait for the disk, and those of several connections wait together. The fourth
+    /// and later ones are opened under load. If the server refuses them, the store goes on with
+    /// those that it has.
+    pub fn connections(self, connections: usize) -> Self {
+        Self { connections: Some(connections), ..self }
     }
 
     /// Sets the timeout of connecting, which includes DNS, TCP and the password. Default: 2
@@ -115,6 +128,7 @@ impl PostgresStoreBuilder {
     /// |---|---|
     /// | `schema` | as [`schema`](Self::schema) |
     /// | `migrate` | as [`migrate`](Self::migrate), `true` or `false` |
+    /// | `connections` | as [`connections`](Self::connections) |
     /// | `events_url` | as [`events_url`](Self::events_url), with `%26` for `&` and `%25` for `%` |
     /// | `sslmode` | `require`, `verify-ca` or `verify-full`: TLS. Any other: none |
     /// | `sslrootcert` | the file of the trusted certificates |
@@ -138,6 +152,10 @@ impl PostgresStoreBuilder {
         let events = events.as_deref().map(Address::parse).transpose()?;
         let schema = schema(same("schema", self.schema, address.schema)?.as_deref())?;
         let migrate = same("migrate", self.migrate, address.migrate)?.unwrap_or(false);
+        let connections = same("connections", self.connections, address.connections)?.unwrap_or(POSTGRES_CONNECTIONS);
+        if !(POSTGRES_CONNECTIONS_MIN..=POSTGRES_CONNECTIONS_MAX).contains(&connections) {
+            return Err(PostgresConnectError::InvalidConnections(connections));
+        }
         let checked = |setting, value: Option<Duration>, default, max| match value.unwrap_or(default) {
             value if (POSTGRES_TIMEOUT_MIN..=max).contains(&value) => Ok(value),
             value => Err(PostgresConnectError::InvalidTimeout { setting, value }),
@@ -154,7 +172,7 @@ impl PostgresStoreBuilder {
             }
             None => (Arc::clone(&connector), None),
         };
-        let server = Server::new(&connector, address.display, schema, timeouts, Background::default());
+        let server = Server::new(&connector, address.display, schema, timeouts, connections, Background::default());
         let deadline = Instant::now() + timeouts.connect;
         let arrives = loop {
             match self_test(&server, migrate, &events, events_address.as_deref()).await {

@@ -6,7 +6,10 @@ use tokio_postgres::error::SqlState;
 
 use super::schema::{InvalidName, VERSION};
 use crate::{
-    limits::{CONNECT_TIMEOUT_MAX, POSTGRES_TIMEOUT_MIN, STORE_CALL_TIMEOUT_MAX},
+    limits::{
+        CONNECT_TIMEOUT_MAX, POSTGRES_CONNECTIONS_MAX, POSTGRES_CONNECTIONS_MIN, POSTGRES_TIMEOUT_MIN,
+        STORE_CALL_TIMEOUT_MAX,
+    },
     store::{StoreError, StoreErrorKind, remote::link::LinkError},
 };
 
@@ -34,6 +37,9 @@ pub enum PostgresConnectError {
     /// begins with `pg_`.
     #[error("invalid schema `{0}`: a schema is 1 to 63 of [a-z0-9_], and begins with a letter, and not with `pg_`")]
     InvalidSchema(String),
+    /// The number of connections is out of range.
+    #[error("`connections` is {_0}, but must be from {POSTGRES_CONNECTIONS_MIN} to {POSTGRES_CONNECTIONS_MAX}")]
+    InvalidConnections(usize),
     /// A timeout of the builder is out of range.
     #[error("`{setting}` is {value:?}, but must be {}", timeout_range(.setting))]
     InvalidTimeout {

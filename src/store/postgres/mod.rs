@@ -16,6 +16,7 @@ mod server;
 mod acquires;
 mod renewals;
 mod releases;
+mod connections;
 mod connection;
 mod tls;
 mod schema;

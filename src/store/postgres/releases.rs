@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tokio_postgres::types::Type;
 
 use super::{
-    connection::Parameter,
+    connection::{Parameter, query_retry},
     error::CallError,
     replies,
     schema::name,
@@ -33,9 +33,9 @@ impl SendRequests<ReleaseRequest> for Shared {
         &self.releases
     }
 
-    /// As for acquires.
-    fn shares_waits(&self) -> bool {
-        true
+    /// More would wait for each other: a connection executes one call after the other.
+    fn max_calls(&self) -> usize {
+        self.server.synced_conns.len()
     }
 
     fn may_wait(_: &ReleaseRequest) -> Option<Duration> {
@@ -78,7 +78,13 @@ impl Shared {
             (&keep, Type::INT8),
         ];
         let deadline = self.server.timeouts.call_deadline();
-        let rows = self.execute(&self.server.schema.release, &parameters, deadline).await?;
+        let statement = &self.server.schema.release;
+        let is_synced = record.is_some() || blocks.iter().any(|block| *block > 0);
+        let rows = if is_synced {
+            query_retry(&self.server.synced_conns.take(), statement, &parameters, deadline).await?
+        } else {
+            self.execute(statement, &parameters, deadline).await?
+        };
         Self::in_order(requests.len(), replies::released(&rows)?)
     }
 }

@@ -174,7 +174,7 @@ async fn message_arrives(server: &Server, events: &Connector) -> Result<bool, Ca
     listens.map_err(|_| CallError::NoReply)??;
     let deadline = server.timeouts.call_deadline();
     let text = format!("tower-lock:{}", channels[0]);
-    query(&server.acquire_conn, "SELECT pg_notify($1, '')", &[(&text, Type::TEXT)], deadline).await?;
+    query(&server.synced_conns.take(), "SELECT pg_notify($1, '')", &[(&text, Type::TEXT)], deadline).await?;
     Ok(timeout(server.timeouts.call, received.notified()).await.is_ok())
 }
 

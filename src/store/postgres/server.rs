@@ -6,6 +6,7 @@ use tokio::sync::Notify;
 
 use super::{
     connection::{Calls, Connector, Timeouts},
+    connections::Connections,
     error::CallError,
     schema::Schema,
 };
@@ -19,8 +20,10 @@ pub(super) struct Server {
     pub(super) schema: Schema,
     pub(super) timeouts: Timeouts,
     pub(super) background: Background,
-    pub(super) acquire_conn: Calls,
-    /// Of releases and renewals, which therefore never wait for acquires.
+    /// Of acquires and yields, and of releases with a record or a block: their commits wait for the
+    /// disk.
+    pub(super) synced_conns: Connections,
+    /// Of the other releases and of renewals, which therefore never wait for acquires.
     pub(super) release_conn: Calls,
     /// Notified when an outage may have ended.
     pub(super) recovered: Arc<Notify>,
@@ -32,12 +35,15 @@ impl Server {
         address: String,
         schema: Schema,
         timeouts: Timeouts,
+        connections: usize,
         background: Background,
     ) -> Self {
         let recovered = Arc::<Notify>::default();
         let connection = || Calls::new(Arc::clone(connector), timeouts.connect, Arc::clone(&recovered));
-        let (acquire_conn, release_conn) = (connection(), connection());
-        Self { address, schema, timeouts, background, acquire_conn, release_conn, recovered }
+        // The other two are for releases and for messages.
+        let synced_conns = Connections::new((2..connections).map(|_| connection()));
+        let release_conn = connection();
+        Self { address, schema, timeouts, background, synced_conns, release_conn, recovered }
     }
 
     pub(super) fn store_error(&self, operation: &'static str, error: CallError) -> StoreError {

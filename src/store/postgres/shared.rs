@@ -58,7 +58,7 @@ impl Shared {
             let expires: Parameter<'_> = (&expires_us, Type::INT8);
             let parameters: Vec<_> = [&expires].into_iter().chain(parameters).cloned().collect();
             // Not repeated: the caller releases what a call without a reply may have acquired (I8).
-            let rows = query(&self.server.acquire_conn, statement, &parameters, deadline).await?;
+            let rows = query(&self.server.synced_conns.take(), statement, &parameters, deadline).await?;
             let now = self.clock.now();
             let timed = replies::timed(&rows)?;
             self.server_clock.lock().observe(timed.now_us, now);

@@ -45,9 +45,11 @@ use crate::{
 /// releases do not wait for such a transaction.
 ///
 /// A store has three connections: one for acquires, one for renewals and releases, and one for
-/// messages. A broken connection is replaced. No statement has a name, and no transaction is open
-/// between two messages, so that a pooler may be in between; messages need a connection to the
-/// server itself ([`events_url`](crate::store::PostgresStoreBuilder::events_url)).
+/// messages. Under load it opens more for acquires, up to
+/// [`connections`](crate::store::PostgresStoreBuilder::connections). A broken connection is
+/// replaced. No statement has a name, and no transaction is open between two messages, so that a
+/// pooler may be in between; messages need a connection to the server itself
+/// ([`events_url`](crate::store::PostgresStoreBuilder::events_url)).
 ///
 /// A fence is the clock of the server in microseconds, or one more than the last fence of the key,
 /// if that is larger.
@@ -189,7 +191,7 @@ impl LockStore for PostgresStore {
         self.call("health", |shared| async move {
             let server = &shared.server;
             let deadline = server.timeouts.call_deadline();
-            for connection in [&server.acquire_conn, &server.release_conn] {
+            for connection in [&*server.synced_conns.take(), &server.release_conn] {
                 let rows = query(connection, &server.schema.health, &[], deadline).await?;
                 if column::<&str>(only(&rows)?, 0)? != "off" {
                     return Err(CallError::ReadOnly);

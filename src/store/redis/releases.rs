@@ -35,10 +35,6 @@ impl SendRequests<ReleaseRequest> for Shared {
         &self.releases
     }
 
-    fn shares_waits(&self) -> bool {
-        false
-    }
-
     fn may_wait(_: &ReleaseRequest) -> Option<Duration> {
         None
     }

@@ -52,10 +52,6 @@ impl SendRequests<AcquireRequest> for Group {
         &self.acquires
     }
 
-    fn shares_waits(&self) -> bool {
-        false
-    }
-
     /// The rest of its validity is left for the call.
     fn may_wait(request: &AcquireRequest) -> Option<Duration> {
         Some(request.valid_for / 2)

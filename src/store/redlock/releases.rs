@@ -27,10 +27,6 @@ impl SendRequests<ReleaseRequest> for Group {
         &self.releases
     }
 
-    fn shares_waits(&self) -> bool {
-        false
-    }
-
     fn may_wait(_: &ReleaseRequest) -> Option<Duration> {
         None
     }

@@ -19,10 +19,8 @@ use crate::{
     sync::Mutex,
 };
 
-/// The most calls under way. More than one is under way if a full call waits, or if the server is
-/// far away.
-const MAX_CALLS: usize = 8;
-/// A call that takes longer does not delay the requests behind it.
+/// A call that takes longer does not delay the requests behind it: the server is far away, or waits
+/// for a disk.
 const LONG_CALL: Duration = Duration::from_millis(2);
 
 /// The requests of one kind, and the calls under way.
@@ -75,8 +73,16 @@ pub(crate) trait SendRequests<R: Shareable>: Sender {
 
     fn calls(&self) -> &SharedCalls<R, Self::Reply>;
 
-    /// Whether requests wait for the end of a long call, to share the next one.
-    fn shares_waits(&self) -> bool;
+    /// The most calls under way. More than one is under way if a full call waits, or a request that
+    /// has a call of its own, or if a call takes long.
+    fn max_calls(&self) -> usize {
+        8
+    }
+
+    /// Whether requests wait also for the end of a call that takes long, to share the next one.
+    fn shares_waits(&self) -> bool {
+        false
+    }
 
     /// How long a request may wait before it is sent. Otherwise it fails.
     fn may_wait(request: &R) -> Option<Duration>;
@@ -185,11 +191,13 @@ where
 
 impl<R: Shareable, T> State<R, T> {
     /// Whether the next call may be sent beside those of the tasks other than this one.
-    fn may_call(&self, task: Option<u64>, now: BootInstant, shares_waits: bool) -> bool {
+    fn may_call<S: SendRequests<R>>(&self, sender: &S, task: Option<u64>, now: BootInstant) -> bool {
         let others = || self.calls.iter().filter(|call| Some(call.task) != task);
         let is_long = |call: &InFlight<T>| now.saturating_duration_since(call.since) > LONG_CALL;
         let is_full = self.waiting.len() >= MAX_REQUESTS_PER_CALL;
-        others().count() < MAX_CALLS && (is_full || others().all(|call| is_long(call) && !shares_waits))
+        let is_alone = self.waiting.front().is_some_and(|waiting| waiting.request.is_alone());
+        let may_overtake = |call: &InFlight<T>| is_long(call) && !sender.shares_waits();
+        others().count() < sender.max_calls() && (is_full || is_alone || others().all(may_overtake))
     }
 
     /// Takes the calls whose tasks have stopped with their runtimes, and the number of a task to
@@ -198,7 +206,7 @@ impl<R: Shareable, T> State<R, T> {
         let (now, stale_after) = (sender.now(), sender.stale_after());
         let is_stale = |call: &InFlight<T>| now.saturating_duration_since(call.since) > stale_after;
         let stale = self.calls.extract_if(.., |call| is_stale(call)).collect();
-        let starts = !self.waiting.is_empty() && self.may_call(None, now, sender.shares_waits());
+        let starts = !self.waiting.is_empty() && self.may_call(sender, None, now);
         if starts {
             self.next_task += 1;
             self.calls.push(InFlight { task: self.next_task, since: now, replies: Vec::new() });
@@ -240,7 +248,7 @@ impl<R: Shareable + Send + 'static, S: SendRequests<R>> Task<R, S> {
         let now = self.sender.now();
         let mut state = self.sender.calls().state.lock();
         let late = state.take_late(now, S::may_wait);
-        let may_call = state.may_call(Some(self.number), now, self.sender.shares_waits());
+        let may_call = state.may_call(&*self.sender, Some(self.number), now);
         let count = next_call(state.waiting.iter().map(|waiting| &waiting.request));
         let State { waiting, calls, .. } = &mut *state;
         let at = calls.iter().position(|call| call.task == self.number);
@@ -301,15 +309,13 @@ impl<R, T> fmt::Debug for SharedCalls<R, T> {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        future::pending,
-        sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
-    };
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
+    use futures_util::FutureExt;
     use tokio::{
         runtime::{Builder, Runtime},
         task::yield_now,
-        time::timeout,
+        time::{sleep, timeout},
     };
 
     use super::*;
@@ -317,7 +323,7 @@ mod tests {
         acquisition::AcquisitionIds,
         lock_key::LockKey,
         proto::QUEUE,
-        store::{ReleaseReply, ReleaseRequest},
+        store::{Record, ReleaseReply, ReleaseRequest},
     };
 
     const STALE_AFTER: Duration = Duration::from_secs(2);
@@ -350,10 +356,6 @@ mod tests {
             &self.calls
         }
 
-        fn shares_waits(&self) -> bool {
-            true
-        }
-
         fn may_wait(_: &ReleaseRequest) -> Option<Duration> {
             None
         }
@@ -364,7 +366,8 @@ mod tests {
             _: BootInstant,
         ) -> Vec<Result<ReleaseReply, StoreError>> {
             if self.hangs.load(SeqCst) {
-                pending::<()>().await;
+                // Not `pending`, which would keep no waker: the task would be dropped.
+                sleep(Duration::from_secs(3600)).await;
             }
             requests.iter().map(|_| Ok(ReleaseReply::Freed)).collect()
         }
@@ -374,10 +377,37 @@ mod tests {
         Builder::new_current_thread().enable_time().build().expect("a runtime")
     }
 
-    fn push(server: &Arc<Server>) -> StoreFuture<ReleaseReply> {
+    fn release() -> ReleaseRequest {
         let id = AcquisitionIds::new("test", 1).next();
-        let request = ReleaseRequest::new(LockKey::from(("key",)), id, Duration::ZERO, QUEUE);
-        SharedCalls::push_valid(server, request.into(), |_| None).into_single()
+        ReleaseRequest::new(LockKey::from(("key",)), id, Duration::ZERO, QUEUE)
+    }
+
+    fn push(server: &Arc<Server>) -> StoreFuture<ReleaseReply> {
+        SharedCalls::push_valid(server, release().into(), |_| None).into_single()
+    }
+
+    #[test]
+    fn request_with_a_call_of_its_own_waits_for_no_other_call() {
+        let server = Arc::new(Server::default());
+        server.hangs.store(true, SeqCst);
+        runtime().block_on(async {
+            let run_tasks = async || {
+                for _ in 0..10 {
+                    yield_now().await;
+                }
+            };
+            let hangs = push(&server);
+            run_tasks().await;
+            server.hangs.store(false, SeqCst);
+            let alone = release().record(Record::new("head", None), Duration::from_secs(60));
+            let alone = SharedCalls::push_valid(&server, alone.into(), |_| None).into_single();
+            let reply = timeout(Duration::from_secs(5), alone).await;
+            assert_eq!(reply.expect("in time").expect("a reply"), ReleaseReply::Freed);
+            let shared = push(&server);
+            run_tasks().await;
+            assert!(shared.now_or_never().is_none(), "it shares the next call");
+            assert!(hangs.now_or_never().is_none());
+        });
     }
 
     /// The runtimes exist, and nothing drives them any more.
@@ -385,7 +415,7 @@ mod tests {
     fn calls_of_stopped_runtimes_delay_no_later_call() {
         let server = Arc::new(Server::default());
         server.hangs.store(true, SeqCst);
-        let stopped: Vec<_> = (0..=MAX_CALLS).map(|_| runtime()).collect();
+        let stopped: Vec<_> = (0..=Server::default().max_calls()).map(|_| runtime()).collect();
         for runtime in &stopped {
             server.seconds.fetch_add(STALE_AFTER.as_secs() + 1, SeqCst);
             runtime.block_on(async {

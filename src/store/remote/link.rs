@@ -124,9 +124,15 @@ impl<C: Connect> Link<C> {
     }
 
     /// Whether a call need not wait for a connection. Otherwise one is opened.
-    #[cfg(feature = "redis")]
     pub(crate) fn is_connected(&self) -> bool {
         matches!(&*self.connect_or_join().result.borrow(), Some(Ok(_)))
+    }
+
+    /// The same, and opens none.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn is_open(&self) -> bool {
+        let state = self.lock_state();
+        state.as_ref().is_some_and(|state| matches!(&*state.result.borrow(), Some(Ok(_))))
     }
 
     /// Waits for a connection, within the connect timeout.

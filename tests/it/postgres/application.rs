@@ -1,17 +1,16 @@
 //! The functions that a transaction of the application calls: the check of the fence, and the
 //! answer of a handler.
 
-use std::{iter, time::Duration};
+use std::time::Duration;
 
-use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};
 use tower_lock::{
     LockKey,
-    store::{AcquireReply, AcquireRequest, Demand, IfBusy, LockStore, Record, ReleaseReply},
+    store::{AcquireReply, Record, ReleaseReply},
 };
 use tower_lock_testkit::wait::ms;
 
-use crate::support::{Caller, LONG, environment, terms};
+use crate::support::{Caller, LONG, environment};
 
 const LEVELS: [&str; 3] = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"];
 const SERIALIZATION_FAILURE: &str = "40001";
@@ -222,31 +221,21 @@ async fn retry_during_the_commit_gets_the_answer() {
 #[tokio::test]
 async fn retry_during_the_release_gets_the_record() {
     let Some(environment) = environment().await else { return };
-    let store = environment.store().await;
-    let caller = Caller::new(&store, "a");
-    for others in 0..2 {
-        let (key, id) = (LockKey::from(("paid", others)), caller.id());
-        caller.granted(&key, &id, LONG).await;
-        let other = environment.client().await;
-        let release = format!(
-            "BEGIN; SELECT {}.release(3000, '{{{}}}', '{{{id}}}', '{{0}}', 'paid', NULL, 60000)",
-            environment.schema,
-            key.as_str(),
-        );
-        other.batch_execute(&release).await.expect("freed, and not committed");
-        let acquire = |key: LockKey| {
-            let valid_for = Duration::from_secs(5);
-            AcquireRequest::new(key, caller.id(), LONG, IfBusy::Enqueue, terms(), valid_for)
-                .demand(Demand::new().unless_recorded())
-        };
-        let keys = iter::once(key).chain((0..others).map(|other| LockKey::from(("free", other))));
-        let replies = join_all(store.acquire(keys.map(acquire).collect()).into_iter());
-        let commit = async {
-            sleep(ms(100)).await;
-            other.batch_execute("COMMIT").await.expect("freed");
-        };
-        let (replies, ()) = tokio::join!(replies, commit);
-        assert_eq!(replies[0].as_ref().ok(), Some(&AcquireReply::Recorded(Record::new("paid", None))), "{replies:?}");
-        assert!(replies[1..].iter().all(|reply| matches!(reply, Ok(AcquireReply::Granted { .. }))), "{replies:?}");
-    }
+    let caller = Caller::new(&environment.store().await, "a");
+    let (key, id) = (LockKey::from(("paid",)), caller.id());
+    caller.granted(&key, &id, LONG).await;
+    let other = environment.client().await;
+    let release = format!(
+        "BEGIN; SELECT {}.release(3000, '{{{}}}', '{{{id}}}', '{{0}}', 'paid', NULL, 60000)",
+        environment.schema,
+        key.as_str(),
+    );
+    other.batch_execute(&release).await.expect("freed, and not committed");
+    let retry = caller.id();
+    let commit = async {
+        sleep(ms(100)).await;
+        other.batch_execute("COMMIT").await.expect("freed");
+    };
+    let (reply, ()) = tokio::join!(caller.acquire_unless_recorded(&key, &retry), commit);
+    assert_eq!(reply, AcquireReply::Recorded(Record::new("paid", None)));
 }

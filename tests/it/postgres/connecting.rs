@@ -1,7 +1,8 @@
 //! Connecting: what is missing, and what the error says.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use futures_util::future::join_all;
 use tower_lock::{
     LockKey, LockManager, PostgresStore,
     store::{ConnectError, IfBusy, LockStore, PostgresConnectError, StoreErrorKind},
@@ -29,7 +30,7 @@ async fn database_without_tables_names_the_migration() {
 #[tokio::test]
 async fn instances_that_start_together_make_the_tables_once() {
     let Some(environment) = environment().await else { return };
-    let stores = futures_util::future::join_all((0..8).map(|_| environment.store())).await;
+    let stores = join_all((0..8).map(|_| environment.store())).await;
     assert_eq!(stores.len(), 8);
 }
 
@@ -142,6 +143,51 @@ async fn setting_that_loses_data_in_a_crash_is_logged() {
         until(setting, async || log.text().contains(setting)).await;
     }
     drop(guard);
+}
+
+/// The commits of full calls wait for the disk together.
+#[tokio::test]
+async fn load_opens_connections_up_to_the_limit() {
+    let Some(environment) = own_environment(&[]).await else { return };
+    let url = environment.server().url();
+    let builder = || PostgresStore::builder().migrate(true);
+    for connections in [2, 65] {
+        let error = builder().connections(connections).connect(&url).await.expect_err("out of range");
+        assert!(matches!(error, PostgresConnectError::InvalidConnections(_)), "{error:?}");
+    }
+    let open = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tower-lock'";
+    for connections in [3, 5] {
+        until("no connection is open", async || environment.value(open).await == 0).await;
+        let store = Arc::new(builder().connections(connections).connect(&url).await.expect("it is up"));
+        let caller = Caller::new(&store, "a");
+        let acquire_all = async || {
+            let keys: Vec<_> = (0..256).map(|n| (LockKey::from(("load", n)), caller.id())).collect();
+            join_all(keys.iter().map(|(key, id)| caller.granted(key, id, LONG))).await;
+            join_all(keys.iter().map(|(key, id)| caller.release(key, id, Duration::ZERO))).await;
+        };
+        let key = LockKey::from(("one",));
+        let id = caller.id();
+        caller.granted(&key, &id, LONG).await;
+        caller.release(&key, &id, Duration::ZERO).await;
+        // No manager subscribes to messages.
+        assert_eq!(environment.value(open).await, 2, "without load");
+        let limit = i64::try_from(connections).expect("small") - 1;
+        until("connections", async || {
+            acquire_all().await;
+            environment.value(open).await == limit
+        })
+        .await;
+        let other = environment.client().await;
+        other.batch_execute("BEGIN; LOCK TABLE tower_lock.locks IN SHARE MODE").await.expect("a lock");
+        let calls_wait = async {
+            let waiting = "SELECT count(*) FROM pg_stat_activity \
+                           WHERE application_name = 'tower-lock' AND wait_event_type = 'Lock'";
+            until("a call on each", async || environment.value(waiting).await == limit - 1).await;
+            other.batch_execute("COMMIT").await.expect("it may end");
+        };
+        tokio::join!(acquire_all(), calls_wait);
+        assert_eq!(environment.value(open).await, limit);
+    }
 }
 
 #[tokio::test]

@@ -187,6 +187,9 @@ async fn running_store_goes_on_without_free_connections() {
         others.push((client, tokio::spawn(connection)));
     }
     assert!(acquire().await.is_ok(), "it has its connections");
+    // It would open more.
+    let keys: Vec<_> = (0..256).map(|n| (LockKey::from(("load", n)), caller.id())).collect();
+    join_all(keys.iter().map(|(key, id)| caller.granted(key, id, LONG))).await;
     let error = connect().await.map(|_| ()).expect_err("no connection is left");
     assert!(format!("{error:?}").contains("raise `max_connections`"), "{error:?}");
     // The store loses its own ones, and the application has taken them.

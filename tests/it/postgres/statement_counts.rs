@@ -6,11 +6,11 @@ use futures_util::future::join_all;
 use tokio::time::Instant;
 use tower_lock::{
     LockKey,
-    store::{LockStore, RenewReply, RenewRequest},
+    store::{AcquireReply, AcquireRequest, IfBusy, LockStore, RenewReply, RenewRequest},
 };
 use tower_lock_testkit::{locks::key, wait::until};
 
-use crate::support::{Caller, Environment, LONG, own_environment};
+use crate::support::{Caller, Environment, LONG, own_environment, terms};
 
 async fn counted() -> Option<Environment> {
     let environment = own_environment(&["max_wal_size=1GB", "checkpoint_timeout=1h", "autovacuum=off"]).await?;
@@ -114,4 +114,30 @@ async fn thousand_renewals_cost_eight_statements() {
         assert_eq!(replies, vec![RenewReply::Extended; batch.len()]);
     }
     assert_eq!(environment.statements().await - before, 8);
+}
+
+/// A caller that does not wait for a busy key does not wait for a call that changes the key, either.
+#[tokio::test]
+async fn try_lock_of_a_busy_key_waits_for_no_call() {
+    let Some(environment) = counted().await else { return };
+    let store = environment.store().await;
+    let caller = Caller::new(&store, "a");
+    let (busy, free) = (LockKey::from(("busy",)), LockKey::from(("free",)));
+    let holder = caller.id();
+    caller.granted(&busy, &holder, LONG).await;
+    let other = environment.client().await;
+    let renew =
+        format!("BEGIN; SELECT {}.renew('{{{}}}', '{{{holder}}}', '{{60000}}')", environment.schema, busy.as_str());
+    other.batch_execute(&renew).await.expect("extended, and not committed");
+    let request = |key: &LockKey| {
+        AcquireRequest::new(key.clone(), caller.id(), LONG, IfBusy::Fail, terms(), Duration::from_secs(5))
+    };
+    let before = environment.statements().await;
+    for keys in [&[&busy][..], &[&busy, &free]] {
+        let replies = join_all(store.acquire(keys.iter().map(|key| request(key)).collect()).into_iter()).await;
+        assert!(matches!(replies[0], Ok(AcquireReply::Busy { .. })), "{replies:?}");
+        assert!(replies.iter().skip(1).all(|reply| matches!(reply, Ok(AcquireReply::Granted { .. }))), "{replies:?}");
+    }
+    assert_eq!(environment.statements().await - before, 2, "no key was sent again alone");
+    other.batch_execute("COMMIT").await.expect("extended");
 }

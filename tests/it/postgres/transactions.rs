@@ -241,27 +241,3 @@ async fn acquire_that_expires_while_it_waits_does_nothing() {
         }
     }
 }
-
-/// A caller that does not wait for a busy key does not wait for a call that changes the key, either.
-#[tokio::test]
-async fn try_lock_of_a_busy_key_waits_for_no_call() {
-    let Some(environment) = environment().await else { return };
-    let store = environment.store().await;
-    let caller = Caller::new(&store, "a");
-    let (busy, free) = (LockKey::from(("busy",)), LockKey::from(("free",)));
-    let holder = caller.id();
-    caller.granted(&busy, &holder, LONG).await;
-    let other = environment.client().await;
-    let renew =
-        format!("BEGIN; SELECT {}.renew('{{{}}}', '{{{holder}}}', '{{60000}}')", environment.schema, busy.as_str());
-    other.batch_execute(&renew).await.expect("extended, and not committed");
-    let request = |key: &LockKey| {
-        AcquireRequest::new(key.clone(), caller.id(), LONG, IfBusy::Fail, terms(), Duration::from_secs(5))
-    };
-    for keys in [&[&busy][..], &[&busy, &free]] {
-        let replies = join_all(store.acquire(keys.iter().map(|key| request(key)).collect()).into_iter()).await;
-        assert!(matches!(replies[0], Ok(AcquireReply::Busy { .. })), "{replies:?}");
-        assert!(replies.iter().skip(1).all(|reply| matches!(reply, Ok(AcquireReply::Granted { .. }))), "{replies:?}");
-    }
-    other.batch_execute("COMMIT").await.expect("extended");
-}

@@ -9,11 +9,11 @@
 -- acquire: grants keys, or enqueues. A repeated call finds the grants or the queue entries of the
 -- first one (I8). Does nothing after `expires_us`, in microseconds of the server's clock.
 --
--- The keys of a call are different. Most are free, without waiters and without a record: they are
--- granted together, because a statement costs several times as much as one key. What is left has
--- the steps of acquire_one, and its rows are locked by then: those steps never wait out of the
--- order of the keys. Each step is a statement of its own, so that it sees the commits before the
--- locks of the step before it.
+-- The keys of a call are different, and a call `unless_recorded` has one key. Most keys are free,
+-- without waiters: they are granted together, because a statement costs several times as much as
+-- one key. What is left has the steps of acquire_one, and its rows are locked by then: those steps
+-- never wait out of the order of the keys. Each step is a statement of its own, so that it sees the
+-- commits before the locks of the step before it.
 --
 -- reply  a row for each request, with its position from 1, and the time: as of acquire_one.
 --        One row with position 0, and the time: the call has expired.
@@ -40,10 +40,10 @@ BEGIN
     RETURN NEXT;
     RETURN;
   END IF;
-  -- A retry of a request that has left its record writes nothing.
   IF unless_recorded
-    AND EXISTS (SELECT FROM {schema}.records r WHERE r.key = ANY (keys) AND r.until > clock_timestamp())
+    AND EXISTS (SELECT FROM {schema}.records r WHERE r.key = keys[1] AND r.until > clock_timestamp())
   THEN
+    -- A retry of a request that has left its record writes nothing.
     NULL;
   ELSIF cardinality(keys) > 1 THEN
     IF false = ANY (may_wait) THEN
@@ -84,9 +84,6 @@ BEGIN
           FROM unnest(keys, ids, leases_ms) WITH ORDINALITY AS r (key, id, lease_ms, at)
           WHERE l.key = r.key AND r.key = ANY (free_keys) AND (replied IS NULL OR r.at <> ALL (replied))
             AND NOT EXISTS (SELECT FROM {schema}.waiters w WHERE w.key = r.key)
-            AND NOT (unless_recorded AND EXISTS (
-              SELECT FROM {schema}.records d WHERE d.key = r.key AND d.until > t
-            ))
           RETURNING r.at, now_us, 'granted', l.fence, NULL::bigint, NULL::bigint, NULL::bytea, NULL::bytea;
       GET DIAGNOSTICS granted = ROW_COUNT;
       IF granted = cardinality(keys) THEN
