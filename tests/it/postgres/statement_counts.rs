@@ -116,7 +116,7 @@ async fn thousand_renewals_cost_eight_statements() {
     assert_eq!(environment.statements().await - before, 8);
 }
 
-/// A caller that does not wait for a busy key does not wait for a call that changes the key, either.
+/// A caller that does not wait for a busy key does not wait for a call that changes it, either.
 #[tokio::test]
 async fn try_lock_of_a_busy_key_waits_for_no_call() {
     let Some(environment) = counted().await else { return };
