@@ -435,7 +435,7 @@ BEGIN
   SELECT count(*), max(page.key) INTO rows_read, last_read FROM (
     SELECT l.key FROM {schema}.locks l WHERE l.key > after_key ORDER BY l.key LIMIT max_rows
   ) page;
-  -- One statement: most rows are free, and a call of inspect for each takes a hundred times as long.
+  -- One statement: a call of inspect for each row, of which most are free, takes long.
   FOR key, holder, fence, since_us, left_us, waiting, record_left_us IN
     SELECT l.key, live.holder, live.fence, {schema}.us(live.since),
       coalesce({schema}.us(live.until) - {schema}.us(t), 0), queue.waiting,
