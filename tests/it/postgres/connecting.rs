@@ -10,7 +10,7 @@ use tower_lock::{
 
 use tower_lock_testkit::{log::Log, wait::until};
 
-use crate::support::{Caller, LONG, environment, own_environment};
+use crate::support::{Caller, LONG, PATIENCE, environment, own_environment};
 
 #[tokio::test]
 async fn database_without_tables_names_the_migration() {
@@ -99,7 +99,7 @@ async fn standby_is_refused_and_a_promoted_one_is_used() {
     let store = environment.store().await;
     environment.server().restart_as_standby().await;
     let url = environment.server().url();
-    let error = PostgresStore::builder().connect_timeout(Duration::from_millis(200)).connect(&url).await;
+    let error = PostgresStore::builder().connect_timeout(PATIENCE).connect(&url).await;
     assert!(matches!(error, Err(PostgresConnectError::Standby { .. })), "{error:?}");
     let (caller, key) = (Caller::new(&store, "a"), LockKey::from(("k",)));
     let kind = async || caller.acquire(&key, &caller.id(), LONG, IfBusy::Fail).await.map_err(|error| error.kind());

@@ -203,7 +203,7 @@ async fn release_waits_for_an_acquire_that_is_not_committed() {
     );
     late.batch_execute(&acquire).await.expect("granted, and not committed");
     let commit = async {
-        sleep(ms(100)).await;
+        sleep(ms(20)).await;
         late.batch_execute("COMMIT").await.expect("granted");
     };
     let (reply, ()) = tokio::join!(caller.release(&key, &id, Duration::ZERO), commit);

@@ -241,7 +241,7 @@ async fn servers_far_away_grant_with_a_longer_call_timeout() {
     let Some(servers) = servers(3).await else { return };
     servers.proxies.iter().for_each(|proxy| proxy.all().delay(Direction::Both, ms(60)));
     let builder = |call| RedlockStore::builder().call_timeout(call).connect(servers.urls());
-    let locks = LockManager::new(builder(ms(800)).await.expect("they are up"));
+    let locks = LockManager::new(builder(ms(4_000)).await.expect("they are up"));
     for _ in 0..3 {
         locks.try_lock(key()).await.expect("three round trips").release().await.expect("held");
     }
