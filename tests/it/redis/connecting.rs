@@ -5,7 +5,7 @@ use std::{
     error::Error,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering::SeqCst},
+        atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
     },
     time::Duration,
 };
@@ -277,6 +277,23 @@ async fn missing_pubsub_is_detected_at_start() {
     let error = RedisStore::connect(&environment.proxy.url()).await.expect_err("deaf");
     assert!(matches!(error, RedisConnectError::PubSubUnavailable { receivers: 1, received: false, .. }), "{error:?}");
     assert!(error.to_string().contains(&environment.proxy.address().to_string()), "{error}");
+}
+
+#[tokio::test]
+async fn connection_that_breaks_during_the_test_is_no_missing_pubsub() {
+    let Some(environment) = environment().await else { return };
+    let dropped = Arc::new(AtomicU64::new(0));
+    let count = Arc::clone(&dropped);
+    environment.proxy.all().pushes(move |_| {
+        count.fetch_add(1, SeqCst);
+        Vec::new()
+    });
+    let url = environment.proxy.url();
+    let connecting = tokio::spawn(async move { RedisStore::connect(&url).await });
+    until("two messages are lost", async || dropped.load(SeqCst) == 2).await;
+    environment.proxy.all().heal();
+    environment.command(&["CLIENT", "KILL", "TYPE", "pubsub"]).await;
+    soon("a retry", connecting).await.expect("runs").expect("the next connection works");
 }
 
 /// The ACL of the guide.
