@@ -34,11 +34,6 @@ impl SendRequests<AcquireRequest> for Shared {
         &self.acquires
     }
 
-    /// More would wait for each other: a connection executes one call after the other.
-    fn max_calls(&self) -> usize {
-        self.server.synced_conns.len()
-    }
-
     /// The rest of its validity is left for the call.
     fn may_wait(request: &AcquireRequest) -> Option<Duration> {
         Some(request.valid_for / 2)

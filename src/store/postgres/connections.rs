@@ -28,10 +28,6 @@ impl Connections {
         Self(connections.into_iter().map(shared).collect())
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.0.len()
-    }
-
     /// The connection with the fewest calls. No call waits for another connect while one of them is
     /// open: the server may refuse it.
     pub(super) fn take(&self) -> Taken<'_> {

@@ -33,11 +33,6 @@ impl SendRequests<ReleaseRequest> for Shared {
         &self.releases
     }
 
-    /// More would wait for each other: a connection executes one call after the other.
-    fn max_calls(&self) -> usize {
-        self.server.synced_conns.len()
-    }
-
     fn may_wait(_: &ReleaseRequest) -> Option<Duration> {
         None
     }

@@ -23,6 +23,10 @@ use crate::{
 /// for a disk.
 const LONG_CALL: Duration = Duration::from_millis(2);
 
+/// The most calls under way. More than one is under way if a full call waits, or a request that
+/// has a call of its own, or if a call takes long.
+const MAX_CALLS: usize = 8;
+
 /// The requests of one kind, and the calls under way.
 pub(crate) struct SharedCalls<R, T> {
     state: Mutex<State<R, T>>,
@@ -72,12 +76,6 @@ pub(crate) trait SendRequests<R: Shareable>: Sender {
     const MAX_WAITING: usize;
 
     fn calls(&self) -> &SharedCalls<R, Self::Reply>;
-
-    /// The most calls under way. More than one is under way if a full call waits, or a request that
-    /// has a call of its own, or if a call takes long.
-    fn max_calls(&self) -> usize {
-        8
-    }
 
     /// Whether requests wait also for the end of a call that takes long, to share the next one.
     fn shares_waits(&self) -> bool {
@@ -197,7 +195,7 @@ impl<R: Shareable, T> State<R, T> {
         let is_full = self.waiting.len() >= MAX_REQUESTS_PER_CALL;
         let is_alone = self.waiting.front().is_some_and(|waiting| waiting.request.is_alone());
         let may_overtake = |call: &InFlight<T>| is_long(call) && !sender.shares_waits();
-        others().count() < sender.max_calls() && (is_full || is_alone || others().all(may_overtake))
+        others().count() < MAX_CALLS && (is_full || is_alone || others().all(may_overtake))
     }
 
     /// Takes the calls whose tasks have stopped with their runtimes, and the number of a task to
@@ -415,7 +413,7 @@ mod tests {
     fn calls_of_stopped_runtimes_delay_no_later_call() {
         let server = Arc::new(Server::default());
         server.hangs.store(true, SeqCst);
-        let stopped: Vec<_> = (0..=Server::default().max_calls()).map(|_| runtime()).collect();
+        let stopped: Vec<_> = (0..=MAX_CALLS).map(|_| runtime()).collect();
         for runtime in &stopped {
             server.seconds.fetch_add(STALE_AFTER.as_secs() + 1, SeqCst);
             runtime.block_on(async {
