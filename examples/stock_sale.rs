@@ -8,8 +8,8 @@
 //!
 //! Environment: `PORT` (0: any; default 3000), `DATABASE_URL` (`sqlite://shop.db`, or
 //! `mysql://..` or `postgres://..` with a feature of that name; default: SQLite in memory) and
-//! `LOCK_URL` (`redis://localhost` or `postgres://..`, with such a feature: locks that all instances
-//! share; default: locks within this process).
+//! `LOCK_URL` (`redis://localhost` or `postgres://..`, with such a feature: locks that all
+//! instances share; default: locks within this process).
 
 #![allow(clippy::disallowed_methods, reason = "a program with a runtime of its own, timed by a real clock")]
 

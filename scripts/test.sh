@@ -193,7 +193,7 @@ step build build
 # Most tests wait for timers and servers: more threads than cores, and three programs at a time.
 export RUST_TEST_THREADS="${RUST_TEST_THREADS:-4}"
 
-# The data of servers in memory, if 4 GB are free: on one disk, each server waits for all others.
+# The data of servers in memory, if 4 GB are free: see docs/testing.md.
 if [ "$(df --output=avail /dev/shm 2>/dev/null | tail -1)" -gt 4000000 ] 2>/dev/null; then
     export TMPDIR=/dev/shm
 fi

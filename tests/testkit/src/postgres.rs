@@ -13,7 +13,10 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::process::{Process, ReservedPort, TIMEOUT, TempFolder, find};
+use crate::{
+    process::{Process, ReservedPort, TIMEOUT, TempFolder, find},
+    wait::until_blocking,
+};
 
 /// A `postgres` process with an empty database, on a free port, in a folder of its own.
 ///
@@ -259,13 +262,8 @@ impl Drop for PostgresServer {
         process.signal(Signal::QUIT);
         // It may be stopped.
         process.thaw();
-        #[expect(clippy::disallowed_methods, reason = "a short sleep without a runtime")]
-        for _ in 0..1000 {
-            if process.ended().is_some() {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        // If it does not end, the end of `Process` kills it.
+        until_blocking(|| process.ended().is_some());
     }
 }
 

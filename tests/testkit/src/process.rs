@@ -20,6 +20,8 @@ use tokio::{
     time::{sleep, timeout},
 };
 
+use crate::wait::until_blocking;
+
 /// Longer than any step takes, even on a busy machine.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -159,14 +161,7 @@ impl Process {
         self.signal(Signal::STOP);
         // The kernel stops the process asynchronously. A test of a process that still runs would
         // show nothing.
-        #[expect(clippy::disallowed_methods, reason = "a short sleep without a runtime")]
-        for _ in 0..10_000 {
-            if !self.is_running() {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        panic!("process {} does not stop", self.pid);
+        assert!(until_blocking(|| !self.is_running()), "process {} does not stop", self.pid);
     }
 
     /// Whether the process was neither killed nor stopped.

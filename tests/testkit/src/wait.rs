@@ -22,6 +22,17 @@ pub async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     soon(what, poll).await;
 }
 
+/// Polls without a runtime, for ten seconds at most. Returns whether the condition holds.
+#[expect(clippy::disallowed_methods, reason = "short sleeps of a caller that cannot await")]
+pub(crate) fn until_blocking(mut is_so: impl FnMut() -> bool) -> bool {
+    (0..10_000).any(|_| {
+        is_so() || {
+            std::thread::sleep(ms(1));
+            false
+        }
+    })
+}
+
 /// Lets all other tasks run until they only wait.
 pub async fn settle() {
     for _ in 0..50 {
