@@ -175,7 +175,12 @@ async fn message_arrives(server: &Server, events: &Connector) -> Result<bool, Ca
     let deadline = server.timeouts.call_deadline();
     let text = format!("tower-lock:{}", channels[0]);
     query(&server.synced_conns.take(), "SELECT pg_notify($1, '')", &[(&text, Type::TEXT)], deadline).await?;
-    Ok(timeout(server.timeouts.call, received.notified()).await.is_ok())
+    let arrives = timeout(server.timeouts.call, received.notified()).await.is_ok();
+    // Before the message counts as lost: the connection may have broken, and a retry has another.
+    // The session of a pooler goes on without the channel.
+    let unlistens = timeout(server.timeouts.call, listener.execute("UNLISTEN", &channels)).await;
+    unlistens.map_err(|_| CallError::NoReply)??;
+    Ok(arrives)
 }
 
 impl Server {

@@ -1,6 +1,6 @@
 //! Connecting: what is missing, and what the error says.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::Ipv4Addr, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use tower_lock::{
@@ -8,7 +8,11 @@ use tower_lock::{
     store::{ConnectError, IfBusy, LockStore, PostgresConnectError, StoreErrorKind},
 };
 
-use tower_lock_testkit::{log::Log, wait::until};
+use tower_lock_testkit::{
+    Direction, Proxy,
+    log::Log,
+    wait::{soon, until},
+};
 
 use crate::support::{Caller, LONG, PATIENCE, environment, own_environment};
 
@@ -118,6 +122,23 @@ async fn events_url_to_another_server_is_refused() {
     let builder = PostgresStore::builder().schema(&environment.schema).migrate(true);
     let error = builder.events_url(other.server().url()).connect(&environment.server().url()).await;
     assert!(matches!(error, Err(PostgresConnectError::EventsUnavailable { .. })), "{error:?}");
+}
+
+#[tokio::test]
+async fn connection_that_breaks_during_the_test_is_no_pooler() {
+    let Some(environment) = own_environment(&[]).await else { return };
+    let proxy = Proxy::start_raw((Ipv4Addr::LOCALHOST, environment.server().port()).into()).await;
+    // The message is under way for so long.
+    proxy.all().delay(Direction::Down, Duration::from_millis(300));
+    let builder = PostgresStore::builder().migrate(true).call_timeout(PATIENCE).connect_timeout(5 * PATIENCE);
+    let builder = builder.events_url(format!("postgres://postgres@{}/postgres", proxy.address()));
+    let url = environment.server().url();
+    let connecting = tokio::spawn(async move { builder.connect(&url).await });
+    const SENT: &str = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_notify%' AND state = 'idle'";
+    until("a message is sent", async || environment.value(SENT).await == 1).await;
+    proxy.all().cut();
+    proxy.all().heal();
+    soon("a retry", connecting).await.expect("runs").expect("the next connection works");
 }
 
 #[tokio::test]
