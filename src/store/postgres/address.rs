@@ -80,7 +80,7 @@ impl OwnParameters {
         let mut others = Vec::new();
         for parameter in query.split('&') {
             match parameter.split_once('=') {
-                Some(("schema", name)) => own.schema = Some(name.to_owned()),
+                Some(("schema", name)) => own.schema = Some(decoded(name)),
                 Some(("migrate", "true")) => own.migrate = Some(true),
                 Some(("migrate", "false")) => own.migrate = Some(false),
                 Some(("migrate", _)) => return Err(invalid("its parameter `migrate` is neither `true` nor `false`")),
@@ -92,7 +92,7 @@ impl OwnParameters {
                 Some(("sslmode", "require" | "verify-ca" | "verify-full")) => own.requires_tls = true,
                 Some(("sslmode", _)) => return Err(invalid("its parameter `sslmode` is none of libpq")),
                 Some(("events_url", url)) => own.events_url = Some(decoded(url)),
-                Some(("sslrootcert", path)) => own.root_certificates = Some(path.to_owned()),
+                Some(("sslrootcert", path)) => own.root_certificates = Some(decoded(path)),
                 _ => others.push(parameter),
             }
         }
@@ -131,11 +131,11 @@ mod tests {
     #[test]
     fn url_has_servers_and_parameters() {
         let address = Address::parse(
-            "postgres://ann:s3cret@a,b:5433/app?migrate=true&schema=shop&connections=4&connect_timeout=3",
+            "postgres://ann:s3cret@a,b:5433/app?migrate=true&schema=my%20shop&connections=4&connect_timeout=3",
         );
         let address = address.expect("a URL");
         assert_eq!(address.display, "a:5432,b:5433");
-        assert_eq!((address.schema.as_deref(), address.migrate), (Some("shop"), Some(true)));
+        assert_eq!((address.schema.as_deref(), address.migrate), (Some("my shop"), Some(true)));
         assert_eq!(address.connections, Some(4));
         assert_eq!(address.config.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
         assert_eq!(address.config.get_dbname(), Some("app"));
