@@ -5,12 +5,15 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::time::Instant;
 use tower_lock::{
-    LockKey,
+    LockKey, LockManager,
     store::{AcquireReply, AcquireRequest, IfBusy, LockStore, RenewReply, RenewRequest},
 };
 use tower_lock_testkit::{locks::key, wait::until};
 
 use crate::support::{Caller, Environment, LONG, own_environment, terms};
+
+/// A commit waits for the disk, and little else does.
+const DURABLE: [&str; 3] = ["fsync=on", "wal_writer_delay=10s", "autovacuum=off"];
 
 async fn counted() -> Option<Environment> {
     let environment = own_environment(&["max_wal_size=1GB", "checkpoint_timeout=1h", "autovacuum=off"]).await?;
@@ -50,9 +53,7 @@ async fn lock_costs_two_statements() {
 /// The background writer writes the releases to the disk, and no caller waits for it.
 #[tokio::test]
 async fn lock_waits_once_for_the_disk() {
-    let Some(environment) = own_environment(&["fsync=on", "wal_writer_delay=10s", "autovacuum=off"]).await else {
-        return;
-    };
+    let Some(environment) = own_environment(&DURABLE).await else { return };
     let before = environment.synced(environment.store().await).await;
     let locks = environment.instance("a").await;
     for _ in 0..50 {
@@ -60,6 +61,28 @@ async fn lock_waits_once_for_the_disk() {
     }
     let waits = environment.synced(locks).await - before;
     assert!((50..60).contains(&waits), "{waits} waits for the disk for 50 locks");
+}
+
+/// A release and a queue entry need none.
+#[tokio::test]
+async fn handoff_waits_once_for_the_disk() {
+    let Some(environment) = own_environment(&DURABLE).await else { return };
+    let before = environment.synced(environment.store().await).await;
+    let instances = join_all(["a", "b"].map(|name| environment.instance(name))).await;
+    const SECTIONS: i64 = 100;
+    alternate(&instances, SECTIONS).await;
+    let waits = environment.synced(instances).await - before;
+    assert!(waits <= SECTIONS + 10, "{waits} waits for the disk for {SECTIONS} sections");
+}
+
+/// Instances that hand a key to each other.
+async fn alternate(instances: &[LockManager], sections: i64) {
+    join_all(instances.iter().map(async |locks| {
+        for _ in 0..sections / i64::try_from(instances.len()).expect("a few") {
+            locks.lock(key()).wait(Duration::from_secs(60)).await.expect("a grant").release().await.expect("held");
+        }
+    }))
+    .await;
 }
 
 #[tokio::test]
@@ -87,12 +110,7 @@ async fn handoff_between_instances_costs_three_statements() {
     }
     let (before, began) = (environment.statements().await, Instant::now());
     const SECTIONS: i64 = 100;
-    join_all(instances.iter().map(async |locks| {
-        for _ in 0..SECTIONS / 2 {
-            locks.lock(key()).wait(Duration::from_secs(60)).await.expect("a grant").release().await.expect("held");
-        }
-    }))
-    .await;
+    alternate(&instances, SECTIONS).await;
     let statements = environment.statements().await - before;
     // Waiters poll about once a second.
     let polls = 4 * i64::try_from(began.elapsed().as_secs() + 1).expect("short");

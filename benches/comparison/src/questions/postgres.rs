@@ -1,11 +1,11 @@
-//! Locks on PostgreSQL: distinct keys with 1, 16 and 512 tasks, and one key that instances hand to
-//! each other.
+//! Locks on PostgreSQL: distinct keys with 1, 16 and 512 tasks, one task with a network between it
+//! and the server, and one key that instances hand to each other.
 
-use std::sync::Arc;
+use std::{net::Ipv4Addr, sync::Arc, time::Duration};
 
 use tokio::runtime::Runtime;
 use tokio_postgres::{Client, NoTls};
-use tower_lock_testkit::{PostgresServer, RedisServer};
+use tower_lock_testkit::{Direction, PostgresServer, Proxy, RedisServer};
 
 use super::{
     Run,
@@ -30,6 +30,7 @@ const ADVISORY: &str = PostgresLock::ADVISORY;
 
 const VARIANTS: [&str; 6] =
     [OURS, FOR_UPDATE, ADVISORY, PostgresLock::VERSION, PostgresLock::UNIQUE_ROW, PostgresLock::OURS_ON_REDIS];
+const DISTANT: [&str; 5] = [OURS, FOR_UPDATE, ADVISORY, PostgresLock::VERSION, PostgresLock::UNIQUE_ROW];
 const CONTENDERS: [&str; 4] = [OURS, FOR_UPDATE, ADVISORY, PostgresLock::OURS_ON_REDIS];
 
 const SERVER_CPU: &str = "server CPU us";
@@ -38,17 +39,21 @@ const STATEMENTS: &str = "statements";
 const SYNCS: &str = "fsyncs";
 const COLUMNS: [(&str, usize); 7] =
     [(RATE, 0), (P50, 0), ("p99 us", 0), ("CPU us", 1), (SERVER_CPU, 1), (STATEMENTS, 1), (SYNCS, 2)];
+const DISTANT_COLUMNS: [(&str, usize); 2] = [(RATE, 0), (P50, 0)];
 const HOT_COLUMNS: [(&str, usize); 5] = [(SECTIONS, 0), (HANDOFF, 0), (SWITCHES, 2), (SERVER_CPU, 1), (SHARE, 2)];
 
 const TASKS: [u64; 3] = [1, 16, 512];
+/// Of each reply. A timer of Tokio is not finer.
+const NETWORK_DELAY: Duration = Duration::from_millis(1);
 /// Connections of a lock by hand. A task waits for one of them.
 const CONNECTIONS: usize = 16;
 
 /// In the order of the measurements.
-const GOALS: [(&str, Target); 5] = [
+const GOALS: [(&str, Target); 6] = [
     ("postgres_1_time_vs_for_update", AtMost(0.8)),
     ("postgres_16_vs_for_update", AtLeast(1.0)),
     ("postgres_512_vs_for_update", AtLeast(8.0)),
+    ("postgres_distant_time_vs_for_update", AtMost(0.8)),
     ("postgres_handoff_2_vs_advisory", AtMost(6.0)),
     ("postgres_handoff_8_vs_advisory", AtMost(6.0)),
 ];
@@ -87,6 +92,7 @@ pub fn answer(run: &mut Run) {
         }
     }
     drop(locks);
+    values.push(runtime.block_on(distant(run, &servers)).ratio(P50, OURS, FOR_UPDATE));
     for contenders in [2, 8] {
         let mut table = Table::new(format!("one key, {contenders} instances"), OURS, &HOT_COLUMNS);
         for name in run.turns(&CONTENDERS) {
@@ -125,6 +131,27 @@ async fn measure(
     table.push(name, "p99 us", quantile_us(&mut latencies, 0.99));
     table.push(name, "CPU us", own_cpu as f64 / 1e3 / cycles);
     table.push(name, SERVER_CPU, (after - before) as f64 / 1e3 / cycles);
+}
+
+/// One task, whose replies are under way for a millisecond.
+async fn distant(run: &mut Run, servers: &Servers) -> Table {
+    let proxy = Proxy::start_raw((Ipv4Addr::LOCALHOST, servers.postgres.port()).into()).await;
+    let (from, to) = (servers.postgres.port().to_string(), proxy.address().port().to_string());
+    let mut table = Table::new("PostgreSQL, 1 in flight, replies 1 ms later".to_owned(), OURS, &DISTANT_COLUMNS);
+    let mut locks = Vec::new();
+    for name in DISTANT {
+        let url = servers.url(name).replace(&from, &to);
+        locks.push(Arc::new(PostgresLock::connect(name, &url, 1).await));
+    }
+    proxy.all().delay(Direction::Down, NETWORK_DELAY);
+    for at in run.turns(&[0, 1, 2, 3, 4]) {
+        let counted = redis_cycles::count(&locks[at], 1, run.scale, async || ()).await;
+        let Counted { seconds, mut latencies, .. } = counted;
+        table.push(DISTANT[at], RATE, latencies.len() as f64 / seconds);
+        table.push(DISTANT[at], P50, quantile_us(&mut latencies, 0.5));
+    }
+    table.print();
+    table
 }
 
 fn contend(runtime: &Runtime, servers: &Servers, name: &'static str, contenders: usize, scale: f64, table: &mut Table) {
