@@ -1,5 +1,6 @@
 use std::{
     fs::{self, File},
+    io::Write,
     os::unix::fs::chown,
     path::{Path, PathBuf},
     process::Stdio,
@@ -47,11 +48,7 @@ impl PostgresServer {
     pub async fn start(settings: &[&str]) -> Self {
         static EMPTY: OnceCell<TempFolder> = OnceCell::const_new();
         let empty = EMPTY.get_or_init(Self::initdb).await;
-        let folder = TempFolder::new();
-        let privileges = privileges_in(&folder);
-        let mut copy = Process::command_as("cp", &privileges);
-        copy.arg("-R").arg(empty.path().join("data")).arg(folder.path());
-        Self::complete(copy, "cp", &folder).await;
+        let (folder, privileges) = Self::copy(empty).await;
         let arguments = settings.iter().flat_map(|setting| ["-c".to_owned(), (*setting).to_owned()]).collect();
         Self::start_in(folder, arguments, privileges).await
     }
@@ -71,6 +68,16 @@ impl PostgresServer {
         ]);
         Self::complete(command, "initdb", &folder).await;
         folder
+    }
+
+    /// A folder with the same data, and the privileges of a server there.
+    async fn copy(folder: &TempFolder) -> (TempFolder, Vec<String>) {
+        let copy = TempFolder::new();
+        let privileges = privileges_in(&copy);
+        let mut command = Process::command_as("cp", &privileges);
+        command.arg("-R").arg(folder.path().join("data")).arg(copy.path());
+        Self::complete(command, "cp", &copy).await;
+        (copy, privileges)
     }
 
     async fn complete(mut command: std::process::Command, name: &str, folder: &TempFolder) {
@@ -217,22 +224,35 @@ impl PostgresServer {
         self.restart().await;
     }
 
-    /// Starts a standby, which receives each commit of this server from now on. The application
-    /// name of its connection is `standby`.
+    /// Restarts the server, and starts a standby, which receives each commit of it from now on. The
+    /// application name of its connection is `standby`.
     ///
     /// # Panics
     ///
-    /// Panics if it does not start.
+    /// Panics if one of them does not start.
     pub async fn start_standby(&self) -> Self {
-        let copy = Self::program("pg_basebackup").expect("beside `initdb`");
-        let folder = TempFolder::new();
-        let privileges = privileges_in(&folder);
-        let mut command = Process::command_as(copy, &privileges);
-        command.args(["--checkpoint=fast", "--no-sync", "--write-recovery-conf", "-D"]).arg(folder.path().join("data"));
+        self.crash().await;
+        let (folder, privileges) = Self::copy(&self.folder).await;
+        self.restart().await;
+        let data = folder.path().join("data");
         let primary = format!("host=127.0.0.1 port={} user=postgres application_name=standby", self.port.number());
-        command.args(["-d", &primary]);
-        Self::complete(command, "pg_basebackup", &folder).await;
+        // A setting of the command line could not be changed.
+        let mut settings = File::options().append(true).open(data.join("postgresql.auto.conf")).expect("a file");
+        writeln!(settings, "primary_conninfo = '{primary}'").expect("written");
+        fs::write(data.join("standby.signal"), "").expect("a file");
         Self::start_in(folder, self.arguments.clone(), privileges).await
+    }
+
+    /// The query for the number of waits of all processes for the disk, or `None` if this version
+    /// does not count them as they happen.
+    #[must_use]
+    pub fn disk_waits(&self) -> Option<&'static str> {
+        let version = fs::read_to_string(self.folder.path().join("data/PG_VERSION")).expect("a file");
+        match version.trim().parse::<u32>().expect("a number") {
+            ..15 => None,
+            15..18 => Some("SELECT wal_sync FROM pg_stat_wal"),
+            18.. => Some("SELECT sum(fsyncs)::int8 FROM pg_stat_io WHERE object = 'wal'"),
+        }
     }
 
     fn process(&self) -> std::sync::MutexGuard<'_, Process> {

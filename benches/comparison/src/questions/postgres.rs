@@ -222,7 +222,7 @@ impl Servers {
                                  WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
         let lock = Arc::new(self.connect(name).await);
         let before = self.statements().await;
-        let synced = self.value("SELECT wal_sync FROM pg_stat_wal").await;
+        let synced = self.syncs().await;
         let Counted { latencies, before: warm, after, .. } =
             redis_cycles::count(&lock, tasks, scale, async || self.statements().await).await;
         table.push(name, STATEMENTS, (after - warm) as f64 / latencies.len() as f64);
@@ -232,9 +232,13 @@ impl Servers {
         while self.value(OF_OTHERS).await > 0 {
             sleep(0.01).await;
         }
-        let syncs = self.value("SELECT wal_sync FROM pg_stat_wal").await - synced;
+        let syncs = self.syncs().await - synced;
         let cycles = all as f64 / table.median(name, STATEMENTS);
         table.push(name, SYNCS, syncs as f64 / cycles);
+    }
+
+    async fn syncs(&self) -> i64 {
+        self.value(self.postgres.disk_waits().expect("PostgreSQL 15 or later counts them")).await
     }
 
     async fn statements(&self) -> i64 {
