@@ -31,7 +31,7 @@ const SERVER: &str = "SELECT current_setting('server_version_num')::int8, curren
 /// no right. No row: there is no schema.
 const TABLES: &str = "SELECT locks.oid IS NOT NULL, obj_description(locks.oid, 'pg_class'), \
     has_schema_privilege(n.oid, 'USAGE'), coalesce((SELECT bool_and(has_table_privilege(t.oid, p.right)) \
-        FROM pg_catalog.pg_class t, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p (\"right\") \
+        FROM pg_catalog.pg_class t, pg_catalog.unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p (\"right\") \
         WHERE t.relnamespace = n.oid AND t.relname IN ('locks', 'waiters', 'records', 'floor')), false) \
     AND (SELECT bool_and(has_function_privilege(f.oid, 'EXECUTE')) \
         FROM pg_catalog.pg_proc f WHERE f.pronamespace = n.oid) \

@@ -5,7 +5,7 @@ use std::{net::Ipv4Addr, sync::Arc, time::Duration};
 use futures_util::future::join_all;
 use tower_lock::{
     LockKey, LockManager, PostgresStore,
-    store::{ConnectError, IfBusy, LockStore, PostgresConnectError, StoreErrorKind},
+    store::{ConnectError, IfBusy, LockStore, PostgresConnectError, ReleaseReply, RenewReply, StoreErrorKind},
 };
 
 use tower_lock_testkit::{
@@ -85,6 +85,31 @@ async fn missing_rights_are_named_as_statements() {
     let store = std::sync::Arc::new(connect(false).await.expect("all rights"));
     let caller = Caller::new(&store, "a");
     caller.granted(&LockKey::from(("k",)), &caller.id(), LONG).await;
+}
+
+/// A function whose arguments match better hides one of the system, also in `public`, where every
+/// user may create them before PostgreSQL 15.
+#[tokio::test]
+async fn functions_of_another_user_are_not_called() {
+    let Some(environment) = own_environment(&[]).await else { return };
+    for function in [
+        "hashtextextended(text, int) RETURNS bigint",
+        "unnest(text[]) RETURNS SETOF text",
+        "cardinality(text[]) RETURNS int",
+        "times(bigint, interval) RETURNS interval",
+    ] {
+        let body = "LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'called'; END $$";
+        environment.execute(&format!("CREATE FUNCTION public.{function} {body}")).await;
+    }
+    environment
+        .execute("CREATE OPERATOR public.* (FUNCTION = public.times, LEFTARG = bigint, RIGHTARG = interval)")
+        .await;
+    let store = environment.store().await;
+    let (caller, key) = (Caller::new(&store, "a"), LockKey::from(("k",)));
+    let id = caller.id();
+    caller.granted(&key, &id, LONG).await;
+    assert_eq!(caller.renew(&key, &id).await, RenewReply::Extended);
+    assert_eq!(caller.release(&key, &id, Duration::ZERO).await, ReleaseReply::Freed);
 }
 
 /// The sessions of a role may have another isolation level.

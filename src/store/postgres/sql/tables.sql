@@ -9,7 +9,7 @@ DECLARE
   version text;
 BEGIN
   -- Instances that start together must not create the tables together.
-  PERFORM pg_advisory_xact_lock(hashtextextended('tower-lock {schema}', 0));
+  PERFORM pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('tower-lock {schema}', 0));
   -- Not `IF NOT EXISTS`: that asks for the right to create a schema also if the schema exists.
   IF to_regnamespace('{schema}') IS NULL THEN
     CREATE SCHEMA {schema};

@@ -4,7 +4,8 @@
 -- `lock_timeout` is a net: without it, a transaction that locks a row for longer would stop all
 -- calls of a connection. A plan that was made while a table was small must not read all of it
 -- later: `enable_seqscan`. Each statement reads a few rows: to compile it (`jit`) takes longer, and
--- to plan it for the values of each call (`plan_cache_mode`) takes several times as long.
+-- to plan it for the values of each call (`plan_cache_mode`) takes several times as long. A user who
+-- may create functions in `public` must not replace those that a verb calls: `search_path`.
 
 -- acquire: grants keys, or enqueues. A repeated call finds the grants or the queue entries of the
 -- first one (I8). Does nothing after `expires_us`, in microseconds of the server's clock.
@@ -25,7 +26,7 @@ CREATE OR REPLACE FUNCTION {schema}.acquire(
   what text, fence bigint, left_us bigint, waiting bigint, head bytea, body bytea
 )
 LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off
-  SET plan_cache_mode = force_generic_plan AS $$
+  SET plan_cache_mode = force_generic_plan SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   request record;
   t timestamptz;
@@ -165,7 +166,7 @@ CREATE OR REPLACE FUNCTION {schema}.release(
   record_head bytea, record_body bytea, keep_ms bigint
 ) RETURNS TABLE (n bigint, what text)
 LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off
-  SET plan_cache_mode = force_generic_plan AS $$
+  SET plan_cache_mode = force_generic_plan SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   request record;
   lock {schema}.locks;
@@ -260,7 +261,7 @@ $$;
 -- reply  the positions, from 1, of those that are extended; the others are not the holder
 CREATE OR REPLACE FUNCTION {schema}.renew(keys text[], ids text[], leases_ms bigint[]) RETURNS SETOF bigint
 LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off
-  SET plan_cache_mode = force_generic_plan AS $$
+  SET plan_cache_mode = force_generic_plan SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   t timestamptz;
 BEGIN
@@ -294,7 +295,7 @@ CREATE OR REPLACE FUNCTION {schema}.yield_key(
   what text, fence bigint, left_us bigint, waiting bigint, head bytea, body bytea
 )
 LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off
-  SET plan_cache_mode = force_generic_plan AS $$
+  SET plan_cache_mode = force_generic_plan SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
   lock {schema}.locks;
@@ -350,7 +351,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.force_release(of_key text, block_ms bigint, offer_ms bigint)
 RETURNS TABLE (what text, revoked_id text, left_us bigint)
 LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off
-  SET plan_cache_mode = force_generic_plan AS $$
+  SET plan_cache_mode = force_generic_plan SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   lock {schema}.locks;
   t timestamptz;
@@ -386,7 +387,7 @@ $$;
 -- reply  deleted, not found, or busy
 CREATE OR REPLACE FUNCTION {schema}.delete_record(of_key text) RETURNS text
 LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off
-  SET plan_cache_mode = force_generic_plan AS $$
+  SET plan_cache_mode = force_generic_plan SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   lock {schema}.locks;
   is_current boolean;
@@ -406,7 +407,7 @@ CREATE OR REPLACE FUNCTION {schema}.inspect(of_key text) RETURNS TABLE (
   key text, holder text, fence bigint, since_us bigint, left_us bigint, waiting bigint, record_left_us bigint
 )
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off
-  SET plan_cache_mode = force_generic_plan AS $$
+  SET plan_cache_mode = force_generic_plan SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
   t timestamptz := clock_timestamp();
@@ -430,7 +431,7 @@ CREATE OR REPLACE FUNCTION {schema}.list_keys(
   key text, holder text, fence bigint, since_us bigint, left_us bigint, waiting bigint, record_left_us bigint
 )
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off
-  SET plan_cache_mode = force_generic_plan AS $$
+  SET plan_cache_mode = force_generic_plan SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
   t timestamptz := clock_timestamp();
@@ -476,7 +477,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.sweep(after_key text, max_rows bigint)
 RETURNS TABLE (next_key text, records_deleted bigint)
 LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off
-  SET plan_cache_mode = force_generic_plan AS $$
+  SET plan_cache_mode = force_generic_plan SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   free_keys text[];
   rows_read bigint;
