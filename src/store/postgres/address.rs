@@ -3,6 +3,8 @@
 //! An error shows no part of the URL, because each part may be one of a password with a character
 //! that was not escaped.
 
+use std::collections::HashSet;
+
 use tokio_postgres::{
     Config,
     config::{Host, SslMode, TargetSessionAttrs},
@@ -77,8 +79,12 @@ impl OwnParameters {
         let host = url[..first].rfind('@').unwrap_or(0);
         let Some(query) = url[host..].find('?').map(|at| host + at) else { return Ok((own, url.to_owned())) };
         let (before, query) = (&url[..query], &url[query + 1..]);
-        let mut others = Vec::new();
+        let (mut others, mut names) = (Vec::new(), HashSet::new());
         for parameter in query.split('&') {
+            let name = parameter.split_once('=').map_or(parameter, |(name, _)| name);
+            if !name.is_empty() && !names.insert(name) {
+                return Err(invalid("one of its parameters is set twice"));
+            }
             match parameter.split_once('=') {
                 Some(("schema", name)) => own.schema = Some(decoded(name)),
                 Some(("migrate", "true")) => own.migrate = Some(true),
@@ -90,6 +96,9 @@ impl OwnParameters {
                 }
                 Some(("sslmode", "disable" | "allow" | "prefer")) => own.requires_tls = false,
                 Some(("sslmode", "require" | "verify-ca" | "verify-full")) => own.requires_tls = true,
+                Some(("prefix", _)) => {
+                    return Err(invalid("its parameter `prefix` is one of Redis: `schema` separates two applications"));
+                }
                 Some(("sslmode", _)) => return Err(invalid("its parameter `sslmode` is none of libpq")),
                 Some(("events_url", url)) => own.events_url = Some(decoded(url)),
                 Some(("sslrootcert", path)) => own.root_certificates = Some(decoded(path)),
@@ -173,6 +182,8 @@ mod tests {
             "postgres://ann:s3cret@",
             "postgres://ann:s3cret@host?s3cret=1",
             "postgres://ann:s3cret@host?migrate=s3cret",
+            "postgres://ann:s3cret@host?schema=s3cret&schema=s3cret",
+            "postgres://ann:s3cret@host?prefix=s3cret",
             "postgres://ann:s3cret@host:s3cret",
             "postgres://ann:s3cret@host?sslmode=s3cret",
         ] {

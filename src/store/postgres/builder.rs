@@ -147,10 +147,10 @@ impl PostgresStoreBuilder {
     /// Fails with a [`PostgresConnectError`]. If the server cannot be reached, connecting is
     /// retried until [`connect_timeout`](Self::connect_timeout) has passed.
     pub async fn connect(self, url: &str) -> Result<PostgresStore, PostgresConnectError> {
-        let address = Address::parse(url)?;
-        let events = same("events_url", self.events_url, address.events_url)?;
+        let mut address = Address::parse(url)?;
+        let events = same("events_url", self.events_url, address.events_url.take())?;
         let events = events.as_deref().map(Address::parse).transpose()?;
-        let schema = schema(same("schema", self.schema, address.schema)?.as_deref())?;
+        let schema = schema(same("schema", self.schema, address.schema.take())?.as_deref())?;
         let migrate = same("migrate", self.migrate, address.migrate)?.unwrap_or(false);
         let connections = same("connections", self.connections, address.connections)?.unwrap_or(POSTGRES_CONNECTIONS);
         if !(POSTGRES_CONNECTIONS_MIN..=POSTGRES_CONNECTIONS_MAX).contains(&connections) {
@@ -164,18 +164,16 @@ impl PostgresStoreBuilder {
             call: checked("call_timeout", self.call_timeout, STORE_CALL_TIMEOUT, STORE_CALL_TIMEOUT_MAX)?,
             connect: checked("connect_timeout", self.connect_timeout, CONNECT_TIMEOUT, CONNECT_TIMEOUT_MAX)?,
         };
-        let connector = Arc::new(Connector::new(address.config, tls(address.tls.as_ref())?, timeouts));
-        let (events, events_address) = match events {
-            Some(events) => {
-                let connector = Connector::new(events.config, tls(events.tls.as_ref())?, timeouts);
-                (Arc::new(connector), Some(events.display))
-            }
-            None => (Arc::clone(&connector), None),
+        let connector = |address: Address| {
+            let tls = tls(address.tls.as_ref())?;
+            Ok(Arc::new(Connector::new(address, tls, timeouts)))
         };
-        let server = Server::new(&connector, address.display, schema, timeouts, connections, Background::default());
+        let calls = connector(address)?;
+        let events = events.map(connector).transpose()?;
+        let server = Server::new(&calls, schema, timeouts, connections, Background::default());
         let deadline = Instant::now() + timeouts.connect;
         let arrives = loop {
-            match self_test(&server, migrate, &events, events_address.as_deref()).await {
+            match self_test(&server, migrate, events.as_deref().unwrap_or(&calls), events.is_some()).await {
                 Ok(arrives) => break arrives,
                 Err(failure) if failure.is_transient && Instant::now() + RETRY_INTERVAL < deadline => {
                     sleep(RETRY_INTERVAL).await;
@@ -187,7 +185,7 @@ impl PostgresStoreBuilder {
         Ok(PostgresStore::new(Shared {
             clock: Clock::default(),
             server_clock: Default::default(),
-            messages: Messages::new(Arc::clone(&server), arrives.then_some(events)),
+            messages: Messages::new(Arc::clone(&server), arrives.then_some(events.unwrap_or(calls))),
             server,
             acquires: Default::default(),
             releases: Default::default(),

@@ -12,7 +12,7 @@ use std::{
 use tokio::{runtime::Handle, time::Instant};
 use tokio_postgres::{Client, Config, Connection, Row, Socket, error::SqlState, tls::MakeTlsConnect};
 
-use super::{error::CallError, tls::Tls};
+use super::{address::Address, error::CallError, tls::Tls};
 use crate::store::remote::link::{Connect, Link};
 
 /// The timeouts of calls and connects.
@@ -24,6 +24,8 @@ pub(super) struct Timeouts {
 
 /// Connects to the server.
 pub(super) struct Connector {
+    /// For errors and logs.
+    pub(super) address: String,
     config: Config,
     tls: Tls,
     timeouts: Timeouts,
@@ -50,8 +52,8 @@ impl Timeouts {
 }
 
 impl Connector {
-    pub(super) fn new(config: Config, tls: Tls, timeouts: Timeouts) -> Self {
-        Self { config, tls, timeouts, is_pooler: AtomicBool::new(false) }
+    pub(super) fn new(address: Address, tls: Tls, timeouts: Timeouts) -> Self {
+        Self { address: address.display, config: address.config, tls, timeouts, is_pooler: AtomicBool::new(false) }
     }
 
     /// Opens a connection.

@@ -121,10 +121,10 @@ pub enum PostgresConnectError {
         /// The statements that give the rights.
         grant: String,
     },
-    /// A message did not arrive: `events_url` leads to a pooler, or to another server.
+    /// A message did not arrive: `events_url` leads to a pooler, or to another database.
     #[error(
-        "a message of PostgreSQL did not arrive at {address}: `events_url` must lead to the server itself, and not to a \
-         pooler like PgBouncer, whose transactions receive no messages"
+        "a message of PostgreSQL did not arrive at {address}: `events_url` must lead to the same database, and to the \
+         server itself: the transactions of a pooler like PgBouncer receive no messages"
     )]
     EventsUnavailable {
         /// Host and port of `events_url`, or the path of a socket.
@@ -270,6 +270,7 @@ fn classify_code(code: &SqlState) -> (StoreErrorKind, &'static str) {
         _ if is_of_text(code) => (InvalidKey, "the encoding of the database has no such character: use UTF8"),
         "42501" => (Refused, "the user lacks a right"),
         "42P01" | "42883" | "3F000" => (Refused, "execute the migration of tower-lock"),
+        "3D000" => (Refused, "the URL names a database that does not exist"),
         text if text.starts_with("28") => (Refused, "are the user and the password correct?"),
         _ => (Refused, ""),
     }

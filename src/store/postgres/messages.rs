@@ -148,7 +148,8 @@ impl Messages {
             let opened = timeout(self.server.timeouts.connect, Listener::open(connector, self.on_message())).await;
             let mut has_worked = false;
             if let Ok(Ok(listener)) = opened {
-                has_worked = Session { messages: self, listener, channels: HashSet::new() }.run().await;
+                let address = &connector.address;
+                has_worked = Session { messages: self, address, listener, channels: HashSet::new() }.run().await;
             }
             self.inbox.pause(&mut backoff, has_worked, &self.server.recovered).await;
         }
@@ -165,8 +166,8 @@ impl Messages {
     }
 
     /// Logs the end of an outage, so that the last event of a log is not its beginning.
-    fn log_recovery(&self, duration: Duration) {
-        let address = self.server.address.clone();
+    fn log_recovery(&self, address: &str, duration: Duration) {
+        let address = address.to_owned();
         self.server.background.log(move || {
             info!(target: "tower_lock", ?duration, "messages of PostgreSQL at {address} arrive again");
         });
@@ -228,6 +229,8 @@ impl Drop for Listener {
 /// One connection and its channels.
 struct Session<'a> {
     messages: &'a Messages,
+    /// Of the server.
+    address: &'a str,
     listener: Listener,
     /// The channels that it listens to.
     channels: HashSet<String>,
@@ -259,7 +262,7 @@ impl Session<'_> {
             }
             has_worked = true;
             if let Some(outage) = inbox.works() {
-                self.messages.log_recovery(outage);
+                self.messages.log_recovery(self.address, outage);
             }
         }
     }

@@ -40,13 +40,13 @@ const TABLES: &str = "SELECT locks.oid IS NOT NULL, obj_description(locks.oid, '
     WHERE n.nspname = $1";
 
 /// Checks the server, and makes the tables if `migrate` is set. Returns whether its messages
-/// arrive. `events`: with which connections they are received, and whether that is the address of
-/// the calls.
+/// arrive. `events`: with which connections they are received, and whether the user has chosen
+/// another address for them.
 pub(super) async fn self_test(
     server: &Server,
     migrate: bool,
     events: &Connector,
-    events_address: Option<&str>,
+    has_events_url: bool,
 ) -> Result<bool, SelfTestError> {
     let (user, database) = check_server(server).await?;
     if !check_tables(server, &user).await? {
@@ -57,23 +57,19 @@ pub(super) async fn self_test(
         make_tables(server, &user, &database).await?;
         check_tables(server, &user).await?;
     }
-    let arrives = message_arrives(server, events).await.map_err(|error| server.test_failed(error))?;
-    match events_address {
-        _ if arrives => {}
-        Some(address) => {
-            let address = address.to_owned();
-            return Err(PostgresConnectError::EventsUnavailable { address }.into());
-        }
-        None => server.background.log({
-            let address = server.address.clone();
-            move || {
-                warn!(
-                    target: "tower_lock",
-                    "messages of PostgreSQL at {address} do not arrive, as behind a pooler: waiters poll, which is slower. \
-                     Set `events_url` to the address of the server itself",
-                );
-            }
-        }),
+    let arrives = message_arrives(server, events).await?;
+    if !arrives && has_events_url {
+        return Err(PostgresConnectError::EventsUnavailable { address: events.address.clone() }.into());
+    }
+    if !arrives {
+        let address = server.address.clone();
+        server.background.log(move || {
+            warn!(
+                target: "tower_lock",
+                "messages of PostgreSQL at {address} do not arrive, as behind a pooler: waiters poll, which is slower. \
+                 Set `events_url` to the address of the server itself",
+            );
+        });
     }
     Ok(arrives)
 }
@@ -156,7 +152,8 @@ async fn make_tables(server: &Server, user: &str, database: &str) -> Result<(), 
 }
 
 /// Whether a message of the connection for calls arrives. A pooler passes it to another client.
-async fn message_arrives(server: &Server, events: &Connector) -> Result<bool, CallError> {
+async fn message_arrives(server: &Server, events: &Connector) -> Result<bool, SelfTestError> {
+    let failed = |error| test_failed(&events.address, error);
     let channel = format!("self-test:{:016x}", process::random_bits());
     let received = Arc::<Notify>::default();
     let on_message = {
@@ -168,26 +165,34 @@ async fn message_arrives(server: &Server, events: &Connector) -> Result<bool, Ca
         })
     };
     let opened = timeout(server.timeouts.connect, Listener::open(events, on_message)).await;
-    let listener = opened.map_err(|_| CallError::ConnectTimeout)??;
+    let listener = opened.unwrap_or(Err(CallError::ConnectTimeout)).map_err(failed)?;
     let channels = [channel];
-    let listens = timeout(server.timeouts.call, listener.execute("LISTEN", &channels)).await;
-    listens.map_err(|_| CallError::NoReply)??;
+    let execute = async |command| {
+        let executed = timeout(server.timeouts.call, listener.execute(command, &channels)).await;
+        executed.unwrap_or(Err(CallError::NoReply)).map_err(failed)
+    };
+    execute("LISTEN").await?;
     let deadline = server.timeouts.call_deadline();
     let text = format!("tower-lock:{}", channels[0]);
-    query(&server.synced_conns.take(), "SELECT pg_notify($1, '')", &[(&text, Type::TEXT)], deadline).await?;
+    let notified =
+        query(&server.synced_conns.take(), "SELECT pg_notify($1, '')", &[(&text, Type::TEXT)], deadline).await;
+    notified.map_err(|error| server.test_failed(error))?;
     let arrives = timeout(server.timeouts.call, received.notified()).await.is_ok();
     // Before the message counts as lost: the connection may have broken, and a retry has another.
     // The session of a pooler goes on without the channel.
-    let unlistens = timeout(server.timeouts.call, listener.execute("UNLISTEN", &channels)).await;
-    unlistens.map_err(|_| CallError::NoReply)??;
+    execute("UNLISTEN").await?;
     Ok(arrives)
+}
+
+fn test_failed(address: &str, error: CallError) -> SelfTestError {
+    let is_transient = error.is_transient();
+    let (address, source) = (address.to_owned(), error.with_hint(address));
+    SelfTestError { error: PostgresConnectError::Unreachable { address, source }, is_transient }
 }
 
 impl Server {
     fn test_failed(&self, error: CallError) -> SelfTestError {
-        let is_transient = error.is_transient();
-        let (address, source) = (self.address.clone(), error.with_hint(&self.address));
-        SelfTestError { error: PostgresConnectError::Unreachable { address, source }, is_transient }
+        test_failed(&self.address, error)
     }
 }
 

@@ -32,13 +32,12 @@ pub(super) struct Server {
 impl Server {
     pub(super) fn new(
         connector: &Arc<Connector>,
-        address: String,
         schema: Schema,
         timeouts: Timeouts,
         connections: usize,
         background: Background,
     ) -> Self {
-        let recovered = Arc::<Notify>::default();
+        let (address, recovered) = (connector.address.clone(), Arc::<Notify>::default());
         let connection = || Calls::new(Arc::clone(connector), timeouts.connect, Arc::clone(&recovered));
         // The other two are for releases and for messages.
         let synced_conns = Connections::new((2..connections).map(|_| connection()));

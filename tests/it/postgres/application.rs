@@ -140,6 +140,24 @@ async fn user_of_the_application_can_neither_free_nor_extend_a_lock() {
     assert_eq!(caller.release(&key, &id, Duration::ZERO).await, ReleaseReply::Freed, "it is still held");
 }
 
+/// The user of a dashboard, for example.
+#[tokio::test]
+async fn user_who_reads_the_tables_can_leave_no_answer() {
+    let Some(environment) = environment().await else { return };
+    let caller = Caller::new(&environment.store().await, "a");
+    let (key, id) = (key(), caller.id());
+    let fence = caller.granted(&key, &id, LONG).await;
+    let user = format!("reader_{}", environment.schema);
+    let rights = "CREATE ROLE {user}; GRANT USAGE ON SCHEMA {schema} TO {user};
+        GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {user}";
+    environment.execute(&rights.replace("{user}", &user)).await;
+    let client = environment.client().await;
+    client.batch_execute(&format!("SET SESSION AUTHORIZATION {user}")).await.expect("a role");
+    let left = environment.leave_answer(&client, &key, fence, &record()).await;
+    assert_eq!(left, Err(NO_RIGHT.to_owned()));
+    assert_eq!(environment.check_fence(&client, &key, fence).await, Err(NO_RIGHT.to_owned()));
+}
+
 /// A handler commits its work with its answer, and its process ends at once.
 ///
 /// Guarantee: G18.

@@ -150,6 +150,17 @@ async fn events_url_to_another_server_is_refused() {
 }
 
 #[tokio::test]
+async fn error_of_the_connection_for_messages_names_its_address() {
+    let Some(environment) = environment().await else { return };
+    let builder = PostgresStore::builder().schema(&environment.schema).migrate(true);
+    let builder = builder.events_url("postgres://ann:s3cret@127.0.0.1:1/app");
+    let error = builder.connect(&environment.server().url()).await.expect_err("no server");
+    let text = format!("{error:?}");
+    assert!(matches!(error, PostgresConnectError::Unreachable { .. }), "{text}");
+    assert!(text.contains("127.0.0.1:1:") && !text.contains("s3cret"), "{text}");
+}
+
+#[tokio::test]
 async fn connection_that_breaks_during_the_test_is_no_pooler() {
     let Some(environment) = own_environment(&[]).await else { return };
     let proxy = Proxy::start_raw((Ipv4Addr::LOCALHOST, environment.server().port()).into()).await;

@@ -55,3 +55,7 @@ BEGIN
   RETURN true;
 END
 $$;
+
+-- Every user may execute a new function. One who may read the tables, and no more, must not leave
+-- an answer for a lock of another.
+REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} FROM PUBLIC;

@@ -68,5 +68,5 @@ CREATE TABLE IF NOT EXISTS {schema}.floor (
 );
 INSERT INTO {schema}.floor (fence) VALUES (0) ON CONFLICT DO NOTHING;
 
--- Last: a migration that was interrupted is not taken for a complete one.
+-- The version of the tables and the functions.
 COMMENT ON TABLE {schema}.locks IS 'tower-lock 1';
