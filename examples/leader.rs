@@ -1,7 +1,7 @@
 //! Three processes, and one of them leads. It is killed, and another one takes over.
 //!
 //! ```sh
-//! export LOCK_URL=redis://localhost
+//! export LOCK_URL=redis://localhost      # or postgres://.., with `--features postgres`
 //! cargo run --features redis --example leader                    # three processes
 //! cargo run --features redis --example leader -- --process ann   # one of them
 //! ```
@@ -93,7 +93,7 @@ struct Term {
 /// Returns whether one process wrote at a time, and the next one only after the lock-delay.
 fn demo() -> Result<bool, Failure> {
     if !support::locks_are_shared() {
-        return Err("LOCK_URL names no Redis: the processes share their locks there".into());
+        return Err("LOCK_URL names no store that the processes share, such as redis://localhost".into());
     }
     println!("Three processes. The one that leads is killed after its 20th write.\n");
     let started = Instant::now();

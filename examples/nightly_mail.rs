@@ -7,9 +7,9 @@
 //! ```
 //!
 //! Environment: `DATABASE_URL` (`sqlite://shop.db`, or `mysql://user:password@localhost/shop` with
-//! `--features mysql`; default: SQLite in memory), `LOCK_URL` (`redis://localhost` with
-//! `--features redis`: locks that all instances share; default: locks within this process) and
-//! `MAIL_SERVER` (`down`: every mail fails).
+//! `--features mysql`, or `postgres://..`; default: SQLite in memory), `LOCK_URL`
+//! (`redis://localhost` or `postgres://..`, with such a feature: locks that all instances share;
+//! default: locks within this process) and `MAIL_SERVER` (`down`: every mail fails).
 
 #![allow(clippy::disallowed_methods, reason = "a program with a runtime of its own, timed by a real clock")]
 

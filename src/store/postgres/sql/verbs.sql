@@ -363,6 +363,7 @@ BEGIN
   revoked_id := coalesce(lock.holder, lock.revoked);
   IF left_us = 0 THEN
     what := 'free';
+    revoked_id := NULL;
   ELSIF revoked_id IS NULL THEN
     what := 'unblocked';
   ELSE
