@@ -71,38 +71,46 @@ impl Address {
 
 impl OwnParameters {
     /// Removes the parameters from a URL.
+    ///
+    /// The driver takes all up to the first `@` for the user, wherever it is. So an `@` that is not
+    /// behind the user is encoded, or an error: a parameter that is not read may be that of TLS.
     fn take(url: &str) -> Result<(Self, String), PostgresConnectError> {
+        const NOT_ENCODED: &str = "user or password has one of `@`, `/`, `?` and `#`, or the database has `@` or `#`: write \
+                                   `%40`, `%2F`, `%3F`, `%23`";
+        let authority = url.find("://").map_or(0, |at| at + 3);
+        let end = url[authority..].find(['/', '?', '#']).map_or(url.len(), |at| authority + at);
+        let (before, query) = url.split_once('?').unwrap_or((url, ""));
+        if url[authority..end].matches('@').count() > 1 || before[end..].contains(['@', '#']) {
+            return Err(invalid(NOT_ENCODED));
+        }
         let mut own = Self::default();
-        // A password may have a `?`: libpq reads it up to the last `@`. That of `events_url` is
-        // another.
-        let first = url.find("events_url=").unwrap_or(url.len());
-        let host = url[..first].rfind('@').unwrap_or(0);
-        let Some(query) = url[host..].find('?').map(|at| host + at) else { return Ok((own, url.to_owned())) };
-        let (before, query) = (&url[..query], &url[query + 1..]);
         let (mut others, mut names) = (Vec::new(), HashSet::new());
-        for parameter in query.split('&') {
-            let name = parameter.split_once('=').map_or(parameter, |(name, _)| name);
-            if !name.is_empty() && !names.insert(name) {
-                return Err(invalid("one of its parameters is set twice"));
-            }
-            match parameter.split_once('=') {
-                Some(("schema", name)) => own.schema = Some(decoded(name)),
-                Some(("migrate", "true")) => own.migrate = Some(true),
-                Some(("migrate", "false")) => own.migrate = Some(false),
-                Some(("migrate", _)) => return Err(invalid("its parameter `migrate` is neither `true` nor `false`")),
-                Some(("connections", number)) => {
+        for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
+            let (name, value) = parameter.split_once('=').ok_or_else(|| invalid(NOT_ENCODED))?;
+            let (name, text) = (decoded(name), decoded(value));
+            match (name.as_str(), text.as_str()) {
+                // The rest of a password: the error of a schema shows it.
+                ("schema", name) if name.contains('@') => return Err(invalid(NOT_ENCODED)),
+                ("schema", _) => own.schema = Some(text),
+                ("migrate", "true") => own.migrate = Some(true),
+                ("migrate", "false") => own.migrate = Some(false),
+                ("migrate", _) => return Err(invalid("its parameter `migrate` is neither `true` nor `false`")),
+                ("connections", number) => {
                     own.connections =
                         Some(number.parse().map_err(|_| invalid("its parameter `connections` is no number"))?);
                 }
-                Some(("sslmode", "disable" | "allow" | "prefer")) => own.requires_tls = false,
-                Some(("sslmode", "require" | "verify-ca" | "verify-full")) => own.requires_tls = true,
-                Some(("prefix", _)) => {
+                ("sslmode", "disable" | "allow" | "prefer") => own.requires_tls = false,
+                ("sslmode", "require" | "verify-ca" | "verify-full") => own.requires_tls = true,
+                ("sslmode", _) => return Err(invalid("its parameter `sslmode` is none of libpq")),
+                ("prefix", _) => {
                     return Err(invalid("its parameter `prefix` is one of Redis: `schema` separates two applications"));
                 }
-                Some(("sslmode", _)) => return Err(invalid("its parameter `sslmode` is none of libpq")),
-                Some(("events_url", url)) => own.events_url = Some(decoded(url)),
-                Some(("sslrootcert", path)) => own.root_certificates = Some(decoded(path)),
-                _ => others.push(parameter),
+                ("events_url", _) => own.events_url = Some(text),
+                ("sslrootcert", _) => own.root_certificates = Some(text),
+                _ => others.push(parameter.replace('@', "%40")),
+            }
+            if !names.insert(name) {
+                return Err(invalid("one of its parameters is set twice"));
             }
         }
         let rest = if others.is_empty() { before.to_owned() } else { format!("{before}?{}", others.join("&")) };
@@ -149,8 +157,10 @@ mod tests {
         assert_eq!(address.config.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
         assert_eq!(address.config.get_dbname(), Some("app"));
         assert_eq!(Address::parse("postgresql://a").expect("a URL").display, "a:5432");
-        let address = Address::parse("postgres://ann:s3?cret@a/app?schema=shop").expect("a URL");
+        let address = Address::parse("postgres://ann:s3%3Fcret@a/app?schema=shop").expect("a URL");
         assert_eq!((address.config.get_password(), address.schema.as_deref()), (Some(&b"s3?cret"[..]), Some("shop")));
+        let address = Address::parse("postgres://a/app?user=ann@eu&password=s3cret&schema=shop").expect("a URL");
+        assert_eq!((address.display.as_str(), address.config.get_user()), ("a:5432", Some("ann@eu")));
         assert_eq!(Address::parse("postgres:///app?host=/run/pg&user=ann").expect("a URL").display, "/run/pg:5432");
     }
 
@@ -162,7 +172,7 @@ mod tests {
             ("postgres://ann:s3%2540c+ret@db:5433/app?connect_timeout=3", events),
             ("postgres://db/app", "postgres://db/app"),
         ] {
-            for url in ["bob@pooler:6432/app?", "pooler/app?schema=shop&", "bob:s?3@pooler/app?"] {
+            for url in ["bob@pooler:6432/app?", "pooler/app?schema=shop&", "bob:s%3F3@pooler/app?"] {
                 let address = Address::parse(&format!("postgres://{url}events_url={text}")).expect(text);
                 assert!(address.display.starts_with("pooler:"), "{url}: {}", address.display);
                 assert_eq!(address.events_url.as_deref(), Some(expected), "{url}");
@@ -181,6 +191,11 @@ mod tests {
             "redis://s3cret",
             "postgres://ann:s3cret@",
             "postgres://ann:s3cret@host?s3cret=1",
+            "postgres://ann:p@s3cret@host/app",
+            "postgres://ann:1/s3cret@host/app",
+            "postgres://ann:1?s3cret@host/app",
+            "postgres://ann:1#s3cret@host/app",
+            "postgres://ann:1?schema=s3cret@host/app",
             "postgres://ann:s3cret@host?migrate=s3cret",
             "postgres://ann:s3cret@host?schema=s3cret&schema=s3cret",
             "postgres://ann:s3cret@host?prefix=s3cret",
@@ -202,6 +217,13 @@ mod tests {
         for query in ["", "&sslmode=disable", "&sslmode=allow", "&sslmode=prefer", "&sslrootcert=a.pem"] {
             assert_eq!(tls(query), None, "{query}");
         }
+        for query in
+            ["&application_name=a@b&sslmode=require", "&sslmode=require&options=-c%20a.b=c@d", "&ssl%6dode=require"]
+        {
+            assert_eq!(tls(query), Some(Roots::System), "{query}");
+        }
+        let url = "postgres://host/app?sslmode=require&application_name=a@b";
+        assert!(Address::parse(url).expect("a URL").tls.is_some(), "without a user");
         for mode in ["require", "verify-ca", "verify-full"] {
             assert_eq!(tls(&format!("&sslmode={mode}")), Some(Roots::System), "{mode}");
         }

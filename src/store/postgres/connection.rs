@@ -59,15 +59,16 @@ impl Connector {
     /// Opens a connection.
     ///
     /// The settings of its session are nets: a statement ends that its caller does not wait for any
-    /// more, and the functions of the store need `read committed`. A pooler does not know the
-    /// settings, and its sessions have those of its user.
+    /// more, and the functions of the store need `read committed`, and to write. A pooler does not
+    /// know the settings, and its sessions have those of its user.
     pub(super) async fn open(&self) -> Result<(Client, Connection<Socket, Stream>), CallError> {
         if self.is_pooler.load(Ordering::Relaxed) {
             return Ok(self.config.connect(self.tls.clone()).await?);
         }
         let mut config = self.config.clone();
         let own = format!(
-            "-c statement_timeout={} -c default_transaction_isolation=read\\ committed",
+            "-c statement_timeout={} -c default_transaction_isolation=read\\ committed \
+             -c default_transaction_read_only=off",
             self.timeouts.call.as_millis()
         );
         config.options(match config.get_options() {

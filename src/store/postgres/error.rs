@@ -250,17 +250,19 @@ impl CallError {
             Self::Closed | Self::NotListening => (Unavailable, ""),
             Self::NoReply => (Timeout, "is the server overloaded, or is its disk slow?"),
             Self::Expired => (Timeout, ""),
-            Self::ReadOnly => (StoreErrorKind::Failover, "the server is a standby"),
+            Self::ReadOnly => (StoreErrorKind::Failover, READ_ONLY),
             Self::InvalidKey => (InvalidKey, ""),
             Self::UnexpectedReply => (Protocol, "are the functions of another version of tower-lock?"),
         }
     }
 }
 
+const READ_ONLY: &str = "the server is a standby, or the user has `default_transaction_read_only`";
+
 fn classify_code(code: &SqlState) -> (StoreErrorKind, &'static str) {
     use StoreErrorKind::{Failover, InvalidKey, Refused, Timeout, Unavailable};
     match code.code() {
-        "25006" => (Failover, "the server is a standby"),
+        "25006" => (Failover, READ_ONLY),
         _ if is_of_failover(code) => (Failover, "the server is stopping, or starting"),
         "57014" => (Timeout, "a statement took longer than the call timeout"),
         "55P03" => (Timeout, "a transaction has locked the row of the key for longer than the lock timeout"),

@@ -29,11 +29,13 @@ const SERVER: &str = "SELECT current_setting('server_version_num')::int8, curren
 
 /// The comment of the table of locks, and whether all rights are there. Of the catalog, which needs
 /// no right. No row: there is no schema.
-const TABLES: &str = "SELECT locks.oid IS NOT NULL, obj_description(locks.oid, 'pg_class'), \
-    has_schema_privilege(n.oid, 'USAGE'), coalesce((SELECT bool_and(has_table_privilege(t.oid, p.right)) \
-        FROM pg_catalog.pg_class t, pg_catalog.unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p (\"right\") \
+const TABLES: &str = "SELECT locks.oid IS NOT NULL, pg_catalog.obj_description(locks.oid, 'pg_class'), \
+    pg_catalog.has_schema_privilege(n.oid, 'USAGE'), \
+    coalesce((SELECT pg_catalog.bool_and(pg_catalog.has_table_privilege(t.oid, p.right)) \
+        FROM pg_catalog.pg_class t, \
+            pg_catalog.unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p (\"right\") \
         WHERE t.relnamespace = n.oid AND t.relname IN ('locks', 'waiters', 'records', 'floor')), false) \
-    AND (SELECT bool_and(has_function_privilege(f.oid, 'EXECUTE')) \
+    AND (SELECT pg_catalog.bool_and(pg_catalog.has_function_privilege(f.oid, 'EXECUTE')) \
         FROM pg_catalog.pg_proc f WHERE f.pronamespace = n.oid) \
     FROM pg_catalog.pg_namespace n \
     LEFT JOIN pg_catalog.pg_class locks ON locks.relnamespace = n.oid AND locks.relname = 'locks' \
@@ -175,7 +177,8 @@ async fn message_arrives(server: &Server, events: &Connector) -> Result<bool, Se
     let deadline = server.timeouts.call_deadline();
     let text = format!("tower-lock:{}", channels[0]);
     let notified =
-        query(&server.synced_conns.take(), "SELECT pg_notify($1, '')", &[(&text, Type::TEXT)], deadline).await;
+        query(&server.synced_conns.take(), "SELECT pg_catalog.pg_notify($1, '')", &[(&text, Type::TEXT)], deadline)
+            .await;
     notified.map_err(|error| server.test_failed(error))?;
     let arrives = timeout(server.timeouts.call, received.notified()).await.is_ok();
     // Before the message counts as lost: the connection may have broken, and a retry has another.

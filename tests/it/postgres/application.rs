@@ -140,6 +140,17 @@ async fn user_of_the_application_can_neither_free_nor_extend_a_lock() {
     assert_eq!(caller.release(&key, &id, Duration::ZERO).await, ReleaseReply::Freed, "it is still held");
 }
 
+#[tokio::test]
+async fn answer_that_no_call_could_read_is_refused() {
+    let Some(environment) = environment().await else { return };
+    let caller = Caller::new(&environment.store().await, "a");
+    let (key, id) = (key(), caller.id());
+    let fence = caller.granted(&key, &id, LONG).await;
+    let client = environment.application().await;
+    let record = Record::new("head", Some(vec![b'x'; 2 << 20].into()));
+    assert_eq!(environment.leave_answer(&client, &key, fence, &record).await, Err("22001".to_owned()));
+}
+
 /// The user of a dashboard, for example.
 #[tokio::test]
 async fn user_who_reads_the_tables_can_leave_no_answer() {

@@ -94,6 +94,7 @@ async fn functions_of_another_user_are_not_called() {
     let Some(environment) = own_environment(&[]).await else { return };
     for function in [
         "hashtextextended(text, int) RETURNS bigint",
+        "obj_description(regclass, text) RETURNS text",
         "unnest(text[]) RETURNS SETOF text",
         "cardinality(text[]) RETURNS int",
         "times(bigint, interval) RETURNS interval",
@@ -112,14 +113,15 @@ async fn functions_of_another_user_are_not_called() {
     assert_eq!(caller.release(&key, &id, Duration::ZERO).await, ReleaseReply::Freed);
 }
 
-/// The sessions of a role may have another isolation level.
+/// The sessions of a role may have another isolation level, or be read-only.
 #[tokio::test]
-async fn isolation_level_of_a_role_is_overridden() {
+async fn settings_of_a_role_are_overridden() {
     let Some(environment) = own_environment(&[]).await else { return };
-    let role = "CREATE ROLE app LOGIN SUPERUSER; ALTER ROLE app SET default_transaction_isolation = 'serializable'";
+    let role = "CREATE ROLE app LOGIN SUPERUSER; ALTER ROLE app SET default_transaction_isolation = 'serializable';
+        ALTER ROLE app SET default_transaction_read_only = on";
     environment.execute(role).await;
     let url = environment.server().url_of("app");
-    PostgresStore::builder().migrate(true).connect(&url).await.expect("the store sets it");
+    PostgresStore::builder().migrate(true).connect(&url).await.expect("the store sets them");
 }
 
 #[tokio::test]
@@ -170,7 +172,8 @@ async fn connection_that_breaks_during_the_test_is_no_pooler() {
     let builder = builder.events_url(format!("postgres://postgres@{}/postgres", proxy.address()));
     let url = environment.server().url();
     let connecting = tokio::spawn(async move { builder.connect(&url).await });
-    const SENT: &str = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_notify%' AND state = 'idle'";
+    const SENT: &str =
+        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_catalog.pg_notify%' AND state = 'idle'";
     until("a message is sent", async || environment.value(SENT).await == 1).await;
     proxy.all().cut();
     proxy.all().heal();

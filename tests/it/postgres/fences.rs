@@ -101,3 +101,31 @@ async fn sweep_is_bounded() {
     assert_eq!(left, [15, 5, 0]);
     assert_eq!(environment.value("SELECT fence FROM {schema}.floor").await, 7);
 }
+
+/// An answer lives for a day, and there may be a million of them.
+#[tokio::test]
+async fn sweep_reads_only_records_that_have_expired() {
+    let Some(environment) = environment().await else { return };
+    environment.store().await;
+    let records = "INSERT INTO {schema}.records (key, id, head, until) \
+                   SELECT n, 'a:1:1', '', now() + n * interval '1 second' FROM generate_series(-10, 20000) n; \
+                   ANALYZE {schema}.records";
+    environment.execute(records).await;
+    let client = environment.client().await;
+    let sweep = format!("EXPLAIN (ANALYZE, BUFFERS) SELECT * FROM {}.sweep('', 1000)", environment.schema);
+    let mut pages = Vec::new();
+    for _ in 0..3 {
+        let plan = client.query(&sweep, &[]).await.expect("a plan");
+        let lines: Vec<String> = plan.iter().map(|row| row.get(0)).collect();
+        let buffers = lines.iter().find_map(|line| line.trim().strip_prefix("Buffers: shared hit="));
+        let hits = buffers.and_then(|rest| rest.split(' ').next()).and_then(|hits| hits.parse::<u64>().ok());
+        pages.push(hits.unwrap_or_else(|| panic!("{lines:?}")));
+    }
+    assert_eq!(
+        environment.value("SELECT count(*) FROM {schema}.records").await,
+        20_000,
+        "the expired ones are deleted"
+    );
+    // The first calls also read the catalog. The table has some 150 pages.
+    assert!(pages[2] < 50, "{pages:?}");
+}

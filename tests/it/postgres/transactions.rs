@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};
-use tokio_postgres::Client;
+use tokio_postgres::{Client, error::SqlState};
 use tower_lock::{
     AcquisitionId, LockKey,
     store::{
@@ -238,6 +238,28 @@ async fn acquire_that_expires_while_it_waits_does_nothing() {
         for (key, reply) in keys.iter().zip(replies) {
             assert_eq!(reply.map_err(|error| error.kind()), Err(StoreErrorKind::Timeout));
             assert!(store.inspect(key.clone()).await.expect("a reply").holders.is_empty());
+        }
+    }
+}
+
+/// Another client of a pooler has set the level, for all clients after it. The call would not see
+/// the record of a transaction that it has waited for.
+#[tokio::test]
+async fn session_with_another_isolation_level_is_refused() {
+    let Some(environment) = environment().await else { return };
+    environment.store().await;
+    let client = environment.client().await;
+    for level in ["repeatable read", "serializable"] {
+        client.batch_execute(&format!("SET default_transaction_isolation = '{level}'")).await.expect("set");
+        for call in [
+            "acquire(9e15::bigint, 3000, 10000, 100, true, '{k}', '{a:1:1}', '{30000}', '{true}')",
+            "release(3000, '{k}', '{a:1:1}', '{0}', NULL, NULL, 0)",
+            "yield_key(9e15::bigint, 3000, 10000, 100, true, 'k', 'a:1:1', 1, 'a:1:2', 30000)",
+            "force_release('k', 0, 3000)",
+        ] {
+            let statement = format!("SELECT * FROM {}.{call}", environment.schema);
+            let error = client.batch_execute(&statement).await.expect_err(call);
+            assert_eq!(error.code().map(SqlState::code), Some("TL002"), "{call}: {error:?}");
         }
     }
 }

@@ -149,13 +149,19 @@ fn assert_exists(packages: &[Value], name: &str, dependency: &Value) {
 }
 
 /// The commands of the pages, each with the file that runs it, and the text there.
-const COMMANDS: [(&str, &str, &str); 28] = [
+const COMMANDS: [(&str, &str, &str); 30] = [
     ("scripts/test.sh", ".github/workflows/ci.yml", " scripts/test.sh\n"),
     ("scripts/test.sh --checks", ".github/workflows/ci.yml", " scripts/test.sh --checks\n"),
     ("cargo run --example reward_claim", "scripts/test.sh", " cargo run --quiet --example reward_claim"),
     ("cargo run --features mysql --example stock_sale", "examples/tests/programs.rs", "example(\"stock_sale\")"),
     ("cargo run --features redis --example reward_claim", "examples/tests/instances.rs", "\"reward_claim\""),
     ("cargo run --features redis --example nightly_mail -- --once monday", "examples/tests/instances.rs", "\"--once\""),
+    (
+        "cargo run --features postgres --example idempotent_payment",
+        "examples/tests/programs.rs",
+        "nothing_but_postgres",
+    ),
+    ("export DATABASE_URL=postgres://user:password@localhost/shop", "examples/tests/programs.rs", "\"DATABASE_URL\""),
     ("cargo run --features redis --example leader", "examples/tests/instances.rs", "example(\"leader\")"),
     ("export LOCK_URL=redis://localhost DATABASE_URL=sqlite://shop.db", "examples/tests/instances.rs", "\"LOCK_URL\""),
     ("claim() {", "examples/tests/shown_commands.rs", "getting-started.md"),

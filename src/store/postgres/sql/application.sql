@@ -45,6 +45,10 @@ DECLARE
   left_by text := {schema}.pin(lock_key, token);
   head_bytes int := ('x' || encode(substring(answer FROM 1 FOR 4), 'hex'))::bit(32)::int;
 BEGIN
+  -- Of `Once`, an answer has less. A longer one would fail each later call of the key.
+  IF octet_length(answer) > 2097152 THEN
+    RAISE EXCEPTION 'the answer has % bytes, more than 2 MiB', octet_length(answer) USING ERRCODE = '22001';
+  END IF;
   INSERT INTO {schema}.records (key, id, head, body, until)
     VALUES (
       lock_key, left_by, substring(answer FROM 5 FOR head_bytes), substring(answer FROM 5 + head_bytes),

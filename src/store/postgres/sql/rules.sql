@@ -5,6 +5,17 @@
 -- wait for a lock is current. One statement with all reads in it would see the queue of its start,
 -- and leave a waiter behind that came meanwhile.
 
+-- refuse_isolation: fails, because the transaction is not READ COMMITTED. It would read an older
+-- snapshot, without the record or the waiter of the transaction that it has waited for. A session
+-- of a pooler has the settings of the clients that used it before.
+CREATE OR REPLACE FUNCTION {schema}.refuse_isolation() RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+  RAISE EXCEPTION 'the isolation level of the session is %', current_setting('transaction_isolation')
+    USING ERRCODE = 'TL002', HINT = 'Another client of a pooler may have set it: give the locks their own user.';
+END
+$$;
+
 -- us: a time in microseconds.
 CREATE OR REPLACE FUNCTION {schema}.us(t timestamptz) RETURNS bigint
 LANGUAGE sql STABLE AS $$ SELECT (extract(epoch FROM t) * 1000000)::bigint $$;

@@ -4,6 +4,8 @@
 -- They have a schema of their own, {schema}. So a right is granted for all of them at once, and no
 -- name of the application is in the way.
 
+-- The functions of the system are named in full: a function that another user has created in
+-- `public`, with arguments that match better, would run with the rights of this one.
 DO $migration$
 DECLARE
   version text;
@@ -11,11 +13,11 @@ BEGIN
   -- Instances that start together must not create the tables together.
   PERFORM pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('tower-lock {schema}', 0));
   -- Not `IF NOT EXISTS`: that asks for the right to create a schema also if the schema exists.
-  IF to_regnamespace('{schema}') IS NULL THEN
+  IF pg_catalog.to_regnamespace('{schema}') IS NULL THEN
     CREATE SCHEMA {schema};
   END IF;
-  version := obj_description(to_regclass('{schema}.locks'), 'pg_class');
-  IF to_regclass('{schema}.locks') IS NOT NULL AND version IS DISTINCT FROM 'tower-lock 1' THEN
+  version := pg_catalog.obj_description(pg_catalog.to_regclass('{schema}.locks'), 'pg_class');
+  IF pg_catalog.to_regclass('{schema}.locks') IS NOT NULL AND version IS DISTINCT FROM 'tower-lock 1' THEN
     RAISE EXCEPTION 'the table {schema}.locks is not of tower-lock 1, but of %',
       coalesce(version, 'another program')
       USING HINT = 'Choose another schema, or use the migration of the newest tower-lock.';

@@ -4,8 +4,8 @@
 -- `lock_timeout` is a net: without it, a transaction that locks a row for longer would stop all
 -- calls of a connection. A plan that was made while a table was small must not read all of it
 -- later: `enable_seqscan`. Each statement reads a few rows: to compile it (`jit`) takes longer, and
--- to plan it for the values of each call (`plan_cache_mode`) takes several times as long. A user who
--- may create functions in `public` must not replace those that a verb calls: `search_path`.
+-- to plan it for the values of each call (`plan_cache_mode`) takes several times as long. A user
+-- with functions in `public` must not replace those that a verb calls: `search_path`.
 
 -- acquire: grants keys, or enqueues. A repeated call finds the grants or the queue entries of the
 -- first one (I8). Does nothing after `expires_us`, in microseconds of the server's clock.
@@ -34,6 +34,9 @@ DECLARE
   replied bigint[];
   granted bigint;
 BEGIN
+  IF current_setting('transaction_isolation') <> 'read committed' THEN
+    PERFORM {schema}.refuse_isolation();
+  END IF;
   n := 0;
   now_us := {schema}.us(clock_timestamp());
   IF now_us > expires_us THEN
@@ -174,6 +177,9 @@ DECLARE
   replied bigint[];
   freed bigint;
 BEGIN
+  IF current_setting('transaction_isolation') <> 'read committed' THEN
+    PERFORM {schema}.refuse_isolation();
+  END IF;
   -- A release that a crash of the server loses leaves the key locked until its lease expires. It is
   -- never free twice, so that its commit need not wait for the disk. A record and a block are
   -- promises.
@@ -301,6 +307,9 @@ DECLARE
   lock {schema}.locks;
   t timestamptz;
 BEGIN
+  IF current_setting('transaction_isolation') <> 'read committed' THEN
+    PERFORM {schema}.refuse_isolation();
+  END IF;
   n := 0;
   now_us := {schema}.us(clock_timestamp());
   what := 'expired';
@@ -356,6 +365,9 @@ DECLARE
   lock {schema}.locks;
   t timestamptz;
 BEGIN
+  IF current_setting('transaction_isolation') <> 'read committed' THEN
+    PERFORM {schema}.refuse_isolation();
+  END IF;
   lock := {schema}.lock_row(of_key);
   t := clock_timestamp();
   left_us := greatest(0, {schema}.us(lock.until) - {schema}.us(t));
@@ -483,6 +495,8 @@ DECLARE
   free_keys text[];
   rows_read bigint;
   max_fence bigint;
+  -- A variable: a condition with `clock_timestamp()` uses no index, and reads all records.
+  t timestamptz := clock_timestamp();
 BEGIN
   -- A sweep that a crash loses is repeated: its deletes and the floor are lost together.
   PERFORM set_config('synchronous_commit', 'off', true);
@@ -494,7 +508,7 @@ BEGIN
   SELECT array_agg(page.key) INTO free_keys FROM (
     SELECT l.key FROM {schema}.locks l
       WHERE l.key > after_key AND l.key <= next_key
-        AND coalesce(nullif(l.until, 'epoch'), l.since, 'epoch') < clock_timestamp() - interval '1 minute'
+        AND coalesce(nullif(l.until, 'epoch'), l.since, 'epoch') < t - interval '1 minute'
       ORDER BY l.key FOR UPDATE SKIP LOCKED
   ) page;
   -- A statement of its own: it sees the waiters that came before the lock.
@@ -515,7 +529,7 @@ BEGIN
   END IF;
   WITH deleted AS (
     DELETE FROM {schema}.records r WHERE r.key IN (
-      SELECT old.key FROM {schema}.records old WHERE old.until <= clock_timestamp()
+      SELECT old.key FROM {schema}.records old WHERE old.until <= t
         ORDER BY old.until LIMIT max_rows FOR UPDATE SKIP LOCKED
     ) RETURNING 1
   )
