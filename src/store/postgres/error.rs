@@ -76,7 +76,8 @@ pub enum PostgresConnectError {
     /// The sessions of this user have another isolation level than the functions of the store need.
     #[error(
         "the sessions of user `{user}` at {address} have the isolation level `{level}`, but the locks need `read committed`: \
-         ALTER ROLE \"{user}\" SET default_transaction_isolation = 'read committed'"
+         ALTER ROLE \"{user}\" SET default_transaction_isolation = 'read committed', and end the sessions that a pooler \
+         has open"
     )]
     IsolationLevel {
         /// Host and port, or the path of a socket.
