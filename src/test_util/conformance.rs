@@ -293,7 +293,7 @@ async fn repeated_acquire_finds_its_grant(w: World) {
     let first = w.granted(&a).await;
     sleep(LEASE / 2).await;
     w.same(w.granted(&a).await, first, "the current fence");
-    sleep(LEASE * 3 / 4).await;
+    sleep(LEASE * 5 / 8).await;
     w.busy(&b).await;
     w.same(w.release(&a, Duration::ZERO).await, ReleaseReply::Freed, "once is enough");
     w.granted(&b).await;
