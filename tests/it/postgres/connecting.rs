@@ -210,7 +210,7 @@ async fn setting_that_loses_data_in_a_crash_is_logged() {
 async fn load_opens_connections_up_to_the_limit() {
     let Some(environment) = own_environment(&[]).await else { return };
     let url = environment.server().url();
-    let builder = || PostgresStore::builder().migrate(true);
+    let builder = || PostgresStore::builder().migrate(true).call_timeout(PATIENCE);
     for connections in [2, 65] {
         let error = builder().connections(connections).connect(&url).await.expect_err("out of range");
         assert!(matches!(error, PostgresConnectError::InvalidConnections(_)), "{error:?}");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tower_lock::{
-    RedisStore,
+    LockManager, RedisStore,
     store::{
         AcquireReply, AcquireRequest, AcquisitionIds, ForceReleaseReply, ForceReleaseRequest, IfBusy, LockStore,
         QueueConfig, ReleaseRequest,
@@ -34,7 +34,7 @@ async fn calls(environment: &Environment, command: &str) -> u64 {
 #[tokio::test]
 async fn hash_of_many_fields_can_be_inspected_and_revoked() {
     let Some(environment) = environment().await else { return };
-    let locks = environment.direct_instance("a").await;
+    let locks = LockManager::new(patient(&environment).await);
     // A thousand fields per script: a long script would block the health checks of the store, and
     // on a busy machine they would replace its connections.
     let fill = "for i = 1, 1000 do redis.call('HSET', KEYS[1], 'foreign:' .. ARGV[1] * 1000 + i, i) end";

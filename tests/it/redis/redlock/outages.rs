@@ -34,8 +34,8 @@ async fn patient_instance(servers: &Servers) -> LockManager {
     LockManager::builder(store).lease(LONGEST).build()
 }
 
-/// Twenty locks, one after the other. If each waited for a reply that does not come, they would take
-/// three times as long.
+/// Twenty locks, one after the other. If each waited for a reply that does not come, they would
+/// take three times as long.
 async fn assert_not_delayed(locks: &LockManager, how: &str) {
     let limit = Instant::now() + 2 * CALL;
     let locked = async {
@@ -240,14 +240,14 @@ async fn health_names_the_servers_that_are_missing() {
 #[tokio::test]
 async fn servers_far_away_grant_with_a_longer_call_timeout() {
     let Some(servers) = servers(3).await else { return };
-    servers.proxies.iter().for_each(|proxy| proxy.all().delay(Direction::Both, ms(60)));
     let builder = |call| RedlockStore::builder().call_timeout(call).connect(servers.urls());
     let locks = LockManager::new(builder(ms(4_000)).await.expect("they are up"));
+    let store = builder(ms(300)).await.expect("they are up");
+    servers.proxies.iter().for_each(|proxy| proxy.all().delay(Direction::Both, ms(60)));
     for _ in 0..3 {
         locks.try_lock(key()).await.expect("three round trips").release().await.expect("held");
     }
     // A third of the timeout is too short, so that all are slow. Then none is left out.
-    let store = builder(ms(300)).await.expect("they are up");
     let ids = AcquisitionIds::new("a", 1);
     let acquire = || {
         let terms = QueueConfig::new(ms(4_000), ms(10_000), 16);
