@@ -152,6 +152,8 @@ async fn answer_that_no_call_could_read_is_refused() {
 }
 
 /// The user of a dashboard, for example.
+///
+/// Guarantee: G1.
 #[tokio::test]
 async fn user_who_reads_the_tables_can_leave_no_answer() {
     let Some(environment) = environment().await else { return };

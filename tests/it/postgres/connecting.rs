@@ -89,6 +89,8 @@ async fn missing_rights_are_named_as_statements() {
 
 /// A function whose arguments match better hides one of the system, also in `public`, where every
 /// user may create them before PostgreSQL 15.
+///
+/// Guarantee: G1.
 #[tokio::test]
 async fn functions_of_another_user_are_not_called() {
     let Some(environment) = own_environment(&[]).await else { return };

@@ -244,6 +244,8 @@ async fn acquire_that_expires_while_it_waits_does_nothing() {
 
 /// Another client of a pooler has set the level, for all clients after it. The call would not see
 /// the record of a transaction that it has waited for.
+///
+/// Guarantee: G1.
 #[tokio::test]
 async fn session_with_another_isolation_level_is_refused() {
     let Some(environment) = environment().await else { return };
