@@ -86,7 +86,9 @@ impl OwnParameters {
         let mut own = Self::default();
         let (mut others, mut names) = (Vec::new(), HashSet::new());
         for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
-            let (name, value) = parameter.split_once('=').ok_or_else(|| invalid(NOT_ENCODED))?;
+            let (name, value) = parameter
+                .split_once('=')
+                .ok_or_else(|| invalid("a parameter has no value, or user or password has a `?`: write `%3F`"))?;
             let (name, text) = (decoded(name), decoded(value));
             match (name.as_str(), text.as_str()) {
                 // The rest of a password: the error of a schema shows it.
