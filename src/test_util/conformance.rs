@@ -36,7 +36,7 @@ use crate::{
 };
 
 /// The leases of the suite: long enough for a slow machine, short enough to wait for.
-const LEASE: Duration = Duration::from_millis(1500);
+const LEASE: Duration = Duration::from_millis(2000);
 const OFFER_TTL: Duration = Duration::from_millis(600);
 /// The time in which a store must notice a closed sink.
 const NOTICE_TIMEOUT: Duration = Duration::from_millis(1200);
