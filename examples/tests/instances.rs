@@ -201,7 +201,8 @@ async fn transfers_at_three_instances_lose_no_money() {
     for url in databases.urls() {
         let instances = Instances::start("transfer", &redis, &url).await;
         let (mut balances, mut transfers) = ([100; 5], Vec::new());
-        for from in (0..5).cycle().take(15) {
+        // In a circle they run one after the other: few enough for a wait of the example.
+        for from in 0..5 {
             // In both directions.
             for to in [(from + 1) % 5, (from + 4) % 5] {
                 let amount = 1 + transfers.len() % 7;
