@@ -9,7 +9,7 @@ use tower_lock::{
 };
 use tower_lock_testkit::parity::same_replies_as_memory;
 
-use crate::support::{PATIENCE, environment, pooled};
+use crate::support::{LONG_PATIENCE, environment, pooled};
 
 #[tokio::test]
 async fn postgres_store_passes_conformance() {
@@ -35,7 +35,7 @@ async fn memory_and_pgbouncer_give_the_same_replies() {
 #[tokio::test]
 async fn store_behind_pgbouncer_alone_passes_conformance() {
     let Some((environment, pooler)) = pooled().await else { return };
-    let builder = PostgresStore::builder().schema(&environment.schema).migrate(true).call_timeout(PATIENCE);
+    let builder = PostgresStore::builder().schema(&environment.schema).migrate(true).call_timeout(LONG_PATIENCE);
     let store = Arc::new(builder.connect(&pooler.url()).await.expect("it is up"));
     assert!(!store.traits().events, "no message arrives");
     conformance::check(store).await;

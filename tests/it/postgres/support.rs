@@ -24,6 +24,9 @@ pub(crate) const LONG: Duration = Duration::from_secs(600);
 /// A busy machine is no outage.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 
+/// The same, where no outage is awaited.
+pub(crate) const LONG_PATIENCE: Duration = Duration::from_secs(5);
+
 /// A server, and a schema of this test.
 pub(crate) struct Environment {
     own: Option<PostgresServer>,
@@ -81,16 +84,19 @@ impl Environment {
 
     pub(crate) async fn store(&self) -> Arc<PostgresStore> {
         let builder = PostgresStore::builder().schema(&self.schema).migrate(true);
-        let store = builder.call_timeout(PATIENCE).connect(&self.server().url()).await;
+        let store = builder.call_timeout(self.patience()).connect(&self.server().url()).await;
         Arc::new(store.expect("it is up"))
+    }
+
+    fn patience(&self) -> Duration {
+        if self.own.is_some() { PATIENCE } else { LONG_PATIENCE }
     }
 
     /// A store whose calls go through a pooler, and whose messages come from the server.
     pub(crate) async fn store_behind(&self, pooler: &PgBouncer) -> Arc<PostgresStore> {
         let url = format!("{}?migrate=true&events_url={}", pooler.url(), self.server().url());
-        Arc::new(
-            PostgresStore::builder().schema(&self.schema).call_timeout(PATIENCE).connect(&url).await.expect("it is up"),
-        )
+        let builder = PostgresStore::builder().schema(&self.schema).call_timeout(self.patience());
+        Arc::new(builder.connect(&url).await.expect("it is up"))
     }
 
     /// A new instance of the service.

@@ -71,13 +71,18 @@ impl Servers {
         values.iter().filter(is_complete).count()
     }
 
-    /// Locks the key at all servers: a slow one may have missed the first grant.
+    /// Locks the key at all servers.
     async fn lock_everywhere(&self, locks: &LockManager) -> LockGuard {
+        self.lock_at(locks, self.redis.len()).await
+    }
+
+    /// Locks the key at this many servers: a slow one may have missed the first grant.
+    async fn lock_at(&self, locks: &LockManager, count: usize) -> LockGuard {
         loop {
             let guard = locks.lock(key()).await.expect("free");
             let deadline = Instant::now() + ms(1_000);
             while Instant::now() < deadline {
-                if self.holding().await == self.redis.len() {
+                if self.holding().await == count {
                     return guard;
                 }
             }
