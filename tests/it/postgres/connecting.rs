@@ -3,6 +3,7 @@
 use std::{net::Ipv4Addr, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
+use tokio::select;
 use tower_lock::{
     LockKey, LockManager, PostgresStore,
     store::{ConnectError, IfBusy, LockStore, PostgresConnectError, ReleaseReply, RenewReply, StoreErrorKind},
@@ -71,7 +72,8 @@ async fn missing_rights_are_named_as_statements() {
     let Some(environment) = own_environment(&[]).await else { return };
     environment.execute("CREATE ROLE app LOGIN PASSWORD 's3cret'").await;
     let url = environment.server().url_of("app:s3cret");
-    let connect = async |migrate| PostgresStore::builder().migrate(migrate).connect(&url).await;
+    let builder = || PostgresStore::builder().call_timeout(PATIENCE);
+    let connect = async |migrate| builder().migrate(migrate).connect(&url).await;
     let grant = |error| match error {
         PostgresConnectError::MissingRights { grant, .. } => grant,
         other => panic!("{other:?}"),
@@ -243,16 +245,28 @@ async fn load_opens_connections_up_to_the_limit() {
         .await;
         let other = environment.client().await;
         other.batch_execute("BEGIN; LOCK TABLE tower_lock.locks IN SHARE MODE").await.expect("a lock");
+        let watcher = environment.client().await;
         let calls_wait = async {
             let waiting = "SELECT count(*) FROM pg_stat_activity \
                            WHERE application_name = 'tower-lock' AND wait_event_type = 'Lock'";
-            until("a call on each", async || environment.value(waiting).await == limit - 1).await;
-            other.batch_execute("COMMIT").await.expect("it may end");
+            until("a call on each", async || {
+                let rows = watcher.query(waiting, &[]).await.expect("it is up");
+                rows[0].get::<_, i64>(0) == limit - 1
+            })
+            .await;
         };
         let late: Vec<_> = (0..256).map(|n| (LockKey::from(("late", n)), caller.id())).collect();
-        // Some may wait for longer than the lock timeout.
-        let calls = join_all(late.iter().map(|(key, id)| caller.acquire(key, id, LONG, IfBusy::Enqueue)));
-        tokio::join!(calls, calls_wait);
+        // A call waits for the lock timeout at most.
+        let calls = async {
+            loop {
+                join_all(late.iter().map(|(key, id)| caller.acquire(key, id, LONG, IfBusy::Enqueue))).await;
+            }
+        };
+        select! {
+            () = calls_wait => {}
+            () = calls => {}
+        }
+        other.batch_execute("COMMIT").await.expect("it may end");
     }
 }
 
@@ -278,7 +292,8 @@ async fn tls_requires_a_trusted_certificate_of_the_host() {
     let trusted = format!("sslrootcert={}", roots.display());
     let connect = async |host: &str, parameters: &str| {
         let url = server.url().replace("127.0.0.1", host);
-        PostgresStore::builder().migrate(true).connect(&format!("{url}?{parameters}")).await
+        let builder = PostgresStore::builder().migrate(true).call_timeout(PATIENCE);
+        builder.connect(&format!("{url}?{parameters}")).await
     };
     for (host, parameters) in [
         ("localhost", "sslmode=require".to_owned()),
