@@ -10,12 +10,16 @@ use std::{
 
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, timeout};
+use tokio_postgres::NoTls;
 use tower_lock::{
     AcquisitionId, LockKey, LockManager,
-    store::{AcquireReply, AcquireRequest, IfBusy, LockStore, ReleaseRequest, StoreError, StoreErrorKind},
+    store::{
+        AcquireReply, AcquireRequest, ForceReleaseReply, IfBusy, LockStore, ReleaseRequest, StoreError, StoreErrorKind,
+    },
 };
 use tower_lock_testkit::{
     locks::key,
+    skipped,
     wait::{ms, soon, until},
 };
 
@@ -140,4 +144,41 @@ async fn calls_with_many_keys_never_wait_for_each_other() {
     join_all(rounds).await;
     let log = environment.server().log();
     assert!(!log.contains("deadlock detected"), "{log}");
+}
+
+/// Any user may fill the queue of the messages of a server, in any of its databases.
+/// Guarantee: G6.
+#[tokio::test]
+async fn handovers_go_on_while_the_queue_of_messages_is_full() {
+    let Some(environment) = own_environment(&[]).await else { return };
+    let server = environment.server();
+    if server.version() < 17 {
+        // Its size cannot be set: 8 GB.
+        return skipped("a full queue of messages", "PostgreSQL 17");
+    }
+    environment.execute("CREATE ROLE neighbour LOGIN").await;
+    environment.execute("ALTER SYSTEM SET max_notify_queue_pages = 64").await;
+    server.crash().await;
+    server.restart().await;
+    let (a, b) = (environment.instance("a").await, environment.instance("b").await);
+    let neighbour = async || {
+        let (client, connection) = tokio_postgres::connect(&server.url_of("neighbour"), NoTls).await.expect("it is up");
+        tokio::spawn(connection);
+        client
+    };
+    let listening = neighbour().await;
+    for statement in ["LISTEN other", "BEGIN", "SELECT 1"] {
+        listening.batch_execute(statement).await.expect("it may");
+    }
+    let talking = neighbour().await;
+    while talking.execute("SELECT pg_notify('other', repeat('a', 7000))", &[]).await.is_ok() {}
+
+    let guard = a.lock(key()).await.expect("free");
+    let waiting = tokio::spawn(b.lock(key()).into_future());
+    until("queued", async || a.inspect(key()).await.is_ok_and(|status| status.waiting == 1)).await;
+    guard.release().await.expect("held");
+    let guard = soon("a grant", waiting).await.expect("no panic").expect("a grant");
+    let revoked = a.force_release(key()).await.expect("no message is needed");
+    assert!(matches!(revoked, ForceReleaseReply::Revoked { .. }), "{revoked:?}");
+    drop((guard, listening));
 }

@@ -243,12 +243,18 @@ impl PostgresServer {
         Self::start_in(folder, self.arguments.clone(), privileges).await
     }
 
+    /// The major version, such as 15.
+    #[must_use]
+    pub fn version(&self) -> u32 {
+        let version = fs::read_to_string(self.folder.path().join("data/PG_VERSION")).expect("a file");
+        version.trim().parse().expect("a number")
+    }
+
     /// The query for the number of waits of all processes for the disk, or `None` if this version
     /// does not count them as they happen.
     #[must_use]
     pub fn disk_waits(&self) -> Option<&'static str> {
-        let version = fs::read_to_string(self.folder.path().join("data/PG_VERSION")).expect("a file");
-        match version.trim().parse::<u32>().expect("a number") {
+        match self.version() {
             ..15 => None,
             15..18 => Some("SELECT wal_sync FROM pg_stat_wal"),
             18.. => Some("SELECT sum(fsyncs)::int8 FROM pg_stat_io WHERE object = 'wal'"),

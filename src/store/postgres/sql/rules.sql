@@ -83,13 +83,15 @@ $$;
 
 -- send: a message to the process of an acquisition. A commit with a message holds a lock of the
 -- whole server, so that only a waiter, or a holder that has lost its key, causes one. The name of a
--- channel has at most 63 bytes: a longer one is not of this crate, and would fail the call.
+-- channel has at most 63 bytes: a longer one is not of this crate, and would fail the call. A full
+-- queue would, too: a session of any user that listens, in a transaction that stays open, keeps the
+-- messages of the whole server there. Without a message the waiter polls.
 CREATE OR REPLACE FUNCTION {schema}.send(kind text, to_id text, of_key text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
   channel text := 'tower-lock:' || regexp_replace(to_id, ':[0-9]+$', '');
 BEGIN
-  IF octet_length(channel) < 64 THEN
+  IF octet_length(channel) < 64 AND pg_notification_queue_usage() < 0.9 THEN
     PERFORM pg_notify(channel, kind || ' ' || to_id || ' ' || of_key);
   END IF;
 END
