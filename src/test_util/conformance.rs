@@ -73,8 +73,7 @@ const CLAUSES: &[(ForTraits, &[(&str, Clause)])] = &[
             copy_of_a_yield_changes_nothing,
             revoked_key_stays_blocked_and_its_holder_is_notified,
             listing_has_each_key_that_is_held_blocked_or_waited_for,
-            requests_of_one_call_have_replies_of_their_own,
-            store_that_replies_is_healthy
+            requests_of_one_call_have_replies_of_their_own
         ],
     ),
     (
@@ -113,8 +112,9 @@ const CLAUSES: &[(ForTraits, &[(&str, Clause)])] = &[
     (|traits| !traits.records, clauses![request_for_a_record_is_refused]),
 ];
 
-/// Requests that share a call may expire with the first one: these clauses run after the others.
-const ALONE: &[(&str, Clause)] = clauses![expired_call_is_not_executed];
+/// The clauses that run after the others, one by one. Requests that share a call may expire with
+/// the first one, and a store may still connect at first.
+const ALONE: &[(&str, Clause)] = clauses![expired_call_is_not_executed, store_that_replies_is_healthy];
 
 /// Checks every clause. Most of them run at the same time, each with its own keys.
 ///

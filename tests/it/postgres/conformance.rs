@@ -3,13 +3,12 @@
 use std::sync::Arc;
 
 use tower_lock::{
-    PostgresStore,
     store::{LockStore, PostgresConnectError},
     test_util::conformance,
 };
 use tower_lock_testkit::parity::same_replies_as_memory;
 
-use crate::support::{LONG_PATIENCE, environment, pooled};
+use crate::support::{environment, pooled};
 
 #[tokio::test]
 async fn postgres_store_passes_conformance() {
@@ -35,7 +34,7 @@ async fn memory_and_pgbouncer_give_the_same_replies() {
 #[tokio::test]
 async fn store_behind_pgbouncer_alone_passes_conformance() {
     let Some((environment, pooler)) = pooled().await else { return };
-    let builder = PostgresStore::builder().schema(&environment.schema).migrate(true).call_timeout(LONG_PATIENCE);
+    let builder = environment.builder().migrate(true);
     let store = Arc::new(builder.connect(&pooler.url()).await.expect("it is up"));
     assert!(!store.traits().events, "no message arrives");
     conformance::check(store).await;
@@ -46,7 +45,7 @@ async fn store_behind_pgbouncer_alone_passes_conformance() {
 async fn events_url_to_a_pooler_is_refused() {
     let Some((environment, pooler)) = pooled().await else { return };
     let url = format!("{}?events_url={}&migrate=true", environment.server().url(), pooler.url());
-    let error = PostgresStore::builder().schema(&environment.schema).connect(&url).await;
+    let error = environment.builder().connect(&url).await;
     assert!(matches!(error, Err(PostgresConnectError::EventsUnavailable { .. })), "{error:?}");
 }
 

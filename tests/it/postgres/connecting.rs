@@ -5,7 +5,7 @@ use std::{net::Ipv4Addr, sync::Arc, time::Duration};
 use futures_util::future::join_all;
 use tokio::select;
 use tower_lock::{
-    LockKey, LockManager, PostgresStore,
+    LockKey, LockManager,
     store::{ConnectError, IfBusy, LockStore, PostgresConnectError, ReleaseReply, RenewReply, StoreErrorKind},
 };
 
@@ -20,15 +20,15 @@ use crate::support::{Caller, LONG, PATIENCE, environment, own_environment};
 #[tokio::test]
 async fn database_without_tables_names_the_migration() {
     let Some(environment) = environment().await else { return };
-    let (url, schema) = (environment.server().url(), &environment.schema);
-    let connect = async |migrate| PostgresStore::builder().schema(schema).migrate(migrate).connect(&url).await;
+    let url = environment.server().url();
+    let connect = async |migrate| environment.builder().migrate(migrate).connect(&url).await;
     let error = connect(false).await.expect_err("no tables");
     assert!(matches!(error, PostgresConnectError::NoTables { .. }), "{error:?}");
     assert!(format!("{error:?}").contains("`.migrate(true)`"), "{error:?}");
     connect(true).await.expect("it makes them");
     connect(true).await.expect("it keeps them");
     connect(false).await.expect("they are there");
-    environment.execute(&PostgresStore::builder().schema(schema).migration().expect("a name")).await;
+    environment.execute(&environment.builder().migration().expect("a name")).await;
     connect(false).await.expect("the text may be executed again");
 }
 
@@ -56,13 +56,13 @@ async fn tables_of_another_program_are_not_used() {
     let Some(environment) = environment().await else { return };
     environment.execute("CREATE SCHEMA {schema}; CREATE TABLE {schema}.locks (id int)").await;
     for migrate in [false, true] {
-        let builder = PostgresStore::builder().schema(&environment.schema).migrate(migrate);
+        let builder = environment.builder().migrate(migrate);
         let error = builder.connect(&environment.server().url()).await.expect_err("other tables");
         let is_of_another =
             matches!(&error, PostgresConnectError::OtherTables { found, .. } if found == "another program");
         assert!(is_of_another, "{error:?}");
     }
-    let migration = PostgresStore::builder().schema(&environment.schema).migration().expect("a name");
+    let migration = environment.builder().migration().expect("a name");
     let error = environment.client().await.batch_execute(&migration).await.expect_err("it changes nothing");
     assert!(format!("{error:?}").contains("another program"), "{error:?}");
 }
@@ -72,8 +72,7 @@ async fn missing_rights_are_named_as_statements() {
     let Some(environment) = own_environment(&[]).await else { return };
     environment.execute("CREATE ROLE app LOGIN PASSWORD 's3cret'").await;
     let url = environment.server().url_of("app:s3cret");
-    let builder = || PostgresStore::builder().call_timeout(PATIENCE);
-    let connect = async |migrate| builder().migrate(migrate).connect(&url).await;
+    let connect = async |migrate| environment.builder().migrate(migrate).connect(&url).await;
     let grant = |error| match error {
         PostgresConnectError::MissingRights { grant, .. } => grant,
         other => panic!("{other:?}"),
@@ -125,7 +124,7 @@ async fn settings_of_a_role_are_overridden() {
         ALTER ROLE app SET default_transaction_read_only = on";
     environment.execute(role).await;
     let url = environment.server().url_of("app");
-    PostgresStore::builder().migrate(true).connect(&url).await.expect("the store sets them");
+    environment.builder().migrate(true).connect(&url).await.expect("the store sets them");
 }
 
 #[tokio::test]
@@ -134,7 +133,7 @@ async fn standby_is_refused_and_a_promoted_one_is_used() {
     let store = environment.store().await;
     environment.server().restart_as_standby().await;
     let url = environment.server().url();
-    let error = PostgresStore::builder().connect_timeout(PATIENCE).connect(&url).await;
+    let error = environment.builder().connect_timeout(PATIENCE).connect(&url).await;
     assert!(matches!(error, Err(PostgresConnectError::Standby { .. })), "{error:?}");
     let (caller, key) = (Caller::new(&store, "a"), LockKey::from(("k",)));
     let kind = async || caller.acquire(&key, &caller.id(), LONG, IfBusy::Fail).await.map_err(|error| error.kind());
@@ -150,7 +149,7 @@ async fn standby_is_refused_and_a_promoted_one_is_used() {
 #[tokio::test]
 async fn events_url_to_another_server_is_refused() {
     let (Some(environment), Some(other)) = (environment().await, own_environment(&[]).await) else { return };
-    let builder = PostgresStore::builder().schema(&environment.schema).migrate(true);
+    let builder = environment.builder().migrate(true);
     let error = builder.events_url(other.server().url()).connect(&environment.server().url()).await;
     assert!(matches!(error, Err(PostgresConnectError::EventsUnavailable { .. })), "{error:?}");
 }
@@ -158,7 +157,7 @@ async fn events_url_to_another_server_is_refused() {
 #[tokio::test]
 async fn error_of_the_connection_for_messages_names_its_address() {
     let Some(environment) = environment().await else { return };
-    let builder = PostgresStore::builder().schema(&environment.schema).migrate(true);
+    let builder = environment.builder().migrate(true);
     let builder = builder.events_url("postgres://ann:s3cret@127.0.0.1:1/app");
     let error = builder.connect(&environment.server().url()).await.expect_err("no server");
     let text = format!("{error:?}");
@@ -172,7 +171,7 @@ async fn connection_that_breaks_during_the_test_is_no_pooler() {
     let proxy = Proxy::start_raw((Ipv4Addr::LOCALHOST, environment.server().port()).into()).await;
     // The message is under way for so long.
     proxy.all().delay(Direction::Down, Duration::from_millis(300));
-    let builder = PostgresStore::builder().migrate(true).call_timeout(PATIENCE).connect_timeout(5 * PATIENCE);
+    let builder = environment.builder().migrate(true).connect_timeout(5 * PATIENCE);
     let builder = builder.events_url(format!("postgres://postgres@{}/postgres", proxy.address()));
     let url = environment.server().url();
     let connecting = tokio::spawn(async move { builder.connect(&url).await });
@@ -214,7 +213,7 @@ async fn setting_that_loses_data_in_a_crash_is_logged() {
 async fn load_opens_connections_up_to_the_limit() {
     let Some(environment) = own_environment(&[]).await else { return };
     let url = environment.server().url();
-    let builder = || PostgresStore::builder().migrate(true).call_timeout(PATIENCE);
+    let builder = || environment.builder().migrate(true);
     for connections in [2, 65] {
         let error = builder().connections(connections).connect(&url).await.expect_err("out of range");
         assert!(matches!(error, PostgresConnectError::InvalidConnections(_)), "{error:?}");
@@ -292,7 +291,7 @@ async fn tls_requires_a_trusted_certificate_of_the_host() {
     let trusted = format!("sslrootcert={}", roots.display());
     let connect = async |host: &str, parameters: &str| {
         let url = server.url().replace("127.0.0.1", host);
-        let builder = PostgresStore::builder().migrate(true).call_timeout(PATIENCE);
+        let builder = environment.builder().migrate(true);
         builder.connect(&format!("{url}?{parameters}")).await
     };
     for (host, parameters) in [

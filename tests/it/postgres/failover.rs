@@ -12,7 +12,7 @@ use tower_lock_testkit::{
     wait::{ms, until},
 };
 
-use crate::support::{Caller, Environment, LONG, PATIENCE, own_environment};
+use crate::support::{Caller, Environment, LONG, own_environment};
 
 /// A primary server with a standby.
 struct Pair {
@@ -35,8 +35,7 @@ impl Pair {
         let [first, second] =
             [self.primary.server(), &self.standby].map(|server| format!("127.0.0.1:{}", server.port()));
         let url = format!("postgres://postgres@{first},{second}/postgres");
-        let builder = PostgresStore::builder().call_timeout(PATIENCE);
-        Arc::new(builder.connect(&url).await.expect("one of them is up"))
+        Arc::new(self.primary.builder().connect(&url).await.expect("one of them is up"))
     }
 
     async fn standby(&self) -> Client {

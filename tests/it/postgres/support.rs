@@ -13,8 +13,8 @@ use tokio_postgres::{Client, NoTls};
 use tower_lock::{
     AcquisitionId, LockKey, LockManager, PostgresStore,
     store::{
-        AcquireReply, AcquireRequest, AcquisitionIds, Demand, IfBusy, LockStore, QueueConfig, Record, ReleaseReply,
-        ReleaseRequest, RenewReply, RenewRequest, StoreError, YieldReply, YieldRequest,
+        AcquireReply, AcquireRequest, AcquisitionIds, Demand, IfBusy, LockStore, PostgresStoreBuilder, QueueConfig,
+        Record, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreError, YieldReply, YieldRequest,
     },
 };
 use tower_lock_testkit::{PgBouncer, PostgresServer, skipped, store::StoreExt};
@@ -25,7 +25,7 @@ pub(crate) const LONG: Duration = Duration::from_secs(600);
 pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The same, where no outage is awaited.
-pub(crate) const LONG_PATIENCE: Duration = Duration::from_secs(5);
+const LONG_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A server, and a schema of this test.
 pub(crate) struct Environment {
@@ -83,20 +83,19 @@ impl Environment {
     }
 
     pub(crate) async fn store(&self) -> Arc<PostgresStore> {
-        let builder = PostgresStore::builder().schema(&self.schema).migrate(true);
-        let store = builder.call_timeout(self.patience()).connect(&self.server().url()).await;
-        Arc::new(store.expect("it is up"))
+        Arc::new(self.builder().migrate(true).connect(&self.server().url()).await.expect("it is up"))
     }
 
-    fn patience(&self) -> Duration {
-        if self.own.is_some() { PATIENCE } else { LONG_PATIENCE }
+    /// A store in the schema of this test. Its calls may take long, where no outage is awaited.
+    pub(crate) fn builder(&self) -> PostgresStoreBuilder {
+        let patience = if self.own.is_some() { PATIENCE } else { LONG_PATIENCE };
+        PostgresStore::builder().schema(&self.schema).call_timeout(patience)
     }
 
     /// A store whose calls go through a pooler, and whose messages come from the server.
     pub(crate) async fn store_behind(&self, pooler: &PgBouncer) -> Arc<PostgresStore> {
         let url = format!("{}?migrate=true&events_url={}", pooler.url(), self.server().url());
-        let builder = PostgresStore::builder().schema(&self.schema).call_timeout(self.patience());
-        Arc::new(builder.connect(&url).await.expect("it is up"))
+        Arc::new(self.builder().connect(&url).await.expect("it is up"))
     }
 
     /// A new instance of the service.
