@@ -108,7 +108,7 @@ async fn sweep_reads_only_records_that_have_expired() {
     let Some(environment) = environment().await else { return };
     environment.store().await;
     let records = "INSERT INTO {schema}.records (key, id, head, until) \
-                   SELECT n, 'a:1:1', '', now() + n * interval '1 second' FROM generate_series(-10, 20000) n; \
+                   SELECT n, 'a:1:1', '', now() + n * interval '1 minute' FROM generate_series(-10, 20000) n; \
                    ANALYZE {schema}.records";
     environment.execute(records).await;
     let client = environment.client().await;

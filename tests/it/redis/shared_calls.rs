@@ -60,9 +60,10 @@ async fn concurrent_acquires_and_releases_share_scripts() {
     let fences: Vec<_> = guards.iter().map(|guard| guard.fencing_token().as_u64()).collect();
     join_all(guards.into_iter().map(|guard| async { guard.release().await.expect("held") })).await;
     let released = environment.scripts().await;
-    // Two may go alone, and the last ones may miss the call of the others.
-    assert!(acquired - before <= 4, "{} scripts for 64 acquires", acquired - before);
-    assert!(released - acquired <= 4, "{} scripts for 64 releases", released - acquired);
+    // Two may go alone, and the last ones may miss the call of the others. A call that takes long,
+    // as on a busy machine, delays no other.
+    assert!(acquired - before <= 16, "{} scripts for 64 acquires", acquired - before);
+    assert!(released - acquired <= 16, "{} scripts for 64 releases", released - acquired);
     let later = locks.try_lock(numbered(7)).await.expect("free");
     assert!(fences.iter().all(|fence| *fence < later.fencing_token().as_u64()));
     later.release().await.expect("held");
