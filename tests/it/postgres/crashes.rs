@@ -6,7 +6,7 @@ use tower_lock::{
     LockKey,
     store::{LockStore, Record, ReleaseReply, ReleaseRequest},
 };
-use tower_lock_testkit::store::StoreExt;
+use tower_lock_testkit::{store::StoreExt, wait::until};
 
 use crate::support::{Caller, LONG, own_environment, terms};
 
@@ -74,9 +74,13 @@ async fn killed_connections_are_replaced() {
     let Some(environment) = own_environment(&[]).await else { return };
     let locks = environment.instance("a").await;
     for round in 0..5_u32 {
-        environment
-            .execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'tower-lock'")
-            .await;
+        let now = environment.value("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8").await;
+        // A session that is not idle ends later. One that has begun since is another.
+        let terminated = format!(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
+             WHERE application_name = 'tower-lock' AND extract(epoch FROM backend_start) * 1000000 < {now}"
+        );
+        until("they have ended", async || environment.value(&terminated).await == 0).await;
         let guard = locks.lock(("k", round)).await.expect("a grant");
         guard.release().await.expect("held");
     }
