@@ -7,7 +7,7 @@ use super::{Servers, servers};
 
 /// A busy machine is no outage.
 async fn patient(servers: &Servers) -> RedlockStore {
-    RedlockStore::builder().call_timeout(ms(1_000)).connect(servers.urls()).await.expect("they are up")
+    RedlockStore::builder().call_timeout(ms(4_000)).connect(servers.urls()).await.expect("they are up")
 }
 
 #[tokio::test]
