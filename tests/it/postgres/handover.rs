@@ -180,5 +180,8 @@ async fn handovers_go_on_while_the_queue_of_messages_is_full() {
     let guard = soon("a grant", waiting).await.expect("no panic").expect("a grant");
     let revoked = a.force_release(key()).await.expect("no message is needed");
     assert!(matches!(revoked, ForceReleaseReply::Revoked { .. }), "{revoked:?}");
-    drop((guard, listening));
+    soon("its next renewal", guard.held_lock().lost()).await;
+    let error = environment.builder().connect(&server.url()).await.expect_err("no message can be sent");
+    assert!(format!("{error:?}").contains("too many notifications in the NOTIFY queue"), "{error:?}");
+    drop(listening);
 }

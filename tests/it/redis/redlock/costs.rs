@@ -3,11 +3,8 @@
 use std::time::Duration;
 
 use tokio::time::sleep;
-use tower_lock::{LockManager, RedlockStore};
-use tower_lock_testkit::{
-    locks::key,
-    wait::{ms, until},
-};
+use tower_lock::LockManager;
+use tower_lock_testkit::{locks::key, wait::until};
 
 use super::{Servers, servers};
 
@@ -28,15 +25,10 @@ fn requests(servers: &Servers) -> Vec<(u64, u64)> {
     requests.collect()
 }
 
-/// A busy machine is no outage, after which a call is repeated.
-async fn patient_store(servers: &Servers) -> RedlockStore {
-    RedlockStore::builder().call_timeout(ms(4_000)).connect(servers.urls()).await.expect("they are up")
-}
-
 #[tokio::test]
 async fn uncontended_lock_costs_three_scripts_at_each_server() {
     let Some(servers) = servers(3).await else { return };
-    let locks = LockManager::new(patient_store(&servers).await);
+    let locks = LockManager::new(servers.patient_store().await);
     warm(&locks).await;
     requests(&servers);
     for _ in 0..100 {
@@ -50,7 +42,7 @@ async fn uncontended_lock_costs_three_scripts_at_each_server() {
 #[tokio::test]
 async fn many_keys_share_the_scripts_of_a_server() {
     let Some(servers) = servers(3).await else { return };
-    let locks = LockManager::new(patient_store(&servers).await);
+    let locks = LockManager::new(servers.patient_store().await);
     warm(&locks).await;
     requests(&servers);
     for count in [2, 64_u64] {

@@ -51,6 +51,11 @@ impl Servers {
         RedlockStore::connect(self.urls()).await.expect("they are up")
     }
 
+    /// A store for tests that await no outage: a busy machine is none.
+    async fn patient_store(&self) -> RedlockStore {
+        RedlockStore::builder().call_timeout(ms(4_000)).connect(self.urls()).await.expect("they are up")
+    }
+
     /// A new instance of the service, behind the proxies.
     async fn instance(&self, name: &str) -> LockManager {
         LockManager::builder(self.store().await).instance(name).build()
