@@ -22,7 +22,6 @@ mod listing;
 mod network_faults;
 mod names;
 mod outages;
-mod recorded;
 mod replay;
 mod records;
 mod redlock;

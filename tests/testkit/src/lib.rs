@@ -3,6 +3,7 @@
 //! | module | content |
 //! |---|---|
 //! | [`wait`] | waiting for a condition or a future, with a long limit |
+//! | [`limits`] | the time limits of tests on real servers, and stores that have them |
 //! | [`app`] | requests to a router, with and without a server |
 //! | [`http`] | clients that see each byte of HTTP/1.1 and each frame of HTTP/2 |
 //! | [`body`] | a body that follows a script |
@@ -49,6 +50,8 @@ pub mod body;
 pub mod endings;
 #[cfg(feature = "service")]
 pub mod http;
+#[cfg(feature = "service")]
+pub mod limits;
 #[cfg(feature = "service")]
 pub mod locks;
 #[cfg(feature = "service")]
