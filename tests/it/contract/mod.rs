@@ -2,5 +2,4 @@
 
 mod invariants;
 mod conformance;
-mod known_lock_bugs;
 mod random;

@@ -175,55 +175,6 @@ async fn local_waiters_are_served_in_order() {
     assert_eq!(*order.lock().expect("whole"), [0, 1, 3, 4, 6, 7, 9]);
 }
 
-/// Dropped at each await of an acquisition: queued, during the acquire, with its reply in flight.
-#[tokio::test(start_paused = true)]
-async fn dropped_call_leaves_the_key_free() {
-    let (store, locks) = store_and_locks();
-
-    // In the queue.
-    let held = locks.try_lock(key()).await.expect("free");
-    let waiter = tokio::spawn(locks.lock(key()).into_future());
-    settle().await;
-    waiter.abort();
-    settle().await;
-    held.release().await.expect("the store is up");
-    assert_eq!(store.held_count(), 0);
-
-    // During the acquire: granted, with its reply held.
-    store.on(StoreOp::Acquire).pause_after();
-    let asking = tokio::spawn(locks.lock(key()).into_future());
-    store.on(StoreOp::Acquire).wait_until_paused().await;
-    assert_eq!(store.held_count(), 1);
-    asking.abort();
-    settle().await;
-    store.on(StoreOp::Acquire).resume();
-    settle().await;
-    assert_eq!(store.held_count(), 0, "released, though the grant never arrived");
-
-    // Granted, but dropped before it could run: the key goes to the next.
-    let held = locks.try_lock(key()).await.expect("free");
-    let mut chosen = Box::pin(locks.lock(key()).into_future());
-    assert!(futures_util::poll!(chosen.as_mut()).is_pending());
-    let next = tokio::spawn(locks.lock(key()).into_future());
-    settle().await;
-    held.release().await.expect("the store is up");
-    drop(chosen);
-    let guard = soon("a grant of the next", next).await.expect("no panic").expect("a grant");
-    guard.release().await.expect("the store is up");
-    assert_eq!(store.held_count(), 0);
-
-    // During the release.
-    let guard = locks.try_lock(key()).await.expect("free");
-    store.on(StoreOp::Release).pause_before();
-    let mut release = Box::pin(guard.release());
-    assert!(futures_util::poll!(release.as_mut()).is_pending());
-    drop(release);
-    store.on(StoreOp::Release).resume();
-    settle().await;
-    assert_eq!(store.held_count(), 0);
-    let _free = locks.try_lock(key()).await.expect("the queue is empty");
-}
-
 #[tokio::test(start_paused = true)]
 async fn two_handles_on_one_store_exclude_each_other() {
     let store = Arc::new(MemoryStore::new());

@@ -5,7 +5,7 @@ use std::{future::IntoFuture, pin::Pin, task::Poll, time::Duration};
 use tokio::time::{Instant, sleep};
 use tower_lock::{
     LockError, LockGuard, LockManager,
-    lock::{LockFuture, ReleaseOutcome},
+    lock::LockFuture,
     test_util::{Fault, StoreOp, TestStore},
 };
 use tower_lock_testkit::{
@@ -20,6 +20,11 @@ async fn asked(locks: &LockManager) -> Pin<Box<LockFuture>> {
     call
 }
 
+/// Holds the calls before or after the store executes them.
+fn pause(store: &TestStore, op: StoreOp, before: bool) {
+    if before { store.on(op).pause_before() } else { store.on(op).pause_after() }
+}
+
 /// Checks that nothing is left in the process and the store, and that the key is free.
 async fn assert_free(store: &TestStore, all: &[&LockManager], what: &str) {
     sleep(Duration::from_secs(2)).await;
@@ -31,24 +36,94 @@ async fn assert_free(store: &TestStore, all: &[&LockManager], what: &str) {
     settle().await;
 }
 
-#[tokio::test(start_paused = true)]
-async fn cancel_during_acquire() {
-    // Before and after the store has processed it.
-    for before in [true, false] {
-        let (store, locks) = store_and_locks();
-        let hand = store.on(StoreOp::Acquire);
-        if before {
-            hand.pause_before();
-        } else {
-            hand.pause_after();
+/// What the others do when a caller in the first process drops its call.
+#[derive(Clone, Copy, Debug, Default)]
+struct Situation {
+    /// The process of the holder.
+    holder: Option<usize>,
+    /// The process of the next waiter.
+    next: Option<usize>,
+    /// The holder releases before the call is dropped, and not after it.
+    releases_first: bool,
+    /// A call of the store is held, before or after the store executes it.
+    held_call: Option<(StoreOp, bool)>,
+}
+
+impl Situation {
+    async fn cancel(self) {
+        let (store, one) = store_and_locks();
+        let all = [one, LockManager::new(store.clone()), LockManager::new(store.clone())];
+        let mut held = None;
+        if let Some(process) = self.holder {
+            held = Some(all[process].lock(key()).await.expect("free"));
         }
-        let call = asked(&locks).await;
-        hand.wait_until_paused().await;
+        let waits = || self.held_call.iter().for_each(|(op, before)| pause(&store, *op, *before));
+        if held.is_none() {
+            waits();
+        }
+        let call = asked(&all[0]).await;
+        settle().await;
+        let mut next = None;
+        if let Some(process) = self.next {
+            next = Some(asked(&all[process]).await);
+        }
+        let yields = matches!(self.held_call, Some((StoreOp::Yield, _)));
+        if yields {
+            // Longer than the batch of a process.
+            sleep(Duration::from_millis(150)).await;
+        }
+        if self.releases_first {
+            waits();
+            held.take().expect("a holder").release().await.expect("up");
+        }
+        if let Some((op, _)) = self.held_call {
+            store.on(op).wait_until_paused().await;
+        }
+        if yields {
+            assert!(matches!(all[0].try_lock(key()).await, Err(LockError::Busy { .. })), "refused without the store");
+        }
+        let left = Instant::now();
         drop(call);
         settle().await;
-        hand.resume();
-        assert_free(&store, &[&locks], "asked").await;
-        assert_eq!(store.on(StoreOp::Release).calls(), 2, "released once for any reply; and the last one");
+        if held.is_some() {
+            let elsewhere = self.next.is_some_and(|next| Some(next) != self.holder);
+            let waiting = all[1].inspect(key()).await.expect("up").waiting;
+            assert_eq!(waiting, usize::from(elsewhere), "{self:?}: its queue entry is removed at once");
+        }
+        self.held_call.iter().for_each(|(op, _)| store.on(*op).resume());
+        if let Some(held) = held {
+            held.release().await.expect("up");
+        }
+        if let Some(next) = next {
+            let guard = soon("a grant of the next", next).await.expect("a grant");
+            assert_eq!(left.elapsed(), Duration::ZERO, "{self:?}: no lock-delay");
+            guard.release().await.expect("up");
+        }
+        assert_free(&store, &all.each_ref(), &format!("{self:?}")).await;
+        if self.holder.is_none() {
+            assert_eq!(store.on(StoreOp::Release).calls(), 2, "released once for any reply; and the last one");
+        }
+    }
+}
+
+/// Guarantee: G7.
+#[tokio::test(start_paused = true)]
+async fn call_can_be_cancelled_at_each_instant() {
+    let none = Situation::default();
+    for before in [true, false] {
+        Situation { held_call: Some((StoreOp::Acquire, before)), ..none }.cancel().await;
+    }
+    // In the queue of the process or of the store, with and without a waiter behind it.
+    for (holder, next) in [(0, None), (0, Some(0)), (0, Some(1)), (1, None), (1, Some(0)), (1, Some(2))] {
+        let queued = Situation { holder: Some(holder), next, ..none };
+        queued.cancel().await;
+        // The offer and the cancellation cross: the call is granted, and was not polled.
+        let granted = Situation { releases_first: true, ..queued };
+        granted.cancel().await;
+        let op = if holder == 0 { StoreOp::Yield } else { StoreOp::Acquire };
+        for before in [true, false] {
+            Situation { held_call: Some((op, before)), ..granted }.cancel().await;
+        }
     }
 }
 
@@ -149,148 +224,18 @@ async fn cancel_without_a_store_reply() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn cancel_in_the_process_queue() {
-    let (store, locks) = store_and_locks();
-    let held = locks.lock(key()).await.expect("free");
-    let (first, second) = (asked(&locks).await, asked(&locks).await);
-    drop(first);
-    held.release().await.expect("up");
-    second.await.expect("a grant").release().await.expect("up");
-    assert_free(&store, &[&locks], "queued").await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn cancel_in_the_store_queue() {
-    let (store, one) = store_and_locks();
-    let two = LockManager::new(store.clone());
-    let held = one.lock(key()).await.expect("free");
-    let call = asked(&two).await;
-    sleep(Duration::from_millis(300)).await;
-    assert_eq!(one.inspect(key()).await.expect("up").waiting, 1);
-    drop(call);
-    settle().await;
-    assert_eq!(one.inspect(key()).await.expect("up").waiting, 0, "its queue entry is removed at once");
-    held.release().await.expect("up");
-    assert_free(&store, &[&one, &two], "in the store queue").await;
-}
-
-/// The offer and the cancellation cross.
-/// Guarantee: G7.
-#[tokio::test(start_paused = true)]
-async fn cancel_with_an_offer_in_flight() {
-    let (store, one) = store_and_locks();
-    let (two, three) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
-    let held = one.lock(key()).await.expect("free");
-    let leaves = asked(&two).await;
-    settle().await;
-    let stays = asked(&three).await;
-    settle().await;
-    // It gets the offer and sends an acquire, whose reply is held.
-    store.on(StoreOp::Acquire).pause_after();
-    held.release().await.expect("up");
-    store.on(StoreOp::Acquire).wait_until_paused().await;
-    drop(leaves);
-    settle().await;
-    store.on(StoreOp::Acquire).resume();
-    let guard = soon("a grant of the next", stays).await.expect("a grant");
-    guard.release().await.expect("up");
-    assert_free(&store, &[&one, &two, &three], "in flight").await;
-}
-
-/// Guarantee: G7.
-#[tokio::test(start_paused = true)]
-async fn cancel_after_the_grant_before_the_poll() {
-    let (store, locks) = store_and_locks();
-    let held = locks.lock(key()).await.expect("free");
-    let chosen = asked(&locks).await;
-    let next = asked(&locks).await;
-    assert_eq!(held.release().await.expect("up"), ReleaseOutcome::HandedOff);
-    let left = Instant::now();
-    drop(chosen);
-    let guard = soon("a grant of the next", next).await.expect("a grant");
-    assert_eq!(left.elapsed(), Duration::ZERO, "no lock-delay");
-    assert_eq!(guard.release().await.expect("up"), ReleaseOutcome::Released);
-    assert_free(&store, &[&locks], "chosen").await;
-
-    // The last one, too.
-    let held = locks.lock(key()).await.expect("free");
-    let chosen = asked(&locks).await;
-    held.release().await.expect("up");
-    drop(chosen);
-    assert_free(&store, &[&locks], "granted, and no other waiter").await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn cancel_during_a_yield() {
-    for before in [true, false] {
-        for others in [false, true] {
-            let (store, one) = store_and_locks();
-            let two = LockManager::new(store.clone());
-            let held = one.lock(key()).await.expect("free");
-            let waits = asked(&one).await;
-            let other = if others { Some(asked(&two).await) } else { None };
-            sleep(Duration::from_millis(150)).await;
-            let hand = store.on(StoreOp::Yield);
-            if before {
-                hand.pause_before();
-            } else {
-                hand.pause_after();
-            }
-            assert_eq!(held.release().await.expect("up"), ReleaseOutcome::HandedOff);
-            hand.wait_until_paused().await;
-            assert!(matches!(one.try_lock(key()).await, Err(LockError::Busy { .. })), "refused without the store");
-            drop(waits);
-            settle().await;
-            hand.resume();
-            if let Some(other) = other {
-                soon("a grant of the other", other).await.expect("a grant").release().await.expect("up");
-            }
-            assert_free(&store, &[&one, &two], "yielding").await;
-        }
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn cancel_with_a_lost_yield_reply() {
-    for fault in [Fault::Fail, Fault::LoseReply, Fault::Hang, Fault::Delay(Duration::from_millis(300))] {
-        for others in [false, true] {
-            let (store, one) = store_and_locks();
-            let two = LockManager::new(store.clone());
-            let held = one.lock(key()).await.expect("free");
-            let waits = asked(&one).await;
-            let other = if others { Some(asked(&two).await) } else { None };
-            sleep(Duration::from_millis(150)).await;
-            store.on(StoreOp::Yield).fault(fault);
-            drop(held.release());
-            settle().await;
-            let first = tokio::spawn(async move { waits.await.expect("a grant").release().await });
-            if let Some(other) = other {
-                soon("a grant of the other", other).await.expect("a grant").release().await.expect("up");
-            }
-            soon("a grant", first).await.expect("no panic").expect("up");
-            assert_free(&store, &[&one, &two], &format!("{fault:?}")).await;
-        }
-    }
-}
-
-#[tokio::test(start_paused = true)]
 async fn cancel_during_release() {
     for before in [true, false] {
         let (store, locks) = store_and_locks();
         let guard: LockGuard = locks.lock(key()).await.expect("free");
-        let hand = store.on(StoreOp::Release);
-        if before {
-            hand.pause_before();
-        } else {
-            hand.pause_after();
-        }
+        pause(&store, StoreOp::Release, before);
         let mut release = Box::pin(guard.release());
         assert_eq!(futures_util::poll!(release.as_mut()).map(|_| ()), Poll::Pending);
         drop(release);
         let behind = asked(&locks).await;
         settle().await;
         drop(behind);
-        hand.resume();
+        store.on(StoreOp::Release).resume();
         assert_free(&store, &[&locks], "released").await;
     }
 }
@@ -332,28 +277,19 @@ fn cancel_by_runtime_shutdown() {
         let first = runtime();
         let kept = first.block_on(async {
             let mut kept = Vec::new();
-            let hand = store.on(verb);
-            if verb != StoreOp::Acquire {
+            if verb == StoreOp::Acquire {
+                pause(&store, verb, before);
+                kept.push(asked(&locks).await);
+            } else {
                 let held = locks.lock(key()).await.expect("free");
                 if verb == StoreOp::Yield {
                     kept.push(asked(&locks).await);
                     sleep(Duration::from_millis(150)).await;
                 }
-                if before {
-                    hand.pause_before();
-                } else {
-                    hand.pause_after();
-                }
+                pause(&store, verb, before);
                 drop(held.release());
-            } else {
-                if before {
-                    hand.pause_before();
-                } else {
-                    hand.pause_after();
-                }
-                kept.push(asked(&locks).await);
             }
-            hand.wait_until_paused().await;
+            store.on(verb).wait_until_paused().await;
             kept
         });
         drop(first);

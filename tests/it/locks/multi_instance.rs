@@ -179,7 +179,11 @@ async fn events_may_be_lost_duplicated_and_late() {
         for _ in 0..3 {
             let held = one.lock(key()).await.expect("free");
             let waiter = tokio::spawn(two.lock(key()).into_future());
+            settle().await;
+            let asked = store.on(StoreOp::Acquire).calls();
             sleep(Duration::from_millis(4_300)).await;
+            let polls = store.on(StoreOp::Acquire).calls() - asked;
+            assert!((3..=5).contains(&polls), "{events:?}: about one poll a second: {polls}");
             let freed = Instant::now();
             held.release().await.expect("up");
             let guard = soon("a grant", waiter).await.expect("no panic").expect("a grant");
@@ -314,10 +318,14 @@ async fn grant_outside_a_runtime_is_renewed() {
 
 /// I8: a repetition was granted, and the key handed on; then the first acquire runs.
 #[tokio::test(start_paused = true)]
-async fn acquire_that_runs_after_a_yield_leaves_the_key_free() {
-    for (others, fault) in [(true, Fault::None), (false, Fault::Fail), (true, Fault::LoseReply)] {
+async fn late_acquire_and_lost_yield_leave_the_key_free() {
+    let faults = [Fault::None, Fault::Fail, Fault::LoseReply, Fault::Hang, Fault::Delay(Duration::from_millis(300))];
+    let cases = faults.iter().flat_map(|fault| [true, false].map(|others| (fault, others)));
+    for ((fault, others), is_late) in cases.flat_map(|case| [true, false].map(|is_late| (case, is_late))) {
         let (store, one, two) = two_processes();
-        store.on(StoreOp::Acquire).fault(Fault::Delay(Duration::from_millis(450)));
+        if is_late {
+            store.on(StoreOp::Acquire).fault(Fault::Delay(Duration::from_millis(450)));
+        }
         let first = tokio::spawn(one.lock(key()).into_future());
         sleep(Duration::from_millis(1)).await;
         store.on(StoreOp::Acquire).fault(Fault::None);
@@ -325,14 +333,15 @@ async fn acquire_that_runs_after_a_yield_leaves_the_key_free() {
         let second = tokio::spawn(one.lock(key()).into_future());
         let other = others.then(|| tokio::spawn(two.lock(key()).into_future()));
         sleep(Duration::from_millis(110)).await;
-        store.on(StoreOp::Yield).fault(fault);
+        store.on(StoreOp::Yield).fault(*fault);
         drop(first.release());
         if let Some(other) = other {
             other.await.expect("no panic").expect("a grant").release().await.expect("up");
         }
         second.await.expect("no panic").expect("a grant").release().await.expect("up");
         sleep(Duration::from_secs(2)).await;
-        assert_eq!((store.memory().size(), one.size(), two.size()), (0, (0, 0), (0, 0)), "{others}, {fault:?}");
+        let what = format!("{fault:?}, {others}, {is_late}");
+        assert_eq!((store.memory().size(), one.size(), two.size()), (0, (0, 0), (0, 0)), "{what}");
     }
 }
 

@@ -16,6 +16,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tower_lock::test_util::TestStore;
 use tower_lock::{
     HeldLock, LockError, LockGuard, LockLayer, LockLost, LockManager, MemoryStore, Rejection,
+    lock::ReleaseOutcome,
     store::StoreErrorKind,
     test_util::{Fault, StoreOp},
 };
@@ -200,20 +201,28 @@ async fn section_stopped_past_its_deadline_is_not_polled() {
     assert_eq!(polls.load(SeqCst), 1);
 }
 
+/// Guarantee: G3.
 #[tokio::test(start_paused = true)]
 async fn refused_renewal_loses_the_lock_at_once() {
-    let (store, locks) = store_and_locks();
-    let guard = locks.try_lock(key()).await.expect("free");
-    // The store loses its data, as after a restart, and another client acquires the key.
-    store.restart();
-    let thief = LockManager::new(store.clone());
-    let _stolen = thief.try_lock(key()).await.expect("free for the store");
-    let began = Instant::now();
-    guard.held_lock().lost().await;
-    assert_eq!(began.elapsed().as_secs(), 10, "detected by the next renewal");
-    drop(guard);
-    settle().await;
-    assert_eq!(store.held_count(), 1, "the late holder does not free the next lock");
+    for is_noticed in [true, false] {
+        let (store, locks) = store_and_locks();
+        let guard = locks.try_lock(key()).await.expect("free");
+        // The store loses its data, as after a restart, and another client acquires the key.
+        store.restart();
+        let thief = LockManager::new(store.clone());
+        let _stolen = thief.try_lock(key()).await.expect("free for the store");
+        if is_noticed {
+            let began = Instant::now();
+            guard.held_lock().lost().await;
+            assert_eq!(began.elapsed().as_secs(), 10, "detected by the next renewal");
+            drop(guard);
+        } else {
+            assert_eq!(guard.release().await.expect("up"), ReleaseOutcome::NotHeld);
+        }
+        sleep(Duration::from_secs(1)).await;
+        assert!(matches!(locks.try_lock(key()).await, Err(LockError::Busy { .. })));
+        assert_eq!(store.held_count(), 1, "the late holder does not free the next lock");
+    }
 }
 
 #[tokio::test(start_paused = true)]

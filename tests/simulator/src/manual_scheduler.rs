@@ -1,17 +1,13 @@
 //! Three processes and one key, where each step is made explicitly.
 
-use std::{
-    collections::{BTreeMap, HashSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tower_lock::{
     __internals::{
         proto::{BootInstant, GuardEnd, HoldLimits, LEASE, LockRequest, QUEUE, STORE_CALL_TIMEOUT},
         redis_wire::{Keyspace, ScriptCall},
     },
-    AcquisitionId, LockError, LockKey, Owner,
+    AcquisitionId, Lease, LockError, LockKey, Owner,
     deadpool_redis::redis::Value,
     store::{AcquireRequest, Demand, ForceReleaseRequest, IfBusy, QueueConfig, Record},
 };
@@ -34,6 +30,10 @@ pub const A: Process = 0;
 pub const B: Process = 1;
 /// The third process.
 pub const C: Process = 2;
+
+const NO_DELAY: HoldLimits =
+    HoldLimits { lease: Lease::AutoRenew, max_hold: None, min_hold: Duration::ZERO, lock_delay: Duration::ZERO };
+const KEEP_FOR: Duration = Duration::from_secs(60);
 
 /// A server, its clients, and everything in flight between them.
 #[derive(Debug)]
@@ -59,8 +59,6 @@ pub struct ManualScheduler {
     pub rejected: Vec<(ClientId, LockError)>,
     /// Calls that were answered with a record, and the record.
     pub recorded: Vec<(ClientId, Arc<Record>)>,
-    /// Ids that their process has forgotten.
-    pub forgotten: HashSet<String>,
     /// All violations.
     pub violations: Vec<String>,
 }
@@ -79,19 +77,14 @@ struct Sent {
 pub struct Script(usize);
 
 impl ManualScheduler {
-    /// Three processes with live subscriptions, and possibly a mutant. A `bare` store blocks a key
-    /// for the lease only.
-    pub fn new(mutant: Option<&Mutant>, bare: bool) -> Self {
-        Self::with_rate(mutant, bare, 1.0)
-    }
-
-    /// The same, with clocks of this rate.
+    /// Three processes with live subscriptions and clocks of this rate, and possibly a mutant. The
+    /// store blocks a key for the lease only.
     ///
     /// # Panics
     ///
     /// Never.
-    pub fn with_rate(mutant: Option<&Mutant>, bare: bool, rate: f64) -> Self {
-        let settings = Settings { bare, mutation: mutant.and_then(Mutant::mutation), batches: false };
+    pub fn new(mutant: Option<&Mutant>, rate: f64) -> Self {
+        let settings = Settings { bare: true, mutation: mutant.and_then(Mutant::mutation), batches: false };
         let mut scheduler = Self {
             now: 0,
             server_ahead: 1_700_000_000_000_000,
@@ -108,7 +101,6 @@ impl ManualScheduler {
             tickets: BTreeMap::new(),
             rejected: Vec::new(),
             recorded: Vec::new(),
-            forgotten: HashSet::new(),
             violations: Vec::new(),
         };
         for process in [A, B, C] {
@@ -118,7 +110,7 @@ impl ManualScheduler {
             scheduler.processes[process].on_subscribed(now);
             // This makes the server clock known to them.
             let other = LockKey::from(("other", process));
-            scheduler.request_key(process, 1_000 + id(process), true, &other, HoldLimits::default());
+            scheduler.send_request(process, &other, lock_request(1_000 + id(process), HoldLimits::default()));
             scheduler.run_all(&[process]);
             scheduler.end(1_000 + id(process), GuardEnd::Released);
             scheduler.run_all(&[process]);
@@ -130,23 +122,8 @@ impl ManualScheduler {
     // --- clients ---
 
     /// A client of this process requests the key.
-    pub fn request(&mut self, process: Process, client: ClientId, waits: bool) {
-        self.request_with_limits(
-            process,
-            client,
-            waits,
-            HoldLimits { lock_delay: Duration::ZERO, ..HoldLimits::default() },
-        );
-    }
-
-    /// A client requests the key with these hold limits.
-    pub fn request_with_limits(&mut self, process: Process, client: ClientId, waits: bool, limits: HoldLimits) {
-        let key = self.key.clone();
-        self.request_key(process, client, waits, &key, limits);
-    }
-
-    fn request_key(&mut self, process: Process, client: ClientId, waits: bool, key: &LockKey, limits: HoldLimits) {
-        self.send_request(process, key, lock_request(client, waits, limits));
+    pub fn request(&mut self, process: Process, client: ClientId) {
+        self.send_request(process, &self.key.clone(), lock_request(client, NO_DELAY));
     }
 
     fn send_request(&mut self, process: Process, key: &LockKey, request: LockRequest<ClientId>) {
@@ -157,29 +134,25 @@ impl ManualScheduler {
     }
 
     /// A duplicate requests the key, perhaps for an owner.
-    pub fn claim(&mut self, process: Process, client: ClientId, waits: bool, owner: Option<&Owner>) {
-        let limits = HoldLimits { lock_delay: Duration::ZERO, ..HoldLimits::default() };
-        let request = lock_request(client, waits, limits);
-        let request = LockRequest { demand: Demand::new().unless_recorded(), owner: owner.cloned(), ..request };
+    pub fn claim(&mut self, process: Process, client: ClientId, owner: Option<&Owner>) {
+        let request = LockRequest { owner: owner.cloned(), ..duplicate(client, NO_DELAY) };
         self.send_request(process, &self.key.clone(), request);
     }
 
     /// A duplicate requests the key with these hold limits.
     pub fn claim_with_limits(&mut self, process: Process, client: ClientId, limits: HoldLimits) {
-        let request = LockRequest { demand: Demand::new().unless_recorded(), ..lock_request(client, true, limits) };
-        self.send_request(process, &self.key.clone(), request);
+        self.send_request(process, &self.key.clone(), duplicate(client, limits));
     }
 
     /// A client of this owner requests the key.
     pub fn request_for(&mut self, process: Process, client: ClientId, owner: &Owner) {
-        let limits = HoldLimits { lock_delay: Duration::ZERO, ..HoldLimits::default() };
-        let request = LockRequest { owner: Some(owner.clone()), ..lock_request(client, true, limits) };
+        let request = LockRequest { owner: Some(owner.clone()), ..lock_request(client, NO_DELAY) };
         self.send_request(process, &self.key.clone(), request);
     }
 
     /// The section of the client ends with this record.
-    pub fn complete(&mut self, client: ClientId, head: &'static str, body: Option<&'static str>, keep_for: Duration) {
-        self.end(client, GuardEnd::Recorded(new_record(Record::new(head, body.map(Into::into)), keep_for)));
+    pub fn complete(&mut self, client: ClientId, head: &'static str, body: Option<&'static str>) {
+        self.end(client, GuardEnd::Recorded(new_record(Record::new(head, body.map(Into::into)), KEEP_FOR)));
     }
 
     /// The clients that got a record, and its head.
@@ -218,13 +191,9 @@ impl ManualScheduler {
     ///
     /// Panics if there is none.
     pub fn last(&self, process: Process, name: &str) -> Script {
-        self.find(process, name).unwrap_or_else(|| panic!("{process} has sent no {name}"))
-    }
-
-    /// The same, or `None`.
-    pub fn find(&self, process: Process, name: &str) -> Option<Script> {
         let is_one = |sent: &Sent| sent.process == process && sent.script.name() == name;
-        self.scripts.iter().rposition(is_one).map(Script)
+        let at = self.scripts.iter().rposition(is_one);
+        Script(at.unwrap_or_else(|| panic!("{process} has sent no {name}")))
     }
 
     /// The number of scripts with this name that this process has sent.
@@ -287,13 +256,6 @@ impl ManualScheduler {
         }
     }
 
-    /// The same for all scripts of this process but one.
-    pub fn run_all_but(&mut self, process: Process, slow: Script) {
-        let before = std::mem::replace(&mut self.scripts[slow.0].is_done, true);
-        self.run_all(&[process]);
-        self.scripts[slow.0].is_done = before;
-    }
-
     /// Runs an acquire of a foreign client that enqueues.
     ///
     /// # Panics
@@ -319,8 +281,7 @@ impl ManualScheduler {
         self.execute(&call)
     }
 
-    /// Delivers one message.
-    pub fn deliver_message(&mut self, at: usize) {
+    fn deliver_message(&mut self, at: usize) {
         let now = self.local();
         let (process, message) = self.messages.remove(at);
         self.processes[process].on_message(now, &message);
@@ -332,19 +293,6 @@ impl ManualScheduler {
         let now = self.local();
         self.processes[process].on_subscribed(now);
         self.settle(process);
-    }
-
-    /// Stops the process. The server still counts its subscription.
-    pub fn freeze(&mut self, process: Process) {
-        self.timers.retain(|(_, of, _)| *of != process);
-    }
-
-    /// Stops the process and its subscription.
-    pub fn crash(&mut self, process: Process) {
-        let inbox = self.processes[process].inbox();
-        self.fake.data().listeners.remove(&inbox);
-        self.timers.retain(|(_, of, _)| *of != process);
-        self.sections.retain(|_, (of, _)| *of != process);
     }
 
     // --- time ---
@@ -393,12 +341,6 @@ impl ManualScheduler {
     pub fn queue(&mut self) -> Vec<String> {
         let name = format!("tower-lock:lock:q:{{{}}}", self.name());
         self.data().list(&name)
-    }
-
-    /// The TTL of the key in milliseconds.
-    pub fn ms_left(&mut self) -> i64 {
-        let name = self.name();
-        self.data().ms_left(&name)
     }
 
     /// The name of the key.
@@ -450,9 +392,8 @@ impl ManualScheduler {
                 }
                 Effect::Rejected(client, error) => self.rejected.push((client, error)),
                 Effect::Recorded(client, record) => self.recorded.push((client, record)),
-                Effect::Forgotten(_, id) => drop(self.forgotten.insert(id.to_string())),
                 Effect::BusyLoop => self.violations.push("the watchdog wakes itself again and again".to_owned()),
-                Effect::Replace(_) => {}
+                Effect::Forgotten(..) | Effect::Replace(_) => {}
             }
         }
         // Sections that have lost their lock are aborted.
@@ -464,9 +405,12 @@ impl ManualScheduler {
     }
 }
 
-fn lock_request(client: ClientId, waits: bool, limits: HoldLimits) -> LockRequest<ClientId> {
-    let wait = if waits { Duration::MAX } else { Duration::ZERO };
-    LockRequest { waiter: client, wait, owner: None, parent: None, limits, demand: Demand::new() }
+fn lock_request(client: ClientId, limits: HoldLimits) -> LockRequest<ClientId> {
+    LockRequest { waiter: client, wait: Duration::MAX, owner: None, parent: None, limits, demand: Demand::new() }
+}
+
+fn duplicate(client: ClientId, limits: HoldLimits) -> LockRequest<ClientId> {
+    LockRequest { demand: Demand::new().unless_recorded(), ..lock_request(client, limits) }
 }
 
 fn id(process: Process) -> ClientId {
