@@ -100,14 +100,44 @@ fn harness() -> Harness {
     }
 }
 
+fn request_of(waiter: u32) -> LockRequest<u32> {
+    let (wait, limits) = (Duration::ZERO, HoldLimits::default());
+    LockRequest { waiter, wait, owner: None, parent: None, limits, demand: Demand::new() }
+}
+
+/// A key that waiter 1 holds.
+fn holding() -> (Harness, Arc<Section<NoDriver>>) {
+    let mut h = harness();
+    let section = h.hold(1);
+    (h, section)
+}
+
+/// A key that waiter 1 has requested, and the number of the request.
+fn requesting() -> (Harness, u64) {
+    let mut h = harness();
+    let number = h.request(1, true);
+    (h, number)
+}
+
+/// The same, and the acquire that was sent.
+fn acquiring() -> (Harness, StoreCall) {
+    let (mut h, _) = requesting();
+    let call = h.take_call();
+    (h, call)
+}
+
+/// The same without a reply to the acquire, which may still be executed.
+fn in_doubt() -> (Harness, u64) {
+    let (mut h, number) = requesting();
+    h.fail(unavailable());
+    (h, number)
+}
+
 /// The first section has used up the batch, and a second waiter is queued: a yield is in flight.
 fn yielding() -> (Harness, Arc<Section<NoDriver>>, StoreCall) {
-    let mut h = harness();
-    h.request(1, true);
-    h.reply(GRANTED);
-    let section = h.expect_grant(1);
+    let (mut h, section) = holding();
     h.request(2, true);
-    h.now = h.now.saturating_add(ms(110));
+    h.pass(ms(110));
     h.end_guard(&section, GuardEnd::Released);
     let call = h.take_call();
     (h, section, call)
@@ -168,15 +198,19 @@ impl Harness {
         }
     }
 
+    /// A waiter gets the key by a call of the store.
+    fn hold(&mut self, waiter: u32) -> Arc<Section<NoDriver>> {
+        self.request(waiter, true);
+        self.reply(GRANTED);
+        self.expect_grant(waiter)
+    }
+
     fn request(&mut self, waiter: u32, waits: bool) -> u64 {
         self.request_with(waiter, if waits { WAIT } else { Duration::ZERO }, None)
     }
 
     fn request_with(&mut self, waiter: u32, wait: Duration, owner: Option<&Owner>) -> u64 {
-        let owner = owner.cloned();
-        let request =
-            LockRequest { waiter, wait, owner, parent: None, limits: HoldLimits::default(), demand: Demand::new() };
-        self.send(request)
+        self.send(LockRequest { wait, owner: owner.cloned(), ..request_of(waiter) })
     }
 
     fn cancel(&mut self, number: u64) -> Option<QueuePosition> {
@@ -185,6 +219,33 @@ impl Harness {
 
     fn end_guard(&mut self, section: &Arc<Section<NoDriver>>, end: GuardEnd) -> Option<ReleaseOutcome> {
         self.drive(|table, _, cx, actions| table.end_guard(cx, section, end, actions))
+    }
+
+    /// Releases as many keys as may be released at the same time, and takes the calls.
+    fn fill_releases(&mut self) -> Vec<StoreCall> {
+        let release = |n| {
+            self.key = LockKey::from(("n", n));
+            let section = self.hold(1);
+            self.end_guard(&section, GuardEnd::Released);
+            self.take_call()
+        };
+        (0..MAX_RELEASES_UNDER_WAY).map(release).collect()
+    }
+
+    /// The acquire that waits for its reply first.
+    fn sent_acquire(&self) -> &AcquireRequest {
+        match &self.calls[..] {
+            [StoreCall { op: StoreOp::Acquire(request), .. }, ..] => request,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The same for a release.
+    fn sent_release(&self) -> &ReleaseRequest {
+        match &self.calls[..] {
+            [StoreCall { op: StoreOp::Release(request), .. }, ..] => request,
+            other => panic!("{other:?}"),
+        }
     }
 
     /// Removes the only call in flight.
@@ -198,6 +259,31 @@ impl Harness {
         self.handle(Event::Acquired(call.number, Ok(reply)));
     }
 
+    fn reply_yielded(&mut self, reply: YieldReply) {
+        let call = self.take_call();
+        assert!(matches!(call.op, StoreOp::Yield(_)), "{call:?}");
+        self.handle(Event::Yielded(call.number, Ok(reply)));
+    }
+
+    /// The only call in flight gets this error.
+    fn fail(&mut self, error: StoreError) {
+        let call = self.take_call();
+        self.handle(match call.op {
+            StoreOp::Acquire(_) => Event::Acquired(call.number, Err(error)),
+            StoreOp::Yield(_) => Event::Yielded(call.number, Err(error)),
+            StoreOp::Release(_) => Event::Released(call.number, Err(error)),
+        });
+    }
+
+    /// Expects that the store has rejected this waiter, and that no other result is left.
+    fn expect_store_error(&mut self, waiter: u32, kind: StoreErrorKind) {
+        assert_eq!(self.results.len(), 1, "{:?}", self.results);
+        match self.results.remove(0) {
+            (rejected, Err(LockError::Store(error))) if rejected == waiter => assert_eq!(error.kind(), kind),
+            other => panic!("{other:?}"),
+        }
+    }
+
     /// Expects that this waiter got the key, and that no other result is left.
     fn expect_grant(&mut self, waiter: u32) -> Arc<Section<NoDriver>> {
         assert_eq!(self.results.len(), 1, "{:?}", self.results);
@@ -207,8 +293,13 @@ impl Harness {
         }
     }
 
-    fn advance(&mut self, by: Duration) {
+    /// The time passes, and the timers fire later.
+    fn pass(&mut self, by: Duration) {
         self.now = self.now.saturating_add(by);
+    }
+
+    fn advance(&mut self, by: Duration) {
+        self.pass(by);
         while let Some(at) = self.wakeups.iter().position(|at| *at <= self.now) {
             let at = self.wakeups.remove(at);
             self.handle(Event::Timer(at));
@@ -219,6 +310,12 @@ impl Harness {
         let call = self.take_call();
         assert!(matches!(call.op, StoreOp::Release(_)), "{call:?}");
         self.handle(Event::Released(call.number, Ok(ReleaseReply::Freed)));
+    }
+
+    /// The only call in flight frees the key, and nothing is left.
+    fn finish(&mut self) {
+        self.reply_freed();
+        assert!(self.table.is_empty());
     }
 }
 
@@ -232,24 +329,21 @@ const QUEUED: AcquireReply = AcquireReply::Queued { ahead: 0, lease_left: ms(20_
 const GRANTED: AcquireReply = AcquireReply::Granted { fence: 7 };
 
 #[test]
-fn an_invalid_fence_is_an_error_and_its_grant_is_released() {
-    let mut h = harness();
-    h.request(1, true);
-    h.reply(AcquireReply::Granted { fence: u64::MAX });
-    assert!(
-        matches!(&h.results[..], [(1, Err(LockError::Store(e)))] if e.kind() == StoreErrorKind::Protocol),
-        "{:?}",
-        h.results
-    );
-    h.reply_freed();
+fn an_invalid_reply_is_an_error_and_its_grant_is_released() {
+    let unasked = AcquireReply::Recorded(new_record().record.clone());
+    for reply in [AcquireReply::Granted { fence: u64::MAX }, BUSY, unasked] {
+        let (mut h, _) = requesting();
+        h.reply(reply);
+        h.expect_store_error(1, StoreErrorKind::Protocol);
+        h.reply_freed();
+    }
 }
 
 /// Less than a quarter of the lease is left.
 #[test]
 fn a_grant_that_arrives_late_is_released_and_requested_again() {
-    let mut h = harness();
-    h.request(1, true);
-    h.now = h.now.saturating_add(Duration::from_secs(23));
+    let (mut h, _) = requesting();
+    h.pass(Duration::from_secs(23));
     h.reply(GRANTED);
     assert!(h.results.is_empty());
     let first = h.calls[0].id();
@@ -265,15 +359,13 @@ fn a_grant_that_arrives_late_is_released_and_requested_again() {
 #[test]
 fn timed_out_waiters_are_skipped_when_a_section_starts() {
     let (mut h, owner) = (harness(), Owner::new());
-    h.request(0, true);
-    h.reply(GRANTED);
-    let section = h.expect_grant(0);
+    let section = h.hold(0);
     h.request_with(1, ms(10), None);
     h.request_with(2, ms(21), Some(&owner));
     h.request_with(3, ms(20), Some(&owner));
     h.request_with(4, ms(10), None);
     h.request_with(5, ms(30), None);
-    h.now = h.now.saturating_add(ms(20));
+    h.pass(ms(20));
     assert_eq!(h.end_guard(&section, GuardEnd::Released), Some(ReleaseOutcome::HandedOff));
     let (1, Err(LockError::TimedOut { lease_left, ahead: 1, .. })) = h.results.remove(0) else {
         panic!("{:?}", h.results)
@@ -286,33 +378,29 @@ fn timed_out_waiters_are_skipped_when_a_section_starts() {
     assert_eq!(timed_out, [(3, true), (4, true)]);
     let section = h.expect_grant(5);
     h.request_with(6, ms(10), None);
-    h.now = h.now.saturating_add(ms(10));
+    h.pass(ms(10));
     assert_eq!(h.end_guard(&section, GuardEnd::Released), None, "no waiter is left");
     assert!(matches!(&h.results[..], [(6, Err(LockError::TimedOut { .. }))]), "{:?}", h.results);
-    h.reply_freed();
-    assert!(h.table.is_empty());
+    h.finish();
 }
 
 #[test]
 fn no_acquire_is_sent_for_timed_out_waiters() {
     let mut h = harness();
-    h.request(0, true);
-    h.reply(GRANTED);
-    let section = h.expect_grant(0);
+    let section = h.hold(0);
     h.request_with(1, ms(10), None);
     assert_eq!(h.end_guard(&section, GuardEnd::Dropped), None);
-    h.now = h.now.saturating_add(ms(10));
+    h.pass(ms(10));
     h.reply_freed();
     assert!(matches!(&h.results[..], [(1, Err(LockError::TimedOut { ahead: 1, .. }))]), "{:?}", h.results);
     assert!(h.table.is_empty() && h.calls.is_empty(), "{:?}", h.calls);
     h.results.clear();
     // The wait of the only waiter ends while the acquire is in flight.
     h.request_with(2, ms(10), None);
-    h.now = h.now.saturating_add(ms(10));
+    h.pass(ms(10));
     h.reply(GRANTED);
     assert!(matches!(&h.results[..], [(2, Err(LockError::TimedOut { ahead: 1, .. }))]), "{:?}", h.results);
-    h.reply_freed();
-    assert!(h.table.is_empty());
+    h.finish();
 }
 
 /// After a stop, the timers of all waits fire behind the reply of the store.
@@ -323,7 +411,7 @@ fn a_resumed_process_skips_only_timed_out_waiters() {
     h.request_with(1, Duration::ZERO, None);
     h.request_with(2, ms(500), None);
     h.request_with(3, ms(1_500), None);
-    h.now = h.now.saturating_add(ms(1_000));
+    h.pass(ms(1_000));
     h.reply(GRANTED);
     let section = h.expect_grant(1);
     h.end_guard(&section, GuardEnd::Released);
@@ -336,27 +424,20 @@ fn a_resumed_process_skips_only_timed_out_waiters() {
 fn a_queued_attempt_keeps_requesting_a_queue_entry() {
     let mut h = harness();
     h.request(1, false);
-    let call = h.take_call();
-    assert!(matches!(call.op, StoreOp::Acquire(AcquireRequest { if_busy: IfBusy::Fail, .. })));
+    assert_eq!(h.sent_acquire().if_busy, IfBusy::Fail);
     h.request(2, true);
-    h.handle(Event::Acquired(call.number, Ok(BUSY)));
+    h.reply(BUSY);
     assert!(matches!(h.results.remove(0), (1, Err(LockError::Busy { .. }))));
-    let call = h.take_call();
-    assert!(
-        matches!(call.op, StoreOp::Acquire(AcquireRequest { if_busy: IfBusy::Enqueue, .. })),
-        "a waiter has joined"
-    );
-    h.handle(Event::Acquired(call.number, Ok(QUEUED)));
+    assert_eq!(h.sent_acquire().if_busy, IfBusy::Enqueue, "a waiter has joined");
+    h.reply(QUEUED);
     h.advance(ms(1_200));
-    assert!(matches!(h.take_call().op, StoreOp::Acquire(AcquireRequest { if_busy: IfBusy::Enqueue, .. })), "the poll");
+    assert_eq!(h.sent_acquire().if_busy, IfBusy::Enqueue, "the poll");
 }
 
 /// I7: the reply that is awaited may be older than the offer.
 #[test]
 fn an_offer_during_an_acquire_is_not_lost() {
-    let mut h = harness();
-    h.request(1, true);
-    let call = h.take_call();
+    let (mut h, call) = acquiring();
     h.handle(Event::Offered(call.id()));
     h.handle(Event::Offered(call.id()));
     assert!(h.calls.is_empty(), "one call at a time");
@@ -374,8 +455,7 @@ fn an_offer_to_an_unknown_id_is_released() {
     h.handle(Event::Offered(unknown_id.clone()));
     assert_eq!(h.calls[0].id(), unknown_id);
     h.handle(Event::Offered(unknown_id));
-    h.reply_freed();
-    assert!(h.table.is_empty());
+    h.finish();
 }
 
 /// Offers can be forged: the releases that they cause have a bound.
@@ -404,10 +484,7 @@ fn releases_of_offers_to_unknown_ids_are_bounded() {
 /// I7: a forged message does not end a section.
 #[test]
 fn a_revocation_message_is_verified_and_ends_nothing() {
-    let mut h = harness();
-    h.request(1, true);
-    h.reply(GRANTED);
-    let section = h.expect_grant(1);
+    let (mut h, section) = holding();
     let other = h.ids.next();
     h.handle(Event::Revoked(other));
     assert_eq!(h.verifications, 0, "the id of another acquisition");
@@ -421,9 +498,7 @@ fn a_revocation_message_is_verified_and_ends_nothing() {
 /// A flood of messages does not keep a section from starting.
 #[test]
 fn repeated_revocation_messages_delay_a_grant_by_one_acquire() {
-    let mut h = harness();
-    h.request(1, true);
-    let call = h.take_call();
+    let (mut h, call) = acquiring();
     h.handle(Event::Revoked(call.id()));
     h.handle(Event::Acquired(call.number, Ok(GRANTED)));
     let call = h.take_call();
@@ -481,10 +556,7 @@ fn a_renewal_refused_during_a_yield_waits_for_the_yield_reply() {
 /// An operator is alarmed once for each section that did not run alone, and for nothing else.
 #[test]
 fn each_lost_section_is_reported_once() {
-    let mut h = harness();
-    h.request(1, true);
-    h.reply(GRANTED);
-    let section = h.expect_grant(1);
+    let (mut h, section) = holding();
     h.advance(ms(60_000));
     assert_eq!(h.end_guard(&section, GuardEnd::Released), Some(ReleaseOutcome::NotHeld));
     h.handle(Event::Lost(section.grant.id.clone(), LockLost::Expired));
@@ -501,17 +573,12 @@ fn each_lost_section_is_reported_once() {
 /// I7: the message ends nothing, but no section starts before the store has confirmed the grant.
 #[test]
 fn a_grant_in_doubt_is_handed_off_after_a_store_reply() {
-    let mut h = harness();
-    h.request(1, true);
-    h.reply(GRANTED);
-    let section = h.expect_grant(1);
+    let (mut h, section) = holding();
     h.request(2, true);
     h.request(3, true);
     section.grant.verify(h.now);
     h.end_guard(&section, GuardEnd::Released);
-    let call = h.take_call();
-    assert!(matches!(call.op, StoreOp::Yield(_)), "{call:?}");
-    h.handle(Event::Yielded(call.number, Ok(YieldReply::Extended { fence: 8 })));
+    h.reply_yielded(YieldReply::Extended { fence: 8 });
     let section = h.expect_grant(2);
     h.end_guard(&section, GuardEnd::Released);
     h.expect_grant(3);
@@ -524,9 +591,7 @@ fn lost_messages_recheck_only_keys_in_the_store_queue() {
     let mut h = harness();
     for n in 0..100 {
         h.key = LockKey::from(("held", n));
-        h.request(1, true);
-        h.reply(GRANTED);
-        h.expect_grant(1);
+        h.hold(1);
     }
     h.key = LockKey::from(("n", 1));
     h.request(1, true);
@@ -536,9 +601,11 @@ fn lost_messages_recheck_only_keys_in_the_store_queue() {
     h.reply(GRANTED);
     h.expect_grant(1);
     assert_eq!(h.table.lagged(h.now), []);
+    h.handle(Event::Lagged);
+    assert!(h.calls.is_empty(), "a holder does not send an acquire");
     h.key = LockKey::from(("n", 2));
     h.request(1, true);
-    h.now = h.now.saturating_add(ms(1));
+    h.pass(ms(1));
     assert_eq!(h.table.lagged(h.now), [], "an acquire is in flight");
     h.reply(QUEUED);
     h.reply(QUEUED);
@@ -553,8 +620,7 @@ fn a_task_whose_parent_holds_or_awaits_the_key_is_rejected() {
     let request = |h: &mut Harness, waiter, owner: Option<&Owner>, parent: Option<&Owner>, waits| {
         let (owner, parent) = (owner.cloned(), parent.cloned());
         let wait = if waits { WAIT } else { Duration::ZERO };
-        let request = LockRequest { waiter, wait, owner, parent, limits: HoldLimits::default(), demand: Demand::new() };
-        h.send(request);
+        h.send(LockRequest { wait, owner, parent, ..request_of(waiter) });
     };
     request(&mut h, 1, Some(&parent), None, true);
     request(&mut h, 2, None, Some(&parent), true);
@@ -576,10 +642,7 @@ fn a_task_whose_parent_holds_or_awaits_the_key_is_rejected() {
 
 #[test]
 fn a_timeout_during_a_failing_release_names_the_store_error() {
-    let mut h = harness();
-    h.request(1, false);
-    h.reply(GRANTED);
-    let section = h.expect_grant(1);
+    let (mut h, section) = holding();
     h.end_guard(&section, GuardEnd::Released);
     let call = h.take_call();
     let number = h.request(2, true);
@@ -590,15 +653,11 @@ fn a_timeout_during_a_failing_release_names_the_store_error() {
 
 #[test]
 fn a_wait_shorter_than_a_call_is_no_failure_of_the_store() {
-    let mut h = harness();
-    let number = h.request(1, true);
-    h.now = h.now.saturating_add(ms(499));
-    let position = h.cancel(number).expect("it waits");
-    assert!(position.store_error.is_none(), "{position:?}");
-    let mut h = harness();
-    let number = h.request(1, true);
-    h.now = h.now.saturating_add(ms(500));
-    assert!(h.cancel(number).expect("it waits").store_error.is_some(), "the call is overdue");
+    for (waited, is_overdue) in [(499, false), (500, true)] {
+        let (mut h, number) = requesting();
+        h.pass(ms(waited));
+        assert_eq!(h.cancel(number).expect("it waits").store_error.is_some(), is_overdue, "{waited} ms");
+    }
 }
 
 /// Checks the grant whenever it is due, like the watchdog.
@@ -617,10 +676,7 @@ fn run_watchdog(h: &mut Harness, section: &Arc<Section<NoDriver>>, by: Duration)
 
 #[test]
 fn an_undelivered_grant_goes_to_the_next_waiter() {
-    let mut h = harness();
-    h.request(1, true);
-    h.reply(GRANTED);
-    let section = h.expect_grant(1);
+    let (mut h, section) = holding();
     h.request(2, true);
     run_watchdog(&mut h, &section, OFFER_TTL - ms(1));
     assert!(h.recalled.is_empty(), "{:?}", h.recalled);
@@ -628,8 +684,7 @@ fn an_undelivered_grant_goes_to_the_next_waiter() {
     assert!(matches!(h.recalled.remove(0), (1, LockError::TimedOut { ahead: 1, .. })));
     assert_eq!(h.end_guard(&section, GuardEnd::Undelivered), Some(ReleaseOutcome::HandedOff));
     // More than 100 ms have passed: the key is offered to other processes first.
-    let call = h.take_call();
-    h.handle(Event::Yielded(call.number, Ok(YieldReply::Extended { fence: 8 })));
+    h.reply_yielded(YieldReply::Extended { fence: 8 });
     h.expect_grant(2);
 }
 
@@ -642,16 +697,12 @@ fn an_undelivered_grant_without_a_wait_is_rejected_as_busy() {
     run_watchdog(&mut h, &section, OFFER_TTL);
     assert!(matches!(h.recalled.remove(0), (1, LockError::Busy { ahead: 0, .. })));
     assert_eq!(h.end_guard(&section, GuardEnd::Undelivered), None);
-    h.reply_freed();
-    assert!(h.table.is_empty());
+    h.finish();
 }
 
 #[test]
 fn a_delivered_grant_is_neither_recalled_nor_checked_again() {
-    let mut h = harness();
-    h.request(1, true);
-    h.reply(GRANTED);
-    let section = h.expect_grant(1);
+    let (mut h, section) = holding();
     section.delivered();
     run_watchdog(&mut h, &section, OFFER_TTL - ms(1_000));
     assert!(
@@ -666,11 +717,8 @@ fn a_delivered_grant_is_neither_recalled_nor_checked_again() {
 /// Guarantee: G6.
 #[test]
 fn a_resumed_process_gets_time_to_take_its_grants() {
-    let mut h = harness();
-    h.request(1, true);
-    h.reply(GRANTED);
-    let section = h.expect_grant(1);
-    h.now = h.now.saturating_add(Duration::from_secs(20));
+    let (mut h, section) = holding();
+    h.pass(Duration::from_secs(20));
     run_watchdog(&mut h, &section, STORE_TIMEOUT - ms(1));
     assert!(h.recalled.is_empty(), "{:?}", h.recalled);
     run_watchdog(&mut h, &section, ms(1));
@@ -683,18 +731,7 @@ fn a_resumed_process_gets_time_to_take_its_grants() {
 fn only_undelivered_holds_of_one_owner_are_recalled() {
     let mut h = harness();
     let owner = Owner::new();
-    let request = |h: &mut Harness, waiter| {
-        let owner = Some(owner.clone());
-        let request = LockRequest {
-            waiter,
-            wait: WAIT,
-            owner,
-            parent: None,
-            limits: HoldLimits::default(),
-            demand: Demand::new(),
-        };
-        h.send(request);
-    };
+    let request = |h: &mut Harness, waiter| h.request_with(waiter, WAIT, Some(&owner));
     request(&mut h, 1);
     request(&mut h, 2);
     h.reply(GRANTED);
@@ -725,37 +762,20 @@ fn only_undelivered_holds_of_one_owner_are_recalled() {
     assert!(h.recalled.is_empty(), "all were delivered");
 }
 
-#[test]
-fn lost_messages_recheck_a_queued_attempt() {
-    let mut h = harness();
-    h.request(1, true);
-    h.reply(QUEUED);
-    h.handle(Event::Lagged);
-    h.reply(GRANTED);
-    let section = h.expect_grant(1);
-    h.handle(Event::Lagged);
-    assert!(h.calls.is_empty(), "a holder does not send an acquire");
-    h.end_guard(&section, GuardEnd::Released);
-    h.reply_freed();
-    assert!(h.table.is_empty());
-}
-
 /// A message during the call may be newer than its reply.
 #[test]
 fn a_key_freed_during_an_acquire_is_asked_for_again() {
-    let mut h = harness();
-    h.request(1, true);
+    let (mut h, _) = requesting();
     h.handle(Event::Freed);
     assert_eq!(h.calls.len(), 1, "one call at a time");
     h.reply(QUEUED);
-    assert!(matches!(h.take_call().op, StoreOp::Acquire(_)));
+    h.sent_acquire();
 }
 
 /// I7: messages may be forged, and arrive during each call.
 #[test]
 fn freed_messages_repeat_an_acquire_ten_times_a_second() {
-    let mut h = harness();
-    h.request(1, true);
+    let (mut h, _) = requesting();
     h.reply(QUEUED);
     h.handle(Event::Freed);
     assert_eq!(h.calls.len(), 1, "the first one is asked for at once");
@@ -774,18 +794,14 @@ fn freed_messages_repeat_an_acquire_ten_times_a_second() {
 /// I8: the acquire may still be executed. The second release is sent when it cannot be any more.
 #[test]
 fn an_acquire_without_a_reply_is_released_twice() {
-    let mut h = harness();
-    let number = h.request(1, true);
-    let call = h.take_call();
-    h.handle(Event::Acquired(call.number, Err(unavailable())));
+    let (mut h, number) = in_doubt();
     assert!(h.cancel(number).is_some_and(|position| position.store_error.is_some()), "the holder is unknown");
     h.reply_freed();
     assert!(!h.table.is_empty(), "the release is pending");
     h.advance(ms(499));
     assert!(h.calls.is_empty());
     h.advance(ms(2));
-    h.reply_freed();
-    assert!(h.table.is_empty());
+    h.finish();
 }
 
 fn unavailable() -> StoreError {
@@ -807,50 +823,41 @@ fn an_acquire_that_was_not_sent_leaves_nothing_to_release() {
             h.handle(Event::Acquired(call.number, Err(overloaded())));
         }
     }
-    assert!(matches!(&h.results[..], [(1, Err(LockError::Store(e)))] if e.kind() == StoreErrorKind::Overloaded));
+    h.expect_store_error(1, StoreErrorKind::Overloaded);
     assert!(h.calls.is_empty() && h.table.is_empty(), "no release");
 }
 
 #[test]
 fn sent_acquire_is_released_although_its_repeat_was_not_sent() {
-    let mut h = harness();
-    let number = h.request(1, true);
-    let call = h.take_call();
-    h.handle(Event::Acquired(call.number, Err(unavailable())));
+    let (mut h, number) = in_doubt();
     h.advance(ms(20));
-    let call = h.take_call();
-    h.handle(Event::Acquired(call.number, Err(overloaded())));
+    h.fail(overloaded());
     h.cancel(number);
-    assert!(matches!(h.take_call().op, StoreOp::Release(_)));
+    h.sent_release();
 }
 
 /// I8: the acquire in doubt may be executed after a release that was sent during the doubt.
 #[test]
 fn a_release_sent_while_an_acquire_is_in_doubt_is_repeated() {
-    let mut h = harness();
-    h.request(1, true);
-    let call = h.take_call();
-    h.handle(Event::Acquired(call.number, Err(unavailable())));
+    let (mut h, _) = in_doubt();
     h.advance(ms(20));
     h.reply(GRANTED);
     let section = h.expect_grant(1);
     h.end_guard(&section, GuardEnd::Released);
-    h.now = h.now.saturating_add(ms(600));
+    h.pass(ms(600));
     h.reply_freed();
     assert!(!h.table.is_empty(), "the first acquire may have been executed after it");
     h.advance(ms(2));
-    h.reply_freed();
-    assert!(h.table.is_empty());
+    h.finish();
 }
 
 #[test]
 fn a_busy_reply_does_not_end_an_earlier_acquire_in_doubt() {
     let mut h = harness();
     h.request(1, false);
-    let call = h.take_call();
-    h.handle(Event::Acquired(call.number, Err(unavailable())));
+    h.fail(unavailable());
     h.advance(ms(20));
-    h.now = h.now.saturating_add(ms(490));
+    h.pass(ms(490));
     h.reply(BUSY);
     assert!(matches!(h.results.remove(0), (1, Err(LockError::Busy { .. }))));
     h.reply_freed();
@@ -859,18 +866,15 @@ fn a_busy_reply_does_not_end_an_earlier_acquire_in_doubt() {
 
 #[test]
 fn a_yield_does_not_end_an_earlier_acquire_in_doubt() {
-    let mut h = harness();
-    h.request(1, true);
-    let call = h.take_call();
-    h.handle(Event::Acquired(call.number, Err(unavailable())));
+    let (mut h, _) = in_doubt();
     h.advance(ms(20));
     h.reply(GRANTED);
     let section = h.expect_grant(1);
     h.request(2, true);
-    h.now = h.now.saturating_add(ms(110));
+    h.pass(ms(110));
     h.end_guard(&section, GuardEnd::Released);
     let call = h.take_call();
-    h.now = h.now.saturating_add(ms(450));
+    h.pass(ms(450));
     let old = call.id();
     h.handle(Event::Yielded(call.number, Ok(YieldReply::NotHolder(QUEUED))));
     h.advance(ms(2));
@@ -880,9 +884,7 @@ fn a_yield_does_not_end_an_earlier_acquire_in_doubt() {
 /// I7: an operator revokes the key while the reply that grants it is on its way.
 #[test]
 fn a_grant_revoked_before_its_reply_does_not_start() {
-    let mut h = harness();
-    h.request(1, true);
-    let call = h.take_call();
+    let (mut h, call) = acquiring();
     h.handle(Event::Revoked(call.id()));
     h.handle(Event::Acquired(call.number, Ok(GRANTED)));
     assert!(h.results.is_empty(), "an acquire is sent first");
@@ -908,40 +910,31 @@ fn a_grant_revoked_before_its_yield_reply_does_not_start() {
 /// the error of that release.
 #[test]
 fn a_request_after_the_store_timeout_ignores_a_pending_release() {
-    let mut h = harness();
-    h.request(1, false);
-    h.reply(GRANTED);
-    let section = h.expect_grant(1);
+    let (mut h, section) = holding();
     h.end_guard(&section, GuardEnd::Released);
-    let unavailable = || StoreError::new("test", "release", StoreErrorKind::Unavailable);
-    let call = h.take_call();
-    h.handle(Event::Released(call.number, Err(unavailable())));
+    h.fail(unavailable());
     h.wakeups.clear();
-    h.now = h.now.saturating_add(ms(1_500));
+    h.pass(ms(1_500));
     h.request(2, false);
     assert!(h.results.is_empty(), "an acquire is sent");
     h.reply(AcquireReply::Granted { fence: 8 });
     h.expect_grant(2);
     // The store replies again: the failed release is repeated at once.
-    assert!(matches!(h.take_call().op, StoreOp::Release(_)));
+    h.sent_release();
 }
 
 /// The store may have become silent since its last reply.
 #[test]
 fn a_request_sends_an_acquire_if_the_last_reply_is_old() {
-    let mut h = harness();
-    h.request(1, true);
+    let (mut h, _) = requesting();
     h.reply(QUEUED);
-    h.now = h.now.saturating_add(ms(499));
+    h.pass(ms(499));
     h.request(2, true);
     assert!(h.calls.is_empty(), "the last reply is recent");
-    h.now = h.now.saturating_add(ms(1));
+    h.pass(ms(1));
     h.request(3, true);
     h.request(4, true);
-    assert!(
-        matches!(h.take_call().op, StoreOp::Acquire(AcquireRequest { if_busy: IfBusy::Enqueue, .. })),
-        "one acquire for all requests"
-    );
+    assert_eq!(h.sent_acquire().if_busy, IfBusy::Enqueue, "one acquire for all requests");
 }
 
 /// I4, I5: a grant is tracked from its first section on, whichever reply started it.
@@ -950,13 +943,11 @@ fn a_grant_that_yields_before_its_first_section_is_tracked() {
     let mut h = harness();
     let first = h.request(1, true);
     let limits = HoldLimits { lock_delay: ms(5_000), ..HoldLimits::default() };
-    let request = LockRequest { waiter: 2, wait: WAIT, owner: None, parent: None, limits, demand: Demand::new() };
-    h.send(request);
+    h.send(LockRequest { wait: WAIT, limits, ..request_of(2) });
     h.cancel(first);
     h.reply(GRANTED);
     assert!(h.results.is_empty() && h.tracked == 0, "the yield extends the lock-delay first");
-    let call = h.take_call();
-    h.handle(Event::Yielded(call.number, Ok(YieldReply::Extended { fence: 8 })));
+    h.reply_yielded(YieldReply::Extended { fence: 8 });
     h.expect_grant(2);
     assert_eq!(h.tracked, 1);
 }
@@ -972,9 +963,8 @@ fn a_timer_of_an_ended_key_is_not_one_of_the_next_key() {
         h.reply(QUEUED);
         assert_eq!(h.wakeups.len(), 1, "the next poll");
         h.cancel(number);
-        h.reply_freed();
-        assert!(h.table.is_empty());
-        h.now = h.now.saturating_add(ms(500));
+        h.finish();
+        h.pass(ms(500));
     }
 }
 
@@ -983,68 +973,40 @@ fn a_timer_of_an_ended_key_is_not_one_of_the_next_key() {
 fn a_section_limit_does_not_outlive_its_section() {
     let mut h = harness();
     let limits = HoldLimits { max_hold: Some(ms(200)), ..HoldLimits::default() };
-    let request = LockRequest { waiter: 1, wait: WAIT, owner: None, parent: None, limits, demand: Demand::new() };
-    h.send(request);
+    h.send(LockRequest { wait: WAIT, limits, ..request_of(1) });
     h.reply(GRANTED);
     let section = h.expect_grant(1);
     h.request(2, true);
-    h.now = h.now.saturating_add(ms(150));
+    h.pass(ms(150));
     h.end_guard(&section, GuardEnd::Released);
     assert!(matches!(h.take_call().op, StoreOp::Yield(_)));
     assert!(section.grant.next_check_at() > h.now.saturating_add(ms(60)), "the next check is the renewal");
 }
 
 /// Invariant I2.
-#[test]
-fn no_acquire_is_sent_at_the_bound_of_pending_releases() {
-    let mut h = harness();
-    for n in 0..MAX_RELEASES_UNDER_WAY {
-        h.key = LockKey::from(("n", n));
-        h.request(1, false);
-        h.reply(GRANTED);
-        let section = h.expect_grant(1);
-        h.end_guard(&section, GuardEnd::Released);
-        h.calls.clear();
-    }
-    h.key = LockKey::from(("one", "more"));
-    h.request(1, true);
-    assert!(h.calls.is_empty(), "no release could be reserved");
-    let (1, Err(LockError::Store(error))) = h.results.remove(0) else { panic!("{:?}", h.results) };
-    assert_eq!((error.operation(), error.kind()), ("acquire", StoreErrorKind::Unavailable));
-    let bound = error.source().expect("the bound is named");
-    assert!(
-        bound.to_string().starts_with(&format!("{MAX_RELEASES_UNDER_WAY} releases have not reached the store")),
-        "{bound}"
-    );
-    assert!(bound.source().is_none(), "no release has failed yet");
-    assert_eq!(h.table.len(), MAX_RELEASES_UNDER_WAY);
-}
-
 /// Guarantee: G6.
 #[test]
 fn the_bound_of_pending_releases_names_the_last_store_error() {
     let mut h = harness();
-    for n in 0..MAX_RELEASES_UNDER_WAY {
-        h.key = LockKey::from(("n", n));
-        h.request(1, false);
-        h.reply(GRANTED);
-        let section = h.expect_grant(1);
-        h.end_guard(&section, GuardEnd::Released);
-        let call = h.take_call();
-        if n == 0 {
-            let cause = std::io::Error::other("no route");
-            let error = StoreError::new("test", "release", StoreErrorKind::Unavailable).with_source(cause);
-            h.handle(Event::Released(call.number, Err(error)));
-        }
-    }
-    h.key = LockKey::from(("one", "more"));
-    h.request(1, true);
-    let (1, Err(error)) = h.results.remove(0) else { panic!("{:?}", h.results) };
-    let chain = std::iter::successors(Some(&error as &dyn Error), |&e| e.source());
-    let texts: Vec<_> = chain.map(ToString::to_string).collect();
-    let [call, bound, last, cause] = &texts[..] else { panic!("{texts:?}") };
+    let first = h.fill_releases().remove(0).number;
+    let rejected = |h: &mut Harness| {
+        h.key = LockKey::from(("one", "more"));
+        h.request(1, true);
+        assert!(h.calls.is_empty(), "no release could be reserved");
+        let (1, Err(error)) = h.results.remove(0) else { panic!("{:?}", h.results) };
+        let chain = std::iter::successors(Some(&error as &dyn Error), |&e| e.source());
+        chain.map(ToString::to_string).collect::<Vec<_>>()
+    };
+    let texts = rejected(&mut h);
+    let [call, bound] = &texts[..] else { panic!("no release has failed yet: {texts:?}") };
     assert!(call.contains("acquire") && !call.contains("release"), "{call}");
-    assert!(bound.contains("releases have not reached the store"), "{bound}");
+    assert!(bound.starts_with(&format!("{MAX_RELEASES_UNDER_WAY} releases have not reached the store")), "{bound}");
+    assert_eq!(h.table.len(), MAX_RELEASES_UNDER_WAY);
+    let error = StoreError::new("test", "release", StoreErrorKind::Unavailable);
+    h.key = LockKey::from(("n", 0));
+    h.handle(Event::Released(first, Err(error.with_source(std::io::Error::other("no route")))));
+    let texts = rejected(&mut h);
+    let [_, _, last, cause] = &texts[..] else { panic!("{texts:?}") };
     assert!(last.contains("the test store") && last.contains("release"), "{last}");
     assert_eq!(cause, "no route");
     for n in 1..texts.len() {
@@ -1052,18 +1014,14 @@ fn the_bound_of_pending_releases_names_the_last_store_error() {
     }
 }
 
-fn failover() -> StoreError {
-    StoreError::new("test", "acquire", StoreErrorKind::Failover)
-}
-
 /// Replies to each call with a failover, for this long. Returns the number of calls.
 fn reply_failover(h: &mut Harness, mut remaining: Duration) -> usize {
     let mut calls = 0;
     while !remaining.is_zero() {
-        while let Some(call) = h.calls.pop() {
-            assert!(matches!(call.op, StoreOp::Acquire(_)), "{call:?}");
+        while !h.calls.is_empty() {
+            h.sent_acquire();
             calls += 1;
-            h.handle(Event::Acquired(call.number, Err(failover())));
+            h.fail(StoreError::new("test", "acquire", StoreErrorKind::Failover));
         }
         h.advance(ms(10));
         remaining = remaining.saturating_sub(ms(10));
@@ -1074,8 +1032,7 @@ fn reply_failover(h: &mut Harness, mut remaining: Duration) -> usize {
 /// Guarantee: G6.
 #[test]
 fn a_waiting_request_is_retried_throughout_a_failover() {
-    let mut h = harness();
-    let number = h.request(1, true);
+    let (mut h, number) = requesting();
     let calls = reply_failover(&mut h, Duration::from_secs(20));
     assert!(h.results.is_empty(), "{:?}", h.results);
     assert!((20..40).contains(&calls), "a bounded backoff: {calls}");
@@ -1099,12 +1056,10 @@ fn a_non_waiting_request_outlasts_only_a_short_failover() {
     assert!(h.results.is_empty(), "{:?}", h.results);
     h.request(2, true);
     reply_failover(&mut h, ms(500));
-    assert!(matches!(&h.results[..], [(1, Err(LockError::Store(e)))] if e.is_failover()), "{:?}", h.results);
-    h.results.clear();
+    h.expect_store_error(1, StoreErrorKind::Failover);
     h.request(3, false);
     reply_failover(&mut h, ms(1_200));
-    assert!(matches!(&h.results[..], [(3, Err(LockError::Store(e)))] if e.is_failover()), "{:?}", h.results);
-    h.results.clear();
+    h.expect_store_error(3, StoreErrorKind::Failover);
     h.advance(ms(1_000));
     h.reply(GRANTED);
     h.expect_grant(2);
@@ -1114,14 +1069,13 @@ fn a_non_waiting_request_outlasts_only_a_short_failover() {
 /// Guarantee: G6.
 #[test]
 fn a_failover_that_becomes_an_outage_rejects_waiters() {
-    let mut h = harness();
-    h.request(1, true);
+    let (mut h, _) = requesting();
     reply_failover(&mut h, Duration::from_secs(3));
     h.advance(ms(1_000));
     let start = h.now;
     while h.results.is_empty() {
-        if let Some(call) = h.calls.pop() {
-            h.handle(Event::Acquired(call.number, Err(unavailable())));
+        if !h.calls.is_empty() {
+            h.fail(unavailable());
         }
         h.advance(ms(10));
     }
@@ -1133,20 +1087,14 @@ fn a_failover_that_becomes_an_outage_rejects_waiters() {
 /// The waiter sends an acquire of its own and is not rejected.
 #[test]
 fn a_waiter_survives_a_failover_of_the_preceding_release() {
-    let mut h = harness();
-    h.request(1, false);
-    h.reply(GRANTED);
-    let section = h.expect_grant(1);
+    let (mut h, section) = holding();
     h.end_guard(&section, GuardEnd::Released);
-    let call = h.take_call();
-    let error = StoreError::new("test", "release", StoreErrorKind::Failover);
-    h.handle(Event::Released(call.number, Err(error)));
+    h.fail(StoreError::new("test", "release", StoreErrorKind::Failover));
     h.request(2, true);
     h.request(3, false);
-    h.now = h.now.saturating_add(ms(1_001));
+    h.pass(ms(1_001));
     h.advance(ms(0));
-    assert!(matches!(&h.results[..], [(3, Err(LockError::Store(e)))] if e.is_failover()), "{:?}", h.results);
-    h.results.clear();
+    h.expect_store_error(3, StoreErrorKind::Failover);
     let at = h.calls.iter().position(|call| matches!(call.op, StoreOp::Acquire(_))).expect("an acquire");
     let call = h.calls.remove(at);
     h.handle(Event::Acquired(call.number, Ok(AcquireReply::Granted { fence: 8 })));
@@ -1155,6 +1103,7 @@ fn a_waiter_survives_a_failover_of_the_preceding_release() {
 
 /// I9, I11: the release is repeated until the lease and the queue entry have expired, and no
 /// longer.
+/// Guarantee: G3.
 #[test]
 fn a_release_is_retried_until_its_lease_has_expired() {
     let mut h = harness();
@@ -1164,13 +1113,10 @@ fn a_release_is_retried_until_its_lease_has_expired() {
     h.end_guard(&section, GuardEnd::Dropped);
     let (start, mut attempts) = (h.now, 0);
     while !h.table.is_empty() {
-        if let Some(call) = h.calls.pop() {
-            assert!(
-                matches!(call.op, StoreOp::Release(ReleaseRequest { block_for, .. }) if block_for == ms(1000)),
-                "the same lock-delay each time"
-            );
+        if !h.calls.is_empty() {
+            assert_eq!(h.sent_release().block_for, ms(1000), "the same lock-delay each time");
             attempts += 1;
-            h.handle(Event::Released(call.number, Err(StoreError::new("t", "release", StoreErrorKind::Unavailable))));
+            h.fail(unavailable());
         }
         h.advance(ms(10));
     }
@@ -1184,30 +1130,20 @@ fn a_release_is_retried_until_its_lease_has_expired() {
 /// I10: another section starts only after the lock-delay.
 #[test]
 fn no_handoff_follows_an_abnormal_end() {
-    let mut h = harness();
-    h.request(1, true);
-    h.reply(GRANTED);
-    let section = h.expect_grant(1);
+    let (mut h, section) = holding();
     h.request(2, true);
     assert_eq!(h.end_guard(&section, GuardEnd::Dropped), None);
-    let call = h.take_call();
-    assert!(matches!(call.op, StoreOp::Release(ReleaseRequest { block_for, .. }) if block_for == ms(1000)));
+    assert_eq!(h.sent_release().block_for, ms(1000));
     assert!(h.results.is_empty());
-    h.handle(Event::Released(call.number, Ok(ReleaseReply::Freed)));
-    let call = h.take_call();
-    assert!(
-        matches!(call.op, StoreOp::Acquire(AcquireRequest { lease, .. }) if lease == Duration::from_secs(31)),
-        "lease and lock-delay"
-    );
+    h.reply_freed();
+    assert_eq!(h.sent_acquire().lease, Duration::from_secs(31), "lease and lock-delay");
 }
 
 /// I1, I9: events of an ended section do not change a later grant.
 #[test]
 fn a_lost_section_does_not_end_a_later_one() {
     let mut h = harness();
-    h.request(1, true);
-    h.reply(GRANTED);
-    let lost = h.expect_grant(1);
+    let lost = h.hold(1);
     h.request(2, true);
     let id = lost.grant.id.clone();
     h.handle(Event::Lost(id.clone(), LockLost::Revoked));
@@ -1222,12 +1158,10 @@ fn a_lost_section_does_not_end_a_later_one() {
 #[test]
 fn a_yielded_key_is_awaited_under_a_new_id_in_the_same_order() {
     let mut h = harness();
-    h.request(1, true);
-    h.reply(GRANTED);
-    let first = h.expect_grant(1);
+    let first = h.hold(1);
     h.request(2, true);
     h.request(3, true);
-    h.now = h.now.saturating_add(ms(100));
+    h.pass(ms(100));
     assert_eq!(h.end_guard(&first, GuardEnd::Released), Some(ReleaseOutcome::HandedOff));
     let call = h.take_call();
     let StoreOp::Yield(YieldRequest { next_id, .. }) = call.op else { panic!("{call:?}") };
@@ -1250,19 +1184,16 @@ fn a_yielded_key_is_awaited_under_a_new_id_in_the_same_order() {
 /// Guarantee: G11.
 #[test]
 fn no_local_section_starts_before_a_doubtful_store_has_replied() {
-    let mut h = harness();
-    h.request(1, true);
+    let (mut h, _) = requesting();
     h.request(2, true);
     h.request(3, true);
     // A reply to a call that was sent before shows nothing.
     h.table.doubt(h.now);
     h.reply(GRANTED);
     let first = h.expect_grant(1);
-    h.now = h.now.saturating_add(ms(1));
+    h.pass(ms(1));
     h.end_guard(&first, GuardEnd::Released);
-    let call = h.take_call();
-    assert!(matches!(call.op, StoreOp::Yield(_)), "{call:?}");
-    h.handle(Event::Yielded(call.number, Ok(YieldReply::Extended { fence: 9 })));
+    h.reply_yielded(YieldReply::Extended { fence: 9 });
     let second = h.expect_grant(2);
     h.end_guard(&second, GuardEnd::Released);
     assert!(h.expect_grant(3).token > second.token, "a local handoff");
@@ -1273,9 +1204,7 @@ fn no_local_section_starts_before_a_doubtful_store_has_replied() {
 /// that rejected the last.
 fn fill_queue(h: &mut Harness, n: usize) -> (usize, QueueBound) {
     h.key = LockKey::from(("n", n));
-    h.request(0, true);
-    h.reply(GRANTED);
-    h.expect_grant(0);
+    h.hold(0);
     for waiting in 0.. {
         h.request(1, true);
         if let Some((_, result)) = h.results.pop() {
@@ -1318,9 +1247,7 @@ fn a_flood_on_a_thousand_keys_leaves_capacity_for_the_next() {
     let mut h = harness();
     for n in 0..1_000 {
         h.key = LockKey::from(("n", n));
-        h.request(0, true);
-        h.reply(GRANTED);
-        h.expect_grant(0);
+        h.hold(0);
     }
     for n in (0..1_000).cycle().take(20_000) {
         h.key = LockKey::from(("n", n));
@@ -1347,17 +1274,14 @@ fn a_full_process_rejects_waiters_of_keys_held_elsewhere() {
         h.reply(QUEUED);
         assert!(matches!(h.results.remove(0), (5, Err(LockError::QueueFull { ahead: 1, bound: QueueBound::Process }))));
         h.reply_freed();
-        h.request(6, true);
-        h.reply(GRANTED);
-        h.expect_grant(6);
+        h.hold(6);
     }
     assert_eq!(h.table.waiting(), MAX_WAITERS_PER_PROCESS);
 }
 
 #[test]
 fn a_full_store_queue_rejects_with_queue_full() {
-    let mut h = harness();
-    h.request(1, true);
+    let (mut h, _) = requesting();
     h.request(2, true);
     h.reply(AcquireReply::QueueFull { lease_left: ms(20_000), waiting: 1_024 });
     for (waiter, ahead) in [(1, 1025), (2, 1026)] {
@@ -1368,27 +1292,11 @@ fn a_full_store_queue_rejects_with_queue_full() {
     }
 }
 
-#[test]
-fn a_busy_reply_after_enqueue_is_a_protocol_error() {
-    let mut h = harness();
-    h.request(1, true);
-    h.reply(BUSY);
-    assert!(
-        matches!(&h.results[..], [(1, Err(LockError::Store(e)))] if e.kind() == StoreErrorKind::Protocol),
-        "{:?}",
-        h.results
-    );
-    h.reply_freed();
-}
-
 /// A request without a wait is not rejected because of a release of its own process.
 /// Guarantee: G10.
 #[test]
 fn a_request_during_a_release_gets_the_store_reply() {
-    let mut h = harness();
-    h.request(1, false);
-    h.reply(GRANTED);
-    let section = h.expect_grant(1);
+    let (mut h, section) = holding();
     h.end_guard(&section, GuardEnd::Released);
     h.request(2, false);
     h.request(3, false);
@@ -1402,33 +1310,20 @@ fn a_request_during_a_release_gets_the_store_reply() {
 // === records ===
 
 impl Harness {
+    /// A waiter gets the key that has no record.
+    fn hold_claim(&mut self, waiter: u32) -> Arc<Section<NoDriver>> {
+        self.claim(waiter, WAIT);
+        self.reply(GRANTED);
+        self.expect_grant(waiter)
+    }
+
     /// Requests the key unless it has a record.
     fn claim(&mut self, waiter: u32, wait: Duration) {
-        self.claim_with(waiter, wait, None);
+        self.send(LockRequest { wait, ..claim_of(waiter) });
     }
 
     fn claim_for(&mut self, waiter: u32, owner: &Owner) {
-        self.claim_with(waiter, WAIT, Some(owner.clone()));
-    }
-
-    fn claim_with(&mut self, waiter: u32, wait: Duration, owner: Option<Owner>) {
-        let request = LockRequest {
-            waiter,
-            wait,
-            owner,
-            parent: None,
-            limits: HoldLimits::default(),
-            demand: Demand::new().unless_recorded(),
-        };
-        self.send(request);
-    }
-
-    /// The demand of the acquire that waits for its reply first.
-    fn acquire_demand(&self) -> Demand {
-        match &self.calls[0].op {
-            StoreOp::Acquire(request) => request.demand,
-            other => panic!("{other:?}"),
-        }
+        self.send(LockRequest { owner: Some(owner.clone()), ..claim_of(waiter) });
     }
 
     fn reply_released(&mut self, reply: Result<ReleaseReply, StoreError>) {
@@ -1443,6 +1338,17 @@ impl Harness {
             .map(|(waiter, got)| (got.as_ref() == record).then_some(waiter).expect("record"))
             .collect()
     }
+}
+
+fn claim_of(waiter: u32) -> LockRequest<u32> {
+    LockRequest { wait: WAIT, demand: Demand::new().unless_recorded(), ..request_of(waiter) }
+}
+
+/// A key without a record that waiter 1 holds.
+fn claiming() -> (Harness, Arc<Section<NoDriver>>) {
+    let mut h = harness();
+    let section = h.hold_claim(1);
+    (h, section)
 }
 
 fn new_record() -> Arc<NewRecord> {
@@ -1465,10 +1371,7 @@ fn one_reply_with_a_record_answers_all_local_duplicates() {
 /// Guarantee: G18.
 #[test]
 fn duplicates_of_a_section_get_its_record_without_a_call() {
-    let mut h = harness();
-    h.claim(1, WAIT);
-    h.reply(GRANTED);
-    let section = h.expect_grant(1);
+    let (mut h, section) = claiming();
     for waiter in 2..1_000 {
         h.claim(waiter, WAIT);
     }
@@ -1477,8 +1380,7 @@ fn duplicates_of_a_section_get_its_record_without_a_call() {
     assert!(h.recorded.is_empty(), "the record does not stand yet");
     // Without a wait: the section has ended, so the key is not busy.
     h.claim(1_000, Duration::ZERO);
-    let StoreOp::Release(ReleaseRequest { record: Some(sent), .. }) = &h.calls[0].op else { panic!("{:?}", h.calls) };
-    assert_eq!(*sent, new);
+    assert_eq!(h.sent_release().record.as_ref(), Some(&new));
     h.reply_released(Ok(ReleaseReply::Freed));
     assert_eq!(h.take_recorded(&new.record), (2..=1_000).collect::<Vec<_>>());
     assert!(h.calls.is_empty() && h.table.is_empty());
@@ -1487,10 +1389,7 @@ fn duplicates_of_a_section_get_its_record_without_a_call() {
 /// Guarantee: G18.
 #[test]
 fn duplicates_run_after_a_section_without_a_record() {
-    let mut h = harness();
-    h.claim(1, WAIT);
-    h.reply(GRANTED);
-    let section = h.expect_grant(1);
+    let (mut h, section) = claiming();
     h.claim(2, WAIT);
     assert_eq!(h.end_guard(&section, GuardEnd::ReleasedAfterFailure), Some(ReleaseOutcome::HandedOff));
     h.expect_grant(2);
@@ -1500,10 +1399,7 @@ fn duplicates_run_after_a_section_without_a_record() {
 /// Guarantee: G18.
 #[test]
 fn a_record_that_was_not_left_answers_no_request() {
-    let mut h = harness();
-    h.claim(1, WAIT);
-    h.reply(GRANTED);
-    let section = h.expect_grant(1);
+    let (mut h, section) = claiming();
     h.claim(2, WAIT);
     h.end_guard(&section, GuardEnd::Recorded(new_record()));
     h.reply_released(Ok(ReleaseReply::NotHolder));
@@ -1516,10 +1412,7 @@ fn a_record_that_was_not_left_answers_no_request() {
 /// Guarantee: G18.
 #[test]
 fn a_record_is_sent_again_after_an_error() {
-    let mut h = harness();
-    h.claim(1, WAIT);
-    h.reply(GRANTED);
-    let section = h.expect_grant(1);
+    let (mut h, section) = claiming();
     h.claim(2, WAIT);
     let new = new_record();
     h.end_guard(&section, GuardEnd::Recorded(Arc::clone(&new)));
@@ -1527,11 +1420,7 @@ fn a_record_is_sent_again_after_an_error() {
     assert!(h.recorded.is_empty());
     h.now = *h.wakeups.last().expect("a retry");
     h.handle(Event::Timer(h.now));
-    assert!(
-        matches!(&h.calls[..], [StoreCall { op: StoreOp::Release(ReleaseRequest { record: Some(_), .. }), .. }]),
-        "{:?}",
-        h.calls
-    );
+    assert!(h.sent_release().record.is_some());
     h.reply_released(Ok(ReleaseReply::RecordedBefore));
     assert_eq!(h.take_recorded(&new.record), [2]);
 }
@@ -1540,51 +1429,30 @@ fn a_record_is_sent_again_after_an_error() {
 /// Guarantee: G18.
 #[test]
 fn a_lost_section_leaves_no_record() {
-    let mut h = harness();
-    h.claim(1, WAIT);
-    h.reply(GRANTED);
-    let section = h.expect_grant(1);
+    let (mut h, section) = claiming();
     h.handle(Event::Lost(section.grant.id.clone(), LockLost::Revoked));
     assert_eq!(h.end_guard(&section, GuardEnd::Recorded(new_record())), Some(ReleaseOutcome::NotHeld));
-    assert!(
-        matches!(&h.calls[..], [StoreCall { op: StoreOp::Release(ReleaseRequest { record: None, .. }), .. }]),
-        "{:?}",
-        h.calls
-    );
+    assert!(h.sent_release().record.is_none());
 }
 
 /// A grant that ignored records is no answer to a request that asks for one.
 #[test]
 fn a_plain_grant_is_not_handed_to_a_duplicate() {
-    let mut h = harness();
-    h.request(1, true);
-    assert_eq!(h.acquire_demand(), Demand::new());
+    let (mut h, _) = requesting();
+    assert_eq!(h.sent_acquire().demand, Demand::new());
     h.reply(GRANTED);
     let section = h.expect_grant(1);
     h.claim(2, WAIT);
     h.request(3, true);
     h.end_guard(&section, GuardEnd::Released);
     h.reply_freed();
-    assert_eq!(h.acquire_demand(), Demand::new().unless_recorded());
+    assert_eq!(h.sent_acquire().demand, Demand::new().unless_recorded());
     let record = new_record().record.clone();
     h.reply(AcquireReply::Recorded(record.clone()));
     assert_eq!(h.take_recorded(&record), [2]);
-    assert_eq!(h.acquire_demand(), Demand::new());
+    assert_eq!(h.sent_acquire().demand, Demand::new());
     h.reply(GRANTED);
     h.expect_grant(3);
-}
-
-#[test]
-fn a_record_that_was_not_asked_for_is_a_protocol_error() {
-    let mut h = harness();
-    h.request(1, true);
-    h.reply(AcquireReply::Recorded(new_record().record.clone()));
-    assert!(
-        matches!(&h.results[..], [(1, Err(LockError::Store(e)))] if e.kind() == StoreErrorKind::Protocol),
-        "{:?}",
-        h.results
-    );
-    h.reply_freed();
 }
 
 /// Guarantee: G15.
@@ -1596,12 +1464,10 @@ fn bodies_of_records_that_wait_for_the_store_are_bounded() {
     let mut bodies = Vec::new();
     for key in 0..4 {
         h.key = LockKey::from(("n", key));
-        h.claim(key, WAIT);
-        h.reply(GRANTED);
-        let section = h.expect_grant(key);
+        let section = h.hold_claim(key);
         h.end_guard(&section, GuardEnd::Recorded(Arc::clone(&new)));
-        let StoreOp::Release(ReleaseRequest { record: Some(sent), .. }) = h.take_call().op else { panic!("no record") };
-        bodies.push(sent.record.body.is_some());
+        bodies.push(h.sent_release().record.as_ref().expect("a record").record.body.is_some());
+        h.calls.clear();
     }
     assert_eq!(bodies, [true, true, false, false]);
 }
@@ -1610,44 +1476,35 @@ fn bodies_of_records_that_wait_for_the_store_are_bounded() {
 /// queued in the store when it gets one.
 #[test]
 fn an_attempt_is_released_when_its_last_waiter_gets_a_record() {
-    let mut h = harness();
-    h.claim(1, WAIT);
-    h.reply(GRANTED);
-    let section = h.expect_grant(1);
+    let (mut h, section) = claiming();
     let new = new_record();
     h.end_guard(&section, GuardEnd::Recorded(Arc::clone(&new)));
     let release = h.take_call();
-    h.now = h.now.saturating_add(STORE_TIMEOUT);
+    h.pass(STORE_TIMEOUT);
     h.claim(2, WAIT);
     h.reply(QUEUED);
     h.handle(Event::Released(release.number, Ok(ReleaseReply::RecordedBefore)));
     assert_eq!(h.take_recorded(&new.record), [2]);
     assert_ne!(h.calls[0].id(), release.id());
-    h.reply_freed();
-    assert!(h.table.is_empty());
+    h.finish();
 }
 
 /// A yield would queue the duplicate behind the waiters of other processes.
 #[test]
 fn a_used_up_batch_of_a_plain_grant_is_released_for_a_duplicate() {
-    let mut h = harness();
-    h.request(1, true);
-    h.reply(GRANTED);
-    let section = h.expect_grant(1);
+    let (mut h, section) = holding();
     h.claim(2, WAIT);
-    h.now = h.now.saturating_add(ms(110));
+    h.pass(ms(110));
     h.end_guard(&section, GuardEnd::Released);
     h.reply_freed();
-    assert_eq!(h.acquire_demand(), Demand::new().unless_recorded());
+    assert_eq!(h.sent_acquire().demand, Demand::new().unless_recorded());
 }
 
 /// It gets the record of the section, or runs after it.
 #[test]
 fn a_duplicate_does_not_join_the_section_of_its_owner() {
     let (mut h, owner) = (harness(), Owner::new());
-    h.request(0, true);
-    h.reply(GRANTED);
-    let section = h.expect_grant(0);
+    let section = h.hold(0);
     h.request_with(1, WAIT, Some(&owner));
     h.claim_for(2, &owner);
     h.end_guard(&section, GuardEnd::Released);
@@ -1661,30 +1518,18 @@ fn a_duplicate_does_not_join_the_section_of_its_owner() {
 /// The waiter that the acquire was for has left while the call was in flight.
 #[test]
 fn a_grant_for_a_plain_waiter_is_not_given_to_a_duplicate() {
-    let mut h = harness();
-    let number = h.request(1, true);
+    let (mut h, number) = requesting();
     h.claim(2, WAIT);
     assert!(h.cancel(number).is_some());
     h.reply(GRANTED);
     assert!(h.results.is_empty());
     h.reply_freed();
-    assert_eq!(h.acquire_demand(), Demand::new().unless_recorded());
+    assert_eq!(h.sent_acquire().demand, Demand::new().unless_recorded());
 }
 
 /// A store that grants free keys without a call.
 fn harness_with_free_keys() -> Harness {
     Harness { free_keys: Some(TestKeys { fence: Some(8), ..TestKeys::default() }), ..harness() }
-}
-
-fn request_of(waiter: u32) -> LockRequest<u32> {
-    LockRequest {
-        waiter,
-        wait: Duration::ZERO,
-        owner: None,
-        parent: None,
-        limits: HoldLimits::default(),
-        demand: Demand::new(),
-    }
 }
 
 impl Harness {
@@ -1737,8 +1582,7 @@ fn a_key_in_use_is_not_granted_without_a_call() {
     assert!(h.results.is_empty() && h.calls.len() == 1, "{:?}", h.results);
 
     // Another request waits for its acquire.
-    let mut h = harness();
-    h.request(1, true);
+    let (mut h, _) = requesting();
     h.free_keys = harness_with_free_keys().free_keys;
     h.request(2, true);
     assert!(h.results.is_empty() && h.calls.len() == 1, "{:?}", h.results);
@@ -1755,14 +1599,7 @@ fn a_key_in_use_is_not_granted_without_a_call() {
 
     // No release can be reserved (I2).
     let mut h = harness();
-    for n in 0..MAX_RELEASES_UNDER_WAY {
-        h.key = LockKey::from(("n", n));
-        h.request(1, false);
-        h.reply(GRANTED);
-        let section = h.expect_grant(1);
-        h.end_guard(&section, GuardEnd::Released);
-        h.calls.clear();
-    }
+    h.fill_releases();
     (h.key, h.free_keys) = (LockKey::from(("one", "more")), harness_with_free_keys().free_keys);
     h.request(1, false);
     assert!(matches!(h.results.remove(0), (1, Err(LockError::Store(_)))));
@@ -1791,8 +1628,7 @@ fn a_release_that_leaves_something_is_a_call() {
         let section = h.expect_grant(1);
         assert_eq!(h.end_guard(&section, end), None);
         assert!(h.freed().is_empty());
-        h.reply_freed();
-        assert!(h.table.is_empty());
+        h.finish();
     }
     let mut h = harness_with_free_keys();
     h.request(1, false);
@@ -1806,10 +1642,7 @@ fn a_release_that_leaves_something_is_a_call() {
 /// I8: the acquire in doubt may be executed after the release.
 #[test]
 fn a_release_while_an_acquire_is_in_doubt_is_a_call() {
-    let mut h = harness();
-    h.request(1, true);
-    let call = h.take_call();
-    h.handle(Event::Acquired(call.number, Err(unavailable())));
+    let (mut h, _) = in_doubt();
     h.advance(ms(100));
     h.reply(GRANTED);
     let section = h.expect_grant(1);
@@ -1821,8 +1654,7 @@ fn a_release_while_an_acquire_is_in_doubt_is_a_call() {
 /// The memory of an entry that has ended is that of the next one.
 #[test]
 fn a_held_key_does_not_poll_for_an_ended_one() {
-    let mut h = harness();
-    let number = h.request(1, true);
+    let (mut h, number) = requesting();
     h.reply(QUEUED);
     h.cancel(number);
     h.reply_freed();
@@ -1836,10 +1668,7 @@ fn a_held_key_does_not_poll_for_an_ended_one() {
 
 #[test]
 fn a_yield_keeps_its_lease_while_nothing_waits() {
-    let mut h = harness();
-    h.request(1, true);
-    h.reply(GRANTED);
-    let section = h.expect_grant(1);
+    let (mut h, section) = holding();
     section.delivered();
     let number = h.request(2, true);
     // The timers of the acquire fire, and the batch is used up.
@@ -1854,14 +1683,11 @@ fn a_yield_keeps_its_lease_while_nothing_waits() {
 
 #[test]
 fn a_key_that_is_only_held_needs_no_queue() {
-    let mut h = harness();
-    h.request(1, true);
-    h.reply(GRANTED);
-    let section = h.expect_grant(1);
+    let (mut h, section) = holding();
     assert_eq!(h.table.with_extra(), 1, "it is not delivered");
     section.delivered();
     // The watchdog checks the delivery once.
-    h.now = h.now.saturating_add(ms(3_000));
+    h.pass(ms(3_000));
     h.handle(Event::CheckSection(section.grant.id.clone()));
     assert_eq!(h.table.with_extra(), 0);
     h.request(2, true);
@@ -1870,13 +1696,9 @@ fn a_key_that_is_only_held_needs_no_queue() {
 
 #[test]
 fn a_held_key_gets_no_queue_of_an_ended_one() {
-    let mut h = harness();
-    h.request(1, true);
-    h.reply(GRANTED);
-    let section = h.expect_grant(1);
+    let (mut h, section) = holding();
     h.end_guard(&section, GuardEnd::Released);
-    h.reply_freed();
-    assert!(h.table.is_empty());
+    h.finish();
     h.free_keys = harness_with_free_keys().free_keys;
     h.request(2, false);
     h.expect_grant(2);
