@@ -287,20 +287,6 @@ async fn request_is_rejected_after_one_second_of_store_silence() {
     }
 }
 
-/// I8: an error comes back at once, and the acquire runs a little later.
-#[tokio::test(start_paused = true)]
-async fn acquire_that_runs_after_its_error_leaves_the_key_free() {
-    for late in [1, 50, 200, 450] {
-        let (store, locks) = store_and_locks();
-        store.on(StoreOp::Acquire).fault(Fault::Delay(Duration::from_millis(late)));
-        let error = locks.try_lock(key()).await.expect_err("no reply");
-        assert!(matches!(error, LockError::Store(_)), "{error}");
-        store.on(StoreOp::Acquire).fault(Fault::None);
-        sleep(Duration::from_millis(600)).await;
-        assert_eq!((store.memory().size(), locks.size()), (0, (0, 0)), "{late} ms late");
-    }
-}
-
 /// In memory the thread that releases a key also grants it to the next process, with or without a
 /// runtime.
 #[tokio::test(start_paused = true)]

@@ -181,14 +181,6 @@ async fn work_that_calls_itself_is_rejected() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lock_of_the_same_tuple_is_another_key() {
-    let (_, locks) = store_and_locks();
-    let guard = locks.lock(("job", 1)).await.expect("free");
-    assert_eq!(run(&locks, &AtomicUsize::new(0)).await, OnceOutcome::Ran(0));
-    guard.release().await.expect("released");
-}
-
-#[tokio::test(start_paused = true)]
 async fn raw_key_is_another_occasion_than_its_text() {
     let (_, locks) = store_and_locks();
     assert_eq!(run(&locks, &AtomicUsize::new(0)).await, OnceOutcome::Ran(0));

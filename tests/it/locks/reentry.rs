@@ -19,8 +19,8 @@ use tokio::{
     time::{Instant, sleep},
 };
 use tower_lock::{
-    HeldLock, LockError, LockGuard, LockKey, LockLayer, LockManager, LockManagerLayer, LockPolicy, Owner,
-    lock::ReleaseOutcome, test_util::StoreOp,
+    HeldLock, LockError, LockGuard, LockLayer, LockManager, LockManagerLayer, LockPolicy, Owner, lock::ReleaseOutcome,
+    test_util::StoreOp,
 };
 use tower_lock_testkit::{
     app::{fetch, send, text},
@@ -150,27 +150,6 @@ async fn task_that_outlives_its_request_is_another_owner() {
     assert_eq!(store.held_count(), 1);
 }
 
-/// As in `docs/guide/nested-locks.md`.
-/// Guarantee: G12.
-#[tokio::test(start_paused = true)]
-async fn spawned_task_with_the_owner_of_its_request_reenters() {
-    let (store, locks) = store_and_locks();
-    let handler = {
-        let locks = locks.clone();
-        async move || {
-            let me = Owner::current().expect("a request");
-            #[expect(clippy::disallowed_methods, reason = "the test needs a spawned task")]
-            let task =
-                tokio::spawn(async move { locks.try_lock(key()).owner(&me).await.expect("reentered").release().await });
-            assert_eq!(task.await.expect("no panic").expect("up"), ReleaseOutcome::StillHeld);
-            "done"
-        }
-    };
-    let app = Router::new().route("/", get(handler).route_layer(LockLayer::new(&locks, one_key())));
-    assert_eq!(text(fetch(&app, "/").await).await, "done");
-    assert_eq!(store.held_count(), 0);
-}
-
 /// A task with a guard of its own keeps the section; but no guard is added after the response.
 /// Guarantee: G12.
 #[tokio::test(start_paused = true)]
@@ -200,33 +179,6 @@ async fn section_ends_with_its_last_guard() {
     drop(locks.lock(key()).await.expect("a grant").release());
     settle().await;
     assert_eq!((began.elapsed().as_secs(), store.held_count()), (3, 0));
-}
-
-/// Guarantee: G6.
-#[tokio::test(start_paused = true)]
-async fn opposite_lock_orders_end_by_timeout() {
-    let (store, locks) = store_and_locks();
-    let (one, two) = (LockKey::from(("n", 1)), LockKey::from(("n", 2)));
-    let take = |first: LockKey, second: LockKey| {
-        let locks = locks.clone();
-        async move {
-            let first = locks.lock(first).await?;
-            sleep(Duration::from_millis(10)).await;
-            let second = locks.lock(second).wait(Duration::from_secs(5)).await;
-            first.release().await?;
-            second?.release().await?;
-            Ok::<_, LockError>(())
-        }
-    };
-    let began = Instant::now();
-    let (a, b) = tokio::join!(take(one.clone(), two.clone()), take(two, one));
-    assert!(
-        matches!((&a, &b), (Err(LockError::TimedOut { .. }), _) | (_, Err(LockError::TimedOut { .. }))),
-        "{a:?} {b:?}"
-    );
-    assert!(began.elapsed() <= Duration::from_secs(6), "{:?}", began.elapsed());
-    settle().await;
-    assert_eq!((store.held_count(), locks.size()), (0, (0, 0)));
 }
 
 /// The response streams, and its body requests the key that the request holds.

@@ -110,7 +110,7 @@ async fn a_waiting_call_keeps_only_the_keys_before_the_busy_one() {
 }
 
 /// Single locks in opposite orders wait for each other until their timeout.
-/// Guarantee: G21.
+/// Guarantee: G6, G21.
 #[tokio::test(start_paused = true)]
 async fn opposite_orders_do_not_deadlock() {
     let (_, locks) = store_and_locks();

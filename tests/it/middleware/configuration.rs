@@ -14,7 +14,7 @@ use axum::{
 };
 use tokio::{sync::Notify, time::Instant};
 use tower_lock::{
-    HasLockKey, HeldLock, LockKey, LockLayer, LockManager, LockManagerLayer, LockPolicy, Locked, OnDisconnect, key,
+    HasLockKey, HeldLock, LockKey, LockLayer, LockManager, LockManagerLayer, LockPolicy, Locked, key,
     test_util::StoreOp,
 };
 use tower_lock_testkit::{
@@ -33,74 +33,6 @@ fn until_notified(order: &Arc<Mutex<Vec<String>>>, end: &Arc<Notify>) -> axum::r
         end.notified().await;
         "done"
     })
-}
-
-#[tokio::test(start_paused = true)]
-async fn request_is_rejected_at_once_by_default() {
-    let locks = LockManager::in_memory();
-    let app = Router::new().route("/", get(|| async { "ran" }).route_layer(LockLayer::new(&locks, one_key())));
-    let held = locks.try_lock(("k",)).await.expect("free");
-    let asked = Instant::now();
-    assert_eq!(fetch(&app, "/").await.status(), StatusCode::CONFLICT);
-    assert_eq!(asked.elapsed(), Duration::ZERO, "on a paused clock");
-    held.release().await.expect("the store is up");
-    assert_eq!(text(fetch(&app, "/").await).await, "ran");
-}
-
-#[tokio::test(start_paused = true)]
-async fn local_rejection_does_not_reach_the_store() {
-    let (store, locks) = store_and_locks();
-    let app = Router::new().route("/", get(|| async { "ran" }).route_layer(LockLayer::new(&locks, one_key())));
-    let _held = locks.try_lock(("k",)).await.expect("free");
-    for _ in 0..10 {
-        assert_eq!(fetch(&app, "/").await.status(), StatusCode::CONFLICT);
-    }
-    assert_eq!(store.on(StoreOp::Acquire).calls(), 1, "the holder's own");
-}
-
-/// Guarantee: G5.
-#[tokio::test(start_paused = true)]
-async fn waiters_are_served_first_come_first_served() {
-    let (store, locks) = store_and_locks();
-    let (order, end) = (Arc::default(), Arc::new(Notify::new()));
-    let app = Router::new()
-        .route("/", until_notified(&order, &end))
-        .route_layer(LockLayer::new(&locks, one_key()).wait(A_WHILE));
-    let mut requests = Vec::new();
-    for n in 0..20 {
-        let app = app.clone();
-        requests.push(tokio::spawn(async move { fetch(&app, &format!("/?{n}")).await.status() }));
-        settle().await;
-    }
-    for done in 1..=20 {
-        assert_eq!(order.lock().expect("whole").len(), done, "one section at a time");
-        end.notify_one();
-        settle().await;
-    }
-    for request in requests {
-        assert_eq!(request.await.expect("no panic"), StatusCode::OK);
-    }
-    let in_order: Vec<_> = (0..20).map(|n| format!("/?{n}")).collect();
-    assert_eq!(*order.lock().expect("whole"), in_order);
-    assert_eq!(store.held_count(), 0);
-}
-
-/// Guarantee: G6.
-#[tokio::test(start_paused = true)]
-async fn wait_ends_at_its_timeout() {
-    let locks = LockManager::in_memory();
-    let app =
-        Router::new().route("/", get(|| async { "ran" }).route_layer(LockLayer::new(&locks, one_key()).wait(A_WHILE)));
-    let held = locks.try_lock(("k",)).await.expect("free");
-    let asked = Instant::now();
-    assert_eq!(fetch(&app, "/").await.status(), StatusCode::CONFLICT);
-    assert!(
-        asked.elapsed() >= A_WHILE && asked.elapsed() < A_WHILE + Duration::from_millis(10),
-        "{:?}",
-        asked.elapsed()
-    );
-    held.release().await.expect("the store is up");
-    assert_eq!(text(fetch(&app, "/").await).await, "ran", "and the queue is empty");
 }
 
 /// Route, nearest `LockManagerLayer`, outer `LockManagerLayer`, `LockManager`, default: each
@@ -332,24 +264,5 @@ async fn disconnect_while_waiting_leaves_the_queue() {
         settle().await;
     }
     assert_eq!(*order.lock().expect("whole"), ["/?first", "/?last"]);
-    assert_eq!(store.held_count(), 0);
-}
-
-/// The handler is dropped before its lock is released.
-#[tokio::test(start_paused = true)]
-async fn cancelled_handler_frees_its_key_after_the_lock_delay() {
-    let (store, locks) = store_and_locks();
-    let (order, end) = (Arc::default(), Arc::new(Notify::new()));
-    let app = Router::new()
-        .route("/", until_notified(&order, &end))
-        .route_layer(LockLayer::new(&locks, one_key()).on_disconnect(OnDisconnect::Cancel));
-    let request = tokio::spawn(async move { fetch(&app, "/").await.status() });
-    settle().await;
-    assert_eq!(store.held_count(), 1);
-    request.abort();
-    settle().await;
-    assert!(locks.try_lock(("k",)).await.is_err(), "one of its statements may still be in flight");
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    locks.try_lock(("k",)).await.expect("free").release().await.expect("the store is up");
     assert_eq!(store.held_count(), 0);
 }

@@ -2,10 +2,7 @@
 //! is cancelled.
 
 use std::{
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicUsize, Ordering::SeqCst},
-    },
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -27,7 +24,7 @@ use tokio::{
 use tower_lock::{
     HasLockKey, HeldLock, LockKey, LockLayer, LockManager, LockManagerLayer, Locked, OnDisconnect, key,
     middleware::{ClientConnection, ClientKey},
-    test_util::{Fault, StoreOp, TestStore},
+    test_util::{Fault, TestStore},
 };
 use tower_lock_testkit::{
     app::{fetch, send},
@@ -184,32 +181,6 @@ async fn detached_handler_is_aborted_by_max_hold_and_loss() {
         settle().await;
         assert_eq!(work.said(), ["begins", "dropped"]);
     }
-}
-
-/// A handler that has panicked is not polled again.
-#[tokio::test(start_paused = true)]
-async fn detached_panic_releases_after_the_lock_delay() {
-    let (store, locks) = store_and_locks();
-    let begun = Arc::new(AtomicUsize::new(0));
-    let (counts, end) = (Arc::clone(&begun), Arc::new(Notify::new()));
-    let go = Arc::clone(&end);
-    let handler = get(move || async move {
-        counts.fetch_add(1, SeqCst);
-        go.notified().await;
-        if true {
-            panic!("a handler's panic");
-        }
-    });
-    let app = Router::new().route("/", handler.route_layer(LockLayer::new(&locks, one_key())));
-    let request = visit(&app);
-    settle().await;
-    leave(request).await;
-    end.notify_one();
-    settle().await;
-    assert!(locks.try_lock(("k",)).await.is_err(), "a statement may still be in flight");
-    sleep(S).await;
-    locks.try_lock(("k",)).await.expect("free").release().await.expect("up");
-    assert_eq!((begun.load(SeqCst), store.held_count(), store.on(StoreOp::Release).calls()), (1, 0, 2));
 }
 
 /// The layer with the outer lock decides: no lock is released while the handler runs.
@@ -458,31 +429,6 @@ async fn unread_stream_is_dropped_and_frees_after_the_lock_delay() {
     assert!(began.elapsed() >= S);
     guard.release().await.expect("up");
     assert_eq!(store.held_count(), 0);
-}
-
-/// The runtime ends while the handler runs: the handler is dropped, and nothing hangs or panics.
-#[test]
-fn runtime_shutdown_ends_detached_handlers() {
-    for what in [OnDisconnect::Finish, OnDisconnect::Cancel] {
-        let work = Work::default();
-        let locks = LockManager::in_memory();
-        let layer = LockLayer::new(&locks, one_key()).on_disconnect(what).lock_delay(Duration::from_millis(50));
-        let app = Router::new().route("/", work.handler().route_layer(layer));
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("one");
-        runtime.block_on(async {
-            visit(&app);
-            while work.said().is_empty() {
-                sleep(Duration::from_millis(1)).await;
-            }
-        });
-        runtime.shutdown_timeout(10 * S);
-        assert_eq!(work.said(), ["begins", "dropped"], "once");
-        let another = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("one");
-        another.block_on(async {
-            let guard = locks.lock(("k",)).wait(10 * S).await.expect("a grant after the lock-delay");
-            guard.release().await.expect("up");
-        });
-    }
 }
 
 /// A copy of the view sends no acquire of its own.

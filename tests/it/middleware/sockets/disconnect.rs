@@ -12,16 +12,15 @@ use std::{
 use axum::{
     Router,
     extract::{Path, Request},
-    http::StatusCode,
     middleware::{Next, from_fn},
-    response::{IntoResponse, Response},
+    response::Response,
     routing::{MethodRouter, get},
 };
 use h2::client::ResponseFuture;
 use tokio::{
     net::TcpListener,
     runtime::{self, Runtime},
-    sync::{Notify, Semaphore},
+    sync::Semaphore,
 };
 use tower_lock::{LockKey, LockLayer, LockManager, MemoryStore, OnDisconnect, key, test_util::Clock};
 use tower_lock_testkit::{
@@ -47,8 +46,6 @@ struct Counts {
     may_go_on: Semaphore,
     /// Requests dropped before their response, outside the lock.
     dropped_requests: AtomicUsize,
-    /// The timeout of an outer layer.
-    too_late: Notify,
 }
 
 /// Counts when it is dropped.
@@ -68,14 +65,7 @@ const NO_PANIC: &str = "";
 impl Default for Counts {
     fn default() -> Self {
         let zero = AtomicUsize::default;
-        Self {
-            begun: zero(),
-            done: zero(),
-            over: zero(),
-            may_go_on: Semaphore::new(0),
-            dropped_requests: zero(),
-            too_late: Notify::new(),
-        }
+        Self { begun: zero(), done: zero(), over: zero(), may_go_on: Semaphore::new(0), dropped_requests: zero() }
     }
 }
 
@@ -92,7 +82,7 @@ impl Work {
         })
     }
 
-    /// An outer layer that counts requests dropped without a response; and a timeout.
+    /// An outer layer that counts requests dropped without a response.
     fn with_outer_layers(&self, router: Router) -> Router {
         let Self(counts) = self.clone();
         router.layer(from_fn(move |request: Request, next: Next| {
@@ -126,10 +116,7 @@ impl Work {
 impl Counts {
     async fn watch(&self, request: Request, next: Next) -> Response {
         let dropped_requests = Counted(&self.dropped_requests);
-        let response = tokio::select! {
-            response = next.run(request) => response,
-            () = self.too_late.notified() => StatusCode::GATEWAY_TIMEOUT.into_response(),
-        };
+        let response = next.run(request).await;
         std::mem::forget(dropped_requests);
         response
     }
@@ -224,25 +211,6 @@ async fn cancelled_handler_is_dropped_with_its_client() {
     }
 }
 
-/// An outer response does not end it.
-#[tokio::test]
-async fn outer_timeout_responds_while_the_handler_finishes() {
-    for version in VERSIONS {
-        let work = Work::default();
-        let cluster = serve_work(&work, None, NO_PANIC).await;
-        let client = WaitingClient::send(version, &cluster, "/work").await;
-        work.has_begun().await;
-        work.0.too_late.notify_one();
-        assert_eq!(client.response().await.expect("a response").status, 504);
-        cluster.assert_status(409, "the handler still runs").await;
-        assert_eq!(work.counts(), [1, 0, 0], "{version:?}");
-        work.may_go_on();
-        work.wait_ended().await;
-        cluster.assert_free("ended in order, with a late response").await;
-        assert_eq!(work.counts(), [1, 1, 1], "{version:?}");
-    }
-}
-
 #[tokio::test]
 async fn waiter_behind_a_detached_handler_is_served_at_its_end() {
     for version in VERSIONS {
@@ -269,29 +237,6 @@ async fn waiter_behind_a_detached_handler_is_served_at_its_end() {
             let reply = soon("a grant", waits).await.expect("no panic").expect("a response");
             assert_eq!((reply.status, work.counts()), (200, [1, 1, 1]), "{version:?}");
         }
-        drop(connection);
-    }
-}
-
-#[tokio::test]
-async fn disconnected_waiter_never_starts() {
-    for version in VERSIONS {
-        let work = Work::default();
-        let cluster = Cluster::start(|locks| {
-            let layer = one_key_for_long(locks).wait(Duration::from_secs(60));
-            work.with_outer_layers(Router::new().route("/work", work.handler(NO_PANIC).route_layer(layer)))
-        })
-        .await;
-        let first = WaitingClient::send(version, &cluster, "/work").await;
-        work.has_begun().await;
-        let second = WaitingClient::send(version, &cluster, "/work").await;
-        until("queued", async || cluster.locks[0].size().1 == 1).await;
-        let connection = second.leave();
-        work.is_given_up(1).await;
-        work.may_go_on();
-        assert_eq!(first.response().await.expect("a response").status, 200);
-        cluster.assert_free("no waiter").await;
-        assert_eq!(work.counts(), [1, 1, 1], "{version:?}");
         drop(connection);
     }
 }
@@ -324,25 +269,6 @@ async fn handler_panic_blocks_for_the_lock_delay_detached_or_not() {
             assert_eq!((cluster.locks[0].held_count(), cluster.locks[0].size()), (0, (0, 0)), "no handler remains");
         }
     }
-}
-
-/// An instance is shut down when its connections are closed: detached handlers are awaited.
-#[tokio::test]
-async fn server_shutdown_waits_for_detached_handlers() {
-    let work = Work::default();
-    let cluster = serve_work(&work, None, NO_PANIC).await;
-    let client = WaitingClient::send(Version::Http1, &cluster, "/work").await;
-    work.has_begun().await;
-    client.leave();
-    work.is_given_up(1).await;
-    assert_eq!(cluster.locks[0].shutdown(Duration::ZERO).await, 1, "the handler still runs");
-    let down = tokio::spawn({
-        let locks = cluster.locks[0].clone();
-        async move { locks.shutdown(Duration::from_secs(60)).await }
-    });
-    work.may_go_on();
-    assert_eq!(soon("the end", down).await.expect("no panic"), 0);
-    assert_eq!((work.counts(), cluster.store.held_count()), ([1, 1, 1], 0));
 }
 
 /// As when one of several runtimes of a process ends: the handler is not polled any more, and no

@@ -10,7 +10,6 @@ mod replay;
 mod uploads;
 mod disconnect;
 mod nested;
-mod preflight;
 #[cfg(target_os = "linux")]
 mod disconnect_probe;
 mod tunnels;
