@@ -1,18 +1,10 @@
-use std::{
-    fs::{self, File},
-    path::PathBuf,
-    process::Stdio,
-    time::Duration,
-};
+use std::{fs, path::PathBuf};
 
-use tokio::{
-    net::TcpStream,
-    time::{sleep, timeout},
-};
+use tokio::net::TcpStream;
 
 use crate::{
-    postgres::{PostgresServer, privileges_in},
-    process::{Process, ReservedPort, TIMEOUT, TempFolder, find, local},
+    postgres::{PostgresServer, log, privileges_in, start_on_free_port},
+    process::{Process, ReservedPort, TempFolder, find, local},
 };
 
 /// A `pgbouncer` process in front of a [`PostgresServer`]: transactions of all clients share a few
@@ -44,33 +36,17 @@ impl PgBouncer {
     pub async fn start(server: &PostgresServer) -> Self {
         let program = Self::program().expect("check `PgBouncer::is_available` first");
         let folder = TempFolder::new();
-        // It refuses to run as root, too.
-        let privileges = privileges_in(&folder);
-        let (settings, log) = (folder.path().join("settings"), folder.path().join("log"));
-        let said = || fs::read_to_string(&log).unwrap_or_default();
-        for _ in 0..20 {
-            let port = ReservedPort::new();
-            fs::write(&settings, Self::settings(server.port(), port.number())).expect("a file");
-            let file = || File::options().create(true).append(true).open(&log).expect("a log");
+        let privileges = privileges_in(&folder, "postgres");
+        let settings = folder.path().join("settings");
+        let command = |port| {
+            fs::write(&settings, Self::settings(server.port(), port)).expect("a file");
             let mut command = Process::command_as(&program, &privileges);
-            command.arg(&settings).current_dir(folder.path()).stdin(Stdio::null()).stdout(file()).stderr(file());
-            let process = Process::start(command).expect("it starts");
-            let up = async {
-                while process.ended().is_none() {
-                    if TcpStream::connect(local(port.number())).await.is_ok() {
-                        return true;
-                    }
-                    sleep(Duration::from_millis(10)).await;
-                }
-                false
-            };
-            match timeout(TIMEOUT, up).await {
-                Ok(true) => return Self { process, port, folder },
-                Ok(false) => assert!(said().contains("in use"), "pgbouncer does not start:\n{}", said()),
-                Err(_) => panic!("pgbouncer does not respond:\n{}", said()),
-            }
-        }
-        panic!("no port stays free for long enough");
+            command.arg(&settings);
+            command
+        };
+        let is_up = async |port| TcpStream::connect(local(port)).await.is_ok();
+        let (process, port) = start_on_free_port("pgbouncer", &folder, command, is_up).await;
+        Self { process, port, folder }
     }
 
     fn settings(server: u16, port: u16) -> String {
@@ -99,7 +75,7 @@ impl PgBouncer {
     /// The text that the pooler has logged.
     #[must_use]
     pub fn log(&self) -> String {
-        fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+        log(&self.folder)
     }
 
     /// The process id of the pooler.

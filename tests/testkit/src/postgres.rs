@@ -3,7 +3,7 @@ use std::{
     io::Write,
     os::unix::fs::chown,
     path::{Path, PathBuf},
-    process::Stdio,
+    process::{Command, Stdio},
     sync::{Mutex, PoisonError},
     time::Duration,
 };
@@ -16,7 +16,7 @@ use tokio::{
 
 use crate::{
     process::{Process, ReservedPort, TIMEOUT, TempFolder, find},
-    wait::until_blocking,
+    wait::{until, until_blocking},
 };
 
 /// A `postgres` process with an empty database, on a free port, in a folder of its own.
@@ -58,7 +58,7 @@ impl PostgresServer {
     async fn initdb() -> TempFolder {
         let folder = TempFolder::new();
         let initdb = Self::program("initdb").expect("check `PostgresServer::is_available` first");
-        let mut command = Process::command_as(initdb, &privileges_in(&folder));
+        let mut command = Process::command_as(initdb, &privileges_in(&folder, "postgres"));
         command.arg("-D").arg(folder.path().join("data")).args([
             "--no-sync",
             "--auth=trust",
@@ -73,81 +73,51 @@ impl PostgresServer {
     /// A folder with the same data, and the privileges of a server there.
     async fn copy(folder: &TempFolder) -> (TempFolder, Vec<String>) {
         let copy = TempFolder::new();
-        let privileges = privileges_in(&copy);
+        let privileges = privileges_in(&copy, "postgres");
         let mut command = Process::command_as("cp", &privileges);
         command.arg("-R").arg(folder.path().join("data")).arg(copy.path());
         Self::complete(command, "cp", &copy).await;
         (copy, privileges)
     }
 
-    async fn complete(mut command: std::process::Command, name: &str, folder: &TempFolder) {
-        let log = folder.path().join("log");
-        Self::to_log(&mut command, &log);
+    async fn complete(mut command: Command, name: &str, folder: &TempFolder) {
+        to_log(&mut command, folder);
         let status = Process::start(command).expect("it starts").end().await;
-        assert!(status.success(), "{name}: {}", fs::read_to_string(&log).unwrap_or_default());
+        assert!(status.success(), "{name}: {}", log(folder));
     }
 
     async fn start_in(folder: TempFolder, arguments: Vec<String>, privileges: Vec<String>) -> Self {
-        for _ in 0..20 {
-            let port = ReservedPort::new();
-            if let Some(process) = Self::launch(&folder, &port, &arguments, &privileges).await {
-                return Self { process: Mutex::new(process), arguments, privileges, port, folder };
-            }
-        }
-        panic!("no port stays free for long enough");
+        let command = |port| Self::command(&folder, port, &arguments, &privileges);
+        let is_up = async |_| Self::is_up(&folder);
+        let (process, port) = start_on_free_port("postgres", &folder, command, is_up).await;
+        Self { process: Mutex::new(process), arguments, privileges, port, folder }
     }
 
-    /// `None`: the port is taken.
-    async fn launch(
-        folder: &TempFolder,
-        port: &ReservedPort,
-        arguments: &Vec<String>,
-        privileges: &[String],
-    ) -> Option<Process> {
-        let (data, log) = (folder.path().join("data"), folder.path().join("log"));
+    fn command(folder: &TempFolder, port: u16, arguments: &[String], privileges: &[String]) -> Command {
         // A server that is killed leaves its shared memory behind.
         let mut command = Process::command_ended_by("QUIT", Self::program("postgres").expect("found"), privileges);
         command
             .arg("-D")
-            .arg(&data)
+            .arg(folder.path().join("data"))
             .arg("-k")
             .arg(folder.path())
-            .args(["-p", &port.number().to_string(), "-c", "listen_addresses=127.0.0.1"])
+            .args(["-p", &port.to_string(), "-c", "listen_addresses=127.0.0.1", "-c", "shared_buffers=16MB"])
             // What a process has written survives its crash without a wait for the disk, which the
             // servers of all tests would share.
             .args(["-c", "fsync=off"])
             .args(arguments);
-        Self::to_log(&mut command, &log);
-        let state = data.join("postmaster.pid");
-        let _ = fs::remove_file(&state);
-        let process = Process::start(command).expect("it starts");
-        let said = || fs::read_to_string(&log).unwrap_or_default();
-        let up = async {
-            loop {
-                if process.ended().is_some() {
-                    return false;
-                }
-                // The last line of its state.
-                let state = fs::read_to_string(&state).unwrap_or_default();
-                if ["ready", "standby"].iter().any(|up| state.trim_end().ends_with(up)) {
-                    return true;
-                }
-                sleep(Duration::from_millis(10)).await;
-            }
-        };
-        match timeout(TIMEOUT, up).await {
-            Ok(true) => Some(process),
-            Ok(false) => {
-                assert!(said().contains("could not bind"), "postgres does not start:\n{}", said());
-                None
-            }
-            Err(_) => panic!("postgres does not respond:\n{}", said()),
-        }
+        let _ = fs::remove_file(Self::state(folder));
+        command
     }
 
-    fn to_log(command: &mut std::process::Command, log: &Path) {
-        let file = || File::options().create(true).append(true).open(log).expect("a log");
-        command.current_dir(log.parent().expect("a folder")).stdin(Stdio::null()).stdout(file()).stderr(file());
+    fn state(folder: &TempFolder) -> PathBuf {
+        folder.path().join("data/postmaster.pid")
+    }
+
+    /// Whether it accepts connections: the last line of its state.
+    fn is_up(folder: &TempFolder) -> bool {
+        let state = fs::read_to_string(Self::state(folder)).unwrap_or_default();
+        ["ready", "standby"].iter().any(|up| state.trim_end().ends_with(up))
     }
 
     /// The URL of the database, as the superuser.
@@ -189,18 +159,13 @@ impl PostgresServer {
     /// The text that the server has logged.
     #[must_use]
     pub fn log(&self) -> String {
-        fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+        log(&self.folder)
     }
 
     /// Stops the server without a shutdown of its data, as a crash of it does.
     pub async fn crash(&self) {
         self.process().signal(Signal::QUIT);
-        let ended = async {
-            while self.process().ended().is_none() {
-                sleep(Duration::from_millis(2)).await;
-            }
-        };
-        timeout(TIMEOUT, ended).await.expect("it ends");
+        until("its end", async || self.process().ended().is_some()).await;
     }
 
     /// Starts the server again, on the same port and with the same data.
@@ -209,7 +174,8 @@ impl PostgresServer {
     ///
     /// Panics if it does not start.
     pub async fn restart(&self) {
-        let process = Self::launch(&self.folder, &self.port, &self.arguments, &self.privileges).await;
+        let command = Self::command(&self.folder, self.port(), &self.arguments, &self.privileges);
+        let process = start_and_wait("postgres", &self.folder, command, async || Self::is_up(&self.folder)).await;
         *self.process() = process.expect("its port is reserved");
     }
 
@@ -294,8 +260,8 @@ impl Drop for PostgresServer {
 }
 
 /// The arguments of `setpriv` for the processes in a folder. The servers refuse to run as root,
-/// which therefore gives the folder to another user.
-pub(crate) fn privileges_in(folder: &TempFolder) -> Vec<String> {
+/// which therefore gives the folder to another user: to this one, if there is one.
+pub(crate) fn privileges_in(folder: &TempFolder, user: &str) -> Vec<String> {
     if !rustix::process::geteuid().is_root() {
         return vec![];
     }
@@ -304,9 +270,63 @@ pub(crate) fn privileges_in(folder: &TempFolder) -> Vec<String> {
         let mut fields = users.lines().find(|line| line.split(':').next() == Some(name))?.split(':').skip(2);
         Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
     };
-    let (uid, gid): (u32, u32) = of("postgres").or_else(|| of("nobody")).expect("a user to run it as");
+    let (uid, gid): (u32, u32) = of(user).or_else(|| of("nobody")).expect("a user to run it as");
     chown(folder.path(), Some(uid), Some(gid)).expect("root may");
     vec![format!("--reuid={uid}"), format!("--regid={gid}"), "--clear-groups".to_owned()]
+}
+
+/// Starts a server on a port that no other process has, and waits until it is up.
+pub(crate) async fn start_on_free_port(
+    name: &str,
+    folder: &TempFolder,
+    command: impl Fn(u16) -> Command,
+    is_up: impl AsyncFn(u16) -> bool,
+) -> (Process, ReservedPort) {
+    for _ in 0..20 {
+        let port = ReservedPort::new();
+        let number = port.number();
+        if let Some(process) = start_and_wait(name, folder, command(number), async || is_up(number).await).await {
+            return (process, port);
+        }
+    }
+    panic!("no port stays free for long enough");
+}
+
+/// `None`: the port is taken.
+async fn start_and_wait(
+    name: &str,
+    folder: &TempFolder,
+    mut command: Command,
+    is_up: impl AsyncFn() -> bool,
+) -> Option<Process> {
+    to_log(&mut command, folder);
+    let process = Process::start(command).expect("it starts");
+    let up = async {
+        while process.ended().is_none() {
+            if is_up().await {
+                return true;
+            }
+            sleep(Duration::from_millis(10)).await;
+        }
+        false
+    };
+    match timeout(TIMEOUT, up).await {
+        Ok(true) => return Some(process),
+        Ok(false) => assert!(log(folder).contains("in use"), "{name} does not start:\n{}", log(folder)),
+        Err(_) => panic!("{name} does not respond:\n{}", log(folder)),
+    }
+    None
+}
+
+/// Runs a command in a folder, and appends its output to the log there.
+fn to_log(command: &mut Command, folder: &TempFolder) {
+    let file = || File::options().create(true).append(true).open(folder.path().join("log")).expect("a log");
+    command.current_dir(folder.path()).stdin(Stdio::null()).stdout(file()).stderr(file());
+}
+
+/// The text that the processes in a folder have logged.
+pub(crate) fn log(folder: &TempFolder) -> String {
+    fs::read_to_string(folder.path().join("log")).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use tokio::{
 use crate::wait::until_blocking;
 
 /// Longer than any step takes, even on a busy machine.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = crate::limits::BROKEN;
 
 /// A child process that is killed on drop and when this process ends for any reason.
 #[derive(Debug)]
@@ -50,11 +50,6 @@ pub(crate) fn find(variable: Option<&str>, program: &str) -> Option<PathBuf> {
     let folders =
         std::env::split_paths(&path).chain(["/usr/sbin", "/usr/local/bin", "/usr/local/sbin"].map(Into::into));
     folders.map(|folder| folder.join(program)).find(|file| file.is_file())
-}
-
-/// A port that is free now. Another process may take it first; the callers retry.
-pub(crate) fn free_port() -> u16 {
-    ReservedPort::new().number()
 }
 
 /// A port that no other process gets when it asks for a free one, also while its server is down.
