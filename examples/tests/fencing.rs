@@ -1,13 +1,11 @@
 //! The fencing of the examples rejects late writes, in each database that they support.
 
-use std::time::Duration;
-
 use axum::{http::StatusCode, response::IntoResponse};
 use futures_util::future::{join, join_all};
 use sqlx::{AnyConnection, AnyPool};
-use tokio::time::timeout;
+use tokio::time::sleep;
 use tower_lock::{HeldLock, LockKey, LockManager};
-use tower_lock_testkit::wait::soon;
+use tower_lock_testkit::wait::{ms, soon};
 
 use crate::services::Databases;
 use support::database::{Dialect, check_fence, open_url};
@@ -57,7 +55,7 @@ async fn written(db: &AnyPool) -> Vec<String> {
 /// Guarantee: G1, G17.
 #[tokio::test]
 async fn smaller_fencing_token_is_refused_and_an_equal_one_is_not() {
-    let databases = Databases::start("fence").await;
+    let databases = Databases::new("fence").await;
     for url in databases.urls() {
         let db = open_url(&url, SCHEMA).await.expect(&url);
         let locks = LockManager::in_memory();
@@ -88,7 +86,7 @@ async fn smaller_fencing_token_is_refused_and_an_equal_one_is_not() {
 /// Guarantee: G17.
 #[tokio::test]
 async fn two_writers_of_one_key_are_serialized() {
-    let databases = Databases::start("fence-row").await;
+    let databases = Databases::new("fence-row").await;
     for url in databases.urls() {
         let db = open_url(&url, SCHEMA).await.expect(&url);
         // The first writer is followed by an earlier or a later one; the key is new or known.
@@ -98,10 +96,11 @@ async fn two_writers_of_one_key_are_serialized() {
             let mut in_it = db.begin().await.expect("a database");
             assert!(passes(&mut in_it, first).await, "{url}, round {round}");
             let mut waits = std::pin::pin!(write(&db, second, "second"));
-            assert!(
-                timeout(Duration::from_millis(200), &mut waits).await.is_err(),
-                "{url}, round {round}: no row was written"
-            );
+            // The time in which it would write.
+            tokio::select! {
+                _ = &mut waits => panic!("{url}, round {round}: no row was written"),
+                () = sleep(ms(200)) => {}
+            }
             let (committed, passed) = join(in_it.commit(), waits).await;
             committed.expect("no conflict");
             assert_eq!(passed, first.fencing_token() < second.fencing_token(), "{url}, round {round}");
@@ -114,7 +113,7 @@ async fn two_writers_of_one_key_are_serialized() {
 /// Guarantee: G17.
 #[tokio::test]
 async fn stale_read_does_not_let_a_transaction_through() {
-    let databases = Databases::start("fence-snapshot").await;
+    let databases = Databases::new("fence-snapshot").await;
     for url in databases.urls() {
         let db = open_url(&url, SCHEMA).await.expect(&url);
         let (early, late) = early_and_late(&LockManager::in_memory(), ("account", 7)).await;
@@ -135,12 +134,12 @@ async fn stale_read_does_not_let_a_transaction_through() {
 /// Guarantee: G17.
 #[tokio::test]
 async fn writers_of_many_keys_do_not_abort_each_other() {
-    let databases = Databases::start("fence-many").await;
+    let databases = Databases::new("fence-many").await;
     for url in databases.urls() {
         let db = open_url(&url, SCHEMA).await.expect(&url);
         let locks = LockManager::in_memory();
-        let writers = join_all((0..200_u64).map(|n| {
-            let (db, locks, key) = (&db, &locks, ("account", n * 7919 % 50));
+        let writers = join_all((0..60_u64).map(|n| {
+            let (db, locks, key) = (&db, &locks, ("account", n * 7919 % 20));
             async move {
                 let guard = locks.lock(key).await.expect("a section");
                 let wrote = write(db, &guard.held_lock(), "-").await;
@@ -150,7 +149,7 @@ async fn writers_of_many_keys_do_not_abort_each_other() {
         }));
         let wrote = soon("all to have written", writers).await;
         assert!(wrote.into_iter().all(|wrote| wrote), "{url}");
-        assert_eq!(written(&db).await.len(), 200, "{url}");
+        assert_eq!(written(&db).await.len(), 60, "{url}");
         db.close().await;
     }
 }

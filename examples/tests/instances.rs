@@ -1,6 +1,6 @@
 //! The examples with several instances of the service, which share one Redis and one database.
 
-use std::{process::Output, time::Duration};
+use std::process::Output;
 
 use axum::http::Method;
 use futures_util::{
@@ -12,7 +12,10 @@ use serde_json::{Value, json};
 use sqlx::{AnyConnection, ConnectOptions, Connection, any::AnyConnectOptions};
 use support::database::Dialect;
 use tokio::time::sleep;
-use tower_lock_testkit::{RedisServer, Reply, skipped, wait::soon};
+use tower_lock_testkit::{
+    RedisServer, Reply, skipped,
+    wait::{ms, soon, until},
+};
 
 use crate::{
     programs::payment_is_made_once,
@@ -76,7 +79,6 @@ fn outputs<const N: usize>(runs: [Output; N]) -> [String; N] {
 
 /// The number of mails per customer.
 async fn mails(database: &str, night: &str) -> Vec<(String, i64)> {
-    sqlx::any::install_default_drivers();
     let mut connection = AnyConnection::connect(database).await.expect("a database");
     let count = "SELECT customer, COUNT(*) FROM mail WHERE night = ? GROUP BY customer ORDER BY customer";
     let mails = sqlx::query_as(&connection.sql(count)).bind(night).fetch_all(&mut connection).await.expect("a table");
@@ -102,7 +104,6 @@ struct WriteBlocker(AnyConnection);
 
 impl WriteBlocker {
     async fn of(database: &str) -> Self {
-        sqlx::any::install_default_drivers();
         let options: AnyConnectOptions = database.parse().expect("a database");
         let mut connection = options.connect().await.expect("a database");
         let stop = match connection.backend_name() {
@@ -121,10 +122,10 @@ impl WriteBlocker {
 
 #[tokio::test]
 async fn claims_at_three_instances_are_each_paid_once() {
-    const FAMILIES: usize = 30;
-    const MEMBERS: usize = 10;
+    const FAMILIES: usize = 6;
+    const MEMBERS: usize = 5;
     let Some(redis) = redis("three instances of reward_claim").await else { return };
-    let databases = Databases::start("instances-reward").await;
+    let databases = Databases::new("instances-reward").await;
     for url in databases.urls() {
         let instances = Instances::start("reward_claim", &redis, &url).await;
         let body = |family: usize| json!({ "family_id": family, "reward_type": 1 });
@@ -173,7 +174,7 @@ async fn claims_at_three_instances_are_each_paid_once() {
 async fn buyers_at_three_instances_never_oversell() {
     const BUYERS: usize = 12;
     let Some(redis) = redis("three instances of stock_sale").await else { return };
-    let databases = Databases::start("instances-stock").await;
+    let databases = Databases::new("instances-stock").await;
     for url in databases.urls() {
         let instances = Instances::start("stock_sale", &redis, &url).await;
         assert_eq!(instances.response_of_all("/goods/1").await["good_counts"], 5, "{url}");
@@ -197,7 +198,7 @@ async fn buyers_at_three_instances_never_oversell() {
 #[tokio::test]
 async fn transfers_at_three_instances_lose_no_money() {
     let Some(redis) = redis("three instances of transfer").await else { return };
-    let databases = Databases::start("instances-transfer").await;
+    let databases = Databases::new("instances-transfer").await;
     for url in databases.urls() {
         let instances = Instances::start("transfer", &redis, &url).await;
         let (mut balances, mut transfers) = ([100; 5], Vec::new());
@@ -227,13 +228,13 @@ async fn transfers_at_three_instances_lose_no_money() {
 #[tokio::test]
 async fn nightly_mail_of_three_machines_is_sent_once_per_customer() {
     let Some(redis) = redis("three instances of nightly_mail").await else { return };
-    let databases = Databases::start("instances-mail").await;
+    let databases = Databases::new("instances-mail").await;
     let one_each = ["ann", "bob", "eve"].map(|customer| (customer.to_owned(), 1));
     for (n, url) in databases.urls().into_iter().enumerate() {
         // One Redis for both databases.
         let (quiet, rough) = (format!("quiet-{n}"), format!("rough-{n}"));
         let after = async |tenths: u32, night: &str| {
-            sleep(tenths * Duration::from_millis(100)).await;
+            sleep(tenths * ms(100)).await;
             nightly_mail(&redis, &url, night, "up").await
         };
         let runs = join_all([after(0, &quiet), after(1, &quiet), after(2, &quiet)]).await;
@@ -256,14 +257,12 @@ async fn nightly_mail_of_three_machines_is_sent_once_per_customer() {
     }
 }
 
-/// The retry waits for the lease of the process that has crashed.
+/// The retry waits for the lease of the process that has crashed, with any database.
 /// Guarantee: G18.
 #[tokio::test]
 async fn payment_is_made_once_although_a_crash_left_its_lock() {
     let Some(redis) = redis("idempotent_payment with Redis").await else { return };
-    for url in Databases::start("payment-redis").await.urls() {
-        payment_is_made_once(&url, Some(&redis.url())).await;
-    }
+    payment_is_made_once("", Some(&redis.url())).await;
 }
 
 /// Guarantee: G20.
@@ -300,9 +299,7 @@ async fn terminated_instance_rejects_waiters_and_frees_its_keys() {
         (0..4).map(|_| service.request(Method::POST, "/goods/1/sell", Value::Null)).collect();
     let is_held = async || redis.command(&["EXISTS", "lock:good:1"]).await == Reply::Integer(1);
     let stop = async {
-        while !is_held().await {
-            sleep(Duration::from_millis(10)).await;
-        }
+        until("a sale", is_held).await;
         service.signal("TERM").await;
     };
     let rejected = async {

@@ -106,7 +106,7 @@ async fn nightly_mail_is_sent_once_only_with_a_record() {
 /// Guarantee: G18.
 #[tokio::test]
 async fn payment_is_made_once_although_its_process_crashes() {
-    for url in Databases::start("payment").await.urls() {
+    for url in Databases::new("payment").await.urls() {
         payment_is_made_once(&url, None).await;
     }
     // In a file of its own.
@@ -118,9 +118,9 @@ async fn payment_is_made_once_although_its_process_crashes() {
 /// Guarantee: G18.
 #[tokio::test]
 async fn payment_is_made_once_with_nothing_but_postgres() {
-    let databases = Databases::start("payment with PostgreSQL").await;
+    let databases = Databases::new("payment-postgres").await;
     if let Some(url) = databases.postgres() {
-        payment_is_made_once(&url, Some(&format!("{url}?migrate=true"))).await;
+        payment_is_made_once(url, Some(&format!("{url}?migrate=true"))).await;
     }
 }
 
@@ -265,8 +265,7 @@ async fn transfer_example_does_what_its_page_describes() {
 /// A holder with a later token of either account has written.
 #[tokio::test]
 async fn transfer_checks_the_fence_of_both_accounts() {
-    sqlx::any::install_default_drivers();
-    for url in Databases::start("transfer").await.urls() {
+    for url in Databases::new("transfer").await.urls() {
         let mut command = example("transfer").await;
         command.env("DATABASE_URL", &url);
         let service = Service::start(command).await;

@@ -12,8 +12,12 @@ use axum::{
 };
 use futures_util::future::join_all;
 use http_body_util::BodyExt;
-use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::TokioExecutor,
+};
 use serde_json::Value;
+use sqlx::{AnyConnection, Connection};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
     process::{Child, Command},
@@ -77,6 +81,7 @@ pub(crate) async fn example(name: &str) -> Command {
 pub(crate) struct Service {
     child: Child,
     url: String,
+    client: Client<HttpConnector, Body>,
 }
 
 impl Service {
@@ -87,7 +92,7 @@ impl Service {
         let url = line.strip_prefix("listening on ").unwrap_or_else(|| panic!("no address: {line}")).to_owned();
         // Later output is read and discarded: a full pipe would block it.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
-        Self { child, url }
+        Self { child, url, client: Client::builder(TokioExecutor::new()).build_http() }
     }
 
     /// Host and port.
@@ -96,14 +101,13 @@ impl Service {
     }
 
     pub(crate) async fn request(&self, method: Method, path: &str, body: Value) -> (u16, Value) {
-        let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
         let request = Request::builder()
             .method(method)
             .uri(format!("{}{path}", self.url))
             .header("content-type", "application/json")
             .body(Body::from(body.to_string()))
             .expect("a request");
-        let response = soon("a response", client.request(request)).await.expect("it serves");
+        let response = soon("a response", self.client.request(request)).await.expect("it serves");
         let status = response.status().as_u16();
         let body = response.into_body().collect().await.expect("a body").to_bytes();
         (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
@@ -139,6 +143,7 @@ pub(crate) struct File(PathBuf);
 
 impl File {
     pub(crate) fn new(name: &str) -> Self {
+        sqlx::any::install_default_drivers();
         Self(env::temp_dir().join(format!("tower-lock-{name}-{}.db", std::process::id())))
     }
 
@@ -155,45 +160,50 @@ impl Drop for File {
     }
 }
 
-/// An empty database of each kind that the examples support.
+/// An empty database of each kind that the examples support, on servers of all tests.
 pub(crate) struct Databases {
     file: File,
-    mariadb: Option<MariaDb>,
-    postgres: Option<PostgresServer>,
+    mariadb: Option<String>,
+    postgres: Option<String>,
 }
 
 impl Databases {
-    pub(crate) async fn start(test: &str) -> Self {
-        let mariadb = if !cfg!(feature = "mysql") {
-            skipped(&format!("{test} on MariaDB"), "the feature `mysql`");
-            None
-        } else if MariaDb::is_available() {
-            Some(MariaDb::start(&["shop"]).await)
-        } else {
-            skipped(&format!("{test} on MariaDB"), "mariadbd");
-            None
+    pub(crate) async fn new(test: &str) -> Self {
+        static MARIADB: OnceCell<MariaDb> = OnceCell::const_new();
+        static POSTGRES: OnceCell<PostgresServer> = OnceCell::const_new();
+        let has = |server: &str, has_feature: bool, is_available: bool| {
+            if !(has_feature && is_available) {
+                skipped(&format!("{test} on {server}"), if has_feature { server } else { "the feature for it" });
+            }
+            has_feature && is_available
         };
-        let postgres = if !cfg!(feature = "postgres") {
-            skipped(&format!("{test} on PostgreSQL"), "the feature `postgres`");
-            None
-        } else if PostgresServer::is_available() {
-            Some(PostgresServer::start(&[]).await)
-        } else {
-            skipped(&format!("{test} on PostgreSQL"), "postgres");
-            None
+        let execute = async |url: &str, statement: String| {
+            let mut connection = AnyConnection::connect(url).await.expect(url);
+            sqlx::raw_sql(&statement).execute(&mut connection).await.expect(&statement);
+            connection.close().await.expect(url);
         };
-        Self { file: File::new(test), mariadb, postgres }
+        let mut databases = Self { file: File::new(test), mariadb: None, postgres: None };
+        if has("MariaDB", cfg!(feature = "mysql"), MariaDb::is_available()) {
+            let server = MARIADB.get_or_init(|| MariaDb::start(&["any"])).await;
+            execute(&server.url("any"), format!("CREATE DATABASE `{test}`")).await;
+            databases.mariadb = Some(server.url(test));
+        }
+        if has("PostgreSQL", cfg!(feature = "postgres"), PostgresServer::is_available()) {
+            let server = POSTGRES.get_or_init(|| PostgresServer::start(&["max_connections=300"])).await;
+            // A user finds the tables in the schema with its name.
+            let user = format!("CREATE ROLE \"{test}\" LOGIN SUPERUSER; CREATE SCHEMA AUTHORIZATION \"{test}\"");
+            execute(&server.url(), user).await;
+            databases.postgres = Some(server.url_of(test));
+        }
+        databases
     }
 
     pub(crate) fn urls(&self) -> Vec<String> {
-        let mut urls = vec![self.file.url()];
-        urls.extend(self.mariadb.as_ref().map(|server| server.url("shop")));
-        urls.extend(self.postgres());
-        urls
+        [Some(self.file.url()), self.mariadb.clone(), self.postgres.clone()].into_iter().flatten().collect()
     }
 
     /// The database in PostgreSQL.
-    pub(crate) fn postgres(&self) -> Option<String> {
-        self.postgres.as_ref().map(PostgresServer::url)
+    pub(crate) fn postgres(&self) -> Option<&str> {
+        self.postgres.as_deref()
     }
 }
