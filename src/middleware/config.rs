@@ -43,8 +43,6 @@ pub(crate) struct RouteConfig {
     pub(crate) on_reject: OnReject,
     pub(crate) name: Option<&'static str>,
     pub(crate) hold_estimate: Arc<HoldEstimate>,
-    /// It is a replay layer.
-    pub(crate) keeps_answers: bool,
     params: PerOuter<Arc<LayerParams>>,
 }
 
@@ -99,14 +97,13 @@ impl WithoutKey {
 }
 
 impl RouteConfig {
-    pub(crate) fn new(locks: &LockManager, policy: LockPolicy, keeps_answers: bool) -> Self {
+    pub(crate) fn new(locks: &LockManager, policy: LockPolicy) -> Self {
         Self {
             locks: locks.clone(),
             policy,
             on_reject: OnReject::default(),
             name: None,
             hold_estimate: Arc::default(),
-            keeps_answers,
             params: PerOuter::default(),
         }
     }
@@ -116,7 +113,7 @@ impl RouteConfig {
     pub(crate) fn params(&self, head: &Parts, handler: LockPolicy) -> Arc<LayerParams> {
         self.params.get_or_create(&head.extensions, |outside| {
             // With the first request, and not for each: a layer usually has one route.
-            metrics::register_route(Route::from_extensions(&head.extensions, self.name).label(), self.keeps_answers);
+            metrics::register_route(Route::from_extensions(&head.extensions, self.name).label());
             Arc::new(LayerParams {
                 policy: InheritedConfig::policy(outside, self.policy, &self.locks),
                 handler_policy: InheritedConfig::policy(outside, handler, &self.locks),
@@ -193,7 +190,7 @@ impl InheritedConfig {
 /// A layer that is changed after it was cloned belongs to another route: its estimate starts anew.
 impl Clone for RouteConfig {
     fn clone(&self) -> Self {
-        let Self { locks, policy, on_reject, name, keeps_answers, .. } = self;
-        Self { on_reject: on_reject.clone(), name: *name, ..Self::new(locks, *policy, *keeps_answers) }
+        let Self { locks, policy, on_reject, name, .. } = self;
+        Self { on_reject: on_reject.clone(), name: *name, ..Self::new(locks, *policy) }
     }
 }

@@ -49,7 +49,7 @@ use crate::{
     store::{Demand, Record},
     sync::Mutex,
     telemetry::{
-        metrics::{AcquireMetrics, count_replay},
+        metrics::AcquireMetrics,
         route::Route,
         span::{Claim, LockSpan},
     },
@@ -507,12 +507,6 @@ impl RequestContext {
     /// The wait that the client chose, if it was used.
     pub(super) fn applied_wait(&self) -> Option<Duration> {
         self.0.client_wait.filter(|_| self.0.is_wait_applied.load(Acquire))
-    }
-
-    /// Counts a response whose record was not left.
-    pub(super) fn count_unrecorded(&self, span: &LockSpan) {
-        count_replay(self.0.route.label(), "unrecorded");
-        span.replay("unrecorded");
     }
 
     // --- what is held here

@@ -134,7 +134,7 @@ impl<K: KeySource> LockLayer<K> {
     /// ([`from_fields`](crate::key::from_fields)), or one key for all requests
     /// ([`fixed`](crate::key::fixed)).
     pub fn new(locks: &LockManager, key: K) -> Self {
-        let route = RouteConfig::new(locks, LockPolicy::new(), false);
+        let route = RouteConfig::new(locks, LockPolicy::new());
         let config = LayerConfig { route, key, skip: None, without_key: Arc::default() };
         Self { config: Arc::new(config) }
     }

@@ -257,7 +257,7 @@ impl RequestLocks {
             if releases.leaves_record && releases.pending.is_empty() {
                 releases.is_recorded = matches!(outcome, Ok(ReleaseOutcome::Released | ReleaseOutcome::HandedOff));
                 if matches!(outcome, Ok(ReleaseOutcome::NotHeld)) {
-                    self.context.count_unrecorded(&lock.span);
+                    lock.span.replay("unrecorded");
                 }
             }
         }

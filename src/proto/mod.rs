@@ -40,6 +40,7 @@
 //!   `true`.
 //! - [`Untrack`](Action::Untrack): stop the checks, and notify the tasks that observe the grant.
 //! - [`Lost`](Action::Lost): report the loss of a section, for logs and metrics.
+//! - [`RecordLost`](Action::RecordLost): report the loss of a record, for logs and metrics.
 //! - [`SectionEnded`](Action::SectionEnded): notify the tasks that observe the section.
 //! - [`ReleaseOutcome`](Action::ReleaseOutcome): send the outcome to the guard that waits for it.
 //! - [`SendWaiting`](Action::SendWaiting): feed in [`Event::SlotFreed`] for this other key.
@@ -69,6 +70,7 @@ use crate::{
     acquisition::{AcquisitionId, AcquisitionIds},
     clock::{BootInstant, LazyNow},
     error::{LockError, LockLost},
+    fencing::FencingToken,
     limits::{
         FIRST_WAITER_RESERVE, LOCK_DELAY, MAX_STORE_WAITERS, MAX_WAITERS_PER_PROCESS, OFFER_TTL, QUEUE_ENTRY_TTL,
     },
@@ -133,6 +135,8 @@ pub enum Action<D: DriverTypes> {
     Untrack(Arc<Grant<D>>),
     /// A section with this fence was lost before its last guard ended.
     Lost(u64, LockLost),
+    /// The section with this token has ended, and its record was not left. Once for each record.
+    RecordLost(FencingToken),
     /// Notifies the tasks that observe the section of this grant. The section has ended, and the
     /// grant continues.
     SectionEnded(Arc<Grant<D>>),

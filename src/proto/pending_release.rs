@@ -8,6 +8,7 @@ use super::{DriverTypes, section::Section};
 use crate::{
     acquisition::AcquisitionId,
     clock::BootInstant,
+    fencing::FencingToken,
     limits::{LOCK_DELAY, QUEUE_ENTRY_TTL},
     store::{NewRecord, StoreError},
 };
@@ -33,8 +34,8 @@ pub(super) struct PendingRelease<D: DriverTypes> {
     pub(super) is_blocking: bool,
     /// The lock-delay, or the rest of `min_hold`.
     pub(super) block_for: Duration,
-    /// The record to leave.
-    pub(super) record: Option<Arc<NewRecord>>,
+    /// The record to leave, and the token of the section that leaves it.
+    pub(super) record: Option<(FencingToken, Arc<NewRecord>)>,
     /// The longest lease that may have been requested.
     pub(super) lease: Duration,
     /// The number of an acquire in flight. Its reply is awaited before the release is sent.
@@ -82,7 +83,7 @@ impl<D: DriverTypes> PendingReleases<D> {
     /// The bytes of the bodies of their records.
     pub(super) fn record_bytes(&self) -> usize {
         let records = self.releases.iter().filter_map(|release| release.record.as_ref());
-        records.filter_map(|new| new.record.body.as_ref()).map(Bytes::len).sum()
+        records.filter_map(|(_, new)| new.record.body.as_ref()).map(Bytes::len).sum()
     }
 
     pub(super) fn has_id(&self, id: &AcquisitionId) -> bool {

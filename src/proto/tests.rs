@@ -56,6 +56,7 @@ struct Harness {
     resumed: Vec<LockKey>,
     /// The losses that were reported, with the fences of their sections.
     lost: Vec<(u64, LockLost)>,
+    records_lost: Vec<FencingToken>,
     tracked: usize,
     verifications: usize,
     free_keys: Option<TestKeys>,
@@ -94,6 +95,7 @@ fn harness() -> Harness {
         wakeups: Vec::new(),
         resumed: Vec::new(),
         lost: Vec::new(),
+        records_lost: Vec::new(),
         tracked: 0,
         verifications: 0,
         free_keys: None,
@@ -162,6 +164,7 @@ impl Harness {
                 Action::SendWaiting(key) => self.resumed.push(key),
                 Action::Verify(_) => self.verifications += 1,
                 Action::Lost(fence, why) => self.lost.push((fence, why)),
+                Action::RecordLost(token) => self.records_lost.push(token),
                 Action::Untrack(_) | Action::SectionEnded(_) | Action::ReleaseOutcome(..) => {}
             }
         }
@@ -1433,6 +1436,54 @@ fn a_lost_section_leaves_no_record() {
     h.handle(Event::Lost(section.grant.id.clone(), LockLost::Revoked));
     assert_eq!(h.end_guard(&section, GuardEnd::Recorded(new_record())), Some(ReleaseOutcome::NotHeld));
     assert!(h.sent_release().record.is_none());
+}
+
+/// Each record that a section leaves ends in the store, or in one report of its loss.
+/// Guarantee: G18.
+#[test]
+fn each_lost_record_is_reported_once() {
+    /// Ends a guard with a record, and loses it. Returns the token of the section.
+    type Loses = fn(&mut Harness, &Arc<Section<NoDriver>>);
+    let not_left: [Loses; 4] = [
+        // Before the guard ends.
+        |h, section| {
+            h.handle(Event::Lost(section.grant.id.clone(), LockLost::Revoked));
+            h.end_guard(section, GuardEnd::Recorded(new_record()));
+        },
+        // The lease has ended before the release reaches the store.
+        |h, section| {
+            h.end_guard(section, GuardEnd::Recorded(new_record()));
+            h.reply_released(Ok(ReleaseReply::NotHolder));
+        },
+        // The same after a call that failed.
+        |h, section| {
+            h.end_guard(section, GuardEnd::Recorded(new_record()));
+            h.reply_released(Err(unavailable()));
+            h.now = *h.wakeups.last().expect("a retry");
+            h.handle(Event::Timer(h.now));
+            h.reply_released(Ok(ReleaseReply::NotHolder));
+        },
+        // No call has a reply before the lease has ended.
+        |h, section| {
+            h.end_guard(section, GuardEnd::Recorded(new_record()));
+            h.reply_released(Err(unavailable()));
+            h.pass(Duration::from_secs(1_000));
+            h.handle(Event::Timer(h.now));
+        },
+    ];
+    for (number, loses) in not_left.into_iter().enumerate() {
+        let mut h = harness();
+        let section = h.hold_claim(1);
+        loses(&mut h, &section);
+        assert_eq!(h.records_lost, [section.token], "{number}");
+    }
+    for reply in [ReleaseReply::Freed, ReleaseReply::HandedOff, ReleaseReply::RecordedBefore] {
+        let mut h = harness();
+        let section = h.hold_claim(1);
+        h.end_guard(&section, GuardEnd::Recorded(new_record()));
+        h.reply_released(Ok(reply));
+        assert_eq!(h.records_lost, [], "{reply:?}");
+    }
 }
 
 /// A grant that ignored records is no answer to a request that asks for one.

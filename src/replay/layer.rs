@@ -150,7 +150,7 @@ impl<K: KeySource<Keys: OneKey>> ReplayLayer<K> {
             is_record_required: false,
         };
         let config = ReplayConfig {
-            route: RouteConfig::new(locks, policy, true),
+            route: RouteConfig::new(locks, policy),
             scope,
             key_field: IdempotencyKeyField::new(header("idempotency-key")),
             is_required: false,

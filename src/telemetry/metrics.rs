@@ -54,6 +54,7 @@ mod enabled {
     pub(crate) fn register(lease: Duration, max_detached: usize) {
         isolated(|| {
             counter!("tower_lock_lost_total").increment(0);
+            counter!("tower_lock_records_lost_total").increment(0);
             for op in STORE_OPERATIONS {
                 for kind in STORE_ERROR_KINDS {
                     counter!("tower_lock_store_errors_total", "op" => op, "kind" => kind).increment(0);
@@ -66,18 +67,15 @@ mod enabled {
             gauge!("tower_lock_lease_seconds").set(lease);
             gauge!("tower_lock_max_detached").set(max_detached as f64);
         });
-        register_route(None, false);
+        register_route(None);
         describe();
     }
 
     /// Exports the counters of a route that alerts use, with zero.
-    pub(crate) fn register_route(route: Option<Arc<str>>, keeps_answers: bool) {
+    pub(crate) fn register_route(route: Option<Arc<str>>) {
         let route = route.unwrap_or_else(|| "none".into());
         isolated(|| {
-            counter!("tower_lock_acquire_total", "route" => Arc::clone(&route), "result" => "queue_full").increment(0);
-            if keeps_answers {
-                counter!("tower_lock_replay_total", "route" => route, "result" => "unrecorded").increment(0);
-            }
+            counter!("tower_lock_acquire_total", "route" => route, "result" => "queue_full").increment(0);
         });
     }
 
@@ -93,6 +91,11 @@ mod enabled {
             describe_gauge!("tower_lock_held", Unit::Count, "Locks that are held.");
             describe_histogram!("tower_lock_hold_seconds", Unit::Seconds, "How long a lock was held, by route.");
             describe_counter!("tower_lock_lost_total", Unit::Count, "Locks that were lost before they were released.");
+            describe_counter!(
+                "tower_lock_records_lost_total",
+                Unit::Count,
+                "Records that were not left: the next request with their key runs."
+            );
             describe_histogram!(
                 "tower_lock_renew_margin_seconds",
                 Unit::Seconds,
@@ -227,6 +230,7 @@ mod enabled {
     pub(crate) fn record(report: &Report) {
         match report {
             Report::Lost { .. } => counter!("tower_lock_lost_total").increment(1),
+            Report::RecordLost { .. } => counter!("tower_lock_records_lost_total").increment(1),
             Report::Renewed { margins } => {
                 let histogram = histogram!("tower_lock_renew_margin_seconds");
                 margins.iter().for_each(|margin| histogram.record(*margin));
@@ -274,7 +278,7 @@ mod disabled {
 
     pub(crate) fn register(_: Duration, _: usize) {}
 
-    pub(crate) fn register_route(_: Option<Arc<str>>, _: bool) {}
+    pub(crate) fn register_route(_: Option<Arc<str>>) {}
 
     pub(crate) fn record(_: &Report) {}
 

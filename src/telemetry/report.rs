@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tracing::warn;
 
-use crate::{error::LockLost, store::StoreErrorKind};
+use crate::{error::LockLost, fencing::FencingToken, store::StoreErrorKind};
 
 /// An observation to log or to count.
 #[derive(Debug)]
@@ -12,6 +12,8 @@ use crate::{error::LockLost, store::StoreErrorKind};
 pub(crate) enum Report {
     /// A section was lost before its last guard ended.
     Lost { fence: u64, why: LockLost },
+    /// A section has ended, and the store does not have its record.
+    RecordLost { token: FencingToken },
     /// A grant has not been renewed for two thirds of its lease.
     RenewalLate { fence: u64 },
     /// Grants were renewed with this much of their leases left.
@@ -39,6 +41,12 @@ impl Report {
                 };
                 warn!(target: "tower_lock", fence, "a lock is lost: {reason}");
             }
+            Self::RecordLost { token } => warn!(
+                target: "tower_lock",
+                fence = token.as_u64(),
+                "a record is lost: the lock was not held any more when its release reached the store, so the next \
+                 request with this key runs",
+            ),
             Self::RenewalLate { fence } => warn!(
                 target: "tower_lock",
                 fence,

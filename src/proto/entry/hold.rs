@@ -163,13 +163,15 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         env: &mut Env<'_, D>,
     ) -> Option<ReleaseOutcome> {
         self.check_expired(env);
-        let Some(Attempt { state: State::Holding(holding), .. }) = &mut self.attempt else {
-            return Some(ReleaseOutcome::NotHeld);
+        // The section was lost before, and its release has begun.
+        let lost = |env: &mut Env<'_, D>| {
+            if matches!(end, GuardEnd::Recorded(_)) {
+                env.actions.push(Action::RecordLost(section.token));
+            }
+            Some(ReleaseOutcome::NotHeld)
         };
-        let Some(active) = holding.active.as_mut().filter(|active| active.is(section)) else {
-            // The section was lost before, and its release has begun.
-            return Some(ReleaseOutcome::NotHeld);
-        };
+        let Some(Attempt { state: State::Holding(holding), .. }) = &mut self.attempt else { return lost(env) };
+        let Some(active) = holding.active.as_mut().filter(|active| active.is(section)) else { return lost(env) };
         if end == GuardEnd::Undelivered {
             section.delivered();
         }
@@ -445,6 +447,9 @@ impl<D: DriverTypes> LockEntry<'_, D> {
                     active.section.end(holding.grant.end_reason().unwrap_or(reason));
                     if let Some(why) = active.section.end_reason().filter(|why| why.is_loss()) {
                         env.actions.push(Action::Lost(holding.token.fence(), why));
+                    }
+                    if active.record.is_some() {
+                        env.actions.push(Action::RecordLost(active.section.token));
                     }
                 }
                 holding.grant.end(reason);

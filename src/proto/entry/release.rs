@@ -45,7 +45,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         }
         let mut release = PendingRelease {
             in_doubt_until: in_flight.in_doubt_until(),
-            record,
+            record: section.as_ref().map(|section| section.token).zip(record),
             section,
             ..PendingRelease::new(id, block_for, env.lease.longest, env.now())
         };
@@ -58,7 +58,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             }
         }
         // I11
-        if let Some(new) = &mut release.record
+        if let Some((_, new)) = &mut release.record
             && new.record.body.as_ref().is_some_and(|body| body.len() > env.usage.max_record_body())
         {
             Arc::make_mut(new).record.body = None;
@@ -108,7 +108,12 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         }
         match reply {
             Ok(reply) => {
-                let record = release.record.take().filter(|_| reply != ReleaseReply::NotHolder);
+                let mut record = release.record.take();
+                if reply == ReleaseReply::NotHolder
+                    && let Some((token, _)) = record.take()
+                {
+                    env.actions.push(Action::RecordLost(token));
+                }
                 match release.doubt_after_release() {
                     // The call in doubt may be executed after this release. The release is repeated
                     // when the call cannot be executed any more (I8).
@@ -118,7 +123,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
                     }
                     None => self.pending_releases.remove(at),
                 }
-                if let Some(record) = record {
+                if let Some((_, record)) = record {
                     self.answer_recorded(&Arc::new(record.record.clone()), env);
                     // A later attempt may exist if this release was without a reply for long.
                     self.abandon_if_unwanted(env);
@@ -190,6 +195,9 @@ impl<D: DriverTypes> LockEntry<'_, D> {
                 release.retry_at = None;
                 send_release(release, env);
             }
+            if has_expired && let Some((token, _)) = release.record {
+                env.actions.push(Action::RecordLost(token));
+            }
             !has_expired
         });
         if let Some(error) = blocking_error {
@@ -217,7 +225,7 @@ pub(super) fn send_release<D: DriverTypes>(release: &mut PendingRelease<D>, env:
         return env.usage.wait_for_slot(env.key.clone());
     }
     let mut request = ReleaseRequest::new(env.key.clone(), release.id.clone(), release.block_for, QUEUE);
-    request.record = release.record.clone();
+    request.record = release.record.as_ref().map(|(_, record)| Arc::clone(record));
     let number = env.next_call();
     Numbered::push(&mut env.actions.calls.releases, number, request);
     release.in_flight = Some(number);

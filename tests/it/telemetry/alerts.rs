@@ -196,9 +196,9 @@ fn runs() -> Vec<Run> {
         ),
         run("detached handlers, and few of them", |builder| builder.max_detached(20), &[(9, &[])], leave_handlers),
         run(
-            "an answer without a record",
+            "a lost record",
             lease(30),
-            &[(1, &[]), (2, &["LockAnswersUnrecorded"])],
+            &[(1, &[]), (2, &["LockRecordsLost"])],
             async |_, locks, process| {
                 let (app, revoked) = payment(locks);
                 pay(&app, "a").await;
