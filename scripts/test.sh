@@ -4,7 +4,7 @@
 #   scripts/test.sh           the format, and all tests, with all features
 #   scripts/test.sh --checks  lints, docs, the library with each feature alone, its unit tests
 #                             without features; none of the tests above
-#   scripts/test.sh --busy    the tests beside two busy loops, to find those that depend on timing
+#   scripts/test.sh --busy    the tests beside four busy loops, to find those that depend on timing
 #   scripts/test.sh --servers the tests on Redis, also with Redis 8, Valkey 8 and Valkey 9 in its
 #                             place, and those on PostgreSQL with PostgreSQL 18; it downloads
 #                             them (Linux on x86-64); none of the other tests
@@ -43,16 +43,21 @@ mkdir -p "$logs"
 rm -f "$logs"/*
 table=()
 
-# Runs a command. Keeps its output, its duration and its exit code for `report`.
+# Runs a command. Keeps its output, its duration, its CPU time and its exit code for `report`.
 record() { # name, command ..
     local name=$1 began=$SECONDS code
     shift
     # Not `|| code=$?`: a function would continue after a command that fails.
     set +e
-    (set -e; "$@") >"$logs/$name" 2>&1
+    (trap 'times >"$logs/$name.times"' EXIT; set -e; "$@") >"$logs/$name" 2>&1
     code=$?
     set -e
     echo "$((SECONDS - began)) $code" >"$logs/$name.end"
+}
+
+# The CPU seconds of a step, with those of its processes.
+cpu() { # name
+    tr 'ms' '  ' <"$logs/$1.times" | awk '{ n += $1 * 60 + $2 + $3 * 60 + $4 } END { printf "%.0f", n }'
 }
 
 # Prints a line, or the output if the command failed.
@@ -65,7 +70,7 @@ report() { # name
         return 1
     fi
     count=$(awk '/^test result: / { n += $4 } END { print n }' "$logs/$1")
-    table+=("$(printf '%-36s %7s %7s' "$1" "$seconds" "$count")")
+    table+=("$(printf '%-36s %7s %7s %7s' "$1" "$seconds" "$(cpu "$1")" "$count")")
     printf '[%3d s] %s: %d s%s\n' $((SECONDS - started)) "$1" "$seconds" "${count:+, $count tests}"
     grep -o 'SKIPPED .*' "$logs/$1" || true
 }
@@ -81,12 +86,22 @@ reports() { # name ..
     [ -z "$failed" ] || exit 1
 }
 
-# Prints the table.
+# Prints the table, and the tests that ran longest.
 summary() {
-    printf '\n%-36s %7s %7s\n' step seconds tests
+    printf '\n%-36s %7s %7s %7s\n' step seconds CPU tests
     printf '%s\n' "${table[@]}"
-    printf '%-36s %7s %7s\n' all $((SECONDS - started)) "$(printf '%s\n' "${table[@]}" | awk '{ n += substr($0, 46) } END { print n }')"
+    printf '%s\n' "${table[@]}" |
+        awk -v all=$((SECONDS - started)) '{ cpu += substr($0, 46, 7); n += substr($0, 54) } END { printf "%-36s %7s %7s %7s\n", "all", all, cpu, n }'
+    slowest
     for what in "${skipped[@]}"; do echo "skipped  $what"; done
+}
+
+# Each line of a test program ends with its seconds: ` .. ok <0.123s>`.
+slowest() {
+    printf '\nlongest tests\n'
+    sed -n 's/^test \(.*\) \.\.\. .*<\([0-9.]*\)s>$/\2 \1/p' "$logs"/* | sort -rn | head -n 5 | while read -r seconds name; do
+        printf '%-60s %7.1f s\n' "$name" "$seconds"
+    done
 }
 
 # Each background job is a process group of its own, and ends with the script.
@@ -140,8 +155,8 @@ done
 rustc --version
 
 if [ "$busy" ]; then
-    echo 'beside two busy loops'
-    for _ in 1 2; do (while :; do :; done) & loops+=("$!"); done
+    echo 'beside four busy loops'
+    for _ in 1 2 3 4; do (while :; do :; done) & loops+=("$!"); done
 fi
 
 have() { cargo "$1" --version >/dev/null 2>&1; }
@@ -190,9 +205,6 @@ build() {
     cargo build "${all[@]}" --examples
 }
 step build build
-
-# Most tests wait for timers and servers: more threads than cores, and three programs at a time.
-export RUST_TEST_THREADS="${RUST_TEST_THREADS:-4}"
 
 # The data of servers in memory, if 4 GB are free: see docs/testing.md.
 if [ "$(df --output=avail /dev/shm 2>/dev/null | tail -1)" -gt 4000000 ] 2>/dev/null; then
@@ -250,59 +262,61 @@ fi
 
 # --- tests ---
 
-# Name, folder and path of each test program. The first ones take the longest.
+# Name, folder, path and filters of each test program, after `computes` or `waits`.
 programs() {
     sed -n 's|.*"manifest_path":"\([^"]*\)/Cargo.toml".*"profile":{[^}]*"test":true}.*"executable":"\([^"]*\)".*|\1 \2|p' "$logs/build.json" |
         while read -r folder program; do
             name=$(basename "${program%-*}")
-            case $name in it | storm | postgres | redis | failovers | masters) rank=1 ;; *) rank=2 ;; esac
             package=${folder#"$PWD"} package=${package##*/}
-            echo "$rank ${package:-lib}-$name $folder $program"
-        done | sort -s -k1,1 | cut -d' ' -f2-
+            run="${package:-lib}-$name $folder $program"
+            case $run in
+                it-redis*)
+                    # On many servers, and random sequences of calls.
+                    echo "computes $run cluster:: redlock:: conformance::"
+                    echo "waits $run --skip cluster:: --skip redlock:: --skip conformance::"
+                    ;;
+                storm-* | simulator-*) echo "computes $run" ;;
+                *) echo "waits $run" ;;
+            esac
+        done
 }
 
 # Tests of the tests: a broken lock that a storm or random simulations must detect, and messages of
-# the compiler, whose test compiles all dependencies for itself. They run with `--long`.
-slow=(--skip in_a_storm --skip random_simulations_detect_mutants --skip misuse_does_not_compile)
-run() { # folder, program
-    cd "$1"
-    # Its tests wait for servers most of the time, and are the last ones to end.
-    case $2 in */redis-*) export RUST_TEST_THREADS=$((RUST_TEST_THREADS * 3 / 2)) ;; esac
-    # Its servers are many processes.
-    case $2 in */postgres-*) export RUST_TEST_THREADS=3 ;; esac
-    CARGO_MANIFEST_DIR=$1 "$2" "${slow[@]}"
+# the compiler, whose test compiles all dependencies for itself; and the storms whose promise has a
+# shorter test. They run with `--long`.
+slow=(--skip in_a_storm --skip random_simulations_detect_mutants --skip misuse_does_not_compile --skip long::)
+run() { # folder, program, filters ..
+    local folder=$1 program=$2
+    shift 2
+    cd "$folder"
+    # An option that only a nightly toolchain has, unless this variable is set.
+    RUSTC_BOOTSTRAP=1 CARGO_MANIFEST_DIR=$folder "$program" "$@" "${slow[@]}" -Z unstable-options --report-time
 }
 
 # The tests of the examples would wait for the lock that `cargo test --doc` holds.
 export EXAMPLES="$PWD/target/debug/examples"
-run_programs() {
-    local running=0 name folder program
-    while read -r name folder program; do
-        if [ $((running += 1)) -gt 3 ]; then wait -n; fi
-        record "$name" run "$folder" "$program" &
-    done
-    wait
+# One program after the other.
+run_programs() { # computes | waits
+    local name arguments
+    while read -r name arguments; do
+        # Not quoted: a list of words.
+        record "$name-$1" run $arguments
+    done < <(sed -n "s/^$1 //p" "$logs/programs")
 }
 programs >"$logs/programs"
 [ -s "$logs/programs" ] || { echo 'the build has no test programs' >&2; exit 1; }
-run_programs <"$logs/programs" &
-tests=$!
-
-# --- beside the tests, in the time that they leave ---
-
-beside() {
-    record doctests cargo test "${all[@]}" --doc
-    record package cargo package --quiet --allow-dirty --no-verify -p tower-lock
-}
-# The busy loops would leave nothing for the rest, which does not depend on timing.
-if [ -z "$busy" ]; then beside & beside=$!; fi
-
-wait "$tests"
-mapfile -t names < <(cut -d' ' -f1 "$logs/programs")
+# Programs that compute have the cores, one at a time; those that wait for timers and servers use
+# the time that is left.
+cores=$(nproc)
+RUST_TEST_THREADS=${RUST_TEST_THREADS:-$cores} run_programs computes &
+computes=$!
+RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((cores * 2))} run_programs waits &
+wait "$computes" "$!"
+mapfile -t names < <(sed -n 's/^\([a-z]*\) \([^ ]*\) .*/\2-\1/p' "$logs/programs")
 reports "${names[@]}"
-if [ "$busy" ]; then kill "${loops[@]}"; beside & beside=$!; fi
-wait "$beside"
-reports doctests package
+if [ "$busy" ]; then kill "${loops[@]}"; fi
+step doctests cargo test "${all[@]}" --doc
+step package cargo package --quiet --allow-dirty --no-verify -p tower-lock
 
 # --- slower checks ---
 
@@ -336,16 +350,15 @@ tests_of_tests() {
 }
 # The output of a failure has the seed: `SEED=`.
 storms() {
-    for _ in $(seq 100); do cargo test --quiet -p tower-lock-storm --test storm storm_in_one_process; done
-    for _ in $(seq 10); do cargo test --quiet -p tower-lock-storm --test storm; done
+    for _ in $(seq 100); do SCALE=2 cargo test --quiet -p tower-lock-storm --test storm storm_in_one_process; done
+    for _ in $(seq 10); do SCALE=6 cargo test --quiet -p tower-lock-storm --test storm; done
     # A hundred failovers with `min_replicas`, and a hundred without.
-    for _ in $(seq 10); do FAILOVERS=10 cargo test --quiet -p tower-lock-storm --test failovers -- --nocapture; done
-    for _ in $(seq 5); do
-        FAILOVERS=10 MOVES=100 ROUNDS=5 cargo test --quiet -p tower-lock-storm --test masters -- --nocapture
-    done
+    for _ in $(seq 10); do SCALE=4 cargo test --quiet -p tower-lock-storm --test failovers -- --nocapture; done
+    for _ in $(seq 5); do SCALE=5 cargo test --quiet -p tower-lock-storm --test masters -- --nocapture; done
     for _ in $(seq 10); do cargo test --quiet -p tower-lock-storm --test postgres; done
-    REQUESTS=10000 cargo test --quiet -p tower-lock-storm --test postgres
-    KEYS=1000 cargo test --quiet -p tower-lock-storm --test replay
+    SCALE=8 cargo test --quiet -p tower-lock-storm --test postgres
+    SCALE=33 cargo test --quiet -p tower-lock-storm --test replay
+    SCALE=10 cargo test --quiet -p tower-lock-storm --test transfers
 }
 simulations() {
     SEEDS=10000 cargo test -p tower-lock-tests --test it random

@@ -5,7 +5,6 @@ use std::{
     io::{self, BufRead, BufReader},
     net::SocketAddr,
     process::{ExitStatus, Stdio},
-    time::Duration,
 };
 
 use serde::{Deserialize, Serialize};
@@ -13,9 +12,8 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
     sync::mpsc,
-    time::timeout,
 };
-use tower_lock_testkit::Process;
+use tower_lock_testkit::{Process, wait::soon};
 
 use crate::{
     checker::Summary,
@@ -23,9 +21,6 @@ use crate::{
     report::{Reply, Report},
     reporter::Reporter,
 };
-
-/// Longer than any step takes, even on a busy machine.
-const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The checker, and clients that report to it.
 #[derive(Debug)]
@@ -64,8 +59,6 @@ pub struct Residue {
 pub struct ShutdownReport {
     /// Keys still held at the end of the shutdown.
     pub holding: usize,
-    /// Tasks that still existed after the shutdown.
-    pub tasks: usize,
     /// Unplanned panics.
     pub panics: usize,
 }
@@ -112,8 +105,8 @@ impl Cluster {
     pub async fn send(&self, instance: SocketAddr, request: &Request) -> Observed {
         let name = request.name.clone();
         self.reporter.report(Report::Request { request: name.clone() }).await;
-        let observed = timeout(TIMEOUT, self.clients.send(instance, request)).await;
-        let observed = observed.unwrap_or_else(|_| panic!("{request:?} at {instance}: no response"));
+        let what = format!("the end of {request:?} at {instance}");
+        let observed = soon(&what, self.clients.send(instance, request)).await;
         let report = match &observed {
             Observed::Response { status, outcome, .. } => Report::Response {
                 request: name,
@@ -188,7 +181,7 @@ impl Service {
     pub async fn residue(&self) -> Residue {
         let mut all = Residue::default();
         for instance in &self.instances {
-            let json = timeout(TIMEOUT, get(*instance, "/left")).await.expect("a response").expect("it listens");
+            let json = soon("a response", get(*instance, "/left")).await.expect("it listens");
             let Residue { inside, held, known, waiting, kept } = serde_json::from_str(&json).expect("JSON");
             all.inside += inside;
             all.held += held;
@@ -237,7 +230,7 @@ impl ChildOutput {
     }
 
     async fn line(&mut self) -> String {
-        timeout(TIMEOUT, self.lines.recv()).await.expect("a line in time").expect("its output is open")
+        soon("a line", self.lines.recv()).await.expect("its output is open")
     }
 
     async fn listening(&mut self) -> SocketAddr {

@@ -5,7 +5,7 @@ use std::{error::Error, sync::Arc, time::Duration};
 use tokio::{runtime::Handle, time::sleep};
 use tokio_postgres::{Client, NoTls};
 use tower_lock::{PostgresStore, RedisStore, store::LockStore};
-use tower_lock_testkit::{PgBouncer, PostgresServer, skipped, wait::until};
+use tower_lock_testkit::{PgBouncer, PostgresServer, limits, skipped, wait::until};
 
 /// How the services reach their database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,16 +23,19 @@ pub struct Database {
     pooler: Option<PgBouncer>,
 }
 
-/// Connects to the store of a URL, for a service that puts a defect before it.
+/// Connects to the PostgreSQL or the single Redis of a URL. A patient store has timeouts that no
+/// busy machine reaches, for a service whose store does not fail.
 ///
 /// # Errors
 ///
 /// As the stores.
-pub async fn connect(url: &str) -> Result<Arc<dyn LockStore>, Box<dyn Error + Send + Sync>> {
+pub async fn connect(url: &str, is_patient: bool) -> Result<Arc<dyn LockStore>, Box<dyn Error + Send + Sync>> {
     Ok(if url.starts_with("postgres:") {
-        Arc::new(PostgresStore::connect(url).await?)
+        let builder = if is_patient { limits::postgres() } else { PostgresStore::builder() };
+        Arc::new(builder.connect(url).await?)
     } else {
-        Arc::new(RedisStore::connect(url).await?)
+        let builder = if is_patient { limits::redis() } else { RedisStore::builder() };
+        Arc::new(builder.connect(url).await?)
     })
 }
 

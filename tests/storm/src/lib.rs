@@ -33,10 +33,10 @@ pub use self::{
     client::{Observed, Request},
     cluster::{Cluster, Residue, Service, ShutdownReport},
     database::{Database, Route, connect},
-    replay::{Crash, CrashPoint, ReplayOutcome, ReplayStorm, number_of_keys},
+    replay::{Crash, CrashPoint, ReplayOutcome, ReplayStorm},
     report::{InvalidReport, Reply, Report},
     reporter::Reporter,
-    storm::{Environment, Outcome, Storm, is, seed},
+    storm::{Environment, Outcome, Storm, is, scale, seed, turn},
     transfers::{Bank, Keys, transfer},
     workload::{Disconnect, DisconnectKind, DisconnectPoint, LockPath, Panics, Patience, Protocol, Work, Workload},
 };

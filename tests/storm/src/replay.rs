@@ -27,7 +27,7 @@ use tokio::{
     runtime::Handle,
     time::{Instant, sleep, timeout},
 };
-use tower_lock_testkit::{Chaos, Direction, Proxy, RedisServer, wait::until};
+use tower_lock_testkit::{Chaos, Direction, Proxy, RedisServer, limits, wait::until};
 
 use crate::{
     cluster::{Service, ShutdownReport},
@@ -82,6 +82,8 @@ pub struct ReplayOutcome {
     commits: BTreeMap<u64, Vec<Commit>>,
     /// The names of the processes that have killed themselves.
     killed: BTreeSet<String>,
+    /// The processes that have reported a lost record, and the tokens of their sections.
+    lost: BTreeSet<(String, u64)>,
     /// The points at which they did.
     points: Vec<CrashPoint>,
     /// The number of attempts of all clients.
@@ -112,6 +114,7 @@ struct Answer {
 struct Commit {
     process: String,
     run: String,
+    token: u64,
 }
 
 /// The processes of a storm. One that has killed itself is replaced.
@@ -140,21 +143,8 @@ const DUPLICATES: usize = 10;
 /// The clients that send at the same time: twenty keys.
 const CONCURRENCY: usize = 200;
 
-/// How long a client tries.
-const PATIENCE: Duration = Duration::from_secs(60);
-
 /// Headers of one message.
 const OF_THE_MESSAGE: [&str; 3] = ["date", "connection", "idempotency-replayed"];
-
-/// The number of keys of this run: `KEYS`, or a few.
-///
-/// # Panics
-///
-/// Panics if `KEYS` is not a number.
-#[must_use]
-pub fn number_of_keys() -> u64 {
-    std::env::var("KEYS").map_or(100, |keys| keys.parse().expect("a number"))
-}
 
 // === impl ReplayStorm ===
 
@@ -253,11 +243,29 @@ fn commits(folder: &Path) -> BTreeMap<u64, Vec<Commit>> {
         let content = fs::read(&path).expect("a file");
         let line = content.split(|byte| *byte == b'\n').next().expect("a line");
         let line = String::from_utf8(line.to_vec()).expect("text");
-        let [key, process, run] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("{line}") };
-        let commit = Commit { process: process.to_owned(), run: run.to_owned() };
+        let [key, process, run, token] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("{line}") };
+        let token = token.parse().expect("a number");
+        let commit = Commit { process: process.to_owned(), run: run.to_owned(), token };
         commits.entry(key.parse().expect("a number")).or_default().insert(order, commit);
     }
     commits.into_iter().map(|(key, commits)| (key, commits.into_values().collect())).collect()
+}
+
+/// The lost records that the logs in a folder report.
+fn lost_records(folder: &Path) -> BTreeSet<(String, u64)> {
+    let mut lost = BTreeSet::new();
+    for file in fs::read_dir(folder).expect("a folder") {
+        let path = file.expect("a file").path();
+        if path.extension().is_some_and(|extension| extension == "log") {
+            let process = path.file_stem().expect("a name").to_str().expect("text").to_owned();
+            let log = fs::read_to_string(&path).expect("text");
+            for line in log.lines().filter(|line| line.contains("a record is lost")) {
+                let token = line.rsplit_once("fence=").expect("a token").1.parse().expect("a number");
+                assert!(lost.insert((process.clone(), token)), "reported twice: {line}");
+            }
+        }
+    }
+    lost
 }
 
 // === impl Fleet ===
@@ -303,6 +311,7 @@ impl<'a> Fleet<'a> {
             clients: ends.into_iter().map(|(key, end, _)| (key, end)).collect(),
             commits: commits(Path::new(&folder)),
             killed,
+            lost: lost_records(Path::new(&folder)),
             points,
             faults: 0,
         }
@@ -387,7 +396,7 @@ impl Connections {
                     }
                 }
             }
-            if began.elapsed() > PATIENCE {
+            if began.elapsed() > limits::BROKEN {
                 return (ClientEnd::NoAnswer, attempt);
             }
             sleep(Duration::from_millis(rng.u64(50..200))).await;
@@ -459,9 +468,12 @@ impl ReplayOutcome {
                 found.push(name);
             }
         };
-        // Only a process that was killed before its record can be followed by another run.
+        // Another run can follow only a run whose process was killed before its record, and one whose
+        // record was reported as lost.
         let earlier = &commits[..commits.len().saturating_sub(1)];
-        let is_excused = |commit: &Commit| !self.finds_answers && self.killed.contains(&commit.process);
+        let is_lost = |commit: &Commit| self.lost.contains(&(commit.process.clone(), commit.token));
+        let is_excused =
+            |commit: &Commit| !self.finds_answers && (self.killed.contains(&commit.process) || is_lost(commit));
         check("ran-twice", earlier.iter().all(is_excused));
         check("no-answer", ends.len() == DUPLICATES && !ends.iter().any(|end| matches!(end, ClientEnd::NoAnswer)));
         let failure = ends.iter().find_map(|end| end.failure());
@@ -495,7 +507,7 @@ impl ReplayOutcome {
         let answers = || self.clients.iter().filter_map(|(_, end)| end.answer());
         let replayed = answers().filter(|answer| answer.is_replayed).count();
         println!(
-            "{} keys, {} clients, {} attempts, {} faults, {} replayed, {} killed at {:?}, {} keys ran again",
+            "{} keys, {} clients, {} attempts, {} faults, {} replayed, {} killed at {:?}, {} lost records, {} keys ran again",
             self.keys,
             self.clients.len(),
             self.attempts,
@@ -503,6 +515,7 @@ impl ReplayOutcome {
             replayed,
             self.killed.len(),
             self.points,
+            self.lost.len(),
             self.ran_again()
         );
         assert_eq!(self.killed.len(), storm.crashes, "{:?}", self.killed);

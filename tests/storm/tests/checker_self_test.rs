@@ -4,10 +4,10 @@
 
 use std::time::Duration;
 
-use tokio::{sync::Semaphore, time::sleep};
+use tokio::time::sleep;
 use tower_lock_storm::{
     Cluster, Database, Disconnect, Environment as Storm, Observed, ReplayOutcome, ReplayStorm, Request, Route, Service,
-    Summary, seed,
+    Summary, seed, turn,
 };
 use tower_lock_testkit::{RedisServer, skipped, wait::ms};
 
@@ -15,9 +15,6 @@ const PROGRAMS: (&str, &str) = (env!("CARGO_BIN_EXE_checker"), env!("CARGO_BIN_E
 
 /// A short lock-delay after an aborted section.
 const SOON: &str = "--lock-delay-ms=100";
-
-/// Concurrent storms would only compete for time.
-static ONE_AT_A_TIME: Semaphore = Semaphore::const_new(1);
 
 struct Environment {
     cluster: Cluster,
@@ -34,8 +31,8 @@ impl Environment {
         let services = match &redis {
             Some(redis) => {
                 vec![
-                    cluster.service(&["a", "1", SOON, service], Some(&redis.url())).await,
-                    cluster.service(&["b", "1", SOON, service], Some(&redis.url())).await,
+                    cluster.service(&["a", "1", SOON, "--patient", service], Some(&redis.url())).await,
+                    cluster.service(&["b", "1", SOON, "--patient", service], Some(&redis.url())).await,
                 ]
             }
             None => vec![cluster.service(&["a", "2", SOON, service], None).await],
@@ -158,12 +155,12 @@ async fn sink_without_a_fence_check_accepts_a_stale_write() {
 
 /// Storms with this defect: in one process, and in two on each server that is installed.
 async fn storms(wrong: &str, alone_too: bool) -> Vec<Summary> {
-    const REQUESTS: u64 = 4_000;
-    let _turn = ONE_AT_A_TIME.acquire().await;
+    const REQUESTS: u64 = 2_000;
+    let _turn = turn().await;
     let seed = seed();
     let storm = async |redis: Option<RedisServer>| {
         let processes = if redis.is_some() { 2 } else { 1 };
-        let environment = Storm::new(PROGRAMS, redis, processes, wrong, seed).await;
+        let environment = Storm::new(PROGRAMS, redis, processes, &[wrong, "--patient"], seed).await;
         let storm = environment.storm(REQUESTS).await;
         let outcome = environment.end(storm).await;
         println!("{wrong}: {}", serde_json::to_string(&outcome.summary).expect("plain data"));
@@ -180,7 +177,7 @@ async fn storms(wrong: &str, alone_too: bool) -> Vec<Summary> {
     }
     for route in [Route::Direct, Route::Pooled] {
         let Some(database) = Database::start("a storm that is wrong, on PostgreSQL", route).await else { continue };
-        let environment = Storm::on(database, PROGRAMS, 2, &[wrong], seed).await;
+        let environment = Storm::on(database, PROGRAMS, 2, &[wrong, "--patient"], seed).await;
         let storm = environment.storm(REQUESTS / 2).await;
         summaries.push(environment.end(storm).await.summary);
     }
@@ -222,7 +219,7 @@ async fn missing_lock_delay_in_a_storm_is_too_soon() {
 
 /// Storms of duplicates with this defect, on each server that is installed.
 async fn duplicates(flag: &'static str, finds_answers: bool) -> Vec<ReplayOutcome> {
-    let _turn = ONE_AT_A_TIME.acquire().await;
+    let _turn = turn().await;
     let program = env!("CARGO_BIN_EXE_replayer");
     let storm = ReplayStorm { program, keys: 30, crashes: 3, finds_answers, flag, seed: seed() };
     let mut outcomes = Vec::new();

@@ -4,17 +4,21 @@
 use std::time::Duration;
 
 use serde_json::Value;
-use tokio::{
-    process::Command,
-    time::{Instant, timeout},
-};
+use tokio::{process::Command, time::Instant};
 use tower_lock_storm::{Cluster, Database, Observed, Request, Route, Service};
-use tower_lock_testkit::{RedisServer, skipped, wait::until};
+use tower_lock_testkit::{
+    RedisServer, skipped,
+    wait::{soon, until},
+};
 
 /// The default.
 const LEASE: Duration = Duration::from_secs(30);
 /// For tests that wait for the end of a lease.
 const SHORT: Duration = Duration::from_secs(5);
+/// The lock-delay, which is the default.
+const LOCK_DELAY: Duration = Duration::from_secs(1);
+/// How long a waiter that does not run keeps an offer, and its lock-delay.
+const OFFER: Duration = Duration::from_secs(4);
 
 const NAME: &str = "lock:subject:1";
 const LINE: &str = "tower-lock:lock:q:{lock:subject:1}";
@@ -33,12 +37,12 @@ enum Server {
 // === impl World ===
 
 impl Environment {
-    async fn new(test: &str) -> Option<Self> {
+    async fn on_redis(test: &str, lease: Duration) -> Option<Self> {
         if !RedisServer::is_available() {
             skipped(test, "redis-server");
             return None;
         }
-        Some(Self::of(Server::Redis(RedisServer::start().await), LEASE).await)
+        Some(Self::of(Server::Redis(RedisServer::start().await), lease).await)
     }
 
     async fn on_postgres(test: &str, lease: Duration) -> Option<Self> {
@@ -56,7 +60,7 @@ impl Environment {
             Server::Redis(redis) => redis.url(),
             Server::Postgres(database) => database.url(),
         };
-        self.cluster.service(&[name, "1", &lease], Some(&url)).await
+        self.cluster.service(&[name, "1", &lease, "--patient"], Some(&url)).await
     }
 
     async fn request(&self, service: &Service, path: &str, name: &str) -> Observed {
@@ -113,7 +117,7 @@ fn ran(observed: &Observed) -> bool {
 /// Guarantee: G2, G4, G13.
 #[tokio::test]
 async fn killed_holder_frees_its_key_after_lease_and_lock_delay() {
-    let Some(environment) = Environment::new("a holder that is killed").await else { return };
+    let Some(environment) = Environment::on_redis("a holder that is killed", SHORT).await else { return };
     holder_is_killed(environment).await;
 }
 
@@ -136,11 +140,10 @@ async fn holder_is_killed(environment: Environment) {
         };
         let (observed, (at, left)) = tokio::join!(answer, killer);
         assert!(ran(&observed), "{observed:?}");
-        // A lease and a lock-delay of a second, not renewed.
-        assert!(left <= environment.lease + Duration::from_secs(1), "{left:?}");
+        // Not renewed.
+        assert!(left <= environment.lease + LOCK_DELAY, "{left:?}");
         let took = at.elapsed();
         assert!(took + Duration::from_millis(100) >= left, "after {took:?}: there were {left:?} left");
-        assert!(took < left + Duration::from_secs(20), "after {took:?}, expected {left:?}");
     };
     let (observed, ()) = tokio::join!(environment.request(&killed, "/wait/1?work_ms=120000", "killed"), waits);
     assert_eq!(observed, Observed::Broken);
@@ -151,7 +154,7 @@ async fn holder_is_killed(environment: Environment) {
 /// Guarantee: G1.
 #[tokio::test]
 async fn holder_stopped_past_its_deadline_does_not_continue() {
-    let Some(environment) = Environment::new("a holder that is stopped").await else { return };
+    let Some(environment) = Environment::on_redis("a holder that is stopped", SHORT).await else { return };
     holder_is_stopped(environment).await;
 }
 
@@ -190,7 +193,6 @@ async fn holder_is_stopped(environment: Environment) {
 async fn with_a_head_that(environment: &Environment, happens: impl Fn(&Service)) -> Duration {
     let (first, head, last) =
         (environment.service("first").await, environment.service("head").await, environment.service("last").await);
-    let began = Instant::now();
     let ended = async {
         assert!(ran(&environment.request(&first, "/wait/1?work_ms=3000", "first").await));
         Instant::now()
@@ -215,16 +217,15 @@ async fn with_a_head_that(environment: &Environment, happens: impl Fn(&Service))
         at
     };
     let (ended, _, served) = tokio::join!(ended, head_asks, last_asks);
-    assert!(began.elapsed() < Duration::from_secs(60));
     served.saturating_duration_since(ended)
 }
 
 /// Guarantee: G5.
 #[tokio::test]
 async fn dead_head_of_the_queue_costs_nothing() {
-    let Some(environment) = Environment::new("a dead head of the queue").await else { return };
+    let Some(environment) = Environment::on_redis("a dead head of the queue", LEASE).await else { return };
     let waited = with_a_head_that(&environment, |head| head.process().kill()).await;
-    assert!(waited < Duration::from_millis(2_500), "{waited:?}: an offer is four seconds with its lock-delay");
+    assert!(waited < OFFER, "{waited:?}: it was offered to the dead process");
     environment.finish().await;
 }
 
@@ -234,14 +235,14 @@ async fn dead_head_of_the_queue_costs_nothing() {
 async fn dead_head_of_a_queue_on_postgres_costs_an_offer() {
     let Some(environment) = Environment::on_postgres("a dead head of the queue", LEASE).await else { return };
     let waited = with_a_head_that(&environment, |head| head.process().kill()).await;
-    assert!(waited < Duration::from_secs(15), "{waited:?}: a lease is thirty seconds");
+    assert!(waited < LEASE, "{waited:?}: the next waiter waited for a lease");
     environment.finish().await;
 }
 
 /// Guarantee: G5.
 #[tokio::test]
 async fn stopped_head_of_the_queue_costs_an_offer_and_lock_delay() {
-    let Some(environment) = Environment::new("a stopped head of the queue").await else { return };
+    let Some(environment) = Environment::on_redis("a stopped head of the queue", LEASE).await else { return };
     head_is_stopped(environment).await;
 }
 
@@ -254,8 +255,9 @@ async fn stopped_head_of_a_queue_on_postgres_costs_an_offer() {
 
 async fn head_is_stopped(environment: Environment) {
     let waited = with_a_head_that(&environment, |head| head.process().freeze()).await;
-    assert!(waited >= Duration::from_millis(3_900), "{waited:?}: it was offered to the stopped process");
-    assert!(waited < Duration::from_secs(15), "{waited:?}: a lease is thirty seconds");
+    // The clocks of the server and of this process are read at different times.
+    assert!(waited >= OFFER - Duration::from_millis(100), "{waited:?}: it was offered to the stopped process");
+    assert!(waited < LEASE, "{waited:?}: the next waiter waited for a lease");
     environment.finish().await;
 }
 
@@ -269,7 +271,7 @@ async fn forked_child_locks_by_a_manager_of_its_own() {
     }
     let redis = RedisServer::start().await;
     let forker = Command::new(env!("CARGO_BIN_EXE_forker")).env("REDIS_URL", redis.url()).kill_on_drop(true).output();
-    let output = timeout(Duration::from_secs(60), forker).await.expect("in time").expect("it runs");
+    let output = soon("its end", forker).await.expect("it runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let observed = String::from_utf8(output.stdout).expect("text");
     let mut observed: Vec<Value> = observed.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();

@@ -1,15 +1,14 @@
 //! Stores of many masters, of which some fail beside concurrent requests, and slots that move
 //! between them.
 //!
-//! `FAILOVERS=<number>`, `MOVES=<number>` and `ROUNDS=<number>` set the numbers of faults,
-//! `SEED=<number>` repeats the requests of a run.
+//! `SCALE=<number>` multiplies the faults, and `SEED=<number>` repeats the requests of a run.
 #![allow(clippy::disallowed_methods, reason = "tests run within a runtime and wait in real time")]
 
-use std::{env, time::Duration};
+use std::time::Duration;
 
 use fastrand::Rng;
-use tokio::{sync::Semaphore, time::sleep};
-use tower_lock_storm::{Environment, Outcome, Workload, seed};
+use tokio::time::sleep;
+use tower_lock_storm::{Environment, Outcome, Workload, scale, seed, turn};
 use tower_lock_testkit::{
     RedisCluster, RedisServer, skipped,
     wait::{ms, until},
@@ -24,9 +23,6 @@ const LEASE: &str = "--lease-ms=3000";
 const LONGEST_GAP: Duration = Duration::from_secs(10);
 
 const MASTERS: usize = 3;
-
-/// Concurrent storms would only compete for time.
-static ONE_AT_A_TIME: Semaphore = Semaphore::const_new(1);
 
 /// The failure of a master of a Cluster.
 #[derive(Clone, Copy, Debug)]
@@ -47,16 +43,9 @@ fn is_available(test: &str) -> bool {
     RedisServer::is_available()
 }
 
-fn number(variable: &str, default: usize) -> usize {
-    env::var(variable).map_or(default, |number| number.parse().expect("a number"))
-}
-
-/// A failover may lose a lock: its overlaps are counted, and the check of the fence refuses the
-/// stale writes.
-/// Guarantee: G1.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn storm_on_a_cluster_with_failovers() {
-    failovers(0, &["overlap", "too-soon", "fence-not-increasing"]).await;
+/// The number of faults in this run.
+fn scaled(number: u64) -> usize {
+    usize::try_from(number * scale()).expect("a few")
 }
 
 /// Guarantee: G1.
@@ -69,13 +58,14 @@ async fn failovers(min_replicas: usize, excused: &[&str]) {
     if !is_available("the storm on a Cluster with failovers") {
         return;
     }
-    let _turn = ONE_AT_A_TIME.acquire().await;
+    let _turn = turn().await;
     let mut cluster = RedisCluster::start(MASTERS, 1).await;
     let url = format!("{}?min_replicas={min_replicas}", cluster.url());
     let environment = Environment::at(PROGRAMS, &url, &["--correct", LEASE], seed()).await;
     // Another sequence than that of the requests.
     let mut rng = Rng::with_seed(!environment.seed);
-    let failovers = number("FAILOVERS", 2);
+    // In a short run the first two kinds of failures.
+    let failovers = scaled(2);
     let all_failures = async {
         for number in 0..failovers {
             // No shard fails twice in four seconds.
@@ -122,12 +112,12 @@ async fn storm_on_a_cluster_with_a_hot_slot_that_moves() {
     if !is_available("the storm on a Cluster with a slot that moves") {
         return;
     }
-    let _turn = ONE_AT_A_TIME.acquire().await;
+    let _turn = turn().await;
     let cluster = RedisCluster::start(MASTERS, 1).await;
     let environment = Environment::at(PROGRAMS, &cluster.url(), &["--correct", LEASE], seed()).await;
     let mut rng = Rng::with_seed(!environment.seed);
     let slot = RedisCluster::slot("lock:subject:0");
-    let moves = number("MOVES", 20);
+    let moves = scaled(8);
     let all_moves = async {
         for _ in 0..moves {
             sleep(ms(rng.u64(0..200))).await;
@@ -161,7 +151,7 @@ async fn storm_on_redlock_with_a_minority_that_fails() {
     if !is_available("the storm on Redlock") {
         return;
     }
-    let _turn = ONE_AT_A_TIME.acquire().await;
+    let _turn = turn().await;
     let mut servers = Vec::new();
     for _ in 0..5 {
         servers.push(RedisServer::start().await);
@@ -169,7 +159,7 @@ async fn storm_on_redlock_with_a_minority_that_fails() {
     let url = redlock_url(&servers);
     let environment = Environment::at(PROGRAMS, &url, &["--correct", LEASE], seed()).await;
     let mut rng = Rng::with_seed(!environment.seed);
-    let rounds = number("ROUNDS", 1);
+    let rounds = scaled(1);
     let faults = async {
         for _ in 0..rounds {
             let (killed, stopped) = (rng.usize(0..5), rng.usize(1..5));
@@ -197,34 +187,6 @@ async fn storm_on_redlock_with_a_minority_that_fails() {
     outcome.check(&[]);
 }
 
-/// A server that restarts empty at once may let two requests have one lock. The check of the fence
-/// refuses the stale write.
-/// Guarantee: G1.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn storm_on_redlock_with_servers_that_restart_empty() {
-    if !is_available("the storm on Redlock") {
-        return;
-    }
-    let _turn = ONE_AT_A_TIME.acquire().await;
-    let mut servers = Vec::new();
-    for _ in 0..5 {
-        servers.push(RedisServer::start().await);
-    }
-    let url = redlock_url(&servers);
-    let environment = Environment::at(PROGRAMS, &url, &["--correct", LEASE], seed()).await;
-    let mut rng = Rng::with_seed(!environment.seed);
-    let rounds = number("ROUNDS", 1);
-    let restarts = async {
-        for _ in 0..rounds * 5 {
-            sleep(ms(rng.u64(300..900))).await;
-            servers[rng.usize(0..5)].restart_empty().await;
-        }
-    };
-    let storm = environment.storm_until(Workload::with_slow_handlers, restarts).await;
-    let outcome = environment.end(storm).await;
-    check_with_losses(&outcome, "restarts", rounds * 5, &["overlap", "too-soon"]);
-}
-
 /// A lost lock overlaps with those that get its key until its holder notices the loss.
 fn check_with_losses(outcome: &Outcome, what: &str, faults: usize, excused: &[&str]) {
     let overlaps = outcome.summary.violations.get("overlap").copied().unwrap_or_default();
@@ -237,4 +199,45 @@ fn check_with_losses(outcome: &Outcome, what: &str, faults: usize, excused: &[&s
 fn redlock_url(servers: &[RedisServer]) -> String {
     let addresses: Vec<_> = servers.iter().map(|server| server.address().to_string()).collect();
     format!("redis+redlock://{}", addresses.join(","))
+}
+
+/// With `--long`.
+mod long {
+    use super::*;
+
+    /// A failover may lose a lock: its overlaps are counted, and the check of the fence refuses the
+    /// stale writes.
+    /// Guarantee: G1.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn storm_on_a_cluster_with_failovers() {
+        failovers(0, &["overlap", "too-soon", "fence-not-increasing"]).await;
+    }
+
+    /// A server that restarts empty at once may let two requests have one lock. The check of the fence
+    /// refuses the stale write.
+    /// Guarantee: G1.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn storm_on_redlock_with_servers_that_restart_empty() {
+        if !is_available("the storm on Redlock") {
+            return;
+        }
+        let _turn = turn().await;
+        let mut servers = Vec::new();
+        for _ in 0..5 {
+            servers.push(RedisServer::start().await);
+        }
+        let url = redlock_url(&servers);
+        let environment = Environment::at(PROGRAMS, &url, &["--correct", LEASE], seed()).await;
+        let mut rng = Rng::with_seed(!environment.seed);
+        let rounds = scaled(1);
+        let restarts = async {
+            for _ in 0..rounds * 5 {
+                sleep(ms(rng.u64(300..900))).await;
+                servers[rng.usize(0..5)].restart_empty().await;
+            }
+        };
+        let storm = environment.storm_until(Workload::with_slow_handlers, restarts).await;
+        let outcome = environment.end(storm).await;
+        check_with_losses(&outcome, "restarts", rounds * 5, &["overlap", "too-soon"]);
+    }
 }

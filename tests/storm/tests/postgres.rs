@@ -1,7 +1,7 @@
 //! Storms on PostgreSQL, direct and behind PgBouncer: processes are killed and stopped, sessions
 //! are killed, and the server crashes.
 //!
-//! `REQUESTS=<number>` sets the requests of a storm, and `SEED=<number>` repeats those of a run.
+//! `SCALE=<number>` multiplies the requests of a storm, and `SEED=<number>` repeats those of a run.
 #![allow(clippy::disallowed_methods, reason = "tests run within a runtime and wait in real time")]
 
 use std::{
@@ -9,8 +9,8 @@ use std::{
     time::Duration,
 };
 
-use tokio::{sync::Semaphore, time::sleep};
-use tower_lock_storm::{Database, Environment, Route, Storm, seed};
+use tokio::time::sleep;
+use tower_lock_storm::{Database, Environment, Route, Storm, Workload, seed, turn};
 use tower_lock_testkit::wait::ms;
 
 const PROGRAMS: (&str, &str) = (env!("CARGO_BIN_EXE_checker"), env!("CARGO_BIN_EXE_service"));
@@ -18,31 +18,28 @@ const PROGRAMS: (&str, &str) = (env!("CARGO_BIN_EXE_checker"), env!("CARGO_BIN_E
 /// Short: a killed process blocks its keys for it, and so does a release that a crash loses.
 const LEASE: &str = "--lease-ms=3000";
 
-/// Concurrent storms would only compete for time.
-static ONE_AT_A_TIME: Semaphore = Semaphore::const_new(1);
-
-fn requests() -> u64 {
-    std::env::var("REQUESTS").map_or(1_500, |text| text.parse().expect("a number"))
-}
+/// Three seconds of requests.
+const REQUESTS: u64 = 1_200;
 
 /// Returns `None`, with a note on stderr, if a server is not installed.
-async fn environment(test: &str, route: Route, processes: usize) -> Option<Environment> {
+async fn environment(test: &str, route: Route, processes: usize, flags: &[&str]) -> Option<Environment> {
     let database = Database::start(test, route).await?;
-    Some(Environment::on(database, PROGRAMS, processes, &["--correct", LEASE], seed()).await)
+    let flags = [&["--correct", LEASE], flags].concat();
+    Some(Environment::on(database, PROGRAMS, processes, &flags, seed()).await)
 }
 
 /// A storm beside faults, until its requests have ended.
 async fn storm_beside(environment: &Environment, faults: impl Future<Output = ()>) -> Storm {
     tokio::select! {
-        storm = environment.storm(requests()) => storm,
+        storm = environment.storm(REQUESTS) => storm,
         () = faults => unreachable!("they have no end"),
     }
 }
 
 async fn storm_without_faults(route: Route) {
-    let _turn = ONE_AT_A_TIME.acquire().await;
-    let Some(environment) = environment("the storm on PostgreSQL", route, 2).await else { return };
-    let storm = environment.storm(2 * requests()).await;
+    let _turn = turn().await;
+    let Some(environment) = environment("the storm on PostgreSQL", route, 2, &["--patient"]).await else { return };
+    let storm = environment.storm(REQUESTS).await;
     let outcome = environment.end(storm).await;
     outcome.check(&[]);
     outcome.check_nothing_aborted();
@@ -55,17 +52,11 @@ async fn storm_on_two_processes_with_postgres() {
     storm_without_faults(Route::Direct).await;
 }
 
-/// Guarantee: G1.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn storm_on_two_processes_behind_pgbouncer() {
-    storm_without_faults(Route::Pooled).await;
-}
-
 /// One process is killed, and one stops for longer than its leases.
 async fn storm_with_processes_that_fail(route: Route) {
-    let _turn = ONE_AT_A_TIME.acquire().await;
+    let _turn = turn().await;
     let test = "the storm on PostgreSQL with killed processes";
-    let Some(environment) = environment(test, route, 4).await else { return };
+    let Some(environment) = environment(test, route, 4, &[]).await else { return };
     let dying = async {
         sleep(ms(500)).await;
         environment.services[1].process().freeze();
@@ -73,9 +64,9 @@ async fn storm_with_processes_that_fail(route: Route) {
         environment.services[3].process().kill();
         sleep(Duration::from_secs(5)).await;
         environment.services[1].process().thaw();
-        std::future::pending::<()>().await;
     };
-    let storm = storm_beside(&environment, dying).await;
+    // Requests always wait for a key of the process that is killed.
+    let storm = environment.storm_until(Workload::with_slow_handlers, dying).await;
     let outcome = environment.end(storm).await;
     outcome.check(&[]);
     assert!(outcome.summary.broken_before > 0, "{:#?}", outcome.summary);
@@ -87,16 +78,10 @@ async fn storm_on_postgres_with_killed_and_stopped_processes() {
     storm_with_processes_that_fail(Route::Direct).await;
 }
 
-/// Guarantee: G2.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn storm_behind_pgbouncer_with_killed_processes() {
-    storm_with_processes_that_fail(Route::Pooled).await;
-}
-
 async fn storm_with_killed_sessions(route: Route) {
-    let _turn = ONE_AT_A_TIME.acquire().await;
+    let _turn = turn().await;
     let test = "the storm on PostgreSQL with killed sessions";
-    let Some(environment) = environment(test, route, 4).await else { return };
+    let Some(environment) = environment(test, route, 4, &[]).await else { return };
     let mut rng = fastrand::Rng::with_seed(!environment.seed);
     let mut killed = 0;
     let kills = async {
@@ -119,20 +104,14 @@ async fn storm_on_a_postgres_whose_sessions_are_killed() {
     storm_with_killed_sessions(Route::Direct).await;
 }
 
-/// Guarantee: G1.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn storm_behind_pgbouncer_with_killed_sessions() {
-    storm_with_killed_sessions(Route::Pooled).await;
-}
-
 /// A grant that was acknowledged is on the disk.
 async fn storm_with_crashes(route: Route) {
-    let _turn = ONE_AT_A_TIME.acquire().await;
+    let _turn = turn().await;
     let test = "the storm on a PostgreSQL that crashes";
-    let Some(environment) = environment(test, route, 4).await else { return };
+    let Some(environment) = environment(test, route, 4, &[]).await else { return };
     let is_over = AtomicBool::new(false);
     let storm = async {
-        let storm = environment.storm(requests()).await;
+        let storm = environment.storm(REQUESTS).await;
         is_over.store(true, SeqCst);
         storm
     };
@@ -156,8 +135,31 @@ async fn storm_on_a_postgres_that_crashes() {
     storm_with_crashes(Route::Direct).await;
 }
 
-/// Guarantee: G1.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn storm_behind_pgbouncer_of_a_postgres_that_crashes() {
-    storm_with_crashes(Route::Pooled).await;
+/// With `--long`.
+mod long {
+    use super::*;
+
+    /// Guarantee: G1.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn storm_on_two_processes_behind_pgbouncer() {
+        storm_without_faults(Route::Pooled).await;
+    }
+
+    /// Guarantee: G2.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn storm_behind_pgbouncer_with_killed_processes() {
+        storm_with_processes_that_fail(Route::Pooled).await;
+    }
+
+    /// Guarantee: G1.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn storm_behind_pgbouncer_with_killed_sessions() {
+        storm_with_killed_sessions(Route::Pooled).await;
+    }
+
+    /// Guarantee: G1.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn storm_behind_pgbouncer_of_a_postgres_that_crashes() {
+        storm_with_crashes(Route::Pooled).await;
+    }
 }

@@ -1,43 +1,46 @@
-//! Ten thousand requests over fifty keys, fewer with faults: no overlap, an outcome for every
-//! request, and nothing left.
+//! Requests over fifty keys, with and without faults: no overlap, an outcome for every request, and
+//! nothing left.
 //!
 //! Half of the requests use HTTP/1.1 and half HTTP/2, some wait and some do not, some responses are
 //! streams. One client in a hundred disconnects at any point, and one handler in a hundred panics.
 //! Half of the panics reach a layer that responds 500, and half reach hyper, which closes the
 //! connection.
 //!
-//! `SEED=<number> cargo test -p tower-lock-storm --test storm` repeats the requests of a run. Their
-//! interleaving still varies.
+//! `SCALE=<number>` multiplies the requests and the faults, and `SEED=<number>` repeats the requests
+//! of a run. Their interleaving still varies.
 #![allow(clippy::disallowed_methods, reason = "tests run within a runtime and wait in real time")]
 
-use std::{sync::atomic::Ordering::SeqCst, time::Duration};
+use std::sync::atomic::Ordering::SeqCst;
 
-use tokio::{sync::Semaphore, time::sleep};
-use tower_lock_storm::{Environment, Patience, is, seed};
+use tokio::time::sleep;
+use tower_lock_storm::{Environment, Patience, Workload, is, scale, seed, turn};
 use tower_lock_testkit::{Chaos, Direction, RedisServer, skipped, wait::ms};
 
-const REQUESTS: u64 = 10_000;
+/// Four seconds of requests.
+const REQUESTS: u64 = 1_600;
+
+/// The outage of a store is longer than its lease.
+const SHORT_LEASE: &str = "--lease-ms=3000";
 
 const PROGRAMS: (&str, &str) = (env!("CARGO_BIN_EXE_checker"), env!("CARGO_BIN_EXE_service"));
 
-/// Concurrent storms would only compete for time.
-static ONE_AT_A_TIME: Semaphore = Semaphore::const_new(1);
-
 /// Returns `None`, with a note on stderr, if there is no server.
-async fn on_redis(test: &str, processes: usize) -> Option<Environment> {
+async fn on_redis(test: &str, processes: usize, flags: &[&str]) -> Option<Environment> {
     if !RedisServer::is_available() {
         skipped(test, "redis-server");
         return None;
     }
-    Some(Environment::new(PROGRAMS, Some(RedisServer::start().await), processes, "--correct", seed()).await)
+    let flags = [&["--correct"], flags].concat();
+    Some(Environment::new(PROGRAMS, Some(RedisServer::start().await), processes, &flags, seed()).await)
 }
 
 /// Guarantee: G1.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_in_one_process() {
-    let _turn = ONE_AT_A_TIME.acquire().await;
-    let environment = Environment::new(PROGRAMS, None, 1, "--correct", seed()).await;
-    let storm = environment.storm(REQUESTS).await;
+    let _turn = turn().await;
+    let environment = Environment::new(PROGRAMS, None, 1, &["--correct"], seed()).await;
+    // Enough for each kind of event.
+    let storm = environment.storm(3 * REQUESTS).await;
     let outcome = environment.end(storm).await;
     outcome.check(&[]);
     outcome.check_nothing_aborted();
@@ -49,26 +52,24 @@ async fn storm_in_one_process() {
 /// Guarantee: G1.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_on_two_processes_with_redis() {
-    let _turn = ONE_AT_A_TIME.acquire().await;
-    let Some(environment) = on_redis("the storm without faults", 2).await else { return };
+    let _turn = turn().await;
+    let Some(environment) = on_redis("the storm without faults", 2, &["--patient"]).await else { return };
     let storm = environment.storm(REQUESTS).await;
     let outcome = environment.end(storm).await;
     outcome.check(&[]);
     outcome.check_nothing_aborted();
     outcome.check_connections();
-    outcome.check_coverage();
-    // Except on an overloaded machine: a request with a shorter wait than Redis takes gets this
-    // rejection.
+    // A request with a shorter wait than Redis takes gets this rejection.
     let rejected = outcome
         .count(|workload, observed| workload.patience != Patience::Briefly && is(observed, 503, "store-unavailable"));
-    assert!(outcome.faults == 0 && rejected < outcome.observed.len() / 10, "{rejected}: every waiter gets a grant");
+    assert_eq!((outcome.faults, rejected), (0, 0), "every waiter gets a grant");
 }
 
 /// Guarantee: G1.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_with_network_faults() {
-    let _turn = ONE_AT_A_TIME.acquire().await;
-    let Some(environment) = on_redis("the storm with faults", 4).await else { return };
+    let _turn = turn().await;
+    let Some(environment) = on_redis("the storm with faults", 4, &[]).await else { return };
     // Copies arrive after their expiry: half a second after the request nothing is granted.
     let chaos = Chaos::new(environment.seed).cut(1).double(20).late(20, ms(20)).again(20, ms(1_000)..ms(3_000));
     // In flight when the connection broke: they arrive before or after their expiry.
@@ -91,14 +92,14 @@ async fn storm_with_network_faults() {
             all.heal();
         }
     };
-    let storm = meanwhile(gusts, environment.storm(REQUESTS / 2)).await;
+    let storm = meanwhile(gusts, environment.storm(REQUESTS)).await;
     environment.proxy().chaos(None);
     environment.proxy().all().heal();
     let outcome = environment.end(storm).await;
     outcome.check(&[]);
     outcome.check_nothing_aborted();
     outcome.check_connections();
-    assert!(outcome.faults > 100, "{} faults only", outcome.faults);
+    assert!(outcome.faults > 50, "{} faults only", outcome.faults);
     let most = outcome.summary.asked - outcome.summary.answers(503);
     assert!(most > outcome.summary.asked / 2, "{:#?}", outcome.summary);
 }
@@ -106,24 +107,23 @@ async fn storm_with_network_faults() {
 /// Longer than any wait for a store.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_with_a_frozen_redis() {
-    let _turn = ONE_AT_A_TIME.acquire().await;
-    let Some(environment) = on_redis("the storm, on a Redis that stands still", 4).await else { return };
+    let _turn = turn().await;
+    let Some(environment) = on_redis("the storm, on a Redis that stands still", 4, &[]).await else { return };
     let stands_still = async {
-        loop {
+        for _ in 0..2 * scale() {
             sleep(ms(600)).await;
             environment.redis().freeze();
             sleep(ms(2_500)).await;
             environment.redis().thaw();
         }
     };
-    let storm = meanwhile(stands_still, environment.storm(REQUESTS / 2)).await;
-    environment.redis().thaw();
+    let storm = environment.storm_until(|workload| workload, stands_still).await;
     let outcome = environment.end(storm).await;
     outcome.check(&[]);
     outcome.check_nothing_aborted();
     outcome.check_connections();
     // Twelve that work, and ten attempts per second each while the server is frozen.
-    assert!(outcome.connections < 400, "{} connections", outcome.connections);
+    assert!(outcome.connections < 400 * scale(), "{} connections", outcome.connections);
     assert!(outcome.summary.answers(503) > 0, "the server was never frozen: {:#?}", outcome.summary);
     assert!(outcome.summary.answers(200) > 0);
 }
@@ -133,8 +133,8 @@ async fn storm_with_a_frozen_redis() {
 /// Guarantee: G1.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_with_a_redis_that_loses_its_data() {
-    let _turn = ONE_AT_A_TIME.acquire().await;
-    let Some(mut environment) = on_redis("the storm, on a Redis that forgets", 4).await else { return };
+    let _turn = turn().await;
+    let Some(mut environment) = on_redis("the storm, on a Redis that forgets", 4, &[]).await else { return };
     let mut redis = environment.redis.take().expect("it has one");
     let forgets = async {
         loop {
@@ -142,7 +142,7 @@ async fn storm_with_a_redis_that_loses_its_data() {
             redis.restart_empty().await;
         }
     };
-    let storm = meanwhile(forgets, environment.storm(REQUESTS / 2)).await;
+    let storm = meanwhile(forgets, environment.storm(REQUESTS)).await;
     // The storm may have ended during the outage.
     redis.restart_empty().await;
     environment.redis = Some(redis);
@@ -156,16 +156,17 @@ async fn storm_with_a_redis_that_loses_its_data() {
 /// Guarantee: G2.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_with_killed_and_stopped_processes() {
-    let Some(environment) = on_redis("the storm with killed processes", 4).await else { return };
+    let _turn = turn().await;
+    let Some(environment) = on_redis("the storm with killed processes", 4, &[SHORT_LEASE]).await else { return };
     let dying = async {
         sleep(ms(500)).await;
         environment.services[1].process().freeze();
         environment.services[3].process().kill();
-        sleep(Duration::from_secs(34)).await;
+        sleep(ms(5_000)).await;
         environment.services[1].process().thaw();
-        std::future::pending::<()>().await;
     };
-    let storm = meanwhile(dying, environment.storm(REQUESTS / 4)).await;
+    // Requests always wait for a key of the process that is killed.
+    let storm = environment.storm_until(Workload::with_slow_handlers, dying).await;
     let outcome = environment.end(storm).await;
     // A write in flight may arrive after the next one: it is refused.
     outcome.check(&[]);
@@ -175,8 +176,8 @@ async fn storm_with_killed_and_stopped_processes() {
 /// As in a deployment: waiters of the ending process are served.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_with_graceful_shutdowns() {
-    let _turn = ONE_AT_A_TIME.acquire().await;
-    let Some(environment) = on_redis("the storm, with processes that end", 4).await else { return };
+    let _turn = turn().await;
+    let Some(environment) = on_redis("the storm, with processes that end", 4, &[]).await else { return };
     let ending = async {
         for number in [1, 3] {
             sleep(ms(400)).await;
@@ -185,7 +186,7 @@ async fn storm_with_graceful_shutdowns() {
         }
         std::future::pending::<()>().await;
     };
-    let storm = meanwhile(ending, environment.storm(REQUESTS / 2)).await;
+    let storm = meanwhile(ending, environment.storm(REQUESTS)).await;
     assert!(environment.leaving[3].load(SeqCst), "in the middle of it");
     let outcome = environment.end(storm).await;
     outcome.check(&[]);

@@ -10,6 +10,7 @@
 //! | [`endings`] | each kind of response, under a key of its own |
 //! | [`locks`] | keys and lock managers of the tests |
 //! | [`store`] | stores that change some operations of another one |
+//! | [`costs`] | the cost of locks in calls of their store: one table for all stores |
 //! | [`parity`] | a store beside the one in memory, in random sequences of calls |
 //! | [`exclusion`] | the rule of mutual exclusion, for the checkers |
 //! | [`log`] | the text of the log |
@@ -47,11 +48,11 @@ pub mod app;
 #[cfg(feature = "service")]
 pub mod body;
 #[cfg(feature = "service")]
+pub mod costs;
+#[cfg(feature = "service")]
 pub mod endings;
 #[cfg(feature = "service")]
 pub mod http;
-#[cfg(feature = "service")]
-pub mod limits;
 #[cfg(feature = "service")]
 pub mod locks;
 #[cfg(feature = "service")]
@@ -61,6 +62,7 @@ pub mod parity;
 #[cfg(feature = "service")]
 pub mod store;
 pub mod exclusion;
+pub mod limits;
 pub mod panics;
 pub mod wait;
 

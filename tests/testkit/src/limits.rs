@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+#[cfg(feature = "service")]
 use tower_lock::{
     PostgresStore, RedisStore, RedlockStore,
     store::{PostgresStoreBuilder, RedisStoreBuilder, RedlockStoreBuilder},
@@ -21,6 +22,9 @@ pub const CALL: Duration = Duration::from_secs(5);
 /// A connect timeout that no busy machine reaches: the longest that a store has.
 pub const CONNECT: Duration = Duration::from_secs(60);
 
+/// A wait for replicas that no busy machine reaches: the longest that a store with [`CALL`] has.
+pub const REPLICAS: Duration = Duration::from_millis(2_500);
+
 /// The timeout of calls and connects that a test waits for.
 pub const SHORT: Duration = Duration::from_millis(300);
 
@@ -28,16 +32,19 @@ pub const SHORT: Duration = Duration::from_millis(300);
 pub const OUTAGE: Duration = Duration::from_secs(3);
 
 /// A store on Redis whose calls fail only if the server does.
+#[cfg(feature = "service")]
 pub fn redis() -> RedisStoreBuilder {
     RedisStore::builder().call_timeout(CALL).connect_timeout(CONNECT)
 }
 
 /// A store on independent Redis servers whose calls fail only if a majority of them does.
+#[cfg(feature = "service")]
 pub fn redlock() -> RedlockStoreBuilder {
     RedlockStore::builder().call_timeout(CALL).connect_timeout(CONNECT)
 }
 
 /// A store on PostgreSQL whose calls fail only if the server does.
+#[cfg(feature = "service")]
 pub fn postgres() -> PostgresStoreBuilder {
     PostgresStore::builder().call_timeout(CALL).connect_timeout(CONNECT)
 }

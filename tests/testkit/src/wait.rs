@@ -4,12 +4,11 @@ use std::{future::Future, time::Duration};
 
 use tokio::time::{sleep, timeout};
 
-/// Longer than any step takes, even on a busy machine.
-const LIMIT: Duration = Duration::from_secs(120);
+use crate::limits;
 
 /// The output of a future, which must end within the limit.
 pub async fn soon<F: Future>(what: &str, future: F) -> F::Output {
-    timeout(LIMIT, future).await.unwrap_or_else(|_| panic!("never happened: {what}"))
+    timeout(limits::BROKEN, future).await.unwrap_or_else(|_| panic!("never happened: {what}"))
 }
 
 /// Polls until the condition holds.
@@ -22,15 +21,17 @@ pub async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     soon(what, poll).await;
 }
 
-/// Polls without a runtime, for ten seconds at most. Returns whether the condition holds.
+/// Polls without a runtime. Returns whether the condition holds, at the limit at the latest.
 #[expect(clippy::disallowed_methods, reason = "short sleeps of a caller that cannot await")]
 pub(crate) fn until_blocking(mut is_so: impl FnMut() -> bool) -> bool {
-    (0..10_000).any(|_| {
-        is_so() || {
-            std::thread::sleep(ms(1));
-            false
+    let began = std::time::Instant::now();
+    while !is_so() {
+        if began.elapsed() > limits::BROKEN {
+            return false;
         }
-    })
+        std::thread::sleep(ms(1));
+    }
+    true
 }
 
 /// Lets all other tasks run until they only wait.

@@ -9,6 +9,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tower_lock::{LockError, LockGuard, LockManager, RedisStore, lock::ReleaseOutcome};
+use tower_lock_testkit::limits;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -24,8 +25,6 @@ struct Observed {
     tokens: Vec<u64>,
     freed: bool,
 }
-
-const PATIENCE: Duration = Duration::from_secs(20);
 
 fn main() -> Result<(), Failure> {
     let before = runtime()?;
@@ -68,7 +67,7 @@ async fn child(locks: &LockManager, copied: LockGuard) -> Result<Observed, Failu
     observed.tokens.push(own.fencing_token().as_u64());
     own.release().await?;
     // A message announces the grant.
-    let after = timeout(PATIENCE, locks.lock(("account", 7)).wait(PATIENCE).into_future()).await??;
+    let after = timeout(limits::BROKEN, locks.lock(("account", 7)).wait(limits::BROKEN).into_future()).await??;
     observed.tokens.push(after.fencing_token().as_u64());
     observed.freed = after.release().await? == ReleaseOutcome::Released;
     Ok(observed)
@@ -77,7 +76,7 @@ async fn child(locks: &LockManager, copied: LockGuard) -> Result<Observed, Failu
 async fn parent(locks: &LockManager, guard: LockGuard) -> Result<Observed, Failure> {
     let name = holder(locks, 7).await?;
     let tokens = vec![guard.fencing_token().as_u64()];
-    timeout(PATIENCE, async {
+    timeout(limits::BROKEN, async {
         while locks.inspect(("account", 7)).await?.waiting == 0 {
             sleep(Duration::from_millis(10)).await;
         }

@@ -7,12 +7,13 @@
 //! ```
 //!
 //! A commit is a new file in the folder, which is the database of all processes: it is there with
-//! all of its content, or not at all. The process prints the address that it listens on. SIGTERM
-//! starts a graceful shutdown.
+//! all of its content, or not at all. The log of the process is in the folder, too. The process
+//! prints the address that it listens on. SIGTERM starts a graceful shutdown.
 
 use std::{
     error::Error,
-    fs, io,
+    fs::{self, File},
+    io,
     net::Ipv4Addr,
     path::{Path as FilePath, PathBuf},
     sync::{
@@ -74,6 +75,12 @@ async fn main() -> Result<(), Failure> {
     }
     let [name, folder] = &*words else { return Err("replayer NAME FOLDER".into()) };
     let folder = PathBuf::from(folder);
+    let log = File::create(folder.join(format!("{name}.log")))?;
+    tracing_subscriber::fmt()
+        .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
+        .with_writer(log)
+        .with_ansi(false)
+        .init();
     let locks = LockManager::builder(store).instance(name).lease(LEASE).build();
     let locks = locks.with_policy(LockPolicy::new().lock_delay(Duration::from_millis(100)));
     let mut layer = ReplayLayer::new(&locks, key::fixed(("storm",))).required().wait(wait);
@@ -94,6 +101,8 @@ async fn main() -> Result<(), Failure> {
     };
     axum::serve(listener, app).with_graceful_shutdown(stop).await?;
     let holding = locks.shutdown(Duration::from_secs(10)).await;
+    // The thread that writes the log has started when a later one has ended: the runtime waits for it.
+    tokio::task::spawn_blocking(|| ()).await?;
     println!("{}", serde_json::to_string(&ShutdownReport { holding, ..ShutdownReport::default() })?);
     Ok(())
 }
@@ -102,12 +111,12 @@ async fn main() -> Result<(), Failure> {
 async fn connect_patiently() -> Result<Arc<dyn LockStore>, Failure> {
     let url = std::env::var("LOCK_URL")?;
     for _ in 0..20 {
-        if let Ok(store) = connect(&url).await {
+        if let Ok(store) = connect(&url, false).await {
             return Ok(store);
         }
         sleep(Duration::from_millis(50)).await;
     }
-    connect(&url).await
+    connect(&url, false).await
 }
 
 async fn claim(State(app): State<Arc<App>>, Path(number): Path<u64>, once: Once) -> Result<Response, Response> {
@@ -123,7 +132,7 @@ async fn claim(State(app): State<Arc<App>>, Path(number): Path<u64>, once: Once)
     ]);
     let body: Vec<u8> = (0..fastrand::usize(0..3_000)).map(|_| fastrand::u8(..)).collect();
     let response = (StatusCode::CREATED, headers, Body::from(body)).into_response();
-    let line = format!("{number} {} {name}\n", app.name);
+    let line = format!("{number} {} {name} {}\n", app.name, once.fencing_token());
     let response = if app.finds_answers {
         let answer = once.answer(response).await.map_err(IntoResponse::into_response)?;
         app.commit(&once, line, answer.as_bytes());

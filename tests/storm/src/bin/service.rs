@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! CHECKER=address [LOCK_URL=url] service NAME [INSTANCES] [--lock-delay-ms=NUMBER]
-//!     [--lease-ms=NUMBER]
+//!     [--lease-ms=NUMBER] [--patient]
 //!     [--correct | --releases-any-holder | --shortens-leases | --skips-some
 //!     | --releases-at-head | --skips-lock-delay]
 //! ```
@@ -37,7 +37,7 @@ use tokio::{
     runtime::Handle,
     signal::unix::{SignalKind, signal},
     sync::watch,
-    time::{sleep, timeout},
+    time::sleep,
 };
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_lock::{
@@ -45,7 +45,10 @@ use tower_lock::{
     Locked, MemoryStore, OnDisconnect, ReleaseAt, key, store::LockStore,
 };
 use tower_lock_storm::{LockPath, Panics, Reply, Report, Reporter, Residue, ShutdownReport, Work, connect, now};
-use tower_lock_testkit::store::{InterceptedStore, ReleasesAnyHolder, ShortensLeases};
+use tower_lock_testkit::{
+    store::{InterceptedStore, ReleasesAnyHolder, ShortensLeases},
+    wait::until,
+};
 
 type Failure = Box<dyn Error + Send + Sync>;
 
@@ -96,11 +99,12 @@ const LOCK_DELAY: Duration = Duration::from_secs(1);
 #[tokio::main(worker_threads = 2)]
 async fn main() -> Result<(), Failure> {
     let (mut words, mut wrong) = (Vec::new(), Wrong::Nothing);
-    let (mut lock_delay, mut lease) = (LOCK_DELAY, LEASE);
+    let (mut lock_delay, mut lease, mut is_patient) = (LOCK_DELAY, LEASE, false);
     for argument in std::env::args().skip(1) {
         match argument.strip_prefix("--").map(|flag| flag.split_once('=').unwrap_or((flag, ""))) {
             None => words.push(argument),
             Some(("lock-delay-ms", ms)) => lock_delay = Duration::from_millis(ms.parse()?),
+            Some(("patient", _)) => is_patient = true,
             Some(("lease-ms", ms)) => lease = Duration::from_millis(ms.parse()?),
             Some((flag, _)) => wrong = Wrong::named(flag)?,
         }
@@ -121,8 +125,11 @@ async fn main() -> Result<(), Failure> {
         let process = format!("{name}.{number}");
         let delay = if wrong == Wrong::SkipsLockDelay { Duration::ZERO } else { lock_delay };
         let locks = match wrong {
-            Wrong::ReleasesAnyHolder | Wrong::ShortensLeases => broken(wrong, url.as_deref(), &memory).await?,
+            Wrong::ReleasesAnyHolder | Wrong::ShortensLeases => {
+                broken(wrong, url.as_deref(), is_patient, &memory).await?
+            }
             _ => match &url {
+                Some(url) if is_patient => LockManager::builder(connect(url, true).await?),
                 Some(url) => LockManager::connect(url).await?,
                 None => LockManager::builder(Arc::clone(&memory)),
             },
@@ -148,21 +155,21 @@ async fn main() -> Result<(), Failure> {
     drop(reporter);
     // Background tasks end when they are no longer needed.
     let alive = || Handle::current().metrics().num_alive_tasks();
-    let _ = timeout(Duration::from_secs(5), async {
-        while alive() > 0 {
-            sleep(Duration::from_millis(5)).await;
-        }
-    })
-    .await;
+    until("no task is left", async || alive() == 0).await;
     let panics = PANICS.load(Ordering::Relaxed);
-    println!("{}", serde_json::to_string(&ShutdownReport { holding, tasks: alive(), panics })?);
+    println!("{}", serde_json::to_string(&ShutdownReport { holding, panics })?);
     Ok(())
 }
 
 /// The locks of one instance, in a store with a defect.
-async fn broken(wrong: Wrong, url: Option<&str>, memory: &Arc<MemoryStore>) -> Result<LockManagerBuilder, Failure> {
+async fn broken(
+    wrong: Wrong,
+    url: Option<&str>,
+    is_patient: bool,
+    memory: &Arc<MemoryStore>,
+) -> Result<LockManagerBuilder, Failure> {
     let store: Arc<dyn LockStore> = match url {
-        Some(url) => connect(url).await?,
+        Some(url) => connect(url, is_patient).await?,
         None => Arc::<MemoryStore>::clone(memory),
     };
     Ok(match wrong {
