@@ -1,71 +1,191 @@
 //! Messages to Redisson and from it, on raw keys. A connection stands for its client.
 
-use std::{future::IntoFuture, time::Duration};
+use std::{
+    future::IntoFuture,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+};
 
-use tokio::time::{Instant, sleep, timeout};
-use tower_lock::{LockKey, LockManager, RedisStore};
+use tokio::time::{Instant, sleep};
+use tower_lock::{LockKey, LockManager};
 use tower_lock_testkit::{
-    Connection,
+    Connection, RedisServer, costs, limits,
     locks::key,
     log::Log,
-    wait::{ms, soon, until},
+    wait::{ms, until},
 };
 
 use crate::{
     connecting::{smallest_acl, user},
-    support::{Environment, environment},
+    support::{environment, granted, served},
 };
 
-const RAW: &str = "myLock";
+pub(crate) const RAW: &str = "myLock";
 const CHANNEL: &str = "redisson_lock__channel:{myLock}";
 const OWN_CHANNEL: &str = "tower-lock:lock:in:raw:{myLock}";
 const RAW_QUEUE: &str = "tower-lock:lock:q:{myLock}";
-const JAVA: &str = "8b1b3cd2-2f9a-4d6e-9c56-6f0a2a1f0f3e:57";
+const HOLDER: &str = "8b1b3cd2-2f9a-4d6e-9c56-6f0a2a1f0f3e:57";
 
-fn raw() -> LockKey {
+pub(crate) fn raw() -> LockKey {
     LockKey::raw(RAW).expect("a name")
 }
 
+/// A client of Redisson.
+#[derive(Clone, Copy)]
+pub(crate) struct Redisson<'a> {
+    /// The server that has the lock.
+    master: &'a RedisServer,
+    /// The server at which it waits for messages.
+    node: &'a RedisServer,
+    /// As it does on a Cluster.
+    is_sharded: bool,
+    name: &'static str,
+    channel: &'static str,
+}
+
 /// A client of Redisson that waits.
-async fn java_waits(environment: &Environment, channel: &str) -> Connection {
-    let mut java = environment.redis.connect().await;
-    let reply = java.command(&["SUBSCRIBE", channel]).await.expect("a reply");
-    assert_eq!(reply.items()[0].text(), Some("subscribe"), "{reply:?}");
-    java
+pub(crate) struct Waiting<'a> {
+    connection: Connection,
+    client: Redisson<'a>,
 }
 
-/// The payload of the next message. `None`: there is none.
-async fn message(java: &mut Connection, limit: Duration) -> Option<String> {
-    let message = timeout(limit, java.next()).await.ok()?.expect("connected");
-    assert_eq!(message.items()[0].text(), Some("message"), "{message:?}");
-    message.items()[2].text().map(ToOwned::to_owned)
+impl<'a> Redisson<'a> {
+    pub(crate) fn at(master: &'a RedisServer) -> Self {
+        Self { master, node: master, is_sharded: false, name: RAW, channel: CHANNEL }
+    }
+
+    /// The same on a Cluster: it subscribes at any node, or to a sharded channel at the master.
+    pub(crate) fn with_node(self, node: Option<&'a RedisServer>) -> Self {
+        Self { node: node.unwrap_or(self.master), is_sharded: node.is_none(), ..self }
+    }
+
+    pub(crate) async fn waits(self) -> Waiting<'a> {
+        let mut connection = self.node.connect().await;
+        let command = if self.is_sharded { "SSUBSCRIBE" } else { "SUBSCRIBE" };
+        let reply = connection.command(&[command, self.channel]).await.expect("a reply");
+        assert_eq!(reply.items()[0].text(), Some(&*command.to_lowercase()), "{reply:?}");
+        Waiting { connection, client: self }
+    }
+
+    pub(crate) async fn locks(self) {
+        self.master.command(&["HSET", self.name, HOLDER, "1"]).await;
+        self.master.command(&["PEXPIRE", self.name, "100000"]).await;
+    }
+
+    pub(crate) async fn unlocks(self) {
+        self.master.command(&["DEL", self.name]).await;
+        self.master.command(&["PUBLISH", self.channel, "0"]).await;
+    }
+
+    pub(crate) async fn is_free(self) -> bool {
+        self.master.command(&["EXISTS", self.name]).await.integer() == Some(0)
+    }
+
+    async fn subscribers(self, channel: &str) -> i64 {
+        self.master.command(&["PUBSUB", "NUMSUB", channel]).await.items()[1].integer().expect("a number")
+    }
+
+    pub(crate) async fn until_queued(self, count: i64) {
+        until("queued", async || self.master.command(&["LLEN", RAW_QUEUE]).await.integer() == Some(count)).await;
+    }
+
+    /// A wait for a raw key listens to its channel.
+    pub(crate) async fn until_listening(self, count: i64) {
+        until("listening", async || self.subscribers(OWN_CHANNEL).await == count).await;
+    }
 }
 
-async fn java_locks(environment: &Environment) {
-    environment.command(&["HSET", RAW, JAVA, "1"]).await;
-    environment.command(&["PEXPIRE", RAW, "30000"]).await;
+impl Waiting<'_> {
+    /// Whether a message has come. Another one, sent now, comes behind it.
+    pub(crate) async fn is_woken(&mut self) -> bool {
+        let publish = if self.client.is_sharded { "SPUBLISH" } else { "PUBLISH" };
+        self.client.master.command(&[publish, self.client.channel, "mark"]).await;
+        let mut texts = Vec::new();
+        while texts.last().is_none_or(|last| last != "mark") {
+            let message = self.connection.next().await.expect("connected");
+            assert!(matches!(message.items()[0].text(), Some("message" | "smessage")), "{message:?}");
+            texts.push(message.items()[2].text().expect("a text").to_owned());
+        }
+        assert!(matches!(texts.len(), 1 | 2) && (texts.len() == 1 || texts[0] == "0"), "{texts:?}");
+        texts.len() == 2
+    }
 }
 
-async fn java_unlocks(environment: &Environment) {
-    environment.command(&["DEL", RAW]).await;
-    environment.command(&["PUBLISH", CHANNEL, "0"]).await;
+// --- what holds at each server and on a Cluster ---
+
+pub(crate) async fn each_release_wakes(client: Redisson<'_>, locks: &LockManager) {
+    let raw = || LockKey::raw(client.name).expect("a name");
+    let mut waiting = client.waits().await;
+    locks.lock(raw()).await.expect("free").release().await.expect("held");
+    assert!(waiting.is_woken().await, "a release");
+    // Redisson asks, and sees the TTL of the block.
+    drop(locks.lock(raw()).await.expect("free"));
+    let guard = locks.lock(raw()).await.expect("after the lock-delay");
+    assert!(waiting.is_woken().await, "a block");
+    locks.force_release(raw()).await.expect("up");
+    assert!(waiting.is_woken().await, "a force release");
+    drop(guard);
+    assert!(!waiting.is_woken().await);
+    locks.force_release(raw()).await.expect("up");
 }
 
-async fn is_free(environment: &Environment) -> bool {
-    environment.command(&["EXISTS", RAW]).await.integer() == Some(0)
+pub(crate) async fn redisson_excludes_and_wakes(client: Redisson<'_>, locks: &LockManager) {
+    client.locks().await;
+    locks.try_lock(raw()).await.expect_err("held by Redisson");
+    let waiting = tokio::spawn(locks.lock(raw()).into_future());
+    client.until_queued(1).await;
+    client.until_listening(1).await;
+    // Without messages it asks about once a second.
+    let (before, began) = (costs::scripts(client.master).await, Instant::now());
+    until("it asks after messages", async || {
+        client.master.command(&["PUBLISH", client.channel, "0"]).await;
+        sleep(ms(20)).await;
+        costs::scripts(client.master).await - before > 2 * began.elapsed().as_secs() + 5
+    })
+    .await;
+    assert!(!waiting.is_finished());
+    client.unlocks().await;
+    let guard = granted(waiting).await;
+    let fields = client.master.command(&["HKEYS", RAW]).await;
+    assert!(fields.texts().iter().all(|id| id.starts_with("a:")), "{fields:?}: Redisson sees the lock");
+    guard.release().await.expect("held");
+    assert!(client.is_free().await);
 }
 
-async fn subscribers(environment: &Environment, channel: &str) -> i64 {
-    environment.command(&["PUBSUB", "NUMSUB", channel]).await.items()[1].integer().expect("a number")
-}
-
-async fn until_queued(environment: &Environment, count: i64) {
-    until("queued", async || environment.command(&["LLEN", RAW_QUEUE]).await.integer() == Some(count)).await;
-}
-
-/// The first use of a raw key listens to its channel, and so does a wait.
-async fn until_listening(environment: &Environment, count: i64) {
-    until("listening", async || subscribers(environment, OWN_CHANNEL).await == count).await;
+/// The waiters of this crate would keep Redisson out: they use a queue, and it does not.
+pub(crate) async fn second_release_leaves_the_key(client: Redisson<'_>, both: &[LockManager; 2]) {
+    // Both listen.
+    client.locks().await;
+    for locks in both {
+        locks.lock(raw()).wait(ms(50)).await.expect_err("held");
+    }
+    client.until_listening(2).await;
+    client.unlocks().await;
+    let mut waiting = Some(client.waits().await);
+    let (mut guard, mut offered_in_a_row) = (both[0].lock(raw()).await.expect("free"), 0);
+    for turn in 0..9 {
+        if turn == 6 {
+            waiting = None;
+            until("unsubscribed", async || {
+                let sharded = client.master.command(&["PUBSUB", "SHARDNUMSUB", client.channel]).await;
+                let sharded = sharded.items().get(1).and_then(|count| count.integer());
+                sharded.unwrap_or(0) == 0 && client.subscribers(client.channel).await <= 2
+            })
+            .await;
+        }
+        let next = tokio::spawn(both[(turn + 1) % 2].lock(raw()).into_future());
+        client.until_queued(1).await;
+        guard.release().await.expect("held");
+        match &mut waiting {
+            Some(waiting) => offered_in_a_row = if waiting.is_woken().await { 0 } else { offered_in_a_row + 1 },
+            None => assert!(!client.is_free().await, "offered"),
+        }
+        assert!(offered_in_a_row < 2, "two offers while Redisson waits");
+        guard = granted(next).await;
+    }
+    guard.release().await.expect("held");
 }
 
 /// Guarantee: G5.
@@ -73,20 +193,10 @@ async fn until_listening(environment: &Environment, count: i64) {
 async fn release_of_a_raw_key_wakes_redisson() {
     let Some(environment) = environment().await else { return };
     let locks = environment.direct_instance("a").await;
-    for (name, channel) in [(RAW, CHANNEL), ("shop{7}:x", "redisson_lock__channel:shop{7}:x")] {
-        let raw = || LockKey::raw(name).expect("a name");
-        let mut java = java_waits(&environment, channel).await;
-        locks.lock(raw()).await.expect("free").release().await.expect("held");
-        assert_eq!(message(&mut java, ms(5_000)).await.as_deref(), Some("0"), "a release");
-        // Redisson asks, and sees the TTL of the block.
-        drop(locks.lock(raw()).await.expect("free"));
-        assert_eq!(message(&mut java, ms(5_000)).await.as_deref(), Some("0"), "a block");
-        let guard = soon("after the lock-delay", locks.lock(raw()).into_future()).await.expect("free");
-        locks.force_release(raw()).await.expect("up");
-        assert_eq!(message(&mut java, ms(5_000)).await.as_deref(), Some("0"), "a force release");
-        drop(guard);
-        assert_eq!(message(&mut java, ms(100)).await, None);
-    }
+    let client = Redisson::at(&environment.redis);
+    each_release_wakes(client, &locks).await;
+    let (name, channel) = ("shop{7}:x", "redisson_lock__channel:shop{7}:x");
+    each_release_wakes(Redisson { name, channel, ..client }, &locks).await;
     environment.wait_until_clean().await;
 }
 
@@ -94,17 +204,18 @@ async fn release_of_a_raw_key_wakes_redisson() {
 async fn composed_key_sends_nothing_to_redisson() {
     let Some(environment) = environment().await else { return };
     let (one, two) = (environment.direct_instance("a").await, environment.direct_instance("b").await);
-    let mut java = environment.redis.connect().await;
-    java.command(&["PSUBSCRIBE", "redisson*"]).await.expect("a reply");
+    let mut client = environment.redis.connect().await;
+    client.command(&["PSUBSCRIBE", "*redisson*"]).await.expect("a reply");
     let guard = one.lock(key()).await.expect("free");
-    let waiting = tokio::spawn(two.lock(key()).into_future());
-    until("queued", async || one.inspect(key()).await.expect("up").waiting == 1).await;
+    let waiter = environment.waiter(&two).await;
     guard.release().await.expect("held");
-    soon("a grant", waiting).await.expect("no panic").expect("a grant").release().await.expect("held");
+    served(waiter).await;
     one.force_release(key()).await.expect("up");
     let channels = environment.command(&["PUBSUB", "CHANNELS", "*"]).await;
     assert!(channels.texts().iter().all(|name| !name.contains("redisson") && !name.contains("raw:")), "{channels:?}");
-    assert!(timeout(ms(200), java.next()).await.is_err(), "no message");
+    environment.command(&["PUBLISH", "redisson", "mark"]).await;
+    let message = client.next().await.expect("connected");
+    assert_eq!(message.items()[3].text(), Some("mark"), "the first one");
 }
 
 /// Guarantee: G5.
@@ -112,54 +223,32 @@ async fn composed_key_sends_nothing_to_redisson() {
 async fn release_of_redisson_wakes_a_waiter() {
     let Some(environment) = environment().await else { return };
     let locks = environment.direct_instance("a").await;
-    let mut waits = Vec::new();
-    for _ in 0..10 {
-        java_locks(&environment).await;
-        let waiting = tokio::spawn(locks.lock(raw()).into_future());
-        until_queued(&environment, 1).await;
-        until_listening(&environment, 1).await;
-        // Its poll is a second after the last one.
-        sleep(ms(150)).await;
-        let freed_at = Instant::now();
-        java_unlocks(&environment).await;
-        let guard = soon("a grant", waiting).await.expect("no panic").expect("a grant");
-        waits.push(freed_at.elapsed());
-        guard.release().await.expect("held");
+    for _ in 0..2 {
+        redisson_excludes_and_wakes(Redisson::at(&environment.redis), &locks).await;
     }
-    waits.sort_unstable();
-    assert!(waits[5] < ms(300), "half of them are not polls: {waits:?}");
     environment.wait_until_clean().await;
 }
 
-/// Another connection for messages has the same channels.
+/// Another connection for messages has the same channels. A process listens only for a key with a
+/// waiter, and not for ever.
 #[tokio::test]
-async fn waiter_is_woken_after_a_reconnect() {
+async fn waiter_listens_after_a_reconnect_and_not_for_ever() {
     let Some(environment) = environment().await else { return };
     let locks = environment.direct_instance("a").await;
-    java_locks(&environment).await;
+    let client = Redisson::at(&environment.redis);
+    client.locks().await;
     let waiting = tokio::spawn(locks.lock(raw()).into_future());
-    until_listening(&environment, 1).await;
+    client.until_listening(1).await;
     environment.command(&["CLIENT", "KILL", "TYPE", "pubsub"]).await;
-    until("disconnected", async || subscribers(&environment, CHANNEL).await == 0).await;
-    until_listening(&environment, 1).await;
-    assert_eq!(subscribers(&environment, CHANNEL).await, 1);
-    java_unlocks(&environment).await;
-    soon("a grant", waiting).await.expect("no panic").expect("a grant").release().await.expect("held");
-}
-
-/// A process listens only for a key with a waiter, and not for ever.
-#[tokio::test]
-async fn channel_of_a_key_without_waiters_is_unsubscribed() {
-    let Some(environment) = environment().await else { return };
-    let locks = environment.direct_instance("a").await;
-    java_locks(&environment).await;
-    locks.lock(raw()).wait(ms(100)).await.expect_err("held");
-    until_listening(&environment, 1).await;
+    until("listening again", async || client.subscribers(OWN_CHANNEL).await == 1).await;
+    assert_eq!(client.subscribers(CHANNEL).await, 1);
+    client.unlocks().await;
+    granted(waiting).await.release().await.expect("held");
     let other = LockKey::raw("other").expect("a name");
     locks.lock(other).await.expect("free").release().await.expect("held");
-    assert_eq!(subscribers(&environment, "redisson_lock__channel:{other}").await, 0, "it did not wait");
-    timeout(Duration::from_secs(60), until_listening(&environment, 0)).await.expect("after ten seconds");
-    assert_eq!(subscribers(&environment, CHANNEL).await, 0);
+    assert_eq!(client.subscribers("redisson_lock__channel:{other}").await, 0, "it did not wait");
+    client.until_listening(0).await;
+    assert_eq!(client.subscribers(CHANNEL).await, 0);
 }
 
 /// Guarantee: G5.
@@ -167,69 +256,32 @@ async fn channel_of_a_key_without_waiters_is_unsubscribed() {
 async fn flood_of_messages_makes_ten_calls_a_second() {
     let Some(environment) = environment().await else { return };
     let locks = environment.direct_instance("a").await;
-    java_locks(&environment).await;
+    let client = Redisson::at(&environment.redis);
+    client.locks().await;
     let waiting = tokio::spawn(locks.lock(raw()).into_future());
-    until_listening(&environment, 1).await;
+    client.until_listening(1).await;
+    let mut flood = environment.redis.connect().await;
     let (before, began) = (environment.scripts().await, Instant::now());
-    for _ in 0..5_000 {
-        environment.command(&["PUBLISH", CHANNEL, "0"]).await;
+    for _ in 0..60 {
+        for _ in 0..20 {
+            flood.command(&["PUBLISH", CHANNEL, "0"]).await.expect("connected");
+        }
+        sleep(ms(5)).await;
     }
     let scripts = environment.scripts().await - before;
     let tenths = u64::try_from(began.elapsed().as_millis() / 100).expect("few");
     // One at once, and the polls of each second.
     assert!((1..=2 + tenths + tenths / 5).contains(&scripts), "{scripts} scripts in {tenths} tenths of a second");
-    java_unlocks(&environment).await;
-    soon("a grant", waiting).await.expect("no panic").expect("a grant").release().await.expect("held");
+    client.unlocks().await;
+    granted(waiting).await.release().await.expect("held");
 }
 
-/// The waiters of this crate would keep Redisson out: they use a queue, and it does not.
 /// Guarantee: G5.
 #[tokio::test]
 async fn second_release_leaves_the_key_to_redisson() {
     let Some(environment) = environment().await else { return };
-    let (a, b) = (environment.direct_instance("a").await, environment.direct_instance("b").await);
-    let both = [a, b];
-    // Both listen.
-    java_locks(&environment).await;
-    for locks in &both {
-        locks.lock(raw()).wait(ms(50)).await.expect_err("held");
-    }
-    until_listening(&environment, 2).await;
-    java_unlocks(&environment).await;
-    let mut java = java_waits(&environment, CHANNEL).await;
-    let (mut guard, mut turn) = (both[0].lock(raw()).await.expect("free"), 0);
-    let (mut left, mut offered_in_a_row) = (0, 0);
-    for _ in 0..12 {
-        let waiting = tokio::spawn(both[1 - turn].lock(raw()).into_future());
-        until_queued(&environment, 1).await;
-        guard.release().await.expect("held");
-        if is_free(&environment).await {
-            assert_eq!(message(&mut java, ms(5_000)).await.as_deref(), Some("0"));
-            (left, offered_in_a_row) = (left + 1, 0);
-            // Redisson has its turn.
-            java_locks(&environment).await;
-            java_unlocks(&environment).await;
-            assert_eq!(message(&mut java, ms(5_000)).await.as_deref(), Some("0"), "its own");
-        } else {
-            offered_in_a_row += 1;
-            assert!(offered_in_a_row < 2, "two offers while Redisson waits");
-        }
-        guard = soon("a grant", waiting).await.expect("no panic").expect("a grant");
-        turn = 1 - turn;
-    }
-    assert!((5..=12).contains(&left), "{left} of 12");
-    drop(java);
-    until("unsubscribed", async || subscribers(&environment, CHANNEL).await == 2).await;
-    // Without it, each release is an offer.
-    for _ in 0..4 {
-        let waiting = tokio::spawn(both[1 - turn].lock(raw()).into_future());
-        until_queued(&environment, 1).await;
-        guard.release().await.expect("held");
-        assert!(!is_free(&environment).await, "offered");
-        guard = soon("a grant", waiting).await.expect("no panic").expect("a grant");
-        turn = 1 - turn;
-    }
-    guard.release().await.expect("held");
+    let both = [environment.direct_instance("a").await, environment.direct_instance("b").await];
+    second_release_leaves_the_key(Redisson::at(&environment.redis), &both).await;
     environment.wait_until_clean().await;
 }
 
@@ -239,20 +291,22 @@ async fn second_release_leaves_the_key_to_redisson() {
 async fn key_left_to_redisson_is_not_taken_by_a_new_waiter() {
     let Some(environment) = environment().await else { return };
     let locks = environment.direct_instance("a").await;
-    let _java = java_waits(&environment, CHANNEL).await;
+    let client = Redisson::at(&environment.redis);
+    let _waiting = client.waits().await;
     let mut reserved = 0;
-    for _ in 0..10 {
+    until("the key is reserved", async || {
         locks.lock(raw()).await.expect("free").release().await.expect("held");
         let waiting = tokio::spawn(locks.lock(raw()).into_future());
         // The call of the new waiter finds the key free, and enqueues.
         let is_queued = async || environment.command(&["LLEN", RAW_QUEUE]).await.integer() == Some(1);
-        until("it has asked", async || is_queued().await || !is_free(&environment).await).await;
-        reserved += u32::from(is_free(&environment).await);
+        until("it has asked", async || is_queued().await || !client.is_free().await).await;
+        reserved += u32::from(client.is_free().await);
         // Redisson did not come.
-        soon("a grant", waiting).await.expect("no panic").expect("a grant").release().await.expect("held");
+        granted(waiting).await.release().await.expect("held");
         sleep(ms(50)).await;
-    }
-    assert!(reserved >= 5, "{reserved} of 10");
+        reserved == 3
+    })
+    .await;
 }
 
 /// The sections of one process follow each other for a tenth of a second.
@@ -260,31 +314,26 @@ async fn key_left_to_redisson_is_not_taken_by_a_new_waiter() {
 async fn local_handoffs_yield_to_redisson() {
     let Some(environment) = environment().await else { return };
     let locks = environment.direct_instance("a").await;
-    let mut java = java_waits(&environment, CHANNEL).await;
-    let work = (0..4).map(|_| {
-        let locks = locks.clone();
+    let mut waiting = Redisson::at(&environment.redis).waits().await;
+    let is_over = Arc::new(AtomicBool::new(false));
+    let work = [(); 4].map(|()| {
+        let (locks, is_over) = (locks.clone(), Arc::clone(&is_over));
         tokio::spawn(async move {
-            for _ in 0..150 {
+            while !is_over.load(SeqCst) {
                 let guard = locks.lock(raw()).await.expect("a grant");
                 sleep(ms(2)).await;
                 guard.release().await.expect("held");
             }
         })
     });
-    let work: Vec<_> = work.collect();
-    // More than a second of work.
-    let mut turns = 0;
-    while let Some(text) = message(&mut java, ms(1_000)).await {
-        assert_eq!(text, "0");
-        turns += 1;
-        if work.iter().all(tokio::task::JoinHandle::is_finished) {
-            break;
-        }
+    for _ in 0..3 {
+        let message = waiting.connection.next().await.expect("connected");
+        assert_eq!(message.items()[2].text(), Some("0"), "its turn");
     }
-    for task in work {
-        task.await.expect("no panic");
+    is_over.store(true, SeqCst);
+    for work in work {
+        work.await.expect("no panic");
     }
-    assert!(turns >= 5, "{turns} turns in a second");
 }
 
 /// Guarantee: G5.
@@ -294,22 +343,23 @@ async fn missing_permission_for_the_channel_is_one_warning() {
     let log = Log::default();
     let _listening = log.listen();
     let url = user(&environment.redis, &smallest_acl_for_raw(false)).await;
-    let locks = LockManager::new(RedisStore::connect(&url).await.expect("it is enough"));
+    let locks = LockManager::new(limits::redis().connect(&url).await.expect("it is enough"));
+    let client = Redisson::at(&environment.redis);
     let warnings = || log.text().lines().filter(|line| line.contains("redisson_lock__channel:*")).count();
-    java_locks(&environment).await;
+    client.locks().await;
     let waiting = tokio::spawn(locks.lock(raw()).into_future());
-    until_queued(&environment, 1).await;
+    client.until_queued(1).await;
     until("warned", async || warnings() > 0).await;
     for text in ["the user `locks` of Redis", "Add the ACL rule `&redisson_lock__channel:*`"] {
         assert!(log.text().contains(text), "{}", log.text());
     }
-    java_unlocks(&environment).await;
-    let guard = soon("at the next poll", waiting).await.expect("no panic").expect("a grant");
-    // The release is complete although its message is refused.
-    let mut java = java_waits(&environment, CHANNEL).await;
+    client.unlocks().await;
+    // At the next poll. The release is complete although its message is refused.
+    let guard = granted(waiting).await;
+    let mut waits = client.waits().await;
     guard.release().await.expect("held");
-    assert!(is_free(&environment).await);
-    assert_eq!(message(&mut java, ms(100)).await, None);
+    assert!(client.is_free().await);
+    assert!(!waits.is_woken().await);
     for name in ["second", "third"] {
         let raw = || LockKey::raw(name).expect("a name");
         let other = environment.direct_instance("b").await;
@@ -320,18 +370,23 @@ async fn missing_permission_for_the_channel_is_one_warning() {
         locks.lock(raw()).wait(ms(200)).await.expect_err("held");
         guard.release().await.expect("held");
     }
-    environment.command(&["CLIENT", "KILL", "TYPE", "pubsub", "USER", "locks"]).await;
-    sleep(ms(1_500)).await;
-    assert_eq!(subscribers(&environment, OWN_CHANNEL).await, 0, "alone it would hide Redisson");
+    let kill = ["CLIENT", "KILL", "TYPE", "pubsub", "USER", "locks"];
+    environment.command(&kill).await;
+    until("connected again", async || {
+        environment.command(&["CLIENT", "LIST", "TYPE", "pubsub"]).await.text().expect("text").contains(" user=locks ")
+    })
+    .await;
+    locks.lock(raw()).await.expect("free").release().await.expect("held");
+    assert_eq!(client.subscribers(OWN_CHANNEL).await, 0, "alone it would hide Redisson");
     assert_eq!(warnings(), 1, "{}", log.text());
     // With the rule of the guide it is woken.
     user(&environment.redis, &smallest_acl_for_raw(true)).await;
-    environment.command(&["CLIENT", "KILL", "TYPE", "pubsub", "USER", "locks"]).await;
-    java_locks(&environment).await;
+    environment.command(&kill).await;
+    client.locks().await;
     let waiting = tokio::spawn(locks.lock(raw()).into_future());
-    until_listening(&environment, 1).await;
-    java_unlocks(&environment).await;
-    soon("a grant", waiting).await.expect("no panic").expect("a grant").release().await.expect("held");
+    client.until_listening(1).await;
+    client.unlocks().await;
+    granted(waiting).await.release().await.expect("held");
 }
 
 /// The ACL of the guide, for the names of this test.
@@ -345,29 +400,19 @@ fn smallest_acl_for_raw(with_channel: bool) -> Vec<String> {
 async fn redisson_costs_a_raw_key_commands_and_no_round_trip() {
     let Some(environment) = environment().await else { return };
     let locks = environment.instance("a").await;
-    // A raw key was used before.
-    locks.lock(raw()).await.expect("free").release().await.expect("held");
-    until_listening(&environment, 1).await;
     let mut calls = Vec::new();
     for key in [key(), raw()] {
-        locks.try_lock(key.clone()).await.expect("free").release().await.expect("held");
-        environment.command(&["CONFIG", "RESETSTAT"]).await;
-        environment.proxy.forget_requests();
-        for _ in 0..100 {
+        for _ in 0..2 {
             locks.try_lock(key.clone()).await.expect("free").release().await.expect("held");
         }
-        let requests = environment.proxy.requests();
-        let asked = |name: &str| !["PING", "PUBSUB", "ROLE"].contains(&name);
-        let sent: Vec<_> = requests.iter().filter(|(name, _)| asked(name)).collect();
-        assert_eq!(sent, [(&"EVALSHA".to_owned(), &200)], "{key}: no round trip more");
-        let stats = environment.command(&["INFO", "commandstats"]).await;
-        let count = |command: &str| {
-            let prefix = format!("cmdstat_{command}:calls=");
-            let line = stats.text().expect("text").lines().find_map(|line| line.strip_prefix(&prefix));
-            line.map_or(0, |line| line.split(',').next().expect("a number").parse::<u64>().expect("a number"))
-        };
-        calls.push(["exists", "time", "set", "hset", "pexpire", "hdel", "lpop", "hget", "publish"].map(count));
+        environment.command(&["CONFIG", "RESETSTAT"]).await;
+        environment.proxy.forget_requests();
+        for _ in 0..20 {
+            locks.try_lock(key.clone()).await.expect("free").release().await.expect("held");
+        }
+        assert_eq!(environment.requests(), 40, "{key}: no round trip more");
+        let commands = ["exists", "time", "set", "hset", "pexpire", "hdel", "lpop", "hget", "publish"];
+        calls.push(environment.calls(commands).await);
     }
-    assert_eq!(calls[0], [100, 100, 100, 100, 100, 100, 100, 0, 0], "a composed key");
-    assert_eq!(calls[1], [100, 100, 100, 100, 100, 100, 100, 100, 100], "a raw key");
+    assert_eq!(calls, [[20, 20, 20, 20, 20, 20, 20, 0, 0], [20; 9]], "a composed key, and a raw one");
 }

@@ -1,10 +1,12 @@
-use std::{ops::RangeInclusive, process::Stdio};
+use std::{ops::RangeInclusive, process::Stdio, time::Duration};
+
+use tokio::time::sleep;
 
 use crate::{
     process::{Process, ReservedPort, find},
     redis::{RedisOptions, RedisServer},
     resp::Reply,
-    wait::until,
+    wait,
 };
 
 /// A Redis Cluster: masters and their replicas, each a process.
@@ -49,6 +51,19 @@ struct Line {
 const SLOTS: u16 = 16_384;
 /// As `redis-cli` does it.
 const KEYS_PER_MIGRATE: usize = 10;
+
+/// Polls until processes have told each other. Each poll asks all of them, and they talk ten times a
+/// second.
+pub(crate) async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+    wait::until(what, async || {
+        let holds = is_so().await;
+        if !holds {
+            sleep(Duration::from_millis(40)).await;
+        }
+        holds
+    })
+    .await;
+}
 
 // === impl RedisClusterOptions ===
 
@@ -357,6 +372,18 @@ impl RedisCluster {
         }
     }
 
+    /// Stops each move of a slot.
+    pub async fn stop_moves(&self) {
+        for node in 0..self.nodes.len() {
+            let known = self.text(node, &["CLUSTER", "NODES"]).await;
+            let own = known.lines().find(|line| line.contains("myself")).unwrap_or_default();
+            for moved in own.split(" [").skip(1) {
+                let slot = moved.split('-').next().expect("a slot");
+                self.ok(node, &["CLUSTER", "SETSLOT", slot, "STABLE"]).await;
+            }
+        }
+    }
+
     /// Moves a slot and its keys, as `redis-cli` does it.
     ///
     /// # Errors
@@ -399,12 +426,14 @@ impl RedisCluster {
 
     async fn add(&mut self, shard: usize) -> usize {
         let bus = ReservedPort::new();
-        // Without migration of replicas, a master that gives its last slot away stays a master.
+        // Without migration of replicas, a master that gives its last slot away stays a master. A
+        // replica is promoted however long its master has not been heard.
         let server = (self.options.server.clone())
             .set("cluster-enabled", "yes")
             .set("cluster-port", &bus.number().to_string())
             .set("cluster-node-timeout", "1000")
             .set("cluster-allow-replica-migration", "no")
+            .set("cluster-replica-validity-factor", "0")
             .set("hz", "100")
             .set("repl-diskless-sync", "no")
             .set("repl-diskless-sync-delay", "0")
@@ -425,15 +454,9 @@ impl RedisCluster {
     /// Waits until all nodes know all nodes, serve all slots, and replicas have the data of their
     /// masters.
     async fn settled(&self) {
-        until("the nodes form a cluster", async || {
-            for node in 0..self.nodes.len() {
-                if !self.is_settled(node).await || !self.all_know(node).await {
-                    return false;
-                }
-            }
-            true
-        })
-        .await;
+        for node in 0..self.nodes.len() {
+            until("the nodes form a cluster", async || self.is_settled(node).await && self.all_know(node).await).await;
+        }
         for node in self.masters().await {
             let own = self.slots_of(node).await;
             let key = (0..).map(|n| format!("barrier-{n}")).find(|key| own.contains(&Self::slot(key)));

@@ -10,8 +10,8 @@ use std::{
 use crate::{
     process::{Process, ReservedPort, TempFolder, local},
     redis::{RedisOptions, RedisServer},
+    redis_cluster::until,
     resp::{Connection, Reply},
-    wait::until,
 };
 
 /// A master, its replicas, and three sentinels, each a process.

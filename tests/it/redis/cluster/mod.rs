@@ -6,19 +6,44 @@ mod counts;
 mod failover;
 mod moving;
 mod raw;
-mod replay;
 mod shared_scripts;
 mod waiters;
 
 use std::{collections::HashSet, sync::Arc};
 
+use tokio::sync::{MappedMutexGuard, Mutex, MutexGuard};
 use tower_lock::{LockKey, LockManager, RedisStore};
-use tower_lock_testkit::{RedisCluster, RedisServer};
+use tower_lock_testkit::{RedisCluster, RedisServer, costs, limits, wait::until};
 
 /// Returns `None`, with a note on stderr, if there is no `redis-server`.
 async fn cluster(masters: usize, replicas_per_master: usize) -> Option<RedisCluster> {
     is_available().then_some(())?;
     Some(RedisCluster::start(masters, replicas_per_master).await)
+}
+
+/// Three masters for tests that leave them as they were, one at a time: a Cluster needs two seconds
+/// to start.
+async fn shared_cluster() -> Option<MappedMutexGuard<'static, RedisCluster>> {
+    static CLUSTER: Mutex<Option<RedisCluster>> = Mutex::const_new(None);
+    is_available().then_some(())?;
+    let mut cluster = CLUSTER.lock().await;
+    if cluster.is_none() {
+        *cluster = Some(RedisCluster::start(3, 0).await);
+    }
+    let cluster = MutexGuard::map(cluster, |cluster| cluster.as_mut().expect("just started"));
+    cluster.stop_moves().await;
+    for node in 0..3 {
+        cluster.rejoined(node).await;
+        until("the test before has ended", async || {
+            let clients = cluster.command(node, &["CLIENT", "LIST"]).await;
+            clients.text().is_some_and(|clients| clients.lines().count() == 1)
+        })
+        .await;
+        for command in [&["FLUSHALL"][..], &["SCRIPT", "FLUSH"], &["CONFIG", "RESETSTAT"]] {
+            cluster.command(node, command).await;
+        }
+    }
+    Some(cluster)
 }
 
 /// Whether there is a `redis-server`. Otherwise it is noted on stderr.
@@ -31,7 +56,7 @@ fn is_available() -> bool {
 }
 
 async fn store(cluster: &RedisCluster) -> Arc<RedisStore> {
-    Arc::new(RedisStore::connect(&cluster.url()).await.expect("it is up"))
+    Arc::new(limits::redis().connect(&cluster.url()).await.expect("it is up"))
 }
 
 async fn instance(cluster: &RedisCluster, name: &str) -> LockManager {
@@ -54,15 +79,7 @@ fn name_of(key: &LockKey) -> String {
     format!("lock:{}", key.as_str())
 }
 
-/// The calls of a command, in an `INFO commandstats`.
-fn calls_in(stats: &str, command: &str) -> u64 {
-    let prefix = format!("cmdstat_{command}:calls=");
-    let line = stats.lines().find_map(|line| line.strip_prefix(&prefix));
-    line.and_then(|line| line.split(',').next()?.parse().ok()).unwrap_or(0)
-}
-
 /// The scripts that a node has executed or refused.
 async fn scripts(cluster: &RedisCluster, node: usize) -> u64 {
-    let stats = cluster.command(node, &["INFO", "commandstats"]).await;
-    ["eval", "evalsha"].iter().map(|command| calls_in(stats.text().unwrap_or_default(), command)).sum()
+    costs::scripts(cluster.node(node)).await
 }

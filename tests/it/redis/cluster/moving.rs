@@ -5,6 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use tokio::sync::MappedMutexGuard;
 use tower_lock::{
     AcquisitionId, LockError, LockKey, RedisStore,
     store::{
@@ -15,13 +16,13 @@ use tower_lock::{
     test_util::conformance,
 };
 use tower_lock_testkit::{
-    RedisCluster,
+    RedisCluster, limits,
     locks::key,
     store::{Intercept, InterceptedStore, StoreExt},
-    wait::{ms, until},
+    wait::until,
 };
 
-use super::{cluster, instance, store};
+use super::{cluster, instance, shared_cluster, store};
 use crate::support::{NAME, QUEUE};
 
 const QUEUE_CONFIG: QueueConfig = QueueConfig::new(Duration::from_secs(3), Duration::from_secs(10), 100);
@@ -88,7 +89,7 @@ const SLOW: Duration = Duration::from_secs(60);
 
 /// A slot of two masters, and a store that knows them.
 struct Move {
-    cluster: RedisCluster,
+    cluster: MappedMutexGuard<'static, RedisCluster>,
     store: Arc<RedisStore>,
     key: LockKey,
     ids: AcquisitionIds,
@@ -100,7 +101,7 @@ struct Move {
 
 impl Move {
     async fn new() -> Option<Self> {
-        let cluster = cluster(2, 0).await?;
+        let cluster = shared_cluster().await?;
         let store = store(&cluster).await;
         let (slot, ids) = (RedisCluster::slot(NAME), AcquisitionIds::new("p", fastrand::u64(..)));
         // Without a sink its waiters would count as dead.
@@ -108,7 +109,8 @@ impl Move {
         let note = |events: &Arc<Mutex<Vec<_>>>, event| events.lock().expect("no panic").push(event);
         store.subscribe(EventSink::new(ids.next().manager().to_owned(), &events, note));
         let from = cluster.owner_of_slot(slot).await;
-        Some(Self { store, key: key(), ids, slot, from, to: 1 - from, cluster, events })
+        let to = (from + 1) % 3;
+        Some(Self { store, key: key(), ids, slot, from, to, cluster, events })
     }
 
     async fn begin(&self) {
@@ -122,7 +124,7 @@ impl Move {
     }
 
     fn request(&self, id: &AcquisitionId, if_busy: IfBusy) -> AcquireRequest {
-        AcquireRequest::new(self.key.clone(), id.clone(), SLOW, if_busy, QUEUE_CONFIG, ms(400))
+        AcquireRequest::new(self.key.clone(), id.clone(), SLOW, if_busy, QUEUE_CONFIG, limits::CALL)
     }
 
     async fn acquire(&self, id: &AcquisitionId) -> AcquireReply {

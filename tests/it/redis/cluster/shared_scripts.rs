@@ -16,9 +16,9 @@ use tower_lock::{
         ReleaseRequest, RenewReply, RenewRequest, StoreEvent,
     },
 };
-use tower_lock_testkit::{NetworkFault, Proxy, RedisCluster, Reply, Request, wait::ms};
+use tower_lock_testkit::{NetworkFault, Proxy, RedisCluster, Reply, Request, costs::runs, limits};
 
-use super::{calls_in, cluster, keys_at, name_of, scripts, store};
+use super::{cluster, keys_at, name_of, scripts, shared_cluster, store};
 
 const QUEUE_CONFIG: QueueConfig = QueueConfig::new(Duration::from_secs(3), Duration::from_secs(10), 100);
 const LEASE: Duration = Duration::from_secs(60);
@@ -55,7 +55,7 @@ impl Process {
 
     async fn acquire(&self, wanted: &Wanted, if_busy: IfBusy) -> Vec<AcquireReply> {
         let request = |(key, id): &(LockKey, AcquisitionId)| {
-            AcquireRequest::new(key.clone(), id.clone(), LEASE, if_busy, QUEUE_CONFIG, ms(400))
+            AcquireRequest::new(key.clone(), id.clone(), LEASE, if_busy, QUEUE_CONFIG, limits::CALL)
         };
         let replies = join_all(self.store.acquire(wanted.iter().map(request).collect())).await;
         replies.into_iter().map(|reply| reply.expect("a reply")).collect()
@@ -104,7 +104,7 @@ async fn fences_at(cluster: &RedisCluster, node: usize) -> Vec<String> {
 /// Guarantee: G11.
 #[tokio::test]
 async fn shared_script_lowers_no_fence() {
-    let Some(cluster) = cluster(2, 0).await else { return };
+    let Some(cluster) = shared_cluster().await else { return };
     let process = Process::new(&cluster).await;
     let mut keys = keys_at(&cluster, 0, 20).await;
     keys.push(in_slot_of(&keys[0]));
@@ -129,7 +129,7 @@ async fn shared_script_lowers_no_fence() {
 /// The value of another program, and the values of a server that has lost its data.
 #[tokio::test]
 async fn shared_script_grants_nothing_without_a_valid_fence() {
-    let Some(cluster) = cluster(2, 0).await else { return };
+    let Some(cluster) = shared_cluster().await else { return };
     let keys = keys_at(&cluster, 0, 20).await;
     let (maker, process) = (Process::new(&cluster).await, Process::new(&cluster).await);
     // The second process finds the fences of the first one, all by the shared script.
@@ -169,7 +169,7 @@ async fn shared_script_grants_nothing_without_a_valid_fence() {
 /// Guarantee: G1.
 #[tokio::test]
 async fn keys_of_slots_that_move_share_calls_with_others() {
-    let Some(cluster) = cluster(2, 0).await else { return };
+    let Some(cluster) = shared_cluster().await else { return };
     let (a, b) = (Process::new(&cluster).await, Process::new(&cluster).await);
     let keys = keys_at(&cluster, 0, 12).await;
     let first = a.wants(&keys);
@@ -208,7 +208,7 @@ async fn keys_of_slots_that_move_share_calls_with_others() {
 /// Guarantee: G5.
 #[tokio::test]
 async fn free_key_with_a_waiter_is_not_granted_to_others() {
-    let Some(cluster) = cluster(2, 0).await else { return };
+    let Some(cluster) = shared_cluster().await else { return };
     let (a, b) = (Process::new(&cluster).await, Process::new(&cluster).await);
     let keys = keys_at(&cluster, 0, 12).await;
     let held = a.wants(&keys);
@@ -233,7 +233,7 @@ async fn keys_have_scripts_of_their_own_if_the_shared_one_is_refused() {
     let address = proxy.address();
     cluster.command(0, &["CONFIG", "SET", "cluster-announce-port", &address.port().to_string()]).await;
     let url = format!("redis+cluster://{address}");
-    let process = Process::with(Arc::new(RedisStore::connect(&url).await.expect("it is up")));
+    let process = Process::with(Arc::new(limits::redis().connect(&url).await.expect("it is up")));
     let keys = keys_at(&cluster, 0, 12).await;
     for fault in [None, Some(NetworkFault::Refused)] {
         let (wanted, refused) = (process.wants(&keys), proxy.fault_count());
@@ -251,7 +251,7 @@ async fn keys_have_scripts_of_their_own_if_the_shared_one_is_refused() {
 /// A second step would need a second call timeout.
 #[tokio::test]
 async fn busy_keys_of_a_call_cost_one_step() {
-    let Some(cluster) = cluster(2, 1).await else { return };
+    let Some(cluster) = cluster(1, 1).await else { return };
     let (a, b) = (Process::new(&cluster).await, Process::new(&cluster).await);
     let mut keys = keys_at(&cluster, 0, 12).await;
     keys.push(in_slot_of(&keys[11]));
@@ -273,12 +273,9 @@ async fn busy_keys_of_a_call_cost_one_step() {
     a.release(&held).await;
     b.release(&all).await;
 
-    let store = RedisStore::builder().min_replicas(1, ms(100)).connect(&cluster.url()).await.expect("it is up");
+    let store = limits::redis().min_replicas(1, limits::REPLICAS).connect(&cluster.url()).await.expect("it is up");
     let acknowledged = Process::with(Arc::new(store));
-    let waits = async || {
-        let stats = cluster.command(0, &["INFO", "commandstats"]).await;
-        calls_in(stats.text().expect("a text"), "wait")
-    };
+    let waits = async || runs(cluster.node(0), "wait").await;
     a.fences(&held).await;
     let before = waits().await;
     let refused = acknowledged.acquire(&acknowledged.wants(&keys[..8]), IfBusy::Enqueue).await;

@@ -13,19 +13,20 @@ use std::{
 use futures_util::future::join_all;
 use tokio::runtime::{Builder, Runtime};
 use tower_lock::{
-    LockKey, LockLost, LockManager, RedisStore,
+    LockError, LockKey, LockLost, LockManager,
+    lock::LockAllError,
     store::{
         AcquireReply, AcquireRequest, AcquisitionIds, Cursor, EventSink, ForceReleaseReply, IfBusy, ListRequest,
         LockStore, QueueConfig, ReleaseReply, ReleaseRequest, StoreErrorKind, StoreEvent,
     },
 };
 use tower_lock_testkit::{
-    RedisCluster, RedisServer,
+    RedisCluster, RedisServer, limits,
     store::{StoreExt, open_sink},
     wait::{ms, soon, until},
 };
 
-use super::{cluster, instance, key_at, keys_at, name_of, store};
+use super::{instance, key_at, keys_at, name_of, shared_cluster, store};
 
 const TERMS: QueueConfig = QueueConfig::new(ms(3_000), ms(60_000), 16);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -50,7 +51,7 @@ async fn channels(cluster: &RedisCluster) -> usize {
 /// Guarantee: G5.
 #[tokio::test]
 async fn dead_waiters_are_skipped_at_once_at_each_master() {
-    let Some(cluster) = cluster(3, 0).await else { return };
+    let Some(cluster) = shared_cluster().await else { return };
     let (store, keys) = (store(&cluster).await, key_of_each(&cluster).await);
     let live = instance(&cluster, "live").await;
     let holder = AcquisitionIds::new("holder", 1);
@@ -58,7 +59,7 @@ async fn dead_waiters_are_skipped_at_once_at_each_master() {
     let mut held = Vec::new();
     for key in &keys {
         let id = holder.next();
-        let request = AcquireRequest::new(key.clone(), id.clone(), MINUTE, IfBusy::Fail, TERMS, ms(5_000));
+        let request = AcquireRequest::new(key.clone(), id.clone(), MINUTE, IfBusy::Fail, TERMS, limits::CALL);
         assert!(matches!(store.acquire_one(request).await, Ok(AcquireReply::Granted { .. })));
         held.push((key.clone(), id));
     }
@@ -76,7 +77,7 @@ async fn dead_waiters_are_skipped_at_once_at_each_master() {
     let (dies, url) = (process(), cluster.url());
     let waits = keys.clone();
     dies.spawn(async move {
-        let locks = LockManager::new(RedisStore::connect(&url).await.expect("it is up"));
+        let locks = LockManager::new(limits::redis().connect(&url).await.expect("it is up"));
         join_all(waits.into_iter().map(|key| locks.lock(key).wait(MINUTE).into_future())).await;
     });
     queued(1).await;
@@ -99,7 +100,7 @@ async fn dead_waiters_are_skipped_at_once_at_each_master() {
 /// Guarantee: G5.
 #[tokio::test]
 async fn processes_get_keys_of_each_master_in_their_order() {
-    let Some(cluster) = cluster(3, 0).await else { return };
+    let Some(cluster) = shared_cluster().await else { return };
     let keys = key_of_each(&cluster).await;
     let holder = instance(&cluster, "holder").await;
     let held = holder.lock_all(keys.clone()).await.expect("free");
@@ -132,15 +133,41 @@ async fn processes_get_keys_of_each_master_in_their_order() {
     }
 }
 
+/// Guarantee: G21.
+#[tokio::test]
+async fn busy_key_of_several_masters_keeps_only_smaller_ones() {
+    let Some(cluster) = shared_cluster().await else { return };
+    let (locks, other) = (instance(&cluster, "a").await, instance(&cluster, "b").await);
+    let mut keys = key_of_each(&cluster).await;
+    keys.sort_unstable();
+    for busy in 0..3 {
+        let held = other.lock(keys[busy].clone()).await.expect("free");
+        let error = locks.try_lock_all(keys.clone()).await.expect_err("one is busy");
+        assert!(matches!(&error, LockAllError::NotAcquired { source: LockError::Busy { .. }, .. }), "{error:?}");
+        let waiting = tokio::spawn(locks.lock_all(keys.clone()).into_future());
+        until("it waits", async || other.inspect(keys[busy].clone()).await.is_ok_and(|key| key.waiting == 1)).await;
+        for key in &keys[..busy] {
+            let status = other.inspect(key.clone()).await.expect("up");
+            assert!(status.holder.is_some_and(|holder| holder.instance() == "a"), "{key:?} is kept");
+        }
+        for key in &keys[busy + 1..] {
+            until("free meanwhile", async || other.inspect(key.clone()).await.is_ok_and(|key| key.holder.is_none()))
+                .await;
+        }
+        held.release().await.expect("held");
+        soon("the rest", waiting).await.expect("no panic").expect("a grant").release().await.expect("held");
+    }
+}
+
 /// Guarantee: G8.
 #[tokio::test]
 async fn operator_sees_and_revokes_keys_of_each_master() {
-    let Some(cluster) = cluster(3, 0).await else { return };
+    let Some(cluster) = shared_cluster().await else { return };
     let keys = key_of_each(&cluster).await;
     let (operator, other) = (instance(&cluster, "operator").await, instance(&cluster, "other").await);
     let (dies, url, held) = (process(), cluster.url(), keys.clone());
     let holds = dies.spawn(async move {
-        let store = RedisStore::connect(&url).await.expect("it is up");
+        let store = limits::redis().connect(&url).await.expect("it is up");
         let locks = LockManager::builder(store).instance("api").build();
         locks.lock_all(held).await.expect("free")
     });
@@ -174,8 +201,10 @@ async fn operator_sees_and_revokes_keys_of_each_master() {
 
     // A process that has died.
     let url = cluster.url();
-    let (key, dead) =
-        (keys[2].clone(), dies.spawn(async move { LockManager::new(RedisStore::connect(&url).await.expect("up")) }));
+    let (key, dead) = (
+        keys[2].clone(),
+        dies.spawn(async move { LockManager::new(limits::redis().connect(&url).await.expect("up")) }),
+    );
     let locks = dead.await.expect("no panic");
     let guard = dies.spawn(locks.lock(key.clone()).into_future()).await.expect("no panic").expect("free");
     std::mem::forget((guard, locks));
@@ -185,7 +214,9 @@ async fn operator_sees_and_revokes_keys_of_each_master() {
         operator.inspect(key.clone()).await.is_ok_and(|key| key.holder_connected == Some(false))
     })
     .await;
-    operator.health().await.expect("all masters are up");
+    let hasty = limits::redis().call_timeout(limits::SHORT).connect(&cluster.url()).await.expect("it is up");
+    let operator = LockManager::new(hasty);
+    until("all masters are up", async || operator.health().await.is_ok()).await;
     cluster.freeze(1);
     let error = operator.health().await.expect_err("one is stopped");
     let text = format!("{error:?}");
@@ -196,10 +227,8 @@ async fn operator_sees_and_revokes_keys_of_each_master() {
 
 #[tokio::test]
 async fn listing_visits_each_master_in_bounded_pages() {
-    let Some(cluster) = cluster(3, 0).await else { return };
-    // A build for tests is slow.
-    let store = RedisStore::builder().call_timeout(ms(4_000));
-    let store = Arc::new(store.connect(&cluster.url()).await.expect("it is up"));
+    let Some(cluster) = shared_cluster().await else { return };
+    let store = store(&cluster).await;
     let locks = LockManager::new(Arc::clone(&store));
     let mut keys = Vec::new();
     for node in 0..3 {
@@ -214,7 +243,7 @@ async fn listing_visits_each_master_in_bounded_pages() {
     store.subscribe(open_sink(ids.next().manager()));
     let raw = LockKey::raw("raw").expect("a name");
     for key in [raw.clone(), raw.clone(), keys[0].clone()] {
-        let request = AcquireRequest::new(key, ids.next(), MINUTE, IfBusy::Enqueue, TERMS, ms(5_000));
+        let request = AcquireRequest::new(key, ids.next(), MINUTE, IfBusy::Enqueue, TERMS, limits::CALL);
         store.acquire_one(request).await.expect("a reply");
     }
     let list = async |limit: usize, contended_only: bool| {
@@ -246,7 +275,7 @@ async fn listing_visits_each_master_in_bounded_pages() {
 
     // Cursors of others: of a single server, and of no store.
     let single = RedisServer::start().await;
-    let single = RedisStore::connect(&single.url()).await.expect("it is up");
+    let single = limits::redis().connect(&single.url()).await.expect("it is up");
     for cursor in ["l7", "q0", "x"] {
         let error = store.list(ListRequest::new(1).after(Cursor::new(cursor))).await.expect_err(cursor);
         assert_eq!(error.kind(), StoreErrorKind::Unsupported, "{cursor}: {error:?}");
@@ -263,7 +292,7 @@ async fn listing_visits_each_master_in_bounded_pages() {
 /// Guarantee: G11.
 #[tokio::test]
 async fn loss_of_the_data_of_one_master_is_noticed() {
-    let Some(cluster) = cluster(3, 0).await else { return };
+    let Some(cluster) = shared_cluster().await else { return };
     let store = store(&cluster).await;
     let doubts = Arc::new(AtomicU32::new(0));
     let count = |doubts: &Arc<AtomicU32>, event| {
@@ -272,7 +301,7 @@ async fn loss_of_the_data_of_one_master_is_noticed() {
         }
     };
     store.subscribe(EventSink::new("d:01", &doubts, count));
-    let locks = LockManager::builder(Arc::clone(&store)).lease(Duration::from_secs(3)).build();
+    let locks = LockManager::builder(Arc::clone(&store)).lease(Duration::from_secs(6)).build();
     let mut keys = Vec::new();
     for node in 0..3 {
         let keys_there = keys_at(&cluster, node, 20).await;

@@ -14,7 +14,7 @@ use futures_util::future::join_all;
 use tokio::time::Instant;
 use tower_lock::{LockGuard, LockManager, RedlockStore};
 use tower_lock_testkit::{
-    Proxy, RedisServer, Reply,
+    Proxy, RedisServer, Reply, limits,
     locks::key,
     wait::{ms, until},
 };
@@ -48,12 +48,7 @@ impl Servers {
     }
 
     async fn store(&self) -> RedlockStore {
-        RedlockStore::connect(self.urls()).await.expect("they are up")
-    }
-
-    /// A store for tests that await no outage: a busy machine is none.
-    async fn patient_store(&self) -> RedlockStore {
-        RedlockStore::builder().call_timeout(ms(4_000)).connect(self.urls()).await.expect("they are up")
+        limits::redlock().connect(self.urls()).await.expect("they are up")
     }
 
     /// A new instance of the service, behind the proxies.
