@@ -26,7 +26,7 @@ use tower_lock::{
 use tower_lock_testkit::exclusion::Sections;
 
 /// `SEEDS=` sets another number.
-const SEEDS: u64 = 500;
+const SEEDS: u64 = 150;
 const PROCESSES: usize = 3;
 const CLIENTS: usize = 12;
 const CALLS: usize = 6;

@@ -46,7 +46,7 @@ fn two_splits() -> impl Strategy<Value = (Vec<String>, Vec<String>)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(1024) })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(256) })]
 
     /// Guarantee: G14.
     #[test]

@@ -95,17 +95,17 @@ async fn slow_request_body_holds_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ten_thousand_keys_leave_nothing_in_the_manager() {
+async fn many_keys_leave_nothing_in_the_manager() {
     let (store, locks) = store_and_locks();
     let (app, runs) = app(layer(&locks), created);
-    let keys: Vec<_> = (0..10_000).map(|n| n.to_string()).collect();
-    for (attempt, keys) in keys.chunks(1_000).cycle().take(20).enumerate() {
+    let keys: Vec<_> = (0..2_000).map(|n| n.to_string()).collect();
+    for (attempt, keys) in keys.chunks(200).cycle().take(20).enumerate() {
         let responses = join_all(keys.iter().map(|key| send(&app, request(key, "x")))).await;
         let replayed = responses.iter().filter(|response| is_replayed(response)).count();
-        assert_eq!(replayed, if attempt < 10 { 0 } else { 1_000 });
+        assert_eq!(replayed, if attempt < 10 { 0 } else { 200 });
     }
     settle().await;
-    assert_eq!((runs(), store.held_count(), locks.size()), (10_000, 0, (0, 0)));
+    assert_eq!((runs(), store.held_count(), locks.size()), (2_000, 0, (0, 0)));
 }
 
 /// The scope of each request is its header `x-user`.

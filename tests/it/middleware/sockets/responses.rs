@@ -12,7 +12,7 @@ use tower_lock_testkit::{
 
 use super::{Cluster, VERSIONS, one_key_for_long};
 
-const ROUNDS: usize = 15;
+const ROUNDS: usize = 5;
 
 /// With a fast store, and with one that releases more slowly than the next request arrives.
 async fn assert_next_request_is_served(endings: &[Ending], version: Version) {
