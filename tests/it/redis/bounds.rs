@@ -2,149 +2,107 @@
 
 use std::time::Duration;
 
-use tower_lock::{
-    LockManager, RedisStore,
-    store::{
-        AcquireReply, AcquireRequest, AcquisitionIds, ForceReleaseReply, ForceReleaseRequest, IfBusy, LockStore,
-        QueueConfig, ReleaseRequest,
-    },
+use tower_lock::store::{
+    AcquireReply, AcquireRequest, AcquisitionIds, ForceReleaseReply, ForceReleaseRequest, IfBusy, LockStore,
+    QueueConfig,
 };
-use tower_lock_testkit::store::{StoreExt, open_sink};
-use tower_lock_testkit::{locks::key, wait::ms};
+use tower_lock_testkit::{
+    locks::key,
+    store::{StoreExt, open_sink},
+};
 
-use crate::support::{Environment, NAME, QUEUE, environment};
-
-const TERMS: QueueConfig = QueueConfig::new(ms(4_000), ms(10_000), 1024);
-
-/// A store with long timeouts: these tests count commands on a machine that may be busy.
-async fn patient(environment: &Environment) -> RedisStore {
-    let builder = RedisStore::builder().call_timeout(Duration::from_secs(5));
-    builder.connect(&environment.redis.url()).await.expect("it is up")
-}
-
-/// The number of runs of this command, in scripts and outside.
-async fn calls(environment: &Environment, command: &str) -> u64 {
-    let stats = environment.command(&["INFO", "commandstats"]).await;
-    let name = format!("cmdstat_{command}:calls=");
-    let line = stats.text().expect("text").lines().find_map(|line| line.strip_prefix(&name));
-    line.and_then(|line| line.split(',').next()).map_or(0, |calls| calls.parse().expect("a number"))
-}
+use crate::support::{LONG, NAME, QUEUE, TERMS, acquire, environment, release};
 
 /// Guarantee: G15.
 #[tokio::test]
 async fn hash_of_many_fields_can_be_inspected_and_revoked() {
     let Some(environment) = environment().await else { return };
-    let locks = LockManager::new(patient(&environment).await);
-    // A thousand fields per script: a long script would block the health checks of the store, and
-    // on a busy machine they would replace its connections.
-    let fill = "for i = 1, 1000 do redis.call('HSET', KEYS[1], 'foreign:' .. ARGV[1] * 1000 + i, i) end";
-    for thousands in [5, 100] {
-        for thousand in 0..thousands {
-            environment.command(&["EVAL", fill, "1", NAME, &thousand.to_string()]).await;
-        }
-        let state = locks.inspect(key()).await.expect("a reply");
-        assert!(state.holder.is_some() && state.remaining == Duration::MAX, "{state:?}");
-        let revoked = locks.force_release(key()).await.expect("a reply");
-        assert!(matches!(revoked, ForceReleaseReply::Revoked { .. }), "{revoked:?}");
-        environment.command(&["DEL", NAME]).await;
-    }
+    let locks = environment.direct_instance("a").await;
+    // Longer in total than the longest reply.
+    let fill = "for i = 1, 10000 do redis.call('HSET', KEYS[1], i .. string.rep('x', 300), i) end";
+    environment.command(&["EVAL", fill, "1", NAME]).await;
+    let state = locks.inspect(key()).await.expect("a reply");
+    assert!(state.holder.is_some() && state.remaining == Duration::MAX, "{state:?}");
+    let revoked = locks.force_release(key()).await.expect("a reply");
+    assert!(matches!(revoked, ForceReleaseReply::Revoked { .. }), "{revoked:?}");
 }
 
 /// A script that runs for longer than `busy-reply-threshold` blocks all other clients.
 /// Guarantee: G15.
 #[tokio::test]
-async fn foreign_queue_of_a_million_entries_costs_little() {
+async fn long_foreign_queue_costs_little() {
     let Some(environment) = environment().await else { return };
-    let store = patient(&environment).await;
+    let store = environment.direct_store().await;
     let ids = AcquisitionIds::new("a", 1);
     store.subscribe(open_sink(ids.next().manager()));
-    // A thousand entries per script: a long script would block the health checks of the store.
-    let fill = "local all = {} for j = 1, 1000 do all[j] = 'x:1:' .. ARGV[1] * 1000 + j end \
-                return redis.call('RPUSH', KEYS[1], unpack(all))";
-    let acquire = async |owner, if_busy| {
-        let request = AcquireRequest::new(key(), owner, ms(30_000), if_busy, TERMS, ms(5_000));
-        store.acquire_one(request).await.expect("a reply")
-    };
-    for entries in [60_000, 1_000_000] {
-        for thousand in 0..entries / 1000 {
-            environment.command(&["EVAL", fill, "1", "filled", &thousand.to_string()]).await;
+    let fill = "local all = {} for i = 1, 5000 do all[i] = 'x:1:' .. i end \
+                for _ = 1, 10 do redis.call('RPUSH', KEYS[1], unpack(all)) end";
+    environment.command(&["EVAL", fill, "1", "filled"]).await;
+    for what in ["acquire", "release", "enqueue", "force"] {
+        let (holder, other) = (ids.next(), ids.next());
+        if what != "acquire" {
+            let held = store.acquire_one(acquire(&key(), &holder, IfBusy::Fail)).await;
+            assert!(matches!(held, Ok(AcquireReply::Granted { .. })), "{what}: {held:?}");
         }
-        for what in ["acquire", "release", "enqueue", "force"] {
-            let (holder, other) = (ids.next(), ids.next());
-            if what != "acquire" {
-                assert!(matches!(acquire(holder.clone(), IfBusy::Fail).await, AcquireReply::Granted { .. }), "{what}");
+        environment.command(&["COPY", "filled", QUEUE]).await;
+        environment.command(&["CONFIG", "RESETSTAT"]).await;
+        match what {
+            "acquire" => {
+                let held = store.acquire_one(acquire(&key(), &holder, IfBusy::Fail)).await;
+                assert!(matches!(held, Ok(AcquireReply::Granted { .. })), "{held:?}");
             }
-            environment.command(&["COPY", "filled", QUEUE]).await;
-            environment.command(&["CONFIG", "RESETSTAT"]).await;
-            match what {
-                "acquire" => {
-                    assert!(matches!(acquire(holder.clone(), IfBusy::Fail).await, AcquireReply::Granted { .. }));
-                }
-                "release" => {
-                    let release = ReleaseRequest::new(key(), holder.clone(), Duration::ZERO, TERMS);
-                    store.release_one(release).await.expect("a reply");
-                }
-                "enqueue" => drop(acquire(other.clone(), IfBusy::Enqueue).await),
-                _ => {
-                    let force = ForceReleaseRequest::new(key(), Duration::ZERO, TERMS);
-                    store.force_release(force).await.expect("a reply");
-                }
+            "release" => drop(store.release_one(release(&key(), &holder)).await.expect("a reply")),
+            "enqueue" => drop(store.acquire_one(acquire(&key(), &other, IfBusy::Enqueue)).await.expect("a reply")),
+            _ => {
+                let force = ForceReleaseRequest::new(key(), Duration::ZERO, TERMS);
+                store.force_release(force).await.expect("a reply");
             }
-            for command in ["lpop", "publish", "lrem"] {
-                let calls = calls(&environment, command).await;
-                assert!(calls <= 65, "{what} behind {entries}: {calls} times {command}");
-            }
-            for owner in [holder, other] {
-                store.release_one(ReleaseRequest::new(key(), owner, Duration::ZERO, TERMS)).await.expect("a reply");
-            }
-            environment.command(&["UNLINK", QUEUE, NAME]).await;
         }
-        environment.command(&["UNLINK", "filled"]).await;
+        let calls = environment.calls(["lpop", "publish", "lrem"]).await;
+        assert!(calls.iter().all(|calls| *calls <= 65), "{what}: {calls:?} behind 50,000 entries");
+        environment.command(&["UNLINK", QUEUE, NAME]).await;
     }
 }
 
-/// A request used to check all 1,024 entries for a subscription.
+/// A request used to check all entries for a subscription.
 /// Guarantee: G15.
 #[tokio::test]
 async fn full_queue_is_swept_in_parts_until_done() {
+    const FULL: usize = 100;
     let Some(environment) = environment().await else { return };
-    let store = patient(&environment).await;
+    let store = environment.direct_store().await;
     let (ids, dead) = (AcquisitionIds::new("a", 1), AcquisitionIds::new("dead", 2));
     store.subscribe(open_sink(ids.next().manager()));
-    let acquire = async |owner| {
-        let request = AcquireRequest::new(key(), owner, ms(30_000), IfBusy::Enqueue, TERMS, ms(5_000));
+    let enqueue = async |id| {
+        let queue = QueueConfig::new(LONG, LONG, FULL);
+        let request = AcquireRequest::new(key(), id, LONG, IfBusy::Enqueue, queue, LONG);
         store.acquire_one(request).await.expect("a reply")
     };
-    assert!(matches!(acquire(ids.next()).await, AcquireReply::Granted { .. }));
-    for n in 0..1024 {
+    assert!(matches!(enqueue(ids.next()).await, AcquireReply::Granted { .. }));
+    for n in 0..FULL {
         // One dead entry, at any position.
-        let owner = if n == 700 { dead.next() } else { ids.next() };
-        assert!(matches!(acquire(owner).await, AcquireReply::Queued { ahead, .. } if ahead == n));
+        let id = if n == 70 { dead.next() } else { ids.next() };
+        assert!(matches!(enqueue(id).await, AcquireReply::Queued { ahead, .. } if ahead == n));
     }
     let mut requests = 0;
     loop {
         environment.command(&["CONFIG", "RESETSTAT"]).await;
-        let reply = acquire(ids.next()).await;
+        let reply = enqueue(ids.next()).await;
         requests += 1;
-        let calls_made = (
-            calls(&environment, "lrange").await,
-            calls(&environment, "pubsub|numsub").await,
-            calls(&environment, "lrem").await,
-        );
+        let [parts, checks, removed] = environment.calls(["lrange", "pubsub|numsub", "lrem"]).await;
+        // The store checks its subscription once a second.
+        assert!(parts == 1 && (1..=8).contains(&checks), "one part, one check: {parts}, {checks}");
         match reply {
-            // The store checks its subscription once a second.
-            AcquireReply::QueueFull { waiting: 1024, .. } => {
-                assert!(matches!(calls_made, (1, 1..=8, 1)), "one part, one check, its own entry: {calls_made:?}");
-            }
-            AcquireReply::Queued { ahead: 1023, .. } => {
-                assert!(matches!(calls_made, (1, 1..=8, 2)), "{calls_made:?}");
+            AcquireReply::QueueFull { waiting: FULL, .. } => assert_eq!(removed, 1, "its own entry"),
+            AcquireReply::Queued { ahead, .. } => {
+                assert_eq!((ahead, removed), (FULL - 1, 2));
                 break;
             }
             other => panic!("{other:?}"),
         }
-        assert!(requests < 5_000, "the dead entry is never found");
+        assert!(requests < 1_000, "the dead entry is never found");
     }
-    assert!(matches!(acquire(ids.next()).await, AcquireReply::QueueFull { waiting: 1024, .. }), "full again");
+    assert!(matches!(enqueue(ids.next()).await, AcquireReply::QueueFull { waiting: FULL, .. }), "full again");
 }
 
 /// A field of another program is neither read as a reply nor as several log lines.

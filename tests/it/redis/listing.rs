@@ -4,20 +4,17 @@ use std::collections::BTreeSet;
 
 use tower_lock::{
     AcquisitionId, LockKey, RedisStore,
-    store::{
-        AcquireRequest, AcquisitionIds, Cursor, IfBusy, ListEntry, ListRequest, LockStore, QueueConfig, StoreErrorKind,
-    },
+    store::{AcquisitionIds, Cursor, IfBusy, ListEntry, ListRequest, LockStore, StoreErrorKind},
 };
-use tower_lock_testkit::store::{StoreExt, open_sink};
-use tower_lock_testkit::wait::ms;
+use tower_lock_testkit::{
+    limits,
+    store::{StoreExt, open_sink},
+};
 
-use crate::support::environment;
-
-const TERMS: QueueConfig = QueueConfig::new(ms(4_000), ms(600_000), 16);
+use crate::support::{self, environment};
 
 async fn acquire(store: &RedisStore, key: &LockKey, id: AcquisitionId) {
-    let request = AcquireRequest::new(key.clone(), id, ms(600_000), IfBusy::Enqueue, TERMS, ms(5_000));
-    store.acquire_one(request).await.expect("a reply");
+    store.acquire_one(support::acquire(key, &id, IfBusy::Enqueue)).await.expect("a reply");
 }
 
 /// All entries, and the number of pages.
@@ -42,8 +39,8 @@ fn names(entries: &[ListEntry]) -> Vec<&str> {
 #[tokio::test]
 async fn listing_reads_only_its_own_prefix_and_locks() {
     let Some(environment) = environment().await else { return };
-    let store = environment.store().await;
-    let other = RedisStore::builder().prefix("lock2").connect(&environment.redis.url()).await.expect("it is up");
+    let store = environment.direct_store().await;
+    let other = limits::redis().prefix("lock2").connect(&environment.redis.url()).await.expect("it is up");
     let ids = AcquisitionIds::new("a", 1);
     for store in [&*store, &other] {
         store.subscribe(open_sink(ids.next().manager()));
@@ -89,9 +86,7 @@ async fn listing_reads_only_its_own_prefix_and_locks() {
 #[tokio::test]
 async fn largest_page_is_read_within_a_call() {
     let Some(environment) = environment().await else { return };
-    // A build for tests is slow.
-    let store = RedisStore::builder().call_timeout(ms(4_000));
-    let store = store.connect(&environment.redis.url()).await.expect("it is up");
+    let store = environment.direct_store().await;
     let fill = "for i = 1, 1000 do redis.call('HSET', 'lock:own:' .. i, 'a:1:1', '1700000000000000') end";
     environment.command(&["EVAL", fill, "0"]).await;
     let page = store.list(ListRequest::new(1000)).await.expect("a reply");
@@ -101,24 +96,19 @@ async fn largest_page_is_read_within_a_call() {
     assert_eq!(rest.len(), 1000, "`SCAN` may return a key twice");
 }
 
-/// A page among 20,000 keys of other programs: its work is bounded, and it may be empty.
+/// A page among 3,000 keys of other programs: its work is bounded, and it may be empty.
 #[tokio::test]
 async fn page_of_a_large_database_is_bounded() {
     let Some(environment) = environment().await else { return };
-    let store = environment.store().await;
+    let store = environment.direct_store().await;
     let ids = AcquisitionIds::new("a", 1);
     store.subscribe(open_sink(ids.next().manager()));
     acquire(&store, &LockKey::from(("own", 1)), ids.next()).await;
-    let fill = "for i = 1, 20000 do redis.call('SET', 'session:' .. i, i) end";
+    let fill = "for i = 1, 3000 do redis.call('SET', 'session:' .. i, i) end";
     environment.command(&["EVAL", fill, "0"]).await;
-    let scans = async || {
-        let stats = environment.command(&["INFO", "commandstats"]).await;
-        let stats = stats.text().expect("text").to_owned();
-        let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_scan:calls="));
-        calls.and_then(|calls| calls.split(',').next()?.parse::<usize>().ok()).unwrap_or(0)
-    };
     let (entries, pages) = list(&store, 10, false).await;
     assert_eq!(names(&entries), ["own:1"]);
-    assert!(pages > 20, "{pages} pages of at most 100 scans of 10 keys, twice");
-    assert!(scans().await <= pages * 100, "{} scans", scans().await);
+    assert!(pages > 3, "{pages} pages of at most 100 scans of 10 keys, twice");
+    let [scans] = environment.calls(["scan"]).await;
+    assert!(usize::try_from(scans).expect("few") <= pages * 100, "{scans} scans");
 }

@@ -30,7 +30,7 @@ async fn raw_name_rejected_by_the_store_is_a_400() {
     let log = Log::default();
     let guard = log.listen();
     for name in ["lock:ann@example.org%0A2026-11-22T00:00:00Z%20INFO%20forged", "tower-lock:ann@example.org"] {
-        for _ in 0..20 {
+        for _ in 0..3 {
             let request = Request::get(format!("/{name}")).body(Body::empty()).expect("a request");
             let response = app.clone().oneshot(request).await.expect("infallible");
             assert_eq!(response.status(), StatusCode::BAD_REQUEST, "{name}");

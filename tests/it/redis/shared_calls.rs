@@ -5,32 +5,45 @@ use std::{error::Error, sync::Arc, time::Duration};
 use futures_util::future::join_all;
 use tokio::{
     runtime::{Builder, Runtime},
-    time::{Instant, sleep},
+    time::sleep,
 };
 use tower_lock::{
     AcquisitionId, LockError, LockKey, LockManager, RedisStore,
     store::{
-        AcquireReply, AcquireRequest, AcquisitionIds, IfBusy, QueueConfig, ReleaseReply, ReleaseRequest, StoreError,
-        StoreErrorKind,
+        AcquireReply, AcquireRequest, AcquisitionIds, IfBusy, ReleaseReply, ReleaseRequest, StoreError, StoreErrorKind,
     },
 };
-use tower_lock_testkit::store::StoreExt;
 use tower_lock_testkit::{
-    NetworkFault, Request,
+    NetworkFault, Request, limits,
     locks::key,
+    store::StoreExt,
     wait::{ms, soon, until},
 };
 
-use crate::support::{Environment, environment};
+use crate::support::{self, Environment, LONG, environment, hasty, release};
 
-const TERMS: QueueConfig = QueueConfig::new(ms(4_000), ms(10_000), 8);
-
-fn acquire(key: LockKey, id: AcquisitionId) -> AcquireRequest {
-    AcquireRequest::new(key, id, ms(30_000), IfBusy::Fail, TERMS, ms(500))
+fn acquire(key: &LockKey, id: &AcquisitionId) -> AcquireRequest {
+    support::acquire(key, id, IfBusy::Fail)
 }
 
-fn release(key: LockKey, id: AcquisitionId, block_for: Duration) -> ReleaseRequest {
-    ReleaseRequest::new(key, id, block_for, TERMS)
+/// A request that waits for its call for a short time.
+fn hasty_acquire(key: &LockKey, id: &AcquisitionId) -> AcquireRequest {
+    let mut request = acquire(key, id);
+    request.valid_for = limits::SHORT;
+    request
+}
+
+/// Twenty keys, each with an id.
+fn twenty(ids: &AcquisitionIds) -> Vec<(LockKey, AcquisitionId)> {
+    (0..20).map(|number| (numbered(number), ids.next())).collect()
+}
+
+async fn acquire_all(store: &RedisStore, all: &[(LockKey, AcquisitionId)]) -> Vec<Result<AcquireReply, StoreError>> {
+    join_all(all.iter().map(|(key, id)| store.acquire_one(acquire(key, id)))).await
+}
+
+async fn release_all(store: &RedisStore, all: &[(LockKey, AcquisitionId)]) -> Vec<Result<ReleaseReply, StoreError>> {
+    join_all(all.iter().map(|(key, id)| store.release_one(release(key, id)))).await
 }
 
 fn numbered(number: usize) -> LockKey {
@@ -44,7 +57,7 @@ fn is_shared(request: &Request) -> bool {
 }
 
 async fn warm(environment: &Environment, locks: &LockManager) {
-    locks.lock(key()).await.expect("free").release().await.expect("held");
+    support::pass(locks).await;
     environment.wait_until_clean().await;
 }
 
@@ -74,12 +87,11 @@ async fn concurrent_acquires_and_releases_share_scripts() {
 #[tokio::test]
 async fn key_of_another_type_fails_alone_in_a_shared_call() {
     let Some(environment) = environment().await else { return };
-    let store = environment.store().await;
+    let store = environment.direct_store().await;
     environment.command(&["SET", "lock:n:3", "text"]).await;
-    let ids = AcquisitionIds::new("a", 1);
-    let all: Vec<_> = (0..20).map(|number| (numbered(number), ids.next())).collect();
+    let all = twenty(&AcquisitionIds::new("a", 1));
     let before = environment.scripts().await;
-    let replies = join_all(all.iter().map(|(key, id)| store.acquire_one(acquire(key.clone(), id.clone())))).await;
+    let replies = acquire_all(&store, &all).await;
     assert!(environment.scripts().await - before < 8, "they share calls");
     for (number, reply) in replies.into_iter().enumerate() {
         match reply {
@@ -93,9 +105,11 @@ async fn key_of_another_type_fails_alone_in_a_shared_call() {
     }
     // A queue of another type: the other keys keep their lock-delay.
     environment.command(&["SET", "tower-lock:lock:q:{lock:n:5}", "text"]).await;
-    let releases = all.iter().map(|(key, id)| store.release_one(release(key.clone(), id.clone(), ms(20_000))));
-    let free = all.iter().map(|(key, id)| store.release_one(release(key.clone(), id.clone(), Duration::ZERO)));
-    let replies = join_all(free.skip(5).take(1).chain(releases.skip(6))).await;
+    let releases = all[5..].iter().map(|(key, id)| {
+        let block_for = if *key == numbered(5) { Duration::ZERO } else { LONG };
+        store.release_one(ReleaseRequest::new(key.clone(), id.clone(), block_for, support::TERMS))
+    });
+    let replies = join_all(releases).await;
     assert!(replies[0].as_ref().is_err_and(|error| error.kind() == StoreErrorKind::Refused), "{:?}", replies[0]);
     for (number, reply) in (6..20).zip(&replies[1..]) {
         assert!(matches!(reply, Ok(ReleaseReply::Freed)), "{number}: {reply:?}");
@@ -113,17 +127,15 @@ async fn key_without_permission_fails_alone_in_a_shared_call() {
     let rules = ["ACL", "SETUSER", "app", "on", ">secret", "~lock:*", "~tower-lock:lock:*", "&*", "+@all"];
     environment.command(&rules).await;
     let url = format!("redis://app:secret@{}", environment.redis.address());
-    let store = RedisStore::connect(&url).await.expect("it is up");
-    let ids = AcquisitionIds::new("a", 1);
-    let keys = (0..9).map(numbered).chain([LockKey::raw("other").expect("a name")]).chain((10..20).map(numbered));
-    let all: Vec<_> = keys.map(|key| (key, ids.next())).collect();
-    let replies = join_all(all.iter().map(|(key, id)| store.acquire_one(acquire(key.clone(), id.clone())))).await;
+    let store = support::connect(&url).await;
+    let mut all = twenty(&AcquisitionIds::new("a", 1));
+    all[9].0 = LockKey::raw("other").expect("a name");
+    let replies = acquire_all(&store, &all).await;
     let refused =
         replies.iter().position(|reply| reply.as_ref().is_err_and(|error| error.kind() == StoreErrorKind::Refused));
     let granted = replies.iter().filter(|reply| matches!(reply, Ok(AcquireReply::Granted { .. }))).count();
     assert_eq!((refused, granted), (Some(9), 19), "{replies:?}");
-    let replies =
-        join_all(all.iter().map(|(key, id)| store.release_one(release(key.clone(), id.clone(), Duration::ZERO)))).await;
+    let replies = release_all(&store, &all).await;
     let freed = replies.iter().filter(|reply| matches!(reply, Ok(ReleaseReply::Freed))).count();
     assert_eq!((replies[9].is_err(), freed), (true, 19), "{replies:?}");
     environment.wait_until_clean().await;
@@ -134,22 +146,20 @@ async fn key_without_permission_fails_alone_in_a_shared_call() {
 async fn lost_reply_of_a_shared_call_leaves_each_attempt_in_doubt() {
     let Some(environment) = environment().await else { return };
     let store = environment.store().await;
-    let ids = AcquisitionIds::new("a", 1);
-    let all: Vec<_> = (0..20).map(|number| (numbered(number), ids.next())).collect();
+    let all = twenty(&AcquisitionIds::new("a", 1));
     // Redis knows the scripts.
-    let (first, id) = (numbered(0), ids.next());
-    store.acquire_one(acquire(first.clone(), id.clone())).await.expect("a reply");
-    store.release_one(release(first, id, Duration::ZERO)).await.expect("a reply");
+    acquire_all(&store, &all[..1]).await;
+    release_all(&store, &all[..1]).await;
+    let all = twenty(&AcquisitionIds::new("a", 2));
     environment.proxy.all().next_where(is_shared, NetworkFault::CutBeforeReply);
-    let replies = join_all(all.iter().map(|(key, id)| store.acquire_one(acquire(key.clone(), id.clone())))).await;
+    let replies = acquire_all(&store, &all).await;
     let lost =
         replies.iter().filter(|reply| reply.as_ref().is_err_and(|error| error.kind() == StoreErrorKind::Unavailable));
     assert!(lost.count() >= 18, "{replies:?}");
     assert_eq!(environment.keys().await.len(), 20, "all of them were executed");
     // A release is repeated: its first call was executed.
     environment.proxy.all().next_where(is_shared, NetworkFault::CutBeforeReply);
-    let replies =
-        join_all(all.iter().map(|(key, id)| store.release_one(release(key.clone(), id.clone(), Duration::ZERO)))).await;
+    let replies = release_all(&store, &all).await;
     assert!(replies.iter().all(Result::is_ok), "{replies:?}");
     assert_eq!(environment.keys().await, [""; 0]);
     // A manager releases the attempts of callers that have left.
@@ -169,9 +179,9 @@ async fn lost_reply_of_a_shared_call_leaves_each_attempt_in_doubt() {
 #[tokio::test]
 async fn managers_of_one_store_exclude_each_other_in_shared_calls() {
     let Some(environment) = environment().await else { return };
-    let store = environment.store().await;
+    let store = environment.direct_store().await;
     let (one, two) = (LockManager::new(Arc::clone(&store)), LockManager::new(store));
-    for _ in 0..10 {
+    for _ in 0..3 {
         // Both wait behind the calls under way.
         let others = (0..4).map(|number| one.try_lock(numbered(number)).into_future());
         let same = [one.try_lock(key()).into_future(), two.try_lock(key()).into_future()];
@@ -196,21 +206,21 @@ fn request_is_served_while_a_stopped_runtime_has_calls() {
     for is_dropped in [false, true] {
         let (servers, other) = (runtime(), runtime());
         let Some(environment) = servers.block_on(environment()) else { return };
-        let store =
-            other.block_on(async { Arc::new(RedisStore::connect(&environment.redis.url()).await.expect("it is up")) });
+        let store = other.block_on(async { hasty().connect(&environment.redis.url()).await.expect("it is up") });
         let ids = AcquisitionIds::new("a", 1);
         environment.redis.freeze();
         other.block_on(async {
             for number in 0..2 {
-                drop(store.acquire_one(acquire(numbered(number), ids.next())));
-                drop(store.release_one(release(numbered(number), ids.next(), Duration::ZERO)));
+                drop(store.acquire_one(hasty_acquire(&numbered(number), &ids.next())));
+                drop(store.release_one(release(&numbered(number), &ids.next())));
+                // Later requests do not wait for a call that takes long.
                 sleep(ms(20)).await;
             }
         });
         // Both calls are under way: the others wait, and no further call wakes them.
         let waiting = servers.block_on(async {
-            let acquire = tokio::spawn(store.acquire_one(acquire(key(), ids.next())));
-            let release = tokio::spawn(store.release_one(release(key(), ids.next(), Duration::ZERO)));
+            let acquire = tokio::spawn(store.acquire_one(hasty_acquire(&key(), &ids.next())));
+            let release = tokio::spawn(store.release_one(release(&key(), &ids.next())));
             (acquire, release)
         });
         environment.redis.thaw();
@@ -220,7 +230,7 @@ fn request_is_served_while_a_stopped_runtime_has_calls() {
             // With an error, too, the caller goes on.
             let _ = soon("a reply to the acquire", acquire).await.expect("no panic");
             let _ = soon("a reply to the release", release).await.expect("no panic");
-            let again = async || store.acquire_one(self::acquire(numbered(9), ids.next())).await.is_ok();
+            let again = async || store.acquire_one(hasty_acquire(&numbered(9), &ids.next())).await.is_ok();
             until("it works from here", again).await;
         });
         drop(other);
@@ -231,26 +241,23 @@ fn request_is_served_while_a_stopped_runtime_has_calls() {
 #[tokio::test]
 async fn acquires_beyond_the_bound_are_refused_while_redis_is_stopped() {
     let Some(environment) = environment().await else { return };
-    let store = RedisStore::connect(&environment.redis.url()).await.expect("it is up");
+    let store = hasty().connect(&environment.redis.url()).await.expect("it is up");
     let ids = AcquisitionIds::new("a", 1);
     let works = async || {
         let id = ids.next();
-        let reply = store.acquire_one(acquire(key(), id.clone())).await;
-        let _ = store.release_one(release(key(), id, Duration::ZERO)).await;
+        let reply = store.acquire_one(hasty_acquire(&key(), &id)).await;
+        let _ = store.release_one(release(&key(), &id)).await;
         matches!(reply, Ok(AcquireReply::Granted { .. }))
     };
     until("it works", works).await;
     environment.redis.freeze();
-    let began = Instant::now();
-    let calls = (0..12_000).map(|number| store.acquire_one(acquire(numbered(number), ids.next())));
+    let calls = (0..12_000).map(|number| store.acquire_one(hasty_acquire(&numbered(number), &ids.next())));
     let replies = soon("replies", join_all(calls.collect::<Vec<_>>())).await;
-    let took = began.elapsed();
     let overloaded = |reply: &Result<AcquireReply, _>| matches!(reply, Err(error) if StoreError::kind(error) == StoreErrorKind::Overloaded);
     assert!(replies.iter().all(|reply| reply.as_ref().is_err_and(|error| error.source().is_some())));
     assert!(replies[10_500..].iter().all(overloaded), "those beyond the bound");
     let count = replies.iter().filter(|reply| overloaded(reply)).count();
     assert!(count >= 11_000, "{count}: two calls were sent, and perhaps two more");
-    assert!(took < Duration::from_secs(20), "{took:?}");
     environment.redis.thaw();
     until("it works again", works).await;
     environment.wait_until_clean().await;
@@ -259,31 +266,20 @@ async fn acquires_beyond_the_bound_are_refused_while_redis_is_stopped() {
 /// Guarantee: G15.
 #[tokio::test]
 async fn releases_of_many_guards_share_scripts_and_none_is_lost() {
-    const GUARDS: usize = 20_000;
+    const GUARDS: usize = 1_000;
     let Some(environment) = environment().await else { return };
     let locks = environment.direct_instance("a").await;
     let mut guards = Vec::new();
     for part in 0..GUARDS / 100 {
-        let part = (part * 100..).take(100).map(async |number| {
-            loop {
-                // On a busy machine a request may wait for too long.
-                match locks.lock(numbered(number)).await {
-                    Ok(guard) => return guard,
-                    Err(LockError::Store(error)) if error.kind() == StoreErrorKind::Overloaded => {}
-                    Err(error) => panic!("{error:?}"),
-                }
-            }
-        });
-        guards.extend(join_all(part).await);
+        let part = join_all((part * 100..).take(100).map(|number| locks.lock(numbered(number)).into_future()));
+        guards.extend(part.await.into_iter().map(|guard| guard.expect("free")));
     }
     assert_eq!(locks.held_count(), GUARDS);
     let before = environment.scripts().await;
     let released = join_all(guards.into_iter().map(|guard| guard.release().into_future())).await;
     let scripts = environment.scripts().await - before;
-    // A busy machine does not release all of them in time. The others are released later.
-    let is_late = |error: &StoreError| error.kind() == StoreErrorKind::Timeout;
-    assert!(released.iter().all(|reply| reply.as_ref().err().is_none_or(is_late)), "{released:?}");
-    assert!(scripts < 600, "{scripts} scripts for {GUARDS} releases");
-    assert_eq!(locks.shutdown(Duration::from_secs(30)).await, 0);
+    assert!(released.iter().all(Result::is_ok), "{released:?}");
+    assert!(scripts < 100, "{scripts} scripts for {GUARDS} releases");
+    assert_eq!(locks.shutdown(limits::BROKEN).await, 0);
     assert_eq!(environment.keys().await, [""; 0]);
 }

@@ -1,10 +1,18 @@
 //! A Redis server, and several instances of a service in front of it.
 
-use std::{path::Path, sync::Arc};
+use std::{future::IntoFuture, path::Path, sync::Arc, time::Duration};
 
-use tokio::net::TcpListener;
-use tower_lock::{LockManager, RedisStore};
-use tower_lock_testkit::{Proxy, RedisServer, Reply, SentinelGroup, wait::until};
+use tokio::{net::TcpListener, task::JoinHandle};
+use tower_lock::{
+    AcquisitionId, LockError, LockGuard, LockKey, LockManager, RedisStore,
+    lock::ReleaseOutcome,
+    store::{AcquireRequest, IfBusy, QueueConfig, RedisStoreBuilder, ReleaseRequest},
+};
+use tower_lock_testkit::{
+    Proxy, RedisServer, Reply, SentinelGroup, limits,
+    locks::key,
+    wait::{soon, until},
+};
 
 /// A Redis server with a proxy in front of it.
 pub(crate) struct Environment {
@@ -31,11 +39,27 @@ impl Environment {
 
     /// A new instance that connects without the proxy.
     pub(crate) async fn direct_instance(&self, name: &str) -> LockManager {
-        LockManager::builder(RedisStore::connect(&self.redis.url()).await.expect("it is up")).instance(name).build()
+        LockManager::builder(self.direct_store().await).instance(name).build()
+    }
+
+    /// A new instance behind the proxy, whose calls time out soon.
+    pub(crate) async fn hasty_instance(&self, name: &str) -> LockManager {
+        let store = hasty().connect(&self.proxy.url()).await.expect("it is up");
+        LockManager::builder(store).instance(name).build()
+    }
+
+    /// A new instance behind the proxy, whose leases and times of renewal are longer than any wait
+    /// of a test.
+    pub(crate) async fn instance_without_renewals(&self, name: &str) -> LockManager {
+        LockManager::builder(self.store().await).instance(name).lease(LONG).build()
     }
 
     pub(crate) async fn store(&self) -> Arc<RedisStore> {
-        Arc::new(RedisStore::connect(&self.proxy.url()).await.expect("it is up"))
+        connect(&self.proxy.url()).await
+    }
+
+    pub(crate) async fn direct_store(&self) -> Arc<RedisStore> {
+        connect(&self.redis.url()).await
     }
 
     pub(crate) async fn command(&self, parts: &[&str]) -> Reply {
@@ -57,16 +81,83 @@ impl Environment {
         until("no data is left", async || self.keys().await.is_empty()).await;
     }
 
+    /// Waits until this many requests are in the queue of the key.
+    pub(crate) async fn wait_until_queued(&self, number: i64) {
+        until("queued", async || self.command(&["LLEN", QUEUE]).await.integer() == Some(number)).await;
+    }
+
+    /// The first waiter for the key, which is in the queue.
+    pub(crate) async fn waiter(&self, locks: &LockManager) -> Waiter {
+        let waiter = tokio::spawn(locks.lock(key()).into_future());
+        self.wait_until_queued(1).await;
+        waiter
+    }
+
     /// The number of scripts run.
     pub(crate) async fn scripts(&self) -> u64 {
-        let stats = self.command(&["INFO", "commandstats"]).await;
-        let calls = |command: &str| {
-            let line =
-                stats.text()?.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")))?;
-            line.split(',').next()?.parse::<u64>().ok()
-        };
-        calls("evalsha").unwrap_or(0) + calls("eval").unwrap_or(0)
+        let [by_hash, by_text] = self.calls(["evalsha", "eval"]).await;
+        by_hash + by_text
     }
+
+    /// The number of runs of each command, in scripts and outside.
+    pub(crate) async fn calls<const N: usize>(&self, commands: [&str; N]) -> [u64; N] {
+        let stats = self.command(&["INFO", "commandstats"]).await;
+        let stats = stats.text().expect("text");
+        commands.map(|command| {
+            let calls = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
+            calls.and_then(|calls| calls.split(',').next()).map_or(0, |calls| calls.parse().expect("a number"))
+        })
+    }
+
+    /// The number of processes that listen for messages.
+    pub(crate) async fn listeners(&self) -> usize {
+        self.command(&["PUBSUB", "CHANNELS"]).await.items().len()
+    }
+}
+
+/// A store whose calls time out soon. Only its first connect is patient.
+pub(crate) fn hasty() -> RedisStoreBuilder {
+    limits::redis().call_timeout(limits::SHORT)
+}
+
+/// A store without a proxy.
+pub(crate) async fn connect(url: &str) -> Arc<RedisStore> {
+    Arc::new(limits::redis().connect(url).await.expect("it is up"))
+}
+
+/// A call that waits for the key.
+pub(crate) type Waiter = JoinHandle<Result<LockGuard, LockError>>;
+
+/// The lock of a waiter.
+pub(crate) async fn granted(waiter: Waiter) -> LockGuard {
+    soon("a grant", waiter).await.expect("no panic").expect("a grant")
+}
+
+/// Lets a waiter have its section.
+pub(crate) async fn served(waiter: Waiter) -> ReleaseOutcome {
+    granted(waiter).await.release().await.expect("held")
+}
+
+/// Locks and releases the key.
+pub(crate) async fn pass(locks: &LockManager) {
+    let guard = soon("the key is free", locks.lock(key()).into_future()).await.expect("a grant");
+    guard.release().await.expect("held");
+}
+
+/// Longer than any test.
+pub(crate) const LONG: Duration = Duration::from_secs(600);
+
+/// No entry and no offer expires during a test.
+pub(crate) const TERMS: QueueConfig = QueueConfig::new(LONG, LONG, 8);
+
+/// A request that is valid during the whole test, and so is its grant.
+pub(crate) fn acquire(key: &LockKey, id: &AcquisitionId, if_busy: IfBusy) -> AcquireRequest {
+    AcquireRequest::new(key.clone(), id.clone(), LONG, if_busy, TERMS, LONG)
+}
+
+/// A release without a lock-delay.
+pub(crate) fn release(key: &LockKey, id: &AcquisitionId) -> ReleaseRequest {
+    ReleaseRequest::new(key.clone(), id.clone(), Duration::ZERO, TERMS)
 }
 
 /// Returns `None`, with a note on stderr, if there is no `redis-server`.
@@ -80,7 +171,7 @@ pub(crate) async fn sentinel_group(replicas: usize) -> Option<SentinelGroup> {
 
 /// A new instance of the service.
 pub(crate) async fn instance_of(group: &SentinelGroup, name: &str) -> LockManager {
-    LockManager::builder(RedisStore::connect(&group.url()).await.expect("it is up")).instance(name).build()
+    LockManager::builder(connect(&group.url()).await).instance(name).build()
 }
 
 /// A self-signed certificate for this machine.

@@ -7,10 +7,7 @@ use std::{
 };
 
 use futures_util::{StreamExt, stream};
-use tokio::{
-    sync::Semaphore,
-    time::{sleep, timeout},
-};
+use tokio::{sync::Semaphore, time::sleep};
 use tower_lock::{
     AcquisitionId, LockKey, MemoryStore,
     store::{
@@ -20,25 +17,33 @@ use tower_lock::{
     },
 };
 
-use crate::{store::StoreExt, wait::ms};
+use crate::{
+    store::StoreExt,
+    wait::{ms, until},
+};
 
-const SEQUENCES: u64 = 150;
+const SEQUENCES: u64 = 30;
 const STEPS: usize = 40;
 const PROCESSES: usize = 3;
 
 /// Compares a store with the reference: the same random sequence of calls gives the same replies
-/// and events on both stores. `SEED=` runs one sequence.
+/// and events on both stores. `SEED=` runs one sequence, and `SEQUENCES=` another number of them.
+/// Each run has other ones.
 pub async fn same_replies_as_memory(store: Arc<dyn LockStore>) {
-    let seeds = match std::env::var("SEED") {
-        Ok(seed) => vec![seed.parse().expect("a number")],
-        Err(_) => (0..SEQUENCES).collect(),
+    let number = |name| std::env::var(name).ok().map(|value| value.parse::<u64>().expect("a number"));
+    let first = fastrand::u64(..1 << 32);
+    let seeds = match number("SEED") {
+        Some(seed) => seed..seed + 1,
+        None => first..first + number("SEQUENCES").unwrap_or(SEQUENCES),
     };
+    // A failure shows it.
+    println!("SEED={} and the next ones, to {}", seeds.start, seeds.end - 1);
     let both = stream::iter(seeds).map(|seed| {
         let store = Arc::clone(&store);
         async move { (seed, play(seed, Arc::new(MemoryStore::new())).await, play(seed, store).await) }
     });
     // They sleep most of the time, and each has its own key.
-    let mut both = both.buffer_unordered(30);
+    let mut both = both.buffer_unordered(15);
     while let Some((seed, by_memory, by_store)) = both.next().await {
         for (step, (memory, other)) in by_memory.iter().zip(&by_store).enumerate() {
             assert_eq!(memory, other, "SEED={seed}, step {step}, memory first; before it {:#?}", &by_memory[..step]);
@@ -169,12 +174,7 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
             events.retain(|(_, event)| !is_last(event));
             events.len() < before
         };
-        let comes = async {
-            while !has_come() {
-                sleep(ms(1)).await;
-            }
-        };
-        timeout(Duration::from_secs(20), comes).await.expect("the last message of a process");
+        until("the last message of a process", async || has_come()).await;
     }
     let events = std::mem::take(&mut *events.lock().unwrap_or_else(PoisonError::into_inner));
     for n in 0..PROCESSES {

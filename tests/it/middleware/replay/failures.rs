@@ -254,6 +254,7 @@ async fn leave(store: &TestStore, record: Record) {
     assert_eq!(store.release_one(release).await.expect("up"), ReleaseReply::Freed);
 }
 
+/// Guarantee: G18.
 #[tokio::test(start_paused = true)]
 async fn record_of_another_program_is_no_answer() {
     let foreign: [&[u8]; 5] = [b"", b"once", b"\x01", b"\x02 of the next version", &[1; 60]];
