@@ -226,8 +226,9 @@ impl<K: KeySource, V> ReplayLayer<K, V> {
     /// Sends an answer only when the store has its record.
     ///
     /// Default: the answer is sent 250 ms after the handler has ended at the latest, also if the
-    /// store has not replied. If the process is then killed before the store has the record, a
-    /// retry runs again, although the client has its answer.
+    /// store has not replied. If the process is then killed before the store has the record, or
+    /// cannot reach the store until its lease has ended, a retry runs again, although the client
+    /// has its answer.
     ///
     /// With this setting the client gets 503 `answer-unconfirmed` in such a case: it repeats the
     /// request with the same key, and gets the answer when the record is left. The response waits

@@ -149,7 +149,7 @@ fn assert_exists(packages: &[Value], name: &str, dependency: &Value) {
 }
 
 /// The commands of the pages, each with the file that runs it, and the text there.
-const COMMANDS: [(&str, &str, &str); 30] = [
+const COMMANDS: [(&str, &str, &str); 28] = [
     ("scripts/test.sh", ".github/workflows/ci.yml", " scripts/test.sh\n"),
     ("scripts/test.sh --checks", ".github/workflows/ci.yml", " scripts/test.sh --checks\n"),
     ("cargo run --example reward_claim", "scripts/test.sh", " cargo run --quiet --example reward_claim"),
@@ -168,8 +168,6 @@ const COMMANDS: [(&str, &str, &str); 30] = [
     ("cargo test --lib", "scripts/test.sh", TESTS),
     ("cargo test -p tower-lock-tests --test it", "scripts/test.sh", TESTS),
     ("cargo test -p tower-lock-tests --test it random", "scripts/test.sh", TESTS),
-    ("cargo test -p tower-lock-tests --test redis recorded", "scripts/test.sh", TESTS),
-    ("cargo test -p tower-lock-simulator --test recorded", "scripts/test.sh", TESTS),
     ("cargo test -p tower-lock-storm --test storm", "scripts/test.sh", TESTS),
     ("cargo test -p tower-lock-storm --test postgres", "scripts/test.sh", TESTS),
     ("cargo test -p tower-lock-storm --test replay", "scripts/test.sh", TESTS),

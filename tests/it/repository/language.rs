@@ -50,14 +50,13 @@ const CODE: [&str; 7] =
 
 const FOLDERS: [&str; 6] = ["src", "tests", "examples", "benches", "docs", "scripts"];
 
-/// The text files of the repository with these extensions, except for recordings and this file.
+/// The text files of the repository with these extensions, except for this file.
 fn texts(extensions: &[&str]) -> Vec<(String, String)> {
     let folders = FOLDERS.iter().flat_map(|folder| paths(&root().join(folder)));
     let pages = ["README.md", "CHANGELOG.md"].map(|page| root().join(page));
     let is_wanted = |path: &Path| {
         let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
-        let is_recorded = path.components().any(|part| part.as_os_str() == "recorded");
-        extensions.contains(&extension) && !is_recorded && !path.ends_with(file!())
+        extensions.contains(&extension) && !path.ends_with(file!())
     };
     let files = folders.chain(pages).filter(|path| is_wanted(path));
     let name = |path: &Path| path.strip_prefix(root()).expect("in the repository").display().to_string();

@@ -81,7 +81,7 @@ fn every_metric_is_described_with_its_unit() {
             .filter(|name| name.starts_with("tower_lock_"))
             .collect();
         assert_eq!(described.keys().map(String::as_str).collect::<BTreeSet<_>>(), in_source);
-        assert_eq!(in_source.len(), 12);
+        assert_eq!(in_source.len(), 13);
     });
 }
 
@@ -183,6 +183,7 @@ fn counters_of_the_alerts_begin_with_zero() {
                 ("tower_lock_lease_seconds{}", 5.0),
                 ("tower_lock_lost_total{}", 0.0),
                 ("tower_lock_max_detached{}", 7.0),
+                ("tower_lock_records_lost_total{}", 0.0),
                 ("tower_lock_waiting{}", 0.0),
             ]
         );

@@ -468,7 +468,7 @@ impl ReplayOutcome {
                 found.push(name);
             }
         };
-        // Another run can follow only a run whose process was killed before its record, and one whose
+        // Another run can follow only a run whose process was killed before its record, or whose
         // record was reported as lost.
         let earlier = &commits[..commits.len().saturating_sub(1)];
         let is_lost = |commit: &Commit| self.lost.contains(&(commit.process.clone(), commit.token));

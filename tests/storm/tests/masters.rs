@@ -213,8 +213,8 @@ mod long {
         failovers(0, &["overlap", "too-soon", "fence-not-increasing"]).await;
     }
 
-    /// A server that restarts empty at once may let two requests have one lock. The check of the fence
-    /// refuses the stale write.
+    /// A server that restarts empty at once may let two requests have one lock. The check of the
+    /// fence refuses the stale write.
     /// Guarantee: G1.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn storm_on_redlock_with_servers_that_restart_empty() {

@@ -6,8 +6,8 @@
 //! Half of the panics reach a layer that responds 500, and half reach hyper, which closes the
 //! connection.
 //!
-//! `SCALE=<number>` multiplies the requests and the faults, and `SEED=<number>` repeats the requests
-//! of a run. Their interleaving still varies.
+//! `SCALE=<number>` multiplies the requests and the faults, and `SEED=<number>` repeats the
+//! requests of a run. Their interleaving still varies.
 #![allow(clippy::disallowed_methods, reason = "tests run within a runtime and wait in real time")]
 
 use std::sync::atomic::Ordering::SeqCst;

@@ -1,9 +1,9 @@
 //! The time limits of tests on real servers.
 //!
 //! A test is about locks, and not about the speed of its machine. So the stores of tests have
-//! timeouts that no busy machine reaches. A test of a timeout takes a short one, and its fault lasts
-//! until the test ends it, or [`OUTAGE`]. Then the test asserts order and counts: no test compares
-//! an elapsed time with a number of its own.
+//! timeouts that no busy machine reaches. A test of a timeout takes a short one, and its fault
+//! lasts until the test ends it, or [`OUTAGE`]. Then the test asserts order and counts: no test
+//! compares an elapsed time with a number of its own.
 
 use std::time::Duration;
 

@@ -101,7 +101,7 @@ async fn main() -> Result<(), Failure> {
     };
     axum::serve(listener, app).with_graceful_shutdown(stop).await?;
     let holding = locks.shutdown(Duration::from_secs(10)).await;
-    // The thread that writes the log has started when a later one has ended: the runtime waits for it.
+    // The job that writes the log has started when a later one has ended. The runtime waits for it.
     tokio::task::spawn_blocking(|| ()).await?;
     println!("{}", serde_json::to_string(&ShutdownReport { holding, ..ShutdownReport::default() })?);
     Ok(())
