@@ -232,8 +232,12 @@ impl RedisServer {
     ///
     /// Panics if the server does not respond.
     pub async fn cut_replication(&self) {
-        let user = self.options.user.as_deref().unwrap_or("default");
-        self.command(&["ACL", "SETUSER", user, "-psync", "-sync"]).await;
+        // They wait for the start of a full synchronization. A replica that is refused would try again
+        // at once, for ever.
+        for (directive, value) in [("repl-diskless-sync", "yes"), ("repl-diskless-sync-delay", "86400")] {
+            self.command(&["CONFIG", "SET", directive, value]).await;
+        }
+        assert_eq!(self.command(&["DEBUG", "CHANGE-REPL-ID"]).await.text(), Some("OK"));
         self.command(&["CLIENT", "KILL", "TYPE", "replica"]).await;
     }
 

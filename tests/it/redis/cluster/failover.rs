@@ -4,7 +4,10 @@ use std::{future::IntoFuture, time::Duration};
 
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};
-use tower_lock::{LockError, LockLost, LockManager, store::StoreErrorKind};
+use tower_lock::{
+    LockError, LockLost, LockManager,
+    store::{RedisStoreBuilder, StoreErrorKind},
+};
 use tower_lock_testkit::{
     RedisCluster, limits,
     wait::{ms, soon, until},
@@ -131,18 +134,20 @@ async fn waiters_go_on_in_their_order_at_the_promoted_replica() {
 #[tokio::test]
 async fn failover_loses_no_grant_that_counted() {
     let Some(mut cluster) = cluster(3, 1).await else { return };
-    let locks = async |name| {
-        let builder = limits::redis().min_replicas(1, limits::REPLICAS);
+    let locks = async |builder: RedisStoreBuilder, name| {
         let store = builder.connect(&cluster.url()).await.expect("it is up");
         LockManager::builder(store).instance(name).lease(Duration::from_secs(120)).build()
     };
-    let (a, b) = (locks("a").await, locks("b").await);
+    let patient = || limits::redis().min_replicas(1, limits::REPLICAS);
+    let (a, b) = (locks(patient(), "a").await, locks(patient(), "b").await);
+    let hasty = limits::redis().call_timeout(limits::SHORT).min_replicas(1, limits::SHORT / 2);
+    let refused = locks(hasty, "c").await;
     let keys = keys_at(&cluster, 0, 8).await;
     let (counted, uncounted) = keys.split_at(6);
     let held = a.lock_all(counted.to_vec()).await.expect("free");
     cluster.cut_replication(0).await;
     a.health().await.expect_err("a master without replicas is not ready");
-    for refused in join_all(uncounted.iter().map(|key| a.try_lock(key.clone()).into_future())).await {
+    for refused in join_all(uncounted.iter().map(|key| refused.try_lock(key.clone()).into_future())).await {
         assert!(matches!(refused, Err(LockError::Store(_))), "{refused:?}");
     }
     // Those of the other masters count.
@@ -156,7 +161,7 @@ async fn failover_loses_no_grant_that_counted() {
     }
     assert!(!held.held_locks().remaining().is_zero());
     // The former master becomes a replica of the promoted one.
-    let error = b.try_lock(uncounted[0].clone()).await.expect_err("the promoted one has no replica");
+    let error = refused.try_lock(uncounted[0].clone()).await.expect_err("the promoted one has no replica");
     assert!(matches!(error, LockError::Store(_)), "{error:?}");
     cluster.restart(0).await;
     for key in counted {
@@ -190,8 +195,9 @@ async fn waiting_requests_outlast_failovers_and_exclude_each_other() {
     load.ends_without_an_error().await;
 
     let instance = async |name| {
-        let builder = limits::redis().min_replicas(1, limits::REPLICAS);
-        LockManager::builder(builder.connect(&cluster.url()).await.expect("it is up")).instance(name).build()
+        let store = limits::redis().min_replicas(1, limits::REPLICAS).connect(&cluster.url()).await.expect("it is up");
+        // A lock whose release is lost is free after that.
+        LockManager::builder(store).instance(name).lease(Duration::from_secs(12)).build()
     };
     let load = Load::start(&[instance("a").await, instance("b").await], &keys_at(&cluster, 0, 4).await);
     load.goes_on(20).await;
