@@ -3,18 +3,16 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use crate::support::{Caller, LONG, environment};
 use tower_lock::{
     LockKey,
     store::{AcquireReply, Record, ReleaseReply},
 };
-use tower_lock_testkit::wait::ms;
-
-use crate::support::{Caller, LONG, environment};
 
 const LEVELS: [&str; 3] = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"];
 const SERIALIZATION_FAILURE: &str = "40001";
 const LOST: &str = "TL001";
+const TOO_LONG: &str = "22001";
 const NO_RIGHT: &str = "42501";
 
 fn key() -> LockKey {
@@ -37,7 +35,7 @@ async fn stale_fence_passes_at_no_isolation_level() {
         let fence = caller.granted(&key, &id, LONG).await;
         let begin = async || {
             let client = environment.application().await;
-            client.batch_execute(&format!("BEGIN ISOLATION LEVEL {level}; SELECT 1")).await.expect("a snapshot");
+            environment.run(&client, &format!("BEGIN ISOLATION LEVEL {level}; SELECT 1")).await;
             client
         };
         let current = begin().await;
@@ -79,27 +77,13 @@ async fn stale_fence_passes_at_no_isolation_level() {
 async fn check_waits_for_a_grant_and_then_fails() {
     let Some(environment) = environment().await else { return };
     let caller = Caller::new(&environment.store().await, "a");
-    let (key, id) = (key(), caller.id());
-    let fence = caller.granted(&key, &id, ms(50)).await;
-    sleep(ms(80)).await;
-    let grants = environment.client().await;
-    let acquire = format!(
-        "BEGIN; SELECT * FROM {}.acquire(9000000000000000, 3000, 10000, 10, false, '{{{}}}', '{{b:1:1}}', \
-         '{{60000}}', '{{true}}')",
-        environment.schema,
-        key.as_str(),
-    );
-    grants.batch_execute(&acquire).await.expect("granted, and not committed");
+    let key = key();
+    let fence = caller.expired(&key).await;
+    let grant = environment.uncommitted_acquire(&key, &caller.id()).await;
     let writer = environment.application().await;
-    writer.batch_execute("BEGIN").await.expect("a transaction");
-    let began = Instant::now();
-    let commit = async {
-        sleep(ms(200)).await;
-        grants.batch_execute("COMMIT").await.expect("granted");
-    };
-    let (checked, ()) = tokio::join!(environment.check_fence(&writer, &key, fence), commit);
+    let check = environment.check_fence(&writer, &key, fence);
+    let (checked, ()) = tokio::join!(check, environment.commit_when_awaited(&grant));
     assert_eq!(checked, Err(LOST.to_owned()));
-    assert!(began.elapsed() >= ms(200));
 }
 
 /// Guarantee: G1.
@@ -109,7 +93,6 @@ async fn user_of_the_application_can_neither_free_nor_extend_a_lock() {
     let caller = Caller::new(&environment.store().await, "a");
     let (key, id) = (key(), caller.id());
     caller.granted(&key, &id, LONG).await;
-    let (schema, name) = (&environment.schema, key.as_str());
     let client = environment.application().await;
     for statement in [
         "SELECT * FROM {schema}.locks",
@@ -133,22 +116,11 @@ async fn user_of_the_application_can_neither_free_nor_extend_a_lock() {
         "CREATE TABLE {schema}.x ()",
         "CREATE FUNCTION {schema}.us(text) RETURNS int LANGUAGE sql AS 'SELECT 1'",
     ] {
-        let statement = statement.replace("{schema}", schema).replace("{key}", name).replace("{id}", &id.to_string());
+        let statement = environment.named(statement).replace("{key}", key.as_str()).replace("{id}", &id.to_string());
         let error = client.batch_execute(&statement).await.expect_err(&statement);
         assert_eq!(error.code().map(tokio_postgres::error::SqlState::code), Some(NO_RIGHT), "{statement}: {error:?}");
     }
     assert_eq!(caller.release(&key, &id, Duration::ZERO).await, ReleaseReply::Freed, "it is still held");
-}
-
-#[tokio::test]
-async fn answer_that_no_call_could_read_is_refused() {
-    let Some(environment) = environment().await else { return };
-    let caller = Caller::new(&environment.store().await, "a");
-    let (key, id) = (key(), caller.id());
-    let fence = caller.granted(&key, &id, LONG).await;
-    let client = environment.application().await;
-    let record = Record::new("head", Some(vec![b'x'; 2 << 20].into()));
-    assert_eq!(environment.leave_answer(&client, &key, fence, &record).await, Err("22001".to_owned()));
 }
 
 /// The user of a dashboard, for example.
@@ -160,12 +132,10 @@ async fn user_who_reads_the_tables_can_leave_no_answer() {
     let caller = Caller::new(&environment.store().await, "a");
     let (key, id) = (key(), caller.id());
     let fence = caller.granted(&key, &id, LONG).await;
-    let user = format!("reader_{}", environment.schema);
-    let rights = "CREATE ROLE {user}; GRANT USAGE ON SCHEMA {schema} TO {user};
-        GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {user}";
-    environment.execute(&rights.replace("{user}", &user)).await;
     let client = environment.client().await;
-    client.batch_execute(&format!("SET SESSION AUTHORIZATION {user}")).await.expect("a role");
+    let reader = "CREATE ROLE reader_{user}; GRANT USAGE ON SCHEMA {schema} TO reader_{user};
+        GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO reader_{user}; SET SESSION AUTHORIZATION reader_{user}";
+    environment.run(&client, reader).await;
     let left = environment.leave_answer(&client, &key, fence, &record()).await;
     assert_eq!(left, Err(NO_RIGHT.to_owned()));
     assert_eq!(environment.check_fence(&client, &key, fence).await, Err(NO_RIGHT.to_owned()));
@@ -180,25 +150,26 @@ async fn answer_of_a_transaction_is_the_record_of_its_key() {
     let store = environment.store().await;
     let (a, b) = (Caller::new(&store, "a"), Caller::new(&store, "b"));
     let writer = environment.application().await;
-    for (number, end) in ["ROLLBACK", "COMMIT"].into_iter().enumerate() {
-        let (key, id) = (LockKey::from(("payment", number)), a.id());
-        let fence = a.granted(&key, &id, ms(200)).await;
-        writer.batch_execute("BEGIN").await.expect("a transaction");
+    for end in ["ROLLBACK", "COMMIT"] {
+        let key = LockKey::from(("payment", end));
+        let fence = a.expired(&key).await;
+        environment.run(&writer, "BEGIN").await;
         assert_eq!(environment.leave_answer(&writer, &key, fence, &record()).await, Ok(()));
-        writer.batch_execute(end).await.expect(end);
-        sleep(ms(250)).await;
+        environment.run(&writer, end).await;
         let reply = b.acquire_unless_recorded(&key, &b.id()).await;
         match end {
             "COMMIT" => assert_eq!(reply, AcquireReply::Recorded(record())),
             _ => assert!(matches!(reply, AcquireReply::Granted { .. }), "{reply:?}"),
         }
     }
-    let (key, id) = (LockKey::from(("payment", "late")), a.id());
-    let fence = a.granted(&key, &id, ms(50)).await;
-    sleep(ms(80)).await;
-    b.granted(&key, &b.id(), LONG).await;
+    let key = LockKey::from(("payment", "late"));
+    let fence = a.expired(&key).await;
+    let next = b.granted(&key, &b.id(), LONG).await;
     let late = environment.leave_answer(&writer, &key, fence, &record()).await;
     assert_eq!(late, Err(LOST.to_owned()), "another holder may have answered");
+    let long = Record::new("head", Some(vec![b'x'; 2 << 20].into()));
+    let refused = environment.leave_answer(&writer, &key, next, &long).await;
+    assert_eq!(refused, Err(TOO_LONG.to_owned()), "no call could read it");
 }
 
 /// The record of a release does not replace it: a layer may keep less of an answer.
@@ -228,19 +199,21 @@ async fn retry_during_the_commit_gets_the_answer() {
     let store = environment.store().await;
     let (a, b) = (Caller::new(&store, "a"), Caller::new(&store, "b"));
     // The last moment at which the transaction can end: a retry is about to lock the row.
-    let slow = "DO $$ BEGIN EXECUTE replace(
-        pg_get_functiondef('{schema}.is_pinned'::regproc), 'BEGIN', 'BEGIN PERFORM pg_sleep(0.2);'); END $$";
-    environment.execute(slow).await;
-    let (key, id) = (key(), a.id());
-    let fence = a.granted(&key, &id, ms(2)).await;
+    let stopped = "DO $$ BEGIN EXECUTE replace(pg_get_functiondef('{schema}.is_pinned'::regproc),
+        'BEGIN', $b$BEGIN PERFORM pg_advisory_xact_lock(hashtext('{schema}'));$b$); END $$;
+        SELECT pg_advisory_lock(hashtext('{schema}'))";
+    let stop = environment.client().await;
+    environment.run(&stop, stopped).await;
+    let key = key();
+    let fence = a.expired(&key).await;
     let writer = environment.application().await;
-    writer.batch_execute("BEGIN").await.expect("a transaction");
+    environment.run(&writer, "BEGIN").await;
     assert_eq!(environment.leave_answer(&writer, &key, fence, &record()).await, Ok(()));
-    sleep(ms(10)).await;
     let retry = b.id();
     let commit = async {
-        sleep(ms(100)).await;
-        writer.batch_execute("COMMIT").await.expect("it may commit");
+        environment.sessions_wait(1).await;
+        environment.run(&writer, "COMMIT").await;
+        environment.run(&stop, "SELECT pg_advisory_unlock_all()").await;
     };
     let (reply, ()) = tokio::join!(b.acquire_unless_recorded(&key, &retry), commit);
     assert_eq!(reply, AcquireReply::Recorded(record()));
@@ -257,16 +230,12 @@ async fn retry_during_the_release_gets_the_record() {
     caller.granted(&key, &id, LONG).await;
     let other = environment.client().await;
     let release = format!(
-        "BEGIN; SELECT {}.release(3000, '{{{}}}', '{{{id}}}', '{{0}}', 'paid', NULL, 60000)",
-        environment.schema,
+        "BEGIN; SELECT {{schema}}.release(3000, '{{{}}}', '{{{id}}}', '{{0}}', 'paid', NULL, 60000)",
         key.as_str(),
     );
-    other.batch_execute(&release).await.expect("freed, and not committed");
+    environment.run(&other, &release).await;
     let retry = caller.id();
-    let commit = async {
-        sleep(ms(100)).await;
-        other.batch_execute("COMMIT").await.expect("freed");
-    };
-    let (reply, ()) = tokio::join!(caller.acquire_unless_recorded(&key, &retry), commit);
+    let acquire = caller.acquire_unless_recorded(&key, &retry);
+    let (reply, ()) = tokio::join!(acquire, environment.commit_when_awaited(&other));
     assert_eq!(reply, AcquireReply::Recorded(Record::new("paid", None)));
 }

@@ -8,24 +8,25 @@ use tower_lock::{
 };
 use tower_lock_testkit::locks::key;
 
-use crate::support::{Caller, Environment, LONG, own_environment};
+use crate::support::{Caller, Environment, LONG, PATIENT, environment};
 
 /// The functions of the store read this clock in place of that of the server.
-const CLOCK: &str = "CREATE SCHEMA clock;
-    CREATE TABLE clock.step AS SELECT interval '0' AS size;
-    CREATE FUNCTION clock.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE
-        AS 'SELECT pg_catalog.clock_timestamp() + size FROM clock.step';
-    ALTER DATABASE postgres SET search_path = clock, pg_catalog, public";
+const CLOCK: &str = "CREATE SCHEMA {schema};
+    CREATE TABLE {schema}.step AS SELECT interval '0' AS size;
+    CREATE FUNCTION {schema}.clock() RETURNS timestamptz LANGUAGE sql VOLATILE
+        AS 'SELECT clock_timestamp() + size FROM {schema}.step'";
 
 async fn with_clock() -> Option<Environment> {
-    let environment = own_environment(&[]).await?;
+    let environment = environment().await?;
     environment.execute(CLOCK).await;
+    let clock = environment.named("{schema}.clock()");
+    environment.migrate(&[PATIENT, ("clock_timestamp()", &clock)]).await;
     Some(environment)
 }
 
 impl Environment {
     async fn set_clock(&self, step: &str) {
-        self.execute(&format!("UPDATE clock.step SET size = '{step}'")).await;
+        self.execute(&format!("UPDATE {{schema}}.step SET size = '{step}'")).await;
     }
 }
 
@@ -33,19 +34,20 @@ impl Environment {
 #[tokio::test]
 async fn fences_of_postgres_rise_over_clock_steps() {
     let Some(environment) = with_clock().await else { return };
-    let instances = [environment.instance("a").await, environment.instance("b").await];
+    let instances = environment.two_instances().await;
     let mut last = 0;
     for step in ["0", "1 day", "-1 day", "-30 days", "1 hour", "-1 hour", "0"] {
         environment.set_clock(step).await;
         for locks in &instances {
-            let guard = locks.lock(key()).wait(Duration::from_secs(20)).await.expect("a grant");
+            let guard = locks.lock(key()).wait(LONG).await.expect("a grant");
             let token = guard.fencing_token().as_u64();
             assert!(token > last, "{token} after {last}, with the clock set by {step}");
             last = token;
             guard.release().await.expect("held");
         }
     }
-    assert!(environment.value("SELECT fence FROM {schema}.locks").await > 0);
+    let ahead = "SELECT count(*) FROM {schema}.locks WHERE fence > 1000000 * extract(epoch FROM now() + '23 hours')";
+    assert_eq!(environment.value(ahead).await, 1, "the functions have read this clock");
 }
 
 /// A key without a holder is free, although its row was written at a later time of that clock.

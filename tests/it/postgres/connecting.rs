@@ -3,24 +3,23 @@
 use std::{net::Ipv4Addr, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use tokio::select;
 use tower_lock::{
     LockKey, LockManager,
     store::{ConnectError, IfBusy, LockStore, PostgresConnectError, ReleaseReply, RenewReply, StoreErrorKind},
 };
 
 use tower_lock_testkit::{
-    Direction, Proxy,
+    Direction, Proxy, limits,
     log::Log,
     wait::{soon, until},
 };
 
-use crate::support::{Caller, LONG, PATIENCE, environment, own_environment};
+use crate::support::{Caller, LONG, environment, own_environment};
 
 #[tokio::test]
 async fn database_without_tables_names_the_migration() {
     let Some(environment) = environment().await else { return };
-    let url = environment.server().url();
+    let url = environment.url();
     let connect = async |migrate| environment.builder().migrate(migrate).connect(&url).await;
     let error = connect(false).await.expect_err("no tables");
     assert!(matches!(error, PostgresConnectError::NoTables { .. }), "{error:?}");
@@ -35,20 +34,31 @@ async fn database_without_tables_names_the_migration() {
 #[tokio::test]
 async fn instances_that_start_together_make_the_tables_once() {
     let Some(environment) = environment().await else { return };
-    let stores = join_all((0..8).map(|_| environment.store())).await;
-    assert_eq!(stores.len(), 8);
+    let url = environment.url();
+    let connect = || environment.builder().migrate(true).connect(&url);
+    for store in join_all([connect(), connect(), connect(), connect()]).await {
+        store.expect("the tables are there");
+    }
 }
 
 #[tokio::test]
 async fn url_of_a_manager_may_name_a_database() {
     let Some(environment) = environment().await else { return };
-    let url = format!("{}?schema={}&migrate=true", environment.server().url(), environment.schema);
-    let locks = LockManager::connect(&url).await.expect("it is up").build();
+    let url = format!("{}?schema={}", environment.url(), environment.schema);
+    until("no tables", async || {
+        let error = LockManager::connect(&url).await.map(drop).expect_err("no tables");
+        matches!(error, ConnectError::Postgres(PostgresConnectError::NoTables { .. }))
+    })
+    .await;
+    let (url, mut locks) = (format!("{url}&migrate=true"), None);
+    until("a connection", async || {
+        locks = LockManager::connect(&url).await.ok();
+        locks.is_some()
+    })
+    .await;
+    let locks = locks.expect("connected").build();
     locks.lock(("k",)).await.expect("free").release().await.expect("held");
     assert_eq!(environment.value("SELECT count(*) FROM {schema}.locks").await, 1, "in the schema of the URL");
-    let error = LockManager::connect("postgres://ann:s3cret@127.0.0.1:1/app").await.map(|_| ()).expect_err("no server");
-    assert!(matches!(error, ConnectError::Postgres(PostgresConnectError::Unreachable { .. })), "{error:?}");
-    assert!(!format!("{error:?}").contains("s3cret"), "{error:?}");
 }
 
 #[tokio::test]
@@ -57,7 +67,7 @@ async fn tables_of_another_program_are_not_used() {
     environment.execute("CREATE SCHEMA {schema}; CREATE TABLE {schema}.locks (id int)").await;
     for migrate in [false, true] {
         let builder = environment.builder().migrate(migrate);
-        let error = builder.connect(&environment.server().url()).await.expect_err("other tables");
+        let error = builder.connect(&environment.url()).await.expect_err("other tables");
         let is_of_another =
             matches!(&error, PostgresConnectError::OtherTables { found, .. } if found == "another program");
         assert!(is_of_another, "{error:?}");
@@ -69,32 +79,33 @@ async fn tables_of_another_program_are_not_used() {
 
 #[tokio::test]
 async fn missing_rights_are_named_as_statements() {
-    let Some(environment) = own_environment(&[]).await else { return };
-    environment.execute("CREATE ROLE app LOGIN PASSWORD 's3cret'").await;
-    let url = environment.server().url_of("app:s3cret");
+    let Some(environment) = environment().await else { return };
+    environment.execute("CREATE ROLE app_{user} LOGIN PASSWORD 's3cret'").await;
+    let url = environment.server().url_of(&environment.named("app_{user}:s3cret"));
     let connect = async |migrate| environment.builder().migrate(migrate).connect(&url).await;
     let grant = |error| match error {
         PostgresConnectError::MissingRights { grant, .. } => grant,
         other => panic!("{other:?}"),
     };
     let create = grant(connect(true).await.expect_err("it may not make tables"));
-    assert_eq!(create, "GRANT CREATE ON DATABASE \"postgres\" TO \"app\"");
+    assert_eq!(create, environment.named("GRANT CREATE ON DATABASE \"postgres\" TO \"app_{user}\""));
     environment.store().await;
     let missing = connect(false).await.expect_err("it may not use them");
     assert!(!format!("{missing:?}").contains("s3cret"), "{missing:?}");
     environment.execute(&grant(missing)).await;
-    let store = std::sync::Arc::new(connect(false).await.expect("all rights"));
+    let store = Arc::new(connect(false).await.expect("all rights"));
     let caller = Caller::new(&store, "a");
     caller.granted(&LockKey::from(("k",)), &caller.id(), LONG).await;
 }
 
 /// A function whose arguments match better hides one of the system, also in `public`, where every
-/// user may create them before PostgreSQL 15.
+/// user may create them before PostgreSQL 15, or in the schema with the name of the user.
 ///
 /// Guarantee: G1.
 #[tokio::test]
 async fn functions_of_another_user_are_not_called() {
-    let Some(environment) = own_environment(&[]).await else { return };
+    let Some(environment) = environment().await else { return };
+    environment.execute("CREATE SCHEMA {user}").await;
     for function in [
         "hashtextextended(text, int) RETURNS bigint",
         "obj_description(regclass, text) RETURNS text",
@@ -103,11 +114,12 @@ async fn functions_of_another_user_are_not_called() {
         "times(bigint, interval) RETURNS interval",
     ] {
         let body = "LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'called'; END $$";
-        environment.execute(&format!("CREATE FUNCTION public.{function} {body}")).await;
+        environment.execute(&format!("CREATE FUNCTION {{user}}.{function} {body}")).await;
     }
-    environment
-        .execute("CREATE OPERATOR public.* (FUNCTION = public.times, LEFTARG = bigint, RIGHTARG = interval)")
-        .await;
+    let operator = "CREATE OPERATOR {user}.* (FUNCTION = {user}.times, LEFTARG = bigint, RIGHTARG = interval)";
+    environment.execute(operator).await;
+    let is_found = environment.client().await.batch_execute("SELECT cardinality('{a}'::text[])").await;
+    is_found.expect_err("a call without a schema");
     let store = environment.store().await;
     let (caller, key) = (Caller::new(&store, "a"), LockKey::from(("k",)));
     let id = caller.id();
@@ -119,12 +131,11 @@ async fn functions_of_another_user_are_not_called() {
 /// The sessions of a role may have another isolation level, or be read-only.
 #[tokio::test]
 async fn settings_of_a_role_are_overridden() {
-    let Some(environment) = own_environment(&[]).await else { return };
-    let role = "CREATE ROLE app LOGIN SUPERUSER; ALTER ROLE app SET default_transaction_isolation = 'serializable';
-        ALTER ROLE app SET default_transaction_read_only = on";
+    let Some(environment) = environment().await else { return };
+    let role = "ALTER ROLE {user} SET default_transaction_isolation = 'serializable';
+        ALTER ROLE {user} SET default_transaction_read_only = on";
     environment.execute(role).await;
-    let url = environment.server().url_of("app");
-    environment.builder().migrate(true).connect(&url).await.expect("the store sets them");
+    environment.builder().migrate(true).connect(&environment.url()).await.expect("the store sets them");
 }
 
 #[tokio::test]
@@ -132,51 +143,66 @@ async fn standby_is_refused_and_a_promoted_one_is_used() {
     let Some(environment) = own_environment(&[]).await else { return };
     let store = environment.store().await;
     environment.server().restart_as_standby().await;
-    let url = environment.server().url();
-    let error = environment.builder().connect_timeout(PATIENCE).connect(&url).await;
-    assert!(matches!(error, Err(PostgresConnectError::Standby { .. })), "{error:?}");
+    until("it is refused", async || {
+        // It may be promoted soon: this is retried.
+        let error = environment.builder().connect_timeout(limits::SHORT).connect(&environment.url()).await;
+        matches!(error.expect_err("a standby"), PostgresConnectError::Standby { .. })
+    })
+    .await;
     let (caller, key) = (Caller::new(&store, "a"), LockKey::from(("k",)));
-    let kind = async || caller.acquire(&key, &caller.id(), LONG, IfBusy::Fail).await.map_err(|error| error.kind());
     // The connections are those of before the restart.
-    let _ = kind().await;
-    assert_eq!(kind().await, Err(StoreErrorKind::Failover));
+    until("a failover", async || {
+        let reply = caller.acquire(&key, &caller.id(), LONG, IfBusy::Fail).await;
+        reply.is_err_and(|error| error.kind() == StoreErrorKind::Failover)
+    })
+    .await;
     assert_eq!(store.health().await.map_err(|error| error.kind()), Err(StoreErrorKind::Failover));
     environment.execute("SELECT pg_promote()").await;
     caller.granted(&key, &caller.id(), LONG).await;
 }
 
-/// As a pooler does: what the calls send does not arrive there.
+/// What the calls send does not arrive there, as at a pooler.
 #[tokio::test]
-async fn events_url_to_another_server_is_refused() {
-    let (Some(environment), Some(other)) = (environment().await, own_environment(&[]).await) else { return };
-    let builder = environment.builder().migrate(true);
-    let error = builder.events_url(other.server().url()).connect(&environment.server().url()).await;
-    assert!(matches!(error, Err(PostgresConnectError::EventsUnavailable { .. })), "{error:?}");
+async fn events_url_to_another_database_is_refused() {
+    let Some(environment) = environment().await else { return };
+    environment.store().await;
+    let other = format!("{}/template1", environment.url().trim_end_matches("/postgres"));
+    until("it is refused", async || {
+        let builder = environment.builder().call_timeout(limits::SHORT).events_url(&other);
+        let error = builder.connect(&environment.url()).await.expect_err("no message arrives");
+        matches!(error, PostgresConnectError::EventsUnavailable { .. })
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn error_of_the_connection_for_messages_names_its_address() {
     let Some(environment) = environment().await else { return };
-    let builder = environment.builder().migrate(true);
-    let builder = builder.events_url("postgres://ann:s3cret@127.0.0.1:1/app");
-    let error = builder.connect(&environment.server().url()).await.expect_err("no server");
-    let text = format!("{error:?}");
-    assert!(matches!(error, PostgresConnectError::Unreachable { .. }), "{text}");
-    assert!(text.contains("127.0.0.1:1:") && !text.contains("s3cret"), "{text}");
+    environment.store().await;
+    until("it is refused", async || {
+        let builder = environment.builder().connect_timeout(limits::SHORT);
+        let builder = builder.events_url("postgres://ann:s3cret@127.0.0.1:1/app");
+        let error = builder.connect(&environment.url()).await.expect_err("no server");
+        let text = format!("{error:?}");
+        assert!(matches!(error, PostgresConnectError::Unreachable { .. }) && !text.contains("s3cret"), "{text}");
+        text.contains("127.0.0.1:1:")
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn connection_that_breaks_during_the_test_is_no_pooler() {
-    let Some(environment) = own_environment(&[]).await else { return };
+    let Some(environment) = environment().await else { return };
+    environment.store().await;
     let proxy = Proxy::start_raw((Ipv4Addr::LOCALHOST, environment.server().port()).into()).await;
     // The message is under way for so long.
-    proxy.all().delay(Direction::Down, Duration::from_millis(300));
-    let builder = environment.builder().migrate(true).connect_timeout(5 * PATIENCE);
+    proxy.all().delay(Direction::Down, limits::SHORT);
+    let builder = environment.builder().call_timeout(4 * limits::SHORT);
     let builder = builder.events_url(format!("postgres://postgres@{}/postgres", proxy.address()));
-    let url = environment.server().url();
+    let url = environment.url();
     let connecting = tokio::spawn(async move { builder.connect(&url).await });
-    const SENT: &str =
-        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_catalog.pg_notify%' AND state = 'idle'";
+    const SENT: &str = "SELECT count(*) FROM pg_stat_activity \
+        WHERE usename = '{user}' AND query LIKE 'SELECT pg_catalog.pg_notify%' AND state = 'idle'";
     until("a message is sent", async || environment.value(SENT).await == 1).await;
     proxy.all().cut();
     proxy.all().heal();
@@ -198,7 +224,8 @@ async fn key_that_the_database_cannot_have_fails_alone() {
 
 #[tokio::test]
 async fn setting_that_loses_data_in_a_crash_is_logged() {
-    let Some(environment) = own_environment(&["fsync=off", "synchronous_commit=off"]).await else { return };
+    let Some(environment) = environment().await else { return };
+    environment.execute("ALTER ROLE {user} SET synchronous_commit = off").await;
     let log = Log::default();
     let guard = log.listen();
     environment.store().await;
@@ -211,14 +238,15 @@ async fn setting_that_loses_data_in_a_crash_is_logged() {
 /// The commits of full calls wait for the disk together.
 #[tokio::test]
 async fn load_opens_connections_up_to_the_limit() {
-    let Some(environment) = own_environment(&[]).await else { return };
-    let url = environment.server().url();
-    let builder = || environment.builder().migrate(true);
+    let Some(environment) = environment().await else { return };
+    environment.store().await;
+    let url = environment.url();
+    let builder = || environment.builder();
     for connections in [2, 65] {
         let error = builder().connections(connections).connect(&url).await.expect_err("out of range");
         assert!(matches!(error, PostgresConnectError::InvalidConnections(_)), "{error:?}");
     }
-    let open = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tower-lock'";
+    let open = "SELECT count(*) FROM pg_stat_activity WHERE usename = '{user}' AND application_name = 'tower-lock'";
     for connections in [3, 5] {
         until("no connection is open", async || environment.value(open).await == 0).await;
         let store = Arc::new(builder().connections(connections).connect(&url).await.expect("it is up"));
@@ -233,7 +261,7 @@ async fn load_opens_connections_up_to_the_limit() {
         caller.granted(&key, &id, LONG).await;
         caller.release(&key, &id, Duration::ZERO).await;
         // No manager subscribes to messages.
-        assert_eq!(environment.value(open).await, 2, "without load");
+        until("the connections without load", async || environment.value(open).await == 2).await;
         let limit = i64::try_from(connections).expect("small") - 1;
         until("connections", async || {
             acquire_all().await;
@@ -243,29 +271,15 @@ async fn load_opens_connections_up_to_the_limit() {
         })
         .await;
         let other = environment.client().await;
-        other.batch_execute("BEGIN; LOCK TABLE tower_lock.locks IN SHARE MODE").await.expect("a lock");
-        let watcher = environment.client().await;
-        let calls_wait = async {
-            let waiting = "SELECT count(*) FROM pg_stat_activity \
-                           WHERE application_name = 'tower-lock' AND wait_event_type = 'Lock'";
-            until("a call on each", async || {
-                let rows = watcher.query(waiting, &[]).await.expect("it is up");
-                rows[0].get::<_, i64>(0) == limit - 1
-            })
-            .await;
+        environment.run(&other, "BEGIN; LOCK TABLE {schema}.locks IN SHARE MODE").await;
+        let late: Vec<_> = (0..256).map(|n| (LockKey::from(("late", connections, n)), caller.id())).collect();
+        let calls = join_all(late.iter().map(|(key, id)| caller.granted(key, id, LONG)));
+        let end = async {
+            // One on each connection.
+            environment.sessions_wait(limit - 1).await;
+            environment.run(&other, "COMMIT").await;
         };
-        let late: Vec<_> = (0..256).map(|n| (LockKey::from(("late", n)), caller.id())).collect();
-        // A call waits for the lock timeout at most.
-        let calls = async {
-            loop {
-                join_all(late.iter().map(|(key, id)| caller.acquire(key, id, LONG, IfBusy::Enqueue))).await;
-            }
-        };
-        select! {
-            () = calls_wait => {}
-            () = calls => {}
-        }
-        other.batch_execute("COMMIT").await.expect("it may end");
+        tokio::join!(calls, end);
     }
 }
 
@@ -290,9 +304,8 @@ async fn tls_requires_a_trusted_certificate_of_the_host() {
     let roots = server.data().join("server.crt");
     let trusted = format!("sslrootcert={}", roots.display());
     let connect = async |host: &str, parameters: &str| {
-        let url = server.url().replace("127.0.0.1", host);
-        let builder = environment.builder().migrate(true);
-        builder.connect(&format!("{url}?{parameters}")).await
+        let url = environment.url().replace("127.0.0.1", host);
+        environment.builder().migrate(true).connect(&format!("{url}?{parameters}")).await
     };
     for (host, parameters) in [
         ("localhost", "sslmode=require".to_owned()),

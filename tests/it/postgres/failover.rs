@@ -2,17 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio_postgres::{Client, NoTls};
+use tokio_postgres::Client;
 use tower_lock::{
     LockKey, PostgresStore,
-    store::{AcquireReply, IfBusy, Record, ReleaseReply},
+    store::{AcquireReply, IfBusy, PostgresStoreBuilder, Record, ReleaseReply},
 };
-use tower_lock_testkit::{
-    PostgresServer,
-    wait::{ms, until},
-};
+use tower_lock_testkit::{PostgresServer, limits, wait::until};
 
-use crate::support::{Caller, Environment, LONG, own_environment};
+use crate::support::{Caller, Environment, LONG, connect, own_environment};
 
 /// A primary server with a standby.
 struct Pair {
@@ -31,17 +28,15 @@ impl Pair {
     }
 
     /// The store that a service has: the URL names both servers.
-    async fn store(&self) -> Arc<PostgresStore> {
+    async fn store(&self, builder: PostgresStoreBuilder) -> Arc<PostgresStore> {
         let [first, second] =
             [self.primary.server(), &self.standby].map(|server| format!("127.0.0.1:{}", server.port()));
         let url = format!("postgres://postgres@{first},{second}/postgres");
-        Arc::new(self.primary.builder().connect(&url).await.expect("one of them is up"))
+        Arc::new(builder.connect(&url).await.expect("one of them is up"))
     }
 
     async fn standby(&self) -> Client {
-        let (client, connection) = tokio_postgres::connect(&self.standby.url(), NoTls).await.expect("it is up");
-        tokio::spawn(connection);
-        client
+        connect(&self.standby.url()).await
     }
 
     /// Detaches the standby: it receives nothing more.
@@ -70,7 +65,8 @@ async fn synchronous_standby_has_each_acknowledged_grant() {
     pair.primary.execute("SELECT pg_reload_conf()").await;
     let is_synchronous = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
     until("synchronous", async || pair.primary.value(is_synchronous).await == 1).await;
-    let caller = Caller::new(&pair.store().await, "a");
+    let caller = Caller::new(&pair.store(pair.primary.builder()).await, "a");
+    let impatient = Caller::new(&pair.store(pair.primary.builder().call_timeout(limits::SHORT)).await, "a");
     let key = |name| LockKey::from((name,));
     let grant = async |name| {
         let id = caller.id();
@@ -81,12 +77,12 @@ async fn synchronous_standby_has_each_acknowledged_grant() {
         (grant("held").await, grant("paid").await, grant("unpaid").await);
     assert_eq!(caller.release_with(&paid, &first, record()).await, ReleaseReply::Freed);
     pair.detach().await;
-    let reply = caller.acquire(&key("not held"), &caller.id(), LONG, IfBusy::Fail).await;
+    let reply = impatient.acquire(&key("not held"), &caller.id(), LONG, IfBusy::Fail).await;
     assert!(reply.is_err(), "only the primary server has the grant, and it is acknowledged: {reply:?}");
-    let reply = caller.try_release_with(&unpaid, &second, record()).await;
+    let reply = impatient.try_release_with(&unpaid, &second, record()).await;
     assert!(reply.is_err(), "only the primary server has the record, and it is acknowledged: {reply:?}");
     pair.fail_over().await;
-    let other = Caller::new(&pair.store().await, "b");
+    let other = Caller::new(&pair.store(pair.primary.builder()).await, "b");
     for key in [held, unpaid] {
         let reply = other.acquire(&key, &other.id(), LONG, IfBusy::Fail).await.expect("a reply");
         assert!(matches!(reply, AcquireReply::Busy { .. }), "{key}: {reply:?}");
@@ -103,21 +99,19 @@ fn record() -> Record {
 #[tokio::test]
 async fn asynchronous_standby_may_lack_the_newest_grants() {
     let Some(pair) = Pair::new().await else { return };
-    let store = pair.store().await;
+    let store = pair.store(pair.primary.builder()).await;
     let caller = Caller::new(&store, "a");
     let [old, new] = ["old", "new"].map(|name| LockKey::from((name,)));
     let (first, second) = (caller.id(), caller.id());
     let fence = caller.granted(&old, &first, LONG).await;
-    let has_old = async || {
-        let rows = pair.standby().await.query("SELECT FROM tower_lock.locks WHERE fence > 0", &[]).await;
-        rows.expect("a standby may be read").len() == 1
-    };
+    let (standby, granted) = (pair.standby().await, pair.primary.named("SELECT FROM {schema}.locks WHERE fence > 0"));
+    let has_old = async || standby.query(&granted, &[]).await.expect("a standby may be read").len() == 1;
     until("the standby has the grant", has_old).await;
     pair.detach().await;
     let lost = caller.granted(&new, &second, LONG).await;
     pair.fail_over().await;
 
-    let other = Caller::new(&pair.store().await, "b");
+    let other = Caller::new(&pair.store(pair.primary.builder()).await, "b");
     let reply = other.acquire(&old, &other.id(), LONG, IfBusy::Fail).await.expect("a reply");
     assert!(matches!(reply, AcquireReply::Busy { .. }), "it was replicated: {reply:?}");
     let next = other.granted(&new, &other.id(), LONG).await;
@@ -128,5 +122,5 @@ async fn asynchronous_standby_may_lack_the_newest_grants() {
     let reply = caller.acquire(&new, &second, LONG, IfBusy::Fail).await.expect("a reply");
     assert!(matches!(reply, AcquireReply::Busy { .. }), "{reply:?}");
     caller.release(&old, &first, Duration::ZERO).await;
-    caller.granted(&old, &caller.id(), ms(500)).await;
+    caller.granted(&old, &caller.id(), LONG).await;
 }

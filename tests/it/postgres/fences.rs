@@ -33,8 +33,7 @@ async fn fences_rise_over_a_restart() {
     caller.granted(&key, &caller.id(), LONG).await;
     environment.execute(AHEAD).await;
     let first = environment.value("SELECT fence FROM {schema}.locks").await;
-    environment.server().crash().await;
-    environment.server().restart().await;
+    environment.crash().await;
     let store = environment.store().await;
     let caller = Caller::new(&store, "a");
     let next = caller.granted(&key, &caller.id(), LONG).await;
@@ -56,9 +55,8 @@ async fn sweep_keeps_rows_that_are_in_use() {
         .execute("UPDATE {schema}.locks SET until = now() - interval '2 minutes' WHERE key <> 'swept:held'")
         .await;
     let transaction = environment.client().await;
-    transaction.batch_execute("BEGIN").await.expect("a transaction");
-    let read = format!("SELECT 1 FROM {}.locks WHERE key = 'swept:pinned' FOR KEY SHARE", environment.schema);
-    transaction.batch_execute(&read).await.expect("a row");
+    let read = "BEGIN; SELECT 1 FROM {schema}.locks WHERE key = 'swept:pinned' FOR KEY SHARE";
+    environment.run(&transaction, read).await;
     environment.execute("SELECT * FROM {schema}.sweep('', 1000)").await;
     let kept = environment.value("SELECT count(*) FROM {schema}.locks").await;
     let is_deleted = environment.value("SELECT count(*) FROM {schema}.locks WHERE key = 'swept:old'").await == 0;
@@ -112,7 +110,7 @@ async fn sweep_reads_only_records_that_have_expired() {
                    ANALYZE {schema}.records";
     environment.execute(records).await;
     let client = environment.client().await;
-    let sweep = format!("EXPLAIN (ANALYZE, BUFFERS) SELECT * FROM {}.sweep('', 1000)", environment.schema);
+    let sweep = environment.named("EXPLAIN (ANALYZE, BUFFERS) SELECT * FROM {schema}.sweep('', 1000)");
     let mut pages = Vec::new();
     for _ in 0..3 {
         let plan = client.query(&sweep, &[]).await.expect("a plan");

@@ -4,88 +4,27 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst},
+        atomic::{AtomicU32, Ordering::SeqCst},
     },
     time::Duration,
 };
 
 use futures_util::future::join_all;
-use tokio::{
-    task::JoinHandle,
-    time::{sleep, timeout},
-};
-use tokio_postgres::NoTls;
 use tower_lock::{
-    LockError, LockKey, LockManager, PostgresStore,
+    LockKey, LockManager,
     lock::OnceOutcome,
-    store::{IfBusy, Record, ReleaseReply, StoreErrorKind},
+    store::{IfBusy, PostgresStoreBuilder, Record, ReleaseReply, StoreErrorKind},
 };
 use tower_lock_testkit::{
+    limits,
     locks::key,
-    wait::{ms, soon, until},
+    wait::{soon, until},
 };
 
-use crate::support::{Caller, Environment, LONG, own_environment};
-
-/// Sections under one key. One that overlaps with another, or has a smaller token, fails its task.
-#[derive(Default)]
-struct Sections {
-    inside: AtomicBool,
-    last_token: AtomicU64,
-    done: AtomicU32,
-    is_over: AtomicBool,
-}
-
-impl Sections {
-    /// Tasks that lock the key until the end. An outage rejects a call, and it is made again.
-    fn run(self: &Arc<Self>, instances: &[LockManager]) -> Vec<JoinHandle<()>> {
-        let task = |locks: &LockManager| {
-            let (locks, sections) = (locks.clone(), Arc::clone(self));
-            tokio::spawn(async move {
-                while !sections.is_over.load(SeqCst) {
-                    match locks.lock(key()).wait(Duration::from_secs(20)).await {
-                        Ok(guard) => {
-                            sections.one(guard.fencing_token().as_u64()).await;
-                            drop(guard.release().await);
-                        }
-                        // No other error is documented for an outage.
-                        Err(LockError::Store(_) | LockError::TimedOut { .. }) => sleep(ms(5)).await,
-                        Err(error) => panic!("{error:?}"),
-                    }
-                }
-            })
-        };
-        instances.iter().flat_map(|locks| [task(locks), task(locks), task(locks)]).collect()
-    }
-
-    async fn one(&self, token: u64) {
-        assert!(!self.inside.swap(true, SeqCst), "two holders");
-        let last = self.last_token.swap(token, SeqCst);
-        assert!(token > last, "{token} after {last}");
-        sleep(ms(1)).await;
-        self.inside.store(false, SeqCst);
-        self.done.fetch_add(1, SeqCst);
-    }
-
-    /// Waits for more sections.
-    async fn go_on(&self, what: &str) {
-        let before = self.done.load(SeqCst);
-        until(what, async || self.done.load(SeqCst) >= before + 10).await;
-    }
-
-    /// Ends the tasks, none of which has failed.
-    async fn end(&self, tasks: Vec<JoinHandle<()>>) {
-        self.is_over.store(true, SeqCst);
-        for ended in soon("the end of all tasks", join_all(tasks)).await {
-            ended.expect("no overlap");
-        }
-    }
-}
+use crate::support::{Caller, Environment, LONG, Sections, environment, own_environment};
 
 impl Environment {
-    async fn two_instances(&self) -> [LockManager; 2] {
-        // Short, because a release that a crash loses blocks the key for it.
-        let lease = Duration::from_secs(3);
+    async fn instances_with(&self, lease: Duration) -> [LockManager; 2] {
         let instance = async |name| LockManager::builder(self.store().await).instance(name).lease(lease).build();
         [instance("a").await, instance("b").await]
     }
@@ -94,14 +33,12 @@ impl Environment {
 /// Guarantee: G1, G6.
 #[tokio::test]
 async fn requests_go_on_while_sessions_of_postgres_are_killed() {
-    let Some(environment) = own_environment(&[]).await else { return };
+    let Some(environment) = environment().await else { return };
     let sections = Arc::<Sections>::default();
     let tasks = sections.run(&environment.two_instances().await);
-    let client = environment.client().await;
-    let kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'tower-lock'";
-    for _ in 0..10 {
+    for _ in 0..5 {
         sections.go_on("sections between two kills").await;
-        client.batch_execute(kill).await.expect("the superuser may");
+        environment.kill_sessions("true").await;
     }
     sections.go_on("sections after the kills").await;
     sections.end(tasks).await;
@@ -111,20 +48,16 @@ async fn requests_go_on_while_sessions_of_postgres_are_killed() {
 #[tokio::test]
 async fn crashes_of_postgres_end_no_lock_and_no_wait() {
     let Some(environment) = own_environment(&[]).await else { return };
-    let instances = environment.two_instances().await;
-    let [a, b] = &instances;
+    let [a, b] = environment.instances_with(LONG).await;
     let held = a.lock(("held",)).await.expect("free");
-    let waiter = tokio::spawn({
-        let b = b.clone();
-        async move { b.lock(("held",)).wait(LONG).await }
-    });
+    let waiter = tokio::spawn(async move { b.lock(("held",)).wait(LONG).await });
     until("it waits", async || a.inspect(("held",)).await.is_ok_and(|status| status.waiting == 1)).await;
     let sections = Arc::<Sections>::default();
-    let tasks = sections.run(&instances);
-    for _ in 0..3 {
+    // Short, because a release that a crash loses blocks the key for it.
+    let tasks = sections.run(&environment.instances_with(Duration::from_secs(6)).await);
+    for _ in 0..2 {
         sections.go_on("sections before a crash").await;
-        environment.server().crash().await;
-        environment.server().restart().await;
+        environment.crash().await;
     }
     sections.go_on("sections after the crashes").await;
     assert!(!waiter.is_finished(), "the key is held");
@@ -142,8 +75,9 @@ async fn crashes_of_postgres_end_no_lock_and_no_wait() {
 #[tokio::test]
 async fn work_runs_once_although_postgres_crashes() {
     let Some(environment) = own_environment(&[]).await else { return };
-    let instances = environment.two_instances().await;
-    const PAYMENTS: usize = 200;
+    // A retry repeats work whose lease has expired.
+    let instances = environment.instances_with(LONG).await;
+    const PAYMENTS: usize = 60;
     let runs: Vec<_> = (0..PAYMENTS).map(|_| AtomicU32::new(0)).collect();
     let done = AtomicU32::new(0);
     // Each instance pays all of them.
@@ -151,7 +85,7 @@ async fn work_runs_once_although_postgres_crashes() {
         for (number, count) in runs.iter().enumerate() {
             let is_paid = async || {
                 let work = async |_| count.fetch_add(1, SeqCst);
-                let paid = locks.once(("payment", number)).wait(Duration::from_secs(20)).run(work).await;
+                let paid = locks.once(("payment", number)).wait(LONG).run(work).await;
                 matches!(paid, Ok(OnceOutcome::Ran(_) | OnceOutcome::Already))
             };
             until("a payment that is done", is_paid).await;
@@ -159,10 +93,9 @@ async fn work_runs_once_although_postgres_crashes() {
         }
     };
     let crashes = async {
-        for crash in 1..=3 {
-            until("more payments", async || done.load(SeqCst) >= crash * 100).await;
-            environment.server().crash().await;
-            environment.server().restart().await;
+        for crash in 1..=2 {
+            until("more payments", async || done.load(SeqCst) >= crash * 40).await;
+            environment.crash().await;
         }
     };
     tokio::join!(join_all(instances.iter().map(pay)), crashes);
@@ -174,29 +107,29 @@ async fn work_runs_once_although_postgres_crashes() {
 /// Guarantee: G6.
 #[tokio::test]
 async fn running_store_goes_on_without_free_connections() {
-    let Some(environment) = own_environment(&["max_connections=12"]).await else { return };
-    environment.execute("CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE postgres TO app").await;
-    let url = environment.server().url_of("app");
-    let connect = async || PostgresStore::builder().migrate(true).connect_timeout(ms(300)).connect(&url).await;
-    let caller = Caller::new(&Arc::new(connect().await.expect("it is up")), "a");
+    let Some(environment) = environment().await else { return };
+    // The server limits the superuser only together with all others.
+    environment.execute("CREATE ROLE app_{user} LOGIN; GRANT CREATE ON DATABASE postgres TO app_{user}").await;
+    let url = environment.server().url_of(&environment.named("app_{user}"));
+    let connect = async |builder: PostgresStoreBuilder| builder.migrate(true).connect(&url).await;
+    let caller = Caller::new(&Arc::new(connect(environment.builder()).await.expect("it is up")), "a");
     let (key, id) = (key(), caller.id());
     let acquire = async || caller.acquire(&key, &id, LONG, IfBusy::Fail).await;
     assert!(acquire().await.is_ok());
-    let mut others = Vec::new();
-    while let Ok((client, connection)) = tokio_postgres::connect(&environment.server().url(), NoTls).await {
-        others.push((client, tokio::spawn(connection)));
-    }
+    environment.execute("ALTER ROLE app_{user} CONNECTION LIMIT 1").await;
     assert!(acquire().await.is_ok(), "it has its connections");
     // It would open more.
     let keys: Vec<_> = (0..256).map(|n| (LockKey::from(("load", n)), caller.id())).collect();
     join_all(keys.iter().map(|(key, id)| caller.granted(key, id, LONG))).await;
-    let error = connect().await.map(|_| ()).expect_err("no connection is left");
-    assert!(format!("{error:?}").contains("raise `max_connections`"), "{error:?}");
+    let is_refused = async || {
+        let error = connect(environment.builder().connect_timeout(limits::SHORT)).await;
+        format!("{:?}", error.map(drop).expect_err("no connection is left")).contains("raise `max_connections`")
+    };
+    until("an error with its cause", is_refused).await;
     // The store loses its own ones, and the application has taken them.
-    let (client, _) = &others[0];
-    let taken = "ALTER ROLE app CONNECTION LIMIT 0;
-        SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'app'";
-    client.batch_execute(taken).await.expect("the superuser may");
+    let taken = "ALTER ROLE app_{user} CONNECTION LIMIT 0;
+        SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'app_{user}'";
+    environment.execute(taken).await;
     // The first reply may be that its connection was terminated.
     let is_refused = async || {
         acquire().await.is_err_and(|error| {
@@ -205,8 +138,7 @@ async fn running_store_goes_on_without_free_connections() {
         })
     };
     until("a call without a connection", is_refused).await;
-    client.batch_execute("ALTER ROLE app CONNECTION LIMIT -1").await.expect("the superuser may");
-    drop(others);
+    environment.execute("ALTER ROLE app_{user} CONNECTION LIMIT -1").await;
     until("a connection", async || acquire().await.is_ok()).await;
     assert_eq!(caller.release(&key, &id, Duration::ZERO).await, ReleaseReply::Freed, "it was held all the time");
 }
@@ -214,11 +146,10 @@ async fn running_store_goes_on_without_free_connections() {
 /// Guarantee: G1, G6.
 #[tokio::test]
 async fn sections_go_on_while_tables_are_rewritten() {
-    let Some(environment) = own_environment(&[]).await else { return };
-    let instances = environment.two_instances().await;
+    let Some(environment) = environment().await else { return };
     let sections = Arc::<Sections>::default();
-    let tasks = sections.run(&instances);
-    for _ in 0..20 {
+    let tasks = sections.run(&environment.two_instances().await);
+    for _ in 0..4 {
         for table in ["locks", "waiters", "records", "floor"] {
             environment.execute(&format!("VACUUM FULL {{schema}}.{table}")).await;
         }
@@ -232,22 +163,20 @@ async fn sections_go_on_while_tables_are_rewritten() {
 /// Guarantee: G6.
 #[tokio::test]
 async fn calls_end_while_a_table_is_locked() {
-    let Some(environment) = own_environment(&[]).await else { return };
+    let Some(environment) = environment().await else { return };
+    environment.migrate(&[]).await;
     let caller = Caller::new(&environment.store().await, "a");
     let (free, held) = (LockKey::from(("free",)), LockKey::from(("held",)));
     let (first, holder) = (caller.id(), caller.id());
     caller.granted(&held, &holder, LONG).await;
     let rewrite = environment.client().await;
     // The lock of VACUUM FULL, CLUSTER and most of ALTER TABLE.
-    let lock = format!("BEGIN; LOCK TABLE {}.locks IN ACCESS EXCLUSIVE MODE", environment.schema);
-    rewrite.batch_execute(&lock).await.expect("the superuser may");
-    for _ in 0..3 {
-        let refused = soon("an error", caller.acquire(&free, &first, LONG, IfBusy::Enqueue)).await;
-        assert_eq!(refused.map_err(|error| error.kind()), Err(StoreErrorKind::Timeout));
-        let refused = soon("an error", caller.try_release_with(&held, &holder, Record::new("paid", None))).await;
-        assert_eq!(refused.map_err(|error| error.kind()), Err(StoreErrorKind::Timeout));
-    }
-    rewrite.batch_execute("COMMIT").await.expect("it ends");
+    environment.run(&rewrite, "BEGIN; LOCK TABLE {schema}.locks IN ACCESS EXCLUSIVE MODE").await;
+    let refused = soon("an error", caller.acquire(&free, &first, LONG, IfBusy::Enqueue)).await;
+    assert_eq!(refused.map_err(|error| error.kind()), Err(StoreErrorKind::Timeout));
+    let refused = soon("an error", caller.try_release_with(&held, &holder, Record::new("paid", None))).await;
+    assert_eq!(refused.map_err(|error| error.kind()), Err(StoreErrorKind::Timeout));
+    environment.run(&rewrite, "COMMIT").await;
     caller.granted(&free, &first, LONG).await;
     assert_eq!(caller.release(&held, &holder, Duration::ZERO).await, ReleaseReply::Freed, "it is still held");
 }
@@ -257,14 +186,13 @@ async fn calls_end_while_a_table_is_locked() {
 /// Guarantee: G6.
 #[tokio::test]
 async fn open_transaction_of_a_key_delays_no_other_key() {
-    let Some(environment) = own_environment(&[]).await else { return };
+    let Some(environment) = environment().await else { return };
+    environment.migrate(&[]).await;
     let instances = environment.two_instances().await;
     let caller = Caller::new(&environment.store().await, "c");
     let pinned = LockKey::from(("pinned",));
-    let fence = caller.granted(&pinned, &caller.id(), ms(100)).await;
-    let writer = environment.application().await;
-    writer.batch_execute("BEGIN").await.expect("a transaction");
-    assert_eq!(environment.check_fence(&writer, &pinned, fence).await, Ok(()));
+    let fence = caller.expired(&pinned).await;
+    let writer = environment.writer(&pinned, fence).await;
     let sections = Arc::<Sections>::default();
     let tasks = sections.run(&instances);
     // Waiters of the key share the calls of the others.
@@ -273,14 +201,14 @@ async fn open_transaction_of_a_key_delays_no_other_key() {
         tokio::spawn(async move { locks.lock(("pinned",)).wait(LONG).await.expect("a grant").release().await })
     };
     let waiters: Vec<_> = instances.iter().map(waiter).collect();
-    for _ in 0..20 {
+    until("both wait", async || instances[0].inspect(("pinned",)).await.is_ok_and(|key| key.waiting == 2)).await;
+    for _ in 0..5 {
         let others = instances[0].lock_all((0..20).map(|number| ("other", number)));
-        let others = timeout(Duration::from_secs(10), others.into_future()).await.expect("no delay").expect("free");
-        others.release().await.expect("held");
+        soon("no delay", others.into_future()).await.expect("free").release().await.expect("held");
         sections.go_on("sections beside the transaction").await;
     }
     assert!(waiters.iter().all(|waiter| !waiter.is_finished()), "the writer keeps its key");
-    writer.batch_execute("COMMIT").await.expect("it ends");
+    environment.run(&writer, "COMMIT").await;
     for waiter in soon("grants", join_all(waiters)).await {
         waiter.expect("no panic").expect("held");
     }

@@ -1,12 +1,15 @@
 //! The statements of the guide for operators.
 
-use std::future::IntoFuture;
+use std::{future::IntoFuture, sync::Arc};
 
 use tokio_postgres::{Client, SimpleQueryMessage};
 use tower_lock::{LockKey, LockManager};
-use tower_lock_testkit::wait::{soon, until};
+use tower_lock_testkit::{
+    limits,
+    wait::{soon, until},
+};
 
-use crate::support::own_environment;
+use crate::support::environment;
 
 const GUIDE: &str = include_str!("../../../docs/guide/postgres-in-production.md");
 
@@ -30,7 +33,8 @@ async fn rows(client: &Client, statements: &str) -> Vec<Vec<String>> {
 
 #[tokio::test]
 async fn statements_of_the_guide_show_and_free_a_lock() {
-    let Some(environment) = own_environment(&[]).await else { return };
+    let Some(mut environment) = environment().await else { return };
+    "tower_lock".clone_into(&mut environment.schema);
     let [rights, vacuum, holder, holders, revocation, transactions] = blocks();
     let key = || LockKey::from(("reward", 7, "daily"));
     let owner = environment.store().await;
@@ -40,8 +44,9 @@ async fn statements_of_the_guide_show_and_free_a_lock() {
     operator.batch_execute(vacuum).await.expect("vacuum");
     // The user of the store has the rights that it needs.
     let url = environment.server().url_of("locks");
-    let instance = async |name| LockManager::connect(&url).await.expect("all rights").instance(name).build();
-    let (one, two) = (instance("api-7f3").await, instance("api-9c1").await);
+    let store = Arc::new(limits::postgres().connect(&url).await.expect("all rights"));
+    let instance = |name| LockManager::builder(Arc::clone(&store)).instance(name).build();
+    let (one, two) = (instance("api-7f3"), instance("api-9c1"));
     let guard = one.lock(key()).await.expect("free");
     let waiting = tokio::spawn(two.lock(key()).into_future());
     until("queued", async || one.inspect(key()).await.is_ok_and(|status| status.waiting == 1)).await;

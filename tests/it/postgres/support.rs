@@ -2,35 +2,44 @@
 
 use std::{
     sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, Ordering::SeqCst},
     },
     time::Duration,
 };
 
-use tokio::sync::OnceCell;
+use futures_util::future::join_all;
+use tokio::{sync::OnceCell, task::JoinHandle, time::sleep};
 use tokio_postgres::{Client, NoTls};
 use tower_lock::{
-    AcquisitionId, LockKey, LockManager, PostgresStore,
+    AcquisitionId, LockError, LockKey, LockManager, PostgresStore,
     store::{
         AcquireReply, AcquireRequest, AcquisitionIds, Demand, IfBusy, LockStore, PostgresStoreBuilder, QueueConfig,
         Record, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreError, YieldReply, YieldRequest,
     },
 };
-use tower_lock_testkit::{PgBouncer, PostgresServer, skipped, store::StoreExt};
+use tower_lock_testkit::{
+    PgBouncer, PostgresServer, limits,
+    locks::key,
+    skipped,
+    store::StoreExt,
+    wait::{ms, soon, until},
+};
 
 pub(crate) const LONG: Duration = Duration::from_secs(600);
 
-/// A busy machine is no outage.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
+/// A change of the migration: a call waits for a row as long as for its reply. On a busy machine
+/// the session that has locked the row may get no CPU for longer than the lock timeout.
+pub(crate) const PATIENT: (&str, &str) = ("lock_timeout = '200ms'", "lock_timeout = '1min'");
 
-/// The same, where no outage is awaited.
-const LONG_PATIENCE: Duration = Duration::from_secs(5);
-
-/// A server, and a schema of this test.
+/// A server, with a user and a schema of this test.
 pub(crate) struct Environment {
     own: Option<PostgresServer>,
     pub(crate) schema: String,
+    user: String,
+    /// A session of the superuser, which is none of the user.
+    session: Mutex<Option<Arc<Client>>>,
+    has_tables: AtomicBool,
 }
 
 /// The server of all tests that do not stop it.
@@ -39,37 +48,34 @@ static SERVER: OnceCell<PostgresServer> = OnceCell::const_new();
 const SETTINGS: [&str; 3] =
     ["max_connections=300", "shared_preload_libraries=pg_stat_statements", "pg_stat_statements.track_utility=off"];
 
-fn is_skipped() -> bool {
-    let is_skipped = !PostgresServer::is_available();
-    if is_skipped {
-        skipped(std::thread::current().name().unwrap_or("a test"), "postgres");
+fn is_skipped(missing: &str, is_available: bool) -> bool {
+    if !is_available {
+        skipped(std::thread::current().name().unwrap_or("a test"), missing);
     }
-    is_skipped
+    !is_available
 }
 
 /// Returns `None`, with a note on stderr, if there is no `postgres`.
 pub(crate) async fn environment() -> Option<Environment> {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    if is_skipped() {
+    if is_skipped("postgres", PostgresServer::is_available()) {
         return None;
     }
     SERVER.get_or_init(|| PostgresServer::start(&SETTINGS)).await;
-    Some(Environment { own: None, schema: format!("test_{}", NEXT.fetch_add(1, Ordering::Relaxed)) })
+    Some(Environment::new(None).await)
 }
 
 /// The same with a server of its own, with more settings.
 pub(crate) async fn own_environment(settings: &[&str]) -> Option<Environment> {
-    if is_skipped() {
+    if is_skipped("postgres", PostgresServer::is_available()) {
         return None;
     }
-    let settings = [&SETTINGS, settings].concat();
-    Some(Environment { own: Some(PostgresServer::start(&settings).await), schema: "tower_lock".to_owned() })
+    let server = PostgresServer::start(&[&SETTINGS, settings].concat()).await;
+    Some(Environment::new(Some(server)).await)
 }
 
 /// A schema of this test, and a pooler in front of its server.
 pub(crate) async fn pooled() -> Option<(Environment, PgBouncer)> {
-    if !PgBouncer::is_available() {
-        skipped(std::thread::current().name().unwrap_or("a test"), "pgbouncer");
+    if is_skipped("pgbouncer", PgBouncer::is_available()) {
         return None;
     }
     let environment = environment().await?;
@@ -77,25 +83,61 @@ pub(crate) async fn pooled() -> Option<(Environment, PgBouncer)> {
     Some((environment, pooler))
 }
 
+pub(crate) async fn connect(url: &str) -> Client {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.expect("it is up");
+    tokio::spawn(connection);
+    client
+}
+
 impl Environment {
+    async fn new(own: Option<PostgresServer>) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        // With leading zeros: no name is the beginning of another.
+        let (schema, user) = (format!("test_{number:03}"), format!("user_{number:03}"));
+        let environment = Self { own, schema, user, session: Mutex::default(), has_tables: AtomicBool::new(false) };
+        environment.execute("CREATE ROLE {user} LOGIN SUPERUSER").await;
+        environment
+    }
+
     pub(crate) fn server(&self) -> &PostgresServer {
         self.own.as_ref().unwrap_or_else(|| SERVER.get().expect("started"))
     }
 
+    /// The URL of the database, as the user of this test, who is a superuser.
+    pub(crate) fn url(&self) -> String {
+        self.server().url_of(&self.user)
+    }
+
+    /// Makes the tables by the migration with these changes, in place of [`PATIENT`].
+    pub(crate) async fn migrate(&self, changes: &[(&str, &str)]) {
+        let mut migration = self.builder().migration().expect("a name");
+        for (text, other) in changes {
+            assert!(migration.contains(text), "{text}");
+            migration = migration.replace(text, other);
+        }
+        self.execute(&migration).await;
+        self.has_tables.store(true, SeqCst);
+    }
+
     pub(crate) async fn store(&self) -> Arc<PostgresStore> {
-        Arc::new(self.builder().migrate(true).connect(&self.server().url()).await.expect("it is up"))
+        if !self.has_tables.load(SeqCst) {
+            self.migrate(&[PATIENT]).await;
+        }
+        Arc::new(self.builder().connect(&self.url()).await.expect("it is up"))
     }
 
-    /// A store in the schema of this test. Its calls may take long, where no outage is awaited.
+    /// A store in the schema of this test.
     pub(crate) fn builder(&self) -> PostgresStoreBuilder {
-        let patience = if self.own.is_some() { PATIENCE } else { LONG_PATIENCE };
-        PostgresStore::builder().schema(&self.schema).call_timeout(patience)
+        limits::postgres().schema(&self.schema)
     }
 
-    /// A store whose calls go through a pooler, and whose messages come from the server.
-    pub(crate) async fn store_behind(&self, pooler: &PgBouncer) -> Arc<PostgresStore> {
-        let url = format!("{}?migrate=true&events_url={}", pooler.url(), self.server().url());
-        Arc::new(self.builder().connect(&url).await.expect("it is up"))
+    /// A store whose calls go through a pooler.
+    pub(crate) async fn store_behind(&self, pooler: &PgBouncer, builder: PostgresStoreBuilder) -> Arc<PostgresStore> {
+        if !self.has_tables.load(SeqCst) {
+            self.migrate(&[PATIENT]).await;
+        }
+        Arc::new(builder.connect(&pooler.url()).await.expect("it is up"))
     }
 
     /// A new instance of the service.
@@ -103,29 +145,63 @@ impl Environment {
         LockManager::builder(self.store().await).instance(name).build()
     }
 
+    pub(crate) async fn two_instances(&self) -> [LockManager; 2] {
+        [self.instance("a").await, self.instance("b").await]
+    }
+
     /// A session of the application.
     pub(crate) async fn client(&self) -> Client {
-        let (client, connection) = tokio_postgres::connect(&self.server().url(), NoTls).await.expect("it is up");
-        tokio::spawn(connection);
-        client
+        connect(&self.url()).await
     }
 
     /// A session of the application, whose user has only the rights that the guide names.
     pub(crate) async fn application(&self) -> Client {
-        let user = format!("app_{}", self.schema);
-        let statements = "DO $$ BEGIN CREATE ROLE {user} LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$;
-            GRANT USAGE ON SCHEMA {schema} TO {user};
-            GRANT EXECUTE ON FUNCTION {schema}.check_fence, {schema}.leave_answer TO {user}";
-        self.execute(&statements.replace("{user}", &user)).await;
+        let statements = "DO $$ BEGIN CREATE ROLE app_{user} LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$;
+            GRANT USAGE ON SCHEMA {schema} TO app_{user};
+            GRANT EXECUTE ON FUNCTION {schema}.check_fence, {schema}.leave_answer TO app_{user}";
+        self.execute(statements).await;
         let client = self.client().await;
-        client.batch_execute(&format!("SET SESSION AUTHORIZATION {user}")).await.expect("a role");
+        self.run(&client, "SET SESSION AUTHORIZATION app_{user}").await;
         client
+    }
+
+    /// A session with an acquire that is not committed.
+    pub(crate) async fn uncommitted_acquire(&self, key: &LockKey, id: &AcquisitionId) -> Client {
+        let client = self.client().await;
+        let acquire = format!(
+            "BEGIN; SELECT * FROM {{schema}}.acquire(9000000000000000, 3000, 10000, 10, false, '{{{}}}', '{{{id}}}', \
+             '{{60000}}', '{{true}}')",
+            key.as_str(),
+        );
+        self.run(&client, &acquire).await;
+        client
+    }
+
+    /// Commits when a session of this test waits for the transaction.
+    pub(crate) async fn commit_when_awaited(&self, client: &Client) {
+        self.sessions_wait(1).await;
+        self.run(client, "COMMIT").await;
+    }
+
+    /// Waits until this many sessions of this test wait for a lock.
+    pub(crate) async fn sessions_wait(&self, sessions: i64) {
+        let waiting = "SELECT count(*) FROM pg_stat_activity WHERE usename = '{user}' AND wait_event_type = 'Lock'";
+        until("calls that wait for a lock", async || self.value(waiting).await == sessions).await;
     }
 
     /// Checks a fence in a transaction of the application. Returns the state of an error.
     pub(crate) async fn check_fence(&self, client: &Client, key: &LockKey, fence: u64) -> Result<(), String> {
-        let check = format!("SELECT {}.check_fence($1, $2)", self.schema);
+        let check = self.named("SELECT {schema}.check_fence($1, $2)");
         done(client.execute(&check, &[&key.as_str(), &token(fence)]).await)
+    }
+
+    /// A transaction of the application that has checked its fence, as a handler does before it
+    /// writes.
+    pub(crate) async fn writer(&self, key: &LockKey, fence: u64) -> Client {
+        let writer = self.application().await;
+        self.run(&writer, "BEGIN").await;
+        assert_eq!(self.check_fence(&writer, key, fence).await, Ok(()), "it holds the key");
+        writer
     }
 
     /// Leaves an answer in a transaction of the application. Returns the state of an error.
@@ -136,21 +212,58 @@ impl Environment {
         fence: u64,
         record: &Record,
     ) -> Result<(), String> {
-        let leave = format!("SELECT {}.leave_answer($1, $2, $3, 60000)", self.schema);
+        let leave = self.named("SELECT {schema}.leave_answer($1, $2, $3, 60000)");
         let length = u32::try_from(record.head.len()).expect("small").to_be_bytes();
         let answer = [&length[..], &record.head, record.body.as_deref().unwrap_or_default()].concat();
         done(client.execute(&leave, &[&key.as_str(), &token(fence), &answer]).await)
     }
 
-    /// Executes statements as the superuser, with `{schema}` for the schema of this test.
-    pub(crate) async fn execute(&self, statements: &str) {
-        self.client().await.batch_execute(&statements.replace("{schema}", &self.schema)).await.expect(statements);
+    /// A text with the names of this test for `{schema}` and `{user}`.
+    pub(crate) fn named(&self, text: &str) -> String {
+        text.replace("{schema}", &self.schema).replace("{user}", &self.user)
     }
 
-    /// The only value of a query, with `{schema}` for the schema of this test.
+    /// Executes statements in a session. See [`Self::named`].
+    pub(crate) async fn run(&self, client: &Client, statements: &str) {
+        client.batch_execute(&self.named(statements)).await.expect(statements);
+    }
+
+    /// Executes statements as the superuser. See [`Self::named`].
+    pub(crate) async fn execute(&self, statements: &str) {
+        self.run(&*self.session().await, statements).await;
+    }
+
+    /// The only value of a query. See [`Self::named`].
     pub(crate) async fn value(&self, query: &str) -> i64 {
-        let rows = self.client().await.query(&query.replace("{schema}", &self.schema), &[]).await.expect(query);
-        rows[0].get(0)
+        self.session().await.query_one(&self.named(query), &[]).await.expect(query).get(0)
+    }
+
+    async fn session(&self) -> Arc<Client> {
+        let opened = || self.session.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = opened().as_ref().filter(|client| !client.is_closed()).map(Arc::clone);
+        match open {
+            Some(client) => client,
+            None => Arc::clone(opened().insert(Arc::new(connect(&self.server().url()).await))),
+        }
+    }
+
+    /// The server of this test crashes, and starts again.
+    pub(crate) async fn crash(&self) {
+        let server = self.own.as_ref().expect("a server of its own");
+        server.crash().await;
+        server.restart().await;
+    }
+
+    /// Ends the sessions of the stores of this test, or those of them with this condition, and
+    /// waits for their end.
+    pub(crate) async fn kill_sessions(&self, condition: &str) {
+        let now = self.value("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8").await;
+        // A session that is not idle ends later. One that has begun since is another.
+        let terminated = format!(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = '{{user}}' \
+             AND application_name = 'tower-lock' AND extract(epoch FROM backend_start) * 1000000 < {now} AND {condition}"
+        );
+        until("they have ended", async || self.value(&terminated).await == 0).await;
     }
 }
 
@@ -161,6 +274,61 @@ fn token(fence: u64) -> i64 {
 
 fn done(result: Result<u64, tokio_postgres::Error>) -> Result<(), String> {
     result.map(drop).map_err(|error| error.code().expect("of the server").code().to_owned())
+}
+
+/// Sections under one key. One that overlaps with another, or has a smaller token, fails its task.
+#[derive(Default)]
+pub(crate) struct Sections {
+    inside: AtomicBool,
+    last_token: AtomicU64,
+    done: AtomicU32,
+    is_over: AtomicBool,
+}
+
+impl Sections {
+    /// Tasks that lock the key until the end. An outage rejects a call, and it is made again.
+    pub(crate) fn run(self: &Arc<Self>, instances: &[LockManager]) -> Vec<JoinHandle<()>> {
+        let task = |locks: &LockManager| {
+            let (locks, sections) = (locks.clone(), Arc::clone(self));
+            tokio::spawn(async move {
+                while !sections.is_over.load(SeqCst) {
+                    match locks.lock(key()).wait(Duration::from_secs(20)).await {
+                        Ok(guard) => {
+                            sections.one(guard.fencing_token().as_u64()).await;
+                            drop(guard.release().await);
+                        }
+                        // No other error is documented for an outage.
+                        Err(LockError::Store(_) | LockError::TimedOut { .. }) => sleep(ms(5)).await,
+                        Err(error) => panic!("{error:?}"),
+                    }
+                }
+            })
+        };
+        instances.iter().flat_map(|locks| [task(locks), task(locks), task(locks)]).collect()
+    }
+
+    async fn one(&self, token: u64) {
+        assert!(!self.inside.swap(true, SeqCst), "two holders");
+        let last = self.last_token.swap(token, SeqCst);
+        assert!(token > last, "{token} after {last}");
+        sleep(ms(1)).await;
+        self.inside.store(false, SeqCst);
+        self.done.fetch_add(1, SeqCst);
+    }
+
+    /// Waits for more sections.
+    pub(crate) async fn go_on(&self, what: &str) {
+        let before = self.done.load(SeqCst);
+        until(what, async || self.done.load(SeqCst) >= before + 5).await;
+    }
+
+    /// Ends the tasks, none of which has failed.
+    pub(crate) async fn end(&self, tasks: Vec<JoinHandle<()>>) {
+        self.is_over.store(true, SeqCst);
+        for ended in soon("the end of all tasks", join_all(tasks)).await {
+            ended.expect("no overlap");
+        }
+    }
 }
 
 /// The calls of one process, of one key each.
@@ -185,13 +353,11 @@ impl Caller {
         lease: Duration,
         if_busy: IfBusy,
     ) -> Result<AcquireReply, StoreError> {
-        let valid_for = Duration::from_secs(5);
-        self.store.acquire_one(AcquireRequest::new(key.clone(), id.clone(), lease, if_busy, terms(), valid_for)).await
+        self.store.acquire_one(request(key, id, lease, if_busy)).await
     }
 
     pub(crate) async fn acquire_unless_recorded(&self, key: &LockKey, id: &AcquisitionId) -> AcquireReply {
-        let valid_for = Duration::from_secs(5);
-        let request = AcquireRequest::new(key.clone(), id.clone(), LONG, IfBusy::Enqueue, terms(), valid_for);
+        let request = request(key, id, LONG, IfBusy::Enqueue);
         self.store.acquire_one(request.demand(Demand::new().unless_recorded())).await.expect("a reply")
     }
 
@@ -201,6 +367,13 @@ impl Caller {
             AcquireReply::Granted { fence } => fence,
             other => panic!("not granted, but {other:?}"),
         }
+    }
+
+    /// The fence of a grant whose lease has expired.
+    pub(crate) async fn expired(&self, key: &LockKey) -> u64 {
+        let fence = self.granted(key, &self.id(), ms(1)).await;
+        sleep(ms(5)).await;
+        fence
     }
 
     pub(crate) async fn release(&self, key: &LockKey, id: &AcquisitionId, block_for: Duration) -> ReleaseReply {
@@ -224,8 +397,7 @@ impl Caller {
 
     /// The fence after a yield to no waiter.
     pub(crate) async fn extended(&self, key: &LockKey, id: &AcquisitionId, fence: u64) -> u64 {
-        let valid_for = Duration::from_secs(5);
-        let request = YieldRequest::new(key.clone(), id.clone(), fence, self.id(), LONG, terms(), valid_for);
+        let request = YieldRequest::new(key.clone(), id.clone(), fence, self.id(), LONG, terms(), LONG);
         match self.store.yield_to_queue(request).await.expect("a reply") {
             YieldReply::Extended { fence } => fence,
             other => panic!("not extended, but {other:?}"),
@@ -238,6 +410,11 @@ impl Caller {
     }
 }
 
+/// A request of one key. It does not expire, and may wait long for a row.
+pub(crate) fn request(key: &LockKey, id: &AcquisitionId, lease: Duration, if_busy: IfBusy) -> AcquireRequest {
+    AcquireRequest::new(key.clone(), id.clone(), lease, if_busy, terms(), LONG)
+}
+
 pub(crate) fn terms() -> QueueConfig {
-    QueueConfig::new(Duration::from_secs(3), Duration::from_secs(10), 100)
+    QueueConfig::new(Duration::from_secs(60), LONG, 100)
 }

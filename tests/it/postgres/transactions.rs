@@ -3,34 +3,21 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tokio::time::{Instant, sleep};
-use tokio_postgres::{Client, error::SqlState};
+use tokio::time::sleep;
+use tokio_postgres::error::SqlState;
 use tower_lock::{
     AcquisitionId, LockKey,
     store::{
-        AcquireReply, AcquireRequest, IfBusy, LockStore, Many, ReleaseReply, ReleaseRequest, RenewReply, StoreError,
+        AcquireReply, AcquireRequest, IfBusy, LockStore, ReleaseReply, ReleaseRequest, RenewReply, StoreError,
         StoreErrorKind,
     },
 };
-use tower_lock_testkit::wait::{ms, soon, until};
+use tower_lock_testkit::wait::ms;
 
-use crate::support::{Caller, Environment, LONG, environment, terms};
+use crate::support::{Caller, LONG, environment, request, terms};
 
 /// When a waiter asks again for a key that a transaction keeps.
 const PINNED_POLL: Duration = ms(100);
-
-/// Begins a transaction that checks its fence, as a handler does before it writes. Returns whether
-/// the check has passed.
-async fn check(client: &Client, environment: &Environment, key: &LockKey, fence: u64) -> bool {
-    client.batch_execute("BEGIN").await.expect("a transaction");
-    match environment.check_fence(client, key, fence).await {
-        Ok(()) => true,
-        Err(state) => {
-            assert_eq!(state, "TL001");
-            false
-        }
-    }
-}
 
 /// The writer was paused for longer than its lease, and is inside of its transaction: it is kept
 /// from overlapping with the next holder, and not only detected.
@@ -41,21 +28,17 @@ async fn open_transaction_keeps_the_key_after_its_lease() {
     let Some(environment) = environment().await else { return };
     let (a, b) = (environment.store().await, environment.store().await);
     let (a, b) = (Caller::new(&a, "a"), Caller::new(&b, "b"));
-    let (key, first, second) = (LockKey::from(("paused",)), a.id(), b.id());
-    let fence = a.granted(&key, &first, ms(300)).await;
-    let writer = environment.application().await;
-    assert!(check(&writer, &environment, &key, fence).await, "it holds the key");
-    sleep(ms(350)).await;
-    for _ in 0..3 {
-        let busy = b.acquire(&key, &b.id(), LONG, IfBusy::Fail).await.expect("no error");
-        assert_eq!(busy, AcquireReply::Busy { lease_left: Duration::ZERO });
-    }
+    let (key, second) = (LockKey::from(("paused",)), b.id());
+    let fence = a.expired(&key).await;
+    let writer = environment.writer(&key, fence).await;
+    let busy = b.acquire(&key, &b.id(), LONG, IfBusy::Fail).await.expect("no error");
+    assert_eq!(busy, AcquireReply::Busy { lease_left: Duration::ZERO });
     let queued = AcquireReply::Queued { ahead: 0, lease_left: Duration::ZERO, poll_in: Some(PINNED_POLL) };
     assert_eq!(b.acquire(&key, &second, LONG, IfBusy::Enqueue).await.expect("no error"), queued);
-    writer.batch_execute("COMMIT").await.expect("it may commit");
+    environment.run(&writer, "COMMIT").await;
     let next = b.granted(&key, &second, LONG).await;
     assert!(next > fence, "{next} after {fence}");
-    assert!(!check(&writer, &environment, &key, fence).await, "the fence is stale");
+    assert_eq!(environment.check_fence(&writer, &key, fence).await, Err("TL001".to_owned()), "the fence is stale");
 }
 
 #[tokio::test]
@@ -65,8 +48,7 @@ async fn open_transaction_delays_no_renewal_and_no_release() {
     let caller = Caller::new(&store, "a");
     let (key, first, second) = (LockKey::from(("open",)), caller.id(), caller.id());
     let fence = caller.granted(&key, &first, LONG).await;
-    let writer = environment.application().await;
-    assert!(check(&writer, &environment, &key, fence).await, "it holds the key");
+    let writer = environment.writer(&key, fence).await;
     assert_eq!(caller.renew(&key, &first).await, RenewReply::Extended);
     let queued = caller.acquire(&key, &second, LONG, IfBusy::Enqueue).await.expect("no error");
     assert!(matches!(queued, AcquireReply::Queued { poll_in, .. } if poll_in != Some(PINNED_POLL)), "{queued:?}");
@@ -74,32 +56,8 @@ async fn open_transaction_delays_no_renewal_and_no_release() {
     assert_eq!(caller.release(&key, &first, Duration::ZERO).await, ReleaseReply::Freed);
     let pinned = caller.acquire(&key, &second, LONG, IfBusy::Enqueue).await.expect("no error");
     assert_eq!(pinned, AcquireReply::Queued { ahead: 0, lease_left: Duration::ZERO, poll_in: Some(PINNED_POLL) });
-    writer.batch_execute("ROLLBACK").await.expect("it may end");
+    environment.run(&writer, "ROLLBACK").await;
     assert!(caller.granted(&key, &second, LONG).await > fence);
-}
-
-/// A manager waits for the end of the transaction, without an error and without a second's delay.
-#[tokio::test]
-async fn waiter_gets_the_key_when_the_transaction_ends() {
-    let Some(environment) = environment().await else { return };
-    let store = environment.store().await;
-    let (caller, locks) = (Caller::new(&store, "a"), environment.instance("b").await);
-    let (key, id) = (LockKey::from(("soon",)), caller.id());
-    let fence = caller.granted(&key, &id, ms(100)).await;
-    let writer = environment.application().await;
-    assert!(check(&writer, &environment, &key, fence).await, "it holds the key");
-    let waiter = tokio::spawn({
-        let (locks, key) = (locks.clone(), key.clone());
-        async move { locks.lock(key).await.map(|guard| (Instant::now(), guard)) }
-    });
-    until("it waits", async || locks.inspect(key.clone()).await.is_ok_and(|status| status.waiting == 1)).await;
-    sleep(ms(500)).await;
-    assert!(!waiter.is_finished());
-    let ended = Instant::now();
-    writer.batch_execute("COMMIT").await.expect("it may commit");
-    let (granted, guard) = soon("a grant", waiter).await.expect("no panic").expect("a grant");
-    assert!(granted > ended);
-    guard.release().await.expect("held");
 }
 
 /// Free keys are granted together. Those that a transaction keeps are not among them.
@@ -111,17 +69,13 @@ async fn call_with_many_keys_passes_over_no_transaction() {
     let store = environment.store().await;
     let caller = Caller::new(&store, "a");
     let (kept, free) = (LockKey::from(("kept",)), LockKey::from(("free",)));
-    let fence = caller.granted(&kept, &caller.id(), ms(100)).await;
-    let writer = environment.application().await;
-    assert!(check(&writer, &environment, &kept, fence).await, "it holds the key");
-    sleep(ms(150)).await;
-    let acquire = |key: &LockKey| {
-        AcquireRequest::new(key.clone(), caller.id(), LONG, IfBusy::Fail, terms(), Duration::from_secs(5))
-    };
+    let fence = caller.expired(&kept).await;
+    let writer = environment.writer(&kept, fence).await;
+    let acquire = |key: &LockKey| request(key, &caller.id(), LONG, IfBusy::Fail);
     let replies = join_all(store.acquire([&kept, &free].into_iter().map(acquire).collect()).into_iter()).await;
     assert_eq!(replies[0].as_ref().ok(), Some(&AcquireReply::Busy { lease_left: Duration::ZERO }), "{replies:?}");
     assert!(matches!(replies[1], Ok(AcquireReply::Granted { .. })), "{replies:?}");
-    writer.batch_execute("COMMIT").await.expect("it may commit");
+    environment.run(&writer, "COMMIT").await;
 }
 
 /// Free keys are granted together, and freed together. Those with a waiter are not among them.
@@ -131,20 +85,16 @@ async fn call_with_many_keys_passes_over_no_waiter() {
     let (store, other) = (environment.store().await, environment.store().await);
     let (a, b) = (Caller::new(&store, "a"), Caller::new(&other, "b"));
     let (key, free) = (LockKey::from(("waited for",)), LockKey::from(("free",)));
-    let (first, waiter) = (a.id(), b.id());
+    let waiter = b.id();
     // A row that is free, with a waiter: a transaction has kept it until now.
-    let fence = a.granted(&key, &first, ms(100)).await;
-    let writer = environment.application().await;
-    assert!(check(&writer, &environment, &key, fence).await, "it holds the key");
-    sleep(ms(150)).await;
+    let fence = a.expired(&key).await;
+    let writer = environment.writer(&key, fence).await;
     let queued = b.acquire(&key, &waiter, LONG, IfBusy::Enqueue).await.expect("no error");
     assert!(matches!(queued, AcquireReply::Queued { .. }), "{queued:?}");
-    writer.batch_execute("COMMIT").await.expect("it may commit");
+    environment.run(&writer, "COMMIT").await;
     let ids = [a.id(), a.id()];
     let keys = [&key, &free];
-    let acquire = |(key, id): (&&LockKey, &AcquisitionId)| {
-        AcquireRequest::new((*key).clone(), id.clone(), LONG, IfBusy::Enqueue, terms(), Duration::from_secs(5))
-    };
+    let acquire = |(key, id): (&&LockKey, &AcquisitionId)| request(key, id, LONG, IfBusy::Enqueue);
     let replies = store.acquire(keys.iter().zip(&ids).map(acquire).collect());
     let replies = join_all(replies.into_iter()).await;
     assert!(matches!(replies[0], Ok(AcquireReply::Queued { ahead: 0, .. })), "{replies:?}");
@@ -165,21 +115,16 @@ async fn call_with_many_keys_passes_over_no_waiter() {
 #[tokio::test]
 async fn row_that_is_locked_for_update_fails_alone() {
     let Some(environment) = environment().await else { return };
+    environment.migrate(&[]).await;
     let store = environment.store().await;
     let caller = Caller::new(&store, "a");
     let key = |n: usize| LockKey::from(("locked", n));
     let first = caller.id();
     caller.granted(&key(1), &first, LONG).await;
     let writer = environment.client().await;
-    writer.batch_execute("BEGIN").await.expect("a transaction");
-    let query = format!("SELECT 1 FROM {}.locks WHERE key = $1 FOR UPDATE", environment.schema);
-    writer.query(&query, &[&key(1).as_str()]).await.expect("a reply");
-    let request = |n| AcquireRequest::new(key(n), caller.id(), LONG, IfBusy::Enqueue, terms(), Duration::from_secs(5));
-    let requests: Many<_> = (0..3).map(request).collect();
-    let mut replies = Vec::new();
-    for reply in store.acquire(requests) {
-        replies.push(reply.await);
-    }
+    environment.run(&writer, "BEGIN; SELECT 1 FROM {schema}.locks WHERE key = 'locked:1' FOR UPDATE").await;
+    let request = |n| request(&key(n), &caller.id(), LONG, IfBusy::Enqueue);
+    let replies = join_all(store.acquire((0..3).map(request).collect()).into_iter()).await;
     assert_eq!(replies[1].as_ref().map_err(StoreError::kind), Err(StoreErrorKind::Timeout));
     for other in [0, 2] {
         assert!(matches!(replies[other], Ok(AcquireReply::Granted { .. })), "{:?}", replies[other]);
@@ -194,19 +139,9 @@ async fn release_waits_for_an_acquire_that_is_not_committed() {
     let store = environment.store().await;
     let (caller, key) = (Caller::new(&store, "a"), LockKey::from(("late",)));
     let id = caller.id();
-    let late = environment.client().await;
-    let acquire = format!(
-        "BEGIN; SELECT * FROM {}.acquire(9000000000000000, 3000, 10000, 10, false, '{{{key}}}', '{{{id}}}', \
-         '{{60000}}', '{{true}}')",
-        environment.schema,
-        key = key.as_str(),
-    );
-    late.batch_execute(&acquire).await.expect("granted, and not committed");
-    let commit = async {
-        sleep(ms(20)).await;
-        late.batch_execute("COMMIT").await.expect("granted");
-    };
-    let (reply, ()) = tokio::join!(caller.release(&key, &id, Duration::ZERO), commit);
+    let late = environment.uncommitted_acquire(&key, &id).await;
+    let release = caller.release(&key, &id, Duration::ZERO);
+    let (reply, ()) = tokio::join!(release, environment.commit_when_awaited(&late));
     assert_eq!(reply, ReleaseReply::Freed);
 }
 
@@ -225,14 +160,13 @@ async fn acquire_that_expires_while_it_waits_does_nothing() {
     // One key, and several in one call.
     for keys in [&keys[..1], &keys] {
         let other = environment.client().await;
-        let lock = format!("BEGIN; SELECT 1 FROM {}.locks FOR UPDATE", environment.schema);
-        other.batch_execute(&lock).await.expect("a lock");
+        environment.run(&other, "BEGIN; SELECT 1 FROM {schema}.locks FOR UPDATE").await;
         let request =
             |key: &LockKey| AcquireRequest::new(key.clone(), caller.id(), LONG, IfBusy::Enqueue, terms(), ms(60));
         let replies = join_all(store.acquire(keys.iter().map(request).collect()).into_iter());
         let commit = async {
             sleep(ms(100)).await;
-            other.batch_execute("COMMIT").await.expect("it may end");
+            environment.run(&other, "COMMIT").await;
         };
         let (replies, ()) = tokio::join!(replies, commit);
         for (key, reply) in keys.iter().zip(replies) {
@@ -259,7 +193,7 @@ async fn session_with_another_isolation_level_is_refused() {
             "yield_key(9e15::bigint, 3000, 10000, 100, true, 'k', 'a:1:1', 1, 'a:1:2', 30000)",
             "force_release('k', 0, 3000)",
         ] {
-            let statement = format!("SELECT * FROM {}.{call}", environment.schema);
+            let statement = environment.named(&format!("SELECT * FROM {{schema}}.{call}"));
             let error = client.batch_execute(&statement).await.expect_err(call);
             assert_eq!(error.code().map(SqlState::code), Some("TL002"), "{call}: {error:?}");
         }
