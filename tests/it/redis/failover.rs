@@ -68,7 +68,7 @@ impl Load {
                             }
                             Err(error) => refused.push(error),
                         }
-                        sleep(ms(4)).await;
+                        sleep(ms(20)).await;
                     }
                     refused
                 }));
@@ -191,6 +191,7 @@ async fn planned_failover_rejects_no_request_that_waits() {
     let earlier = scripts(promoted).await;
     until("requests go on", async || scripts(promoted).await > earlier + 20).await;
     until("the former master is a replica", async || {
+        sleep(ms(100)).await;
         let role = old.try_command(&["ROLE"]).await;
         role.is_ok_and(|role| role.items().first().and_then(Reply::text) == Some("slave"))
     })

@@ -3,21 +3,13 @@
 use std::{env, process::Command};
 
 use tower_lock::{LockManager, RedisStore};
-use tower_lock_testkit::{RedisServer, SentinelGroup, locks::key, log::Log, skipped, wait::until};
+use tower_lock_testkit::{RedisServer, SentinelGroup, limits, locks::key, log::Log, skipped, wait::until};
 
 use crate::support::{certificate, instance_of, listen_with_tls, sentinel_group};
 
 async fn works(url: &str) {
-    let store = RedisStore::connect(url).await.unwrap_or_else(|error| panic!("{url}: {error:?}"));
+    let store = limits::redis().connect(url).await.unwrap_or_else(|error| panic!("{url}: {error:?}"));
     LockManager::new(store).lock(key()).await.expect("free").release().await.expect("it is up");
-}
-
-#[tokio::test]
-async fn one_stopped_sentinel_prevents_no_connect() {
-    let Some(group) = sentinel_group(1).await else { return };
-    group.freeze_sentinel(0);
-    let locks = instance_of(&group, "a").await;
-    locks.lock(key()).await.expect("free").release().await.expect("it is up");
 }
 
 #[tokio::test]
@@ -27,11 +19,12 @@ async fn passwords_of_sentinels_and_servers_can_differ() {
     }
     let group = SentinelGroup::options().sentinel_password("of-sentinels").start(1).await;
     let url = group.url();
-    let locks =
-        LockManager::new(RedisStore::connect(&format!("{url}?sentinel_password=of-sentinels")).await.expect("both"));
+    let locks = LockManager::new(
+        limits::redis().connect(&format!("{url}?sentinel_password=of-sentinels")).await.expect("both"),
+    );
     locks.lock(key()).await.expect("free").release().await.expect("it is up");
     let nodes = group.sentinel_addresses().into_iter().map(|address| format!("redis://:of-sentinels@{address}"));
-    let builder = RedisStore::builder().sentinel(nodes, "mymaster");
+    let builder = limits::redis().sentinel(nodes, "mymaster");
     let locks = LockManager::new(builder.connect("redis://:of-servers@mymaster").await.expect("both"));
     locks.lock(key()).await.expect("free").release().await.expect("it is up");
     let error = RedisStore::connect(&url).await.expect_err("the sentinels want a password");
@@ -39,35 +32,25 @@ async fn passwords_of_sentinels_and_servers_can_differ() {
     assert!(text.contains("NOMASTER") && text.contains("NOAUTH") && !text.contains("of-servers"), "{text}");
 }
 
-/// The sentinels may name an address that only they can reach.
 #[tokio::test]
-async fn error_names_the_server_that_the_sentinels_name() {
+async fn error_of_a_connect_names_the_server_and_its_cause() {
     let Some(group) = sentinel_group(1).await else { return };
-    // A port of a server that has ended.
+    let error = async |url: &str| {
+        let connect = RedisStore::builder().connect_timeout(limits::OUTAGE).connect(url);
+        format!("{:?}", connect.await.expect_err("refused"))
+    };
+    let text = error(&format!("redis://{}", group.sentinel_addresses()[0])).await;
+    assert!(text.contains("is this a sentinel? its URL is `redis+sentinel://"), "{text}");
+    // The sentinels may name an address that only they can reach: a port of a server that has ended.
     let unreachable = RedisServer::start().await.address();
     group.monitor("unreachable", unreachable.port()).await;
-    let url = group.url().replace("/mymaster", "/unreachable");
-    let text = format!("{:?}", RedisStore::connect(&url).await.expect_err("nothing listens there"));
+    let text = error(&group.url().replace("/mymaster", "/unreachable")).await;
     assert!(text.contains(&format!("at {unreachable}, which the sentinels name")), "{text}");
     assert!(text.contains("can this process reach the address"), "{text}");
-}
-
-#[tokio::test]
-async fn url_of_a_server_that_leads_to_a_sentinel_is_named() {
-    let Some(group) = sentinel_group(1).await else { return };
-    let url = format!("redis://{}", group.sentinel_addresses()[0]);
-    let text = format!("{:?}", RedisStore::connect(&url).await.expect_err("a sentinel has no locks"));
-    assert!(text.contains("is this a sentinel? its URL is `redis+sentinel://"), "{text}");
-}
-
-/// The hint of an error that the master has sent is that of a server without sentinels.
-#[tokio::test]
-async fn error_of_the_named_server_keeps_its_hint() {
-    let Some(group) = sentinel_group(1).await else { return };
-    let master = &group.servers()[0];
-    // Its sentinels and its replica have connections.
-    master.command(&["CONFIG", "SET", "maxclients", "1"]).await;
-    let text = format!("{:?}", RedisStore::connect(&group.url()).await.expect_err("no more clients"));
+    // The hint of an error that the master has sent is that of a server without sentinels. Its
+    // sentinels and its replica have connections.
+    group.servers()[0].command(&["CONFIG", "SET", "maxclients", "1"]).await;
+    let text = error(&group.url()).await;
     assert!(text.contains("max number of clients reached") && text.contains("`maxclients`"), "{text}");
 }
 
@@ -77,15 +60,18 @@ async fn connections_outlast_the_sentinels_and_a_warning_is_logged() {
     let Some(group) = sentinel_group(1).await else { return };
     let log = Log::default();
     let _listening = log.listen();
+    group.freeze_sentinel(0);
     let locks = instance_of(&group, "a").await;
-    locks.lock(key()).await.expect("free").release().await.expect("it is up");
-    for number in 0..group.sentinel_addresses().len() {
+    locks.lock(key()).await.expect("free, with one sentinel stopped").release().await.expect("it is up");
+    let hasty = limits::redis().call_timeout(limits::SHORT).connect(&group.url()).await.expect("it is up");
+    let hasty = LockManager::new(hasty);
+    for number in 1..group.sentinel_addresses().len() {
         group.freeze_sentinel(number);
     }
     until("a warning", async || log.text().contains("no sentinel replies")).await;
     locks.lock(key()).await.expect("free").release().await.expect("it is up");
     group.servers()[0].command(&["CLIENT", "KILL", "TYPE", "normal"]).await;
-    let error = locks.try_lock(key()).await.expect_err("no connection");
+    let error = hasty.try_lock(key()).await.expect_err("no connection");
     assert!(format!("{error:?}").contains("NOMASTER"), "{error:?}");
 }
 
@@ -99,7 +85,7 @@ async fn smallest_acl_of_sentinels_suffices() {
         assert_eq!(reply.text(), Some("OK"), "{reply:?}");
     }
     let url = format!("{}?sentinel_username=locks&sentinel_password=of-sentinels", group.url());
-    let locks = LockManager::new(RedisStore::connect(&url).await.expect("the smallest ACL"));
+    let locks = LockManager::new(limits::redis().connect(&url).await.expect("the smallest ACL"));
     let held = locks.lock(key()).await.expect("free");
     let has_subscribed = async || {
         let clients = group.sentinel_command(0, &["CLIENT", "LIST"]).await;

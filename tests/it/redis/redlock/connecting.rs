@@ -2,16 +2,12 @@
 
 use futures_util::future::join_all;
 use tower_lock::{LockManager, RedlockStore, store::RedisConnectError};
-use tower_lock_testkit::{
-    Proxy, RedisServer,
-    locks::key,
-    wait::{ms, until},
-};
+use tower_lock_testkit::{Proxy, RedisServer, limits, locks::key, wait::until};
 
 use super::{Servers, servers};
 
 async fn refused(urls: &[String]) -> String {
-    let error = RedlockStore::connect(urls).await.expect_err("refused");
+    let error = limits::redlock().connect(urls).await.expect_err("refused");
     assert!(matches!(error, RedisConnectError::NotIndependent { .. }), "{error}");
     error.to_string()
 }
@@ -72,14 +68,14 @@ async fn defect_of_one_server_fails_at_once_and_names_it() {
     servers.redis[1] = RedisServer::options().user("admin", "secret", rules).start().await;
     let mut urls = servers.urls();
     urls[1] = format!("redis://{}", servers.redis[1].address());
-    let error = RedlockStore::connect(&urls).await.expect_err("refused");
+    let error = limits::redlock().connect(&urls).await.expect_err("refused");
     let RedisConnectError::PermissionDenied { address, refusals, .. } = &error else { panic!("{error}") };
     assert_eq!(*address, servers.redis[1].address().to_string());
     assert!(refusals.iter().all(|refusal| refusal.starts_with("HSET: ")), "{error}");
     let rules = ["reset", "on", "nopass", "~*", "&*", "+@all", "-info"];
     servers.redis[1] = RedisServer::options().user("admin", "secret", rules).start().await;
     urls[1] = format!("redis://{}", servers.redis[1].address());
-    let error = RedlockStore::connect(&urls).await.expect_err("refused");
+    let error = limits::redlock().connect(&urls).await.expect_err("refused");
     assert!(matches!(error, RedisConnectError::PermissionDenied { .. }), "{error}");
     assert!(error.to_string().contains("'info'"), "{error}");
 }
@@ -88,10 +84,10 @@ async fn defect_of_one_server_fails_at_once_and_names_it() {
 async fn majority_is_enough_to_connect_and_less_is_an_error() {
     let Some(mut servers) = servers(3).await else { return };
     servers.proxies[0].all().swallow(tower_lock_testkit::Direction::Both);
-    let locks = servers.instance("a").await;
-    locks.lock(key()).await.expect("a majority").release().await.expect("held");
+    let locks = servers.hasty_instance("a").await;
+    until("a majority grants", async || locks.try_lock(key()).await.is_ok()).await;
     servers.redis[1].kill();
-    let builder = || RedlockStore::builder().connect_timeout(ms(400));
+    let builder = || limits::redlock().call_timeout(limits::SHORT).connect_timeout(limits::OUTAGE);
     let error = builder().connect(servers.urls()).await.expect_err("one server");
     let RedisConnectError::NoMajority { servers: 3, passed: 1, errors } = &error else { panic!("{error}") };
     for server in [0, 1] {
@@ -103,7 +99,7 @@ async fn majority_is_enough_to_connect_and_less_is_an_error() {
     assert!(lazy.try_lock(key()).await.is_err() && lazy.health().await.is_err());
     servers.redis[1].restart_empty().await;
     until("a majority is there", async || lazy.try_lock(key()).await.is_ok()).await;
-    lazy.health().await.expect("a majority");
+    until("it is ready", async || lazy.health().await.is_ok()).await;
 }
 
 /// The third server counts from then on: the first one may go.
@@ -128,7 +124,7 @@ async fn server_that_comes_later_counts() {
 async fn server_that_comes_later_and_is_not_independent_never_counts() {
     let Some(servers) = servers(3).await else { return };
     servers.proxies[2].refuse(true).await;
-    let locks = servers.instance("a").await;
+    let locks = servers.hasty_instance("a").await;
     servers.proxies[2].redirect(servers.redis[0].address());
     servers.proxies[2].refuse(false).await;
     servers.redis[1].kill();
@@ -150,7 +146,7 @@ async fn server_that_comes_later_and_is_not_independent_never_counts() {
 async fn two_prefixes_are_isolated_on_all_servers() {
     let Some(servers) = servers(3).await else { return };
     let urls = servers.urls();
-    let prefixes = ["shop", "blog"].map(|prefix| RedlockStore::builder().prefix(prefix).connect(&urls));
+    let prefixes = ["shop", "blog"].map(|prefix| limits::redlock().prefix(prefix).connect(&urls));
     let stores = join_all(prefixes).await.into_iter().map(|store| LockManager::new(store.expect("up")));
     let guards = join_all(stores.map(|locks| async move { locks.try_lock(key()).await })).await;
     assert!(guards.iter().all(Result::is_ok), "two locks");
@@ -164,7 +160,7 @@ async fn no_error_has_a_password() {
     let proxy = Proxy::start("127.0.0.1:1".parse().expect("an address")).await;
     let url = |name: &str| format!("redis://:secret@{name}");
     let urls = [url(&proxy.address().to_string()), url("127.0.0.1:2"), url("127.0.0.1:3")];
-    let error = RedlockStore::builder().connect_timeout(ms(100)).connect(&urls).await.expect_err("no server");
+    let error = limits::redlock().connect_timeout(limits::SHORT).connect(&urls).await.expect_err("no server");
     assert!(!format!("{error:?}{error}").contains("secret"), "{error}");
     let store = RedlockStore::connect_lazy(&urls).expect("valid");
     assert!(!format!("{store:?}").contains("secret"));

@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use tokio::task::yield_now;
 use tower_lock::{LockError, LockGuard};
 use tower_lock_testkit::{
-    Direction,
+    Direction, limits,
     locks::key,
     wait::{ms, soon, until},
 };
@@ -47,7 +47,7 @@ async fn eight_contenders_exclude_each_other_and_all_finish() {
     let contenders = instances.into_iter().map(|locks| {
         let exclusion = exclusion.clone();
         tokio::spawn(async move {
-            for _ in 0..8 {
+            for _ in 0..3 {
                 exclusion.section(locks.lock(key()).wait(LONGEST).await.expect("a grant")).await;
             }
         })
@@ -55,7 +55,7 @@ async fn eight_contenders_exclude_each_other_and_all_finish() {
     for result in soon("all sections", join_all(contenders.collect::<Vec<_>>())).await {
         result.expect("no violation");
     }
-    assert_eq!(exclusion.sections(), 64);
+    assert_eq!(exclusion.sections(), 24);
     servers.wait_until_clean().await;
 }
 
@@ -64,7 +64,7 @@ async fn eight_contenders_exclude_each_other_and_all_finish() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn contenders_exclude_each_other_while_servers_fail() {
     let Some(servers) = servers(3).await else { return };
-    let instances = join_all(["a", "b", "c", "d"].map(|name| servers.instance(name))).await;
+    let instances = join_all(["a", "b", "c"].map(|name| servers.hasty_instance(name))).await;
     let (exclusion, is_over) = (Exclusion::default(), Arc::new(AtomicBool::new(false)));
     let contenders = instances.into_iter().map(|locks| {
         let (exclusion, is_over) = (exclusion.clone(), Arc::clone(&is_over));
@@ -77,18 +77,16 @@ async fn contenders_exclude_each_other_while_servers_fail() {
         })
     });
     let contenders: Vec<_> = contenders.collect();
-    for round in 0..12 {
+    for round in 0..4 {
         let before = exclusion.sections();
         let (server, proxy) = (&servers.redis[round % 3], &servers.proxies[round % 3]);
-        match round / 3 {
+        match round {
             0 => server.freeze(),
             1 => proxy.all().swallow(Direction::Both),
             2 => proxy.all().delay(Direction::Both, ms(120)),
             _ => proxy.all().cut(),
         }
-        let began = tokio::time::Instant::now();
-        until("sections of the others", async || exclusion.sections() > before + 10).await;
-        eprintln!("round {round}: {:?}", began.elapsed());
+        until("sections of the others", async || exclusion.sections() > before + 5).await;
         server.thaw();
         proxy.all().heal();
     }
@@ -103,7 +101,7 @@ async fn contenders_exclude_each_other_while_servers_fail() {
 /// Guarantee: G6.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_of_two_callers_that_do_not_wait_gets_a_free_key() {
-    const ROUNDS: usize = 100;
+    const ROUNDS: usize = 50;
     let Some(servers) = servers(3).await else { return };
     let (one, two) = (servers.instance("a").await, servers.instance("b").await);
     let mut won = 0;
@@ -117,7 +115,6 @@ async fn one_of_two_callers_that_do_not_wait_gets_a_free_key() {
             }
         }
     }
-    eprintln!("{won} of {ROUNDS} rounds have a winner");
     assert!(won >= ROUNDS * 9 / 10, "{won} of {ROUNDS}");
     servers.wait_until_clean().await;
 }
@@ -171,8 +168,8 @@ async fn waiter_gets_the_key_after_its_release_without_a_queue() {
 #[tokio::test]
 async fn withdrawal_spares_the_grant_of_a_later_call() {
     let Some(servers) = servers(3).await else { return };
-    let locks = servers.instance("a").await;
-    locks.lock(key()).await.expect("free").release().await.expect("held");
+    let locks = servers.hasty_instance("a").await;
+    locks.lock(key()).wait(LONGEST).await.expect("free").release().await.expect("held");
     // Two of three replies are missing: the call fails, and is repeated.
     servers.proxies[0].all().hold(Direction::Down);
     servers.proxies[1].all().hold(Direction::Down);
@@ -183,7 +180,8 @@ async fn withdrawal_spares_the_grant_of_a_later_call() {
     servers.proxies[0].all().heal();
     servers.proxies[1].all().heal();
     let guard = soon("a grant", waiting).await.expect("runs").expect("a grant");
-    tokio::time::sleep(ms(700)).await;
+    until("all servers have it", async || servers.holding().await == 3).await;
+    tokio::time::sleep(2 * limits::SHORT).await;
     assert_eq!(servers.holding().await, 3, "nothing was withdrawn");
     guard.release().await.expect("held");
     servers.wait_until_clean().await;

@@ -11,7 +11,7 @@ mod outages;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tokio::time::Instant;
+use tokio::time::sleep;
 use tower_lock::{LockGuard, LockManager, RedlockStore};
 use tower_lock_testkit::{
     Proxy, RedisServer, Reply, limits,
@@ -51,6 +51,12 @@ impl Servers {
         limits::redlock().connect(self.urls()).await.expect("they are up")
     }
 
+    /// A new instance of the service whose calls time out soon.
+    async fn hasty_instance(&self, name: &str) -> LockManager {
+        let store = limits::redlock().call_timeout(limits::SHORT).connect(self.urls()).await.expect("they are up");
+        LockManager::builder(store).lease(LONGEST).instance(name).build()
+    }
+
     /// A new instance of the service, behind the proxies.
     async fn instance(&self, name: &str) -> LockManager {
         LockManager::builder(self.store().await).instance(name).build()
@@ -73,18 +79,14 @@ impl Servers {
 
     /// Locks the key at all servers.
     async fn lock_everywhere(&self, locks: &LockManager) -> LockGuard {
-        self.lock_at(locks, self.redis.len()).await
-    }
-
-    /// Locks the key at this many servers: a slow one may have missed the first grant.
-    async fn lock_at(&self, locks: &LockManager, count: usize) -> LockGuard {
         loop {
             let guard = locks.lock(key()).await.expect("free");
-            let deadline = Instant::now() + ms(1_000);
-            while Instant::now() < deadline {
-                if self.holding().await == count {
+            // A slow server may have missed this grant.
+            for _ in 0..50 {
+                if self.holding().await == self.redis.len() {
                     return guard;
                 }
+                sleep(ms(20)).await;
             }
             guard.release().await.expect("held");
         }

@@ -11,7 +11,7 @@ use tower_lock::{
     },
 };
 use tower_lock_testkit::{
-    locks,
+    limits, locks,
     wait::{ms, soon, until},
 };
 
@@ -23,7 +23,7 @@ use super::{LONGEST, servers};
 async fn revoked_lock_is_lost_at_the_next_renewal() {
     let Some(servers) = servers(3).await else { return };
     let store = servers.store().await;
-    let locks = LockManager::builder(store).lease(Duration::from_secs(3)).build();
+    let locks = LockManager::builder(store).lease(Duration::from_secs(6)).build();
     let other = servers.instance("b").await;
     let guard = locks.lock(locks::key()).await.expect("free");
     let status = other.inspect(locks::key()).await.expect("a majority");
@@ -39,7 +39,7 @@ async fn revoked_lock_is_lost_at_the_next_renewal() {
 /// minority is not.
 #[tokio::test]
 async fn listing_has_the_keys_of_a_majority() {
-    const KEYS: usize = 40;
+    const KEYS: usize = 12;
     let Some(mut servers) = servers(3).await else { return };
     let store = servers.store().await;
     let locks = LockManager::new(servers.store().await);
@@ -61,7 +61,7 @@ async fn listing_has_the_keys_of_a_majority() {
         servers.redis[number % 3].command(&["PEXPIRE", &rest, "100000"]).await;
     }
     let list = async || {
-        let (mut request, mut listed) = (ListRequest::new(7), Vec::new());
+        let (mut request, mut listed) = (ListRequest::new(5), Vec::new());
         loop {
             let page = store.list(request.clone()).await.expect("a majority");
             listed.extend(page.entries.into_iter().map(|entry| (entry.key, entry.status.holders.len())));
@@ -159,7 +159,7 @@ async fn keys_of_one_call_are_decided_each_for_itself() {
     let requests: Vec<_> = (0..5).map(|number| (key(number), ids.next())).collect();
     let acquire = requests
         .iter()
-        .map(|(key, id)| AcquireRequest::new(key.clone(), id.clone(), LONGEST, IfBusy::Fail, terms, ms(500)));
+        .map(|(key, id)| AcquireRequest::new(key.clone(), id.clone(), LONGEST, IfBusy::Fail, terms, limits::CALL));
     let mut replies = Vec::new();
     for reply in store.acquire(acquire.collect()) {
         replies.push(match reply.await {

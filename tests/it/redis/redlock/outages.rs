@@ -8,70 +8,58 @@ use axum::{
     http::{Request, StatusCode},
     routing::post,
 };
-use tokio::{
-    select,
-    time::{Instant, sleep, sleep_until},
-};
+use tokio::time::{Instant, sleep};
 use tower::ServiceExt;
 use tower_lock::{
-    LockError, LockLayer, LockLost, LockManager, RedlockStore,
+    LockError, LockLayer, LockLost, LockManager,
     store::{AcquireReply, AcquireRequest, AcquisitionIds, IfBusy, QueueConfig, StoreErrorKind},
 };
 use tower_lock_testkit::{
     Direction, RedisServer,
+    costs::scripts,
+    limits,
     locks::{key, one_key},
     store::StoreExt,
     wait::{ms, soon, until},
 };
 
-use super::{LONGEST, Servers, servers};
-
-/// The longest that can be set.
-const CALL: Duration = Duration::from_secs(5);
-
-async fn patient_instance(servers: &Servers) -> LockManager {
-    let store = RedlockStore::builder().call_timeout(CALL).connect(servers.urls()).await.expect("they are up");
-    LockManager::builder(store).lease(LONGEST).build()
-}
-
-/// Twenty locks, each before one decision would have to be made without a reply.
-async fn assert_not_delayed(locks: &LockManager, how: &str) {
-    for _ in 0..20 {
-        let limit = Instant::now() + CALL / 3;
-        let locked = async {
-            locks.try_lock(key()).await.expect("a majority is there").release().await.expect("held");
-        };
-        select! {
-            () = locked => {}
-            () = sleep_until(limit) => panic!("a grant waits for a server: {how}"),
-        }
-    }
-}
+use super::{LONGEST, servers};
 
 #[tokio::test]
 async fn grants_do_not_wait_for_a_minority() {
-    let Some(mut servers) = servers(5).await else { return };
-    let locks = patient_instance(&servers).await;
-    assert_not_delayed(&locks, "all are up").await;
-    servers.redis[0].freeze();
-    servers.proxies[1].all().swallow(Direction::Both);
-    assert_not_delayed(&locks, "frozen and separated").await;
-    servers.redis[0].thaw();
-    // Until it has executed the calls that it has missed, it may have votes that are in the way.
-    servers.lock_at(&locks, 4).await.release().await.expect("held");
-    servers.wait_until_clean().await;
-    servers.redis[2].kill();
-    assert_not_delayed(&locks, "separated and down").await;
-    servers.proxies[1].all().heal();
-    servers.redis[2].restart_empty().await;
-    servers.wait_until_clean().await;
+    let Some(mut servers) = servers(3).await else { return };
+    let locks = LockManager::builder(servers.store().await).lease(LONGEST).build();
+    for (server, how) in [(0, "up"), (0, "frozen"), (1, "separated"), (2, "down")] {
+        match how {
+            "up" => {}
+            "frozen" => servers.redis[server].freeze(),
+            "separated" => servers.proxies[server].all().swallow(Direction::Both),
+            _ => servers.redis[server].kill(),
+        }
+        const LOCKS: u32 = 8;
+        let started = Instant::now();
+        for _ in 0..LOCKS {
+            locks.try_lock(key()).await.expect("a majority is there").release().await.expect("held");
+        }
+        // A decision without a reply is made after a third of the timeout.
+        assert!(started.elapsed() < limits::CALL / 3 * LOCKS, "each grant waits for a server that is {how}");
+        match how {
+            "up" => {}
+            "frozen" => servers.redis[server].thaw(),
+            "separated" => servers.proxies[server].all().heal(),
+            _ => servers.redis[server].restart_empty().await,
+        }
+        // Until it has executed the calls that it has missed, it may have votes that are in the way.
+        servers.lock_everywhere(&locks).await.release().await.expect("held");
+        servers.wait_until_clean().await;
+    }
 }
 
 /// Guarantee: G6.
 #[tokio::test]
 async fn majority_down_is_a_503_and_works_afterwards() {
     let Some(mut servers) = servers(3).await else { return };
-    let locks = servers.instance("a").await;
+    let locks = servers.hasty_instance("a").await;
     let layer = |wait| LockLayer::new(&locks, one_key()).wait(wait);
     let service = Router::new()
         .route("/refuse", post(async || "done").route_layer(layer(Duration::ZERO)))
@@ -83,9 +71,9 @@ async fn majority_down_is_a_503_and_works_afterwards() {
         let body = to_bytes(response.into_body(), 1 << 16).await.expect("a body");
         (status, String::from_utf8_lossy(&body).into_owned())
     };
-    assert_eq!(post("/wait").await.0, StatusCode::OK);
+    until("all are up", async || post("/wait").await.0 == StatusCode::OK).await;
     servers.redis[0].kill();
-    assert_eq!(post("/wait").await.0, StatusCode::OK, "a majority is left");
+    until("a majority is left", async || post("/wait").await.0 == StatusCode::OK).await;
     for how in ["frozen", "separated", "down"] {
         match how {
             "frozen" => servers.redis[1].freeze(),
@@ -114,11 +102,11 @@ async fn majority_down_is_a_503_and_works_afterwards() {
 async fn lock_is_renewed_by_a_majority_and_lost_without_one() {
     let Some(servers) = servers(3).await else { return };
     let store = servers.store().await;
-    let locks = LockManager::builder(store).lease(Duration::from_secs(2)).build();
+    let locks = LockManager::builder(store).lease(Duration::from_secs(6)).build();
     let guard = locks.lock(key()).await.expect("free");
     servers.redis[0].kill();
-    sleep(Duration::from_secs(5)).await;
-    assert!(!guard.held_lock().remaining().is_zero(), "renewed for more than two leases");
+    let left = guard.held_lock().remaining();
+    until("it is renewed", async || guard.held_lock().remaining() > left).await;
     servers.redis[1].freeze();
     assert_eq!(soon("a loss", guard.held_lock().lost()).await, LockLost::Expired);
     servers.redis[1].thaw();
@@ -130,7 +118,7 @@ async fn server_restarted_empty_frees_no_key_and_lowers_no_fence() {
     let Some(mut servers) = servers(3).await else { return };
     let (one, two) = (servers.instance("a").await, servers.instance("b").await);
     let mut last = 0;
-    for server in [0, 1, 2, 0] {
+    for server in [0, 1, 2] {
         let guard = servers.lock_everywhere(&one).await;
         servers.redis[server].restart_empty().await;
         let other = two.try_lock(key()).await;
@@ -143,21 +131,12 @@ async fn server_restarted_empty_frees_no_key_and_lowers_no_fence() {
     servers.wait_until_clean().await;
 }
 
-/// The number of scripts that a server has run.
-async fn scripts(redis: &RedisServer) -> u64 {
-    let stats = redis.command(&["INFO", "commandstats"]).await;
-    let calls =
-        stats.text().and_then(|text| text.split_once("cmdstat_evalsha:calls=")?.1.split(',').next()?.parse().ok());
-    calls.unwrap_or(0)
-}
-
 /// The vote and the raise arrive after the release. The lock would stay for a lease.
 /// Guarantee: G2.
 #[tokio::test]
 async fn grant_that_comes_after_the_release_does_not_stay() {
     let Some(servers) = servers(3).await else { return };
-    let store = RedlockStore::builder().call_timeout(CALL).connect(servers.urls()).await.expect("they are up");
-    let locks = LockManager::builder(store).lease(LONGEST).build();
+    let locks = LockManager::builder(servers.store().await).lease(LONGEST).build();
     locks.lock(key()).await.expect("free").release().await.expect("held");
     servers.wait_until_clean().await;
     // The connection of the acquires; that of the releases is not held.
@@ -182,12 +161,12 @@ async fn grant_that_comes_after_the_release_does_not_stay() {
 #[tokio::test]
 async fn release_is_repeated_at_a_server_that_was_separated() {
     let Some(servers) = servers(3).await else { return };
-    let locks = LockManager::builder(servers.store().await).lease(LONGEST).build();
+    let locks = servers.hasty_instance("a").await;
     let guard = servers.lock_everywhere(&locks).await;
     servers.proxies[1].all().swallow(Direction::Both);
     guard.release().await.expect("by the others");
     assert_eq!(servers.keys(1).await, ["lock:k"]);
-    sleep(ms(1_200)).await;
+    sleep(2 * limits::SHORT).await;
     servers.proxies[1].all().heal();
     servers.wait_until_clean().await;
 }
@@ -199,7 +178,7 @@ fn release_is_repeated_by_another_runtime() {
     let (servers_runtime, first) = (runtime(), runtime());
     let Some(servers) = servers_runtime.block_on(servers(3)) else { return };
     let urls: Vec<_> = servers.redis.iter().map(RedisServer::url).collect();
-    let store = first.block_on(RedlockStore::connect(&urls)).expect("they are up");
+    let store = first.block_on(limits::redlock().connect(&urls)).expect("they are up");
     let locks = LockManager::builder(store).lease(LONGEST).build();
     first.block_on(async {
         let guards = [locks.lock(("first",)).await.expect("free"), locks.lock(key()).await.expect("free")];
@@ -242,25 +221,23 @@ async fn health_names_the_servers_that_are_missing() {
 #[tokio::test]
 async fn servers_far_away_grant_with_a_longer_call_timeout() {
     let Some(servers) = servers(3).await else { return };
-    let builder = |call| RedlockStore::builder().call_timeout(call).connect(servers.urls());
-    let locks = LockManager::new(builder(ms(4_000)).await.expect("they are up"));
-    let store = builder(ms(300)).await.expect("they are up");
-    servers.proxies.iter().for_each(|proxy| proxy.all().delay(Direction::Both, ms(60)));
-    for _ in 0..3 {
+    let builder = |call| limits::redlock().call_timeout(call).connect(servers.urls());
+    let locks = LockManager::new(builder(limits::CALL).await.expect("they are up"));
+    let store = builder(limits::SHORT).await.expect("they are up");
+    servers.proxies.iter().for_each(|proxy| proxy.all().delay(Direction::Both, limits::SHORT / 5));
+    for _ in 0..2 {
         locks.try_lock(key()).await.expect("three round trips").release().await.expect("held");
     }
     // A third of the timeout is too short, so that all are slow. Then none is left out.
     let ids = AcquisitionIds::new("a", 1);
     let acquire = || {
         let terms = QueueConfig::new(ms(4_000), ms(10_000), 16);
-        store.acquire_one(AcquireRequest::new(key(), ids.next(), LONGEST, IfBusy::Fail, terms, ms(300)))
+        store.acquire_one(AcquireRequest::new(key(), ids.next(), LONGEST, IfBusy::Fail, terms, limits::CALL))
     };
     for _ in 0..3 {
         let error = acquire().await.expect_err("too late");
         assert_eq!(error.kind(), StoreErrorKind::Timeout, "{error:?}");
     }
-    sleep(ms(600)).await;
     servers.proxies.iter().for_each(|proxy| proxy.all().heal());
-    let reply = acquire().await;
-    assert!(matches!(reply, Ok(AcquireReply::Granted { .. })), "{reply:?}");
+    until("a grant", async || matches!(acquire().await, Ok(AcquireReply::Granted { .. }))).await;
 }
