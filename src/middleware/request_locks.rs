@@ -215,10 +215,10 @@ impl RequestLocks {
         let mut releases = self.start_releases();
         // A store that replies at once needs no timer. A body may be polled without a runtime: then
         // there is no timer, and the releases have started.
-        let has_ended = poll_fn(|cx| Poll::Ready(self.poll_releases(&mut releases, cx).is_ready())).await;
+        let has_ended = poll_fn(|cx| Poll::Ready(releases.poll(cx).is_ready())).await;
         if !has_ended && Handle::try_current().is_ok() {
             let wait = if self.requires_record { RECORD_WAIT } else { RELEASE_WAIT };
-            let _ = timeout(wait, poll_fn(|cx| self.poll_releases(&mut releases, cx))).await;
+            let _ = timeout(wait, poll_fn(|cx| releases.poll(cx))).await;
         }
         if self.requires_record && releases.leaves_record && !releases.is_recorded {
             return Err(Rejection::answer_unconfirmed());
@@ -245,17 +245,19 @@ impl RequestLocks {
         }
         releases
     }
+}
 
-    /// Completes when all releases have. Logs a lock that had been lost before.
-    fn poll_releases(&self, releases: &mut Releases, cx: &mut Context<'_>) -> Poll<()> {
-        while let Some((release, lock)) = releases.pending.first_mut() {
+impl Releases {
+    /// Completes when all of them have. Logs a lock that had been lost before.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        while let Some((release, lock)) = self.pending.first_mut() {
             let outcome = ready!(release.poll(cx));
             if matches!(outcome, Ok(ReleaseOutcome::NotHeld)) {
                 lock.span.released_late();
             }
-            let (_, lock) = releases.pending.remove(0);
-            if releases.leaves_record && releases.pending.is_empty() {
-                releases.is_recorded = matches!(outcome, Ok(ReleaseOutcome::Released | ReleaseOutcome::HandedOff));
+            let (_, lock) = self.pending.remove(0);
+            if self.leaves_record && self.pending.is_empty() {
+                self.is_recorded = matches!(outcome, Ok(ReleaseOutcome::Released | ReleaseOutcome::HandedOff));
                 if matches!(outcome, Ok(ReleaseOutcome::NotHeld)) {
                     lock.span.replay("unrecorded");
                 }
