@@ -2,6 +2,7 @@
 
 use std::{process::Stdio, time::Duration};
 
+use tokio::time::sleep;
 use tower_lock::{Lease, LockManager, RedisStore};
 use tower_lock_testkit::{
     Process, limits,
@@ -38,8 +39,9 @@ async fn hold_in_child_process() {
     }
 }
 
-/// The lease that is left in Redis.
+/// The lease that is left in Redis, at intervals.
 async fn left(environment: &Environment) -> Duration {
+    sleep(ms(20)).await;
     let left = environment.command(&["PTTL", NAME]).await.integer().expect("a number");
     ms(u64::try_from(left).unwrap_or(0))
 }
