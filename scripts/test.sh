@@ -199,11 +199,7 @@ fi
 # benchmarks, whose dependencies no test has.
 all=(--workspace --exclude tower-lock-benches --all-features)
 if have fmt; then step format cargo fmt --all --check; fi
-build() {
-    cargo test "${all[@]}" --no-run --message-format=json-render-diagnostics >"$logs/build.json"
-    # Some examples are tests above, and programs here.
-    cargo build "${all[@]}" --examples
-}
+build() { cargo test "${all[@]}" --no-run --message-format=json-render-diagnostics >"$logs/build.json"; }
 step build build
 
 # The data of servers in memory, if 4 GB are free: see docs/testing.md.
