@@ -41,7 +41,7 @@ async fn error_of_a_connect_names_the_server_and_its_cause() {
     };
     let text = error(&format!("redis://{}", group.sentinel_addresses()[0])).await;
     assert!(text.contains("is this a sentinel? its URL is `redis+sentinel://"), "{text}");
-    // The sentinels may name an address that only they can reach: a port of a server that has ended.
+    // The sentinels may name an address that only they reach: that of a server that has ended.
     let unreachable = RedisServer::start().await.address();
     group.monitor("unreachable", unreachable.port()).await;
     let text = error(&group.url().replace("/mymaster", "/unreachable")).await;

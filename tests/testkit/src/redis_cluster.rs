@@ -52,8 +52,8 @@ const SLOTS: u16 = 16_384;
 /// As `redis-cli` does it.
 const KEYS_PER_MIGRATE: usize = 10;
 
-/// Polls until processes have told each other. Each poll asks all of them, and they talk ten times a
-/// second.
+/// Polls until processes agree. They send messages ten times a second, and each poll asks all of
+/// them.
 pub(crate) async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     wait::until(what, async || {
         let holds = is_so().await;

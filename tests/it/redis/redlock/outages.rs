@@ -49,7 +49,7 @@ async fn grants_do_not_wait_for_a_minority() {
             "separated" => servers.proxies[server].all().heal(),
             _ => servers.redis[server].restart_empty().await,
         }
-        // Until it has executed the calls that it has missed, it may have votes that are in the way.
+        // Until it has executed the calls that it has missed, its votes may be in the way.
         servers.lock_everywhere(&locks).await.release().await.expect("held");
         servers.wait_until_clean().await;
     }
