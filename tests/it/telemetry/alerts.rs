@@ -195,18 +195,13 @@ fn runs() -> Vec<Run> {
             leave_handlers,
         ),
         run("detached handlers, and few of them", |builder| builder.max_detached(20), &[(9, &[])], leave_handlers),
-        run(
-            "a lost record",
-            lease(30),
-            &[(1, &[]), (2, &["LockRecordsLost"])],
-            async |_, locks, process| {
-                let (app, revoked) = payment(locks);
-                pay(&app, "a").await;
-                process.minutes(1).await;
-                pay(&revoked, "b").await;
-                process.minutes(8).await;
-            },
-        ),
+        run("a lost record", lease(30), &[(1, &[]), (2, &["LockRecordsLost"])], async |_, locks, process| {
+            let (app, revoked) = payment(locks);
+            pay(&app, "a").await;
+            process.minutes(1).await;
+            pay(&revoked, "b").await;
+            process.minutes(8).await;
+        }),
     ]
 }
 

@@ -495,7 +495,11 @@ impl SimProcess {
                 }
                 Action::Untrack(grant) => self.forget(&grant),
                 // Grants are taken at once.
-                Action::Lost(..) | Action::RecordLost(_) | Action::SectionEnded(_) | Action::ReleaseOutcome(..) | Action::Recall(..) => {}
+                Action::Lost(..)
+                | Action::RecordLost(_)
+                | Action::SectionEnded(_)
+                | Action::ReleaseOutcome(..)
+                | Action::Recall(..) => {}
                 Action::SendWaiting(key) => self.on(now, &key, Event::SlotFreed),
                 Action::WakeAt(_) if self.is(Mutation::NoPolls) => {}
                 Action::WakeAt(at) => self.effects.push_back(Effect::Wake(at, Timer::Wakeup(key.clone(), at))),
