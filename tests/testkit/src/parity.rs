@@ -1,7 +1,7 @@
 //! One contract for all stores: random sequences of calls, on a store and in memory.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -77,7 +77,7 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
     }
     let mut names = Names::default();
     let mut owners: Vec<AcquisitionId> = Vec::new();
-    let mut outcomes = Vec::new();
+    let (mut outcomes, mut has_recorded) = (Vec::new(), HashSet::new());
     for _ in 0..STEPS {
         // Mostly an earlier id.
         if owners.is_empty() || rng.u8(0..4) == 0 {
@@ -91,15 +91,18 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
                 let if_busy = if rng.u8(0..4) == 0 { IfBusy::Fail } else { IfBusy::Enqueue };
                 let lease = if rng.u8(0..5) == 0 { SHORT } else { LONG };
                 is_short = lease == SHORT;
-                let unless = rng.bool();
+                // As a caller that leaves records. An id with two of them has the first one or the
+                // second one, by the kind of the store.
+                let unless = rng.bool() || has_recorded.contains(&owner);
                 let request = AcquireRequest::new(key.clone(), owner, lease, if_busy, terms(), LONG);
                 let got = store.acquire_one(request.demand(demand(unless))).await.expect("a reply");
                 format!("acquire({id}, {if_busy:?}, {lease:?}, {unless}): {}", names.acquired(got))
             }
             5..=6 => {
                 let block_for = [Duration::ZERO, Duration::ZERO, SHORT, LONG / 2][rng.usize(0..4)];
-                let mut request = ReleaseRequest::new(key.clone(), owner, block_for, terms());
+                let mut request = ReleaseRequest::new(key.clone(), owner.clone(), block_for, terms());
                 if rng.u8(0..3) == 0 {
+                    has_recorded.insert(owner);
                     let body = rng.bool().then(|| vec![0xff; rng.usize(0..9)].into());
                     let keep_for = if rng.bool() { SHORT } else { LONG };
                     request = request.record(Record::new(vec![0; rng.usize(0..9)], body), keep_for);
