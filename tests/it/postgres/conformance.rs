@@ -18,7 +18,7 @@ async fn postgres_store_passes_conformance() {
 async fn memory_and_postgres_give_the_same_replies() {
     if let Some((environment, pooler)) = pooled().await {
         let builder = environment.builder().events_url(environment.url());
-        same_replies_as_memory(environment.store_behind(&pooler, builder).await).await;
+        same_replies_as_memory(environment.connect(builder, &pooler.url()).await).await;
     } else if let Some(environment) = environment().await {
         same_replies_as_memory(environment.store().await).await;
     }

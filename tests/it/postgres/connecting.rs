@@ -120,8 +120,8 @@ async fn functions_of_another_user_are_not_called() {
     environment.execute(operator).await;
     let is_found = environment.client().await.batch_execute("SELECT cardinality('{a}'::text[])").await;
     is_found.expect_err("a call without a schema");
-    let store = environment.store().await;
-    let (caller, key) = (Caller::new(&store, "a"), LockKey::from(("k",)));
+    let store = environment.builder().migrate(true).connect(&environment.url()).await.expect("it is up");
+    let (caller, key) = (Caller::new(&Arc::new(store), "a"), LockKey::from(("k",)));
     let id = caller.id();
     caller.granted(&key, &id, LONG).await;
     assert_eq!(caller.renew(&key, &id).await, RenewReply::Extended);

@@ -32,7 +32,7 @@ impl Pair {
         let [first, second] =
             [self.primary.server(), &self.standby].map(|server| format!("127.0.0.1:{}", server.port()));
         let url = format!("postgres://postgres@{first},{second}/postgres");
-        Arc::new(builder.connect(&url).await.expect("one of them is up"))
+        self.primary.connect(builder, &url).await
     }
 
     async fn standby(&self) -> Client {

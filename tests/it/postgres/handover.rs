@@ -23,7 +23,7 @@ async fn free_key_is_granted_to_one_of_many_callers() {
     let stores = join_all((0..4).map(|_| environment.store())).await;
     let callers: Vec<_> = stores.iter().map(|store| Caller::new(store, "a")).collect();
     let key = LockKey::from(("free",));
-    for round in 0..100 {
+    for round in 0..40 {
         let ids: Vec<_> = callers.iter().map(Caller::id).collect();
         let acquire = |(caller, id): (_, _)| Caller::acquire(caller, &key, id, LONG, IfBusy::Fail);
         let replies = join_all(callers.iter().zip(&ids).map(acquire)).await;
@@ -51,7 +51,7 @@ async fn keys_are_passed_on_without_messages() {
 #[tokio::test]
 async fn keys_are_passed_on_behind_pgbouncer_alone() {
     let Some((environment, pooler)) = pooled().await else { return };
-    let store = environment.store_behind(&pooler, environment.builder()).await;
+    let store = environment.connect(environment.builder(), &pooler.url()).await;
     assert!(!store.traits().events, "no message arrives");
     let instance = |name| LockManager::builder(Arc::clone(&store)).instance(name).build();
     let sections = Arc::<Sections>::default();

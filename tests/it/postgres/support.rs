@@ -120,24 +120,21 @@ impl Environment {
         self.has_tables.store(true, SeqCst);
     }
 
-    pub(crate) async fn store(&self) -> Arc<PostgresStore> {
+    /// A store with the tables of this test, which are made if there are none.
+    pub(crate) async fn connect(&self, builder: PostgresStoreBuilder, url: &str) -> Arc<PostgresStore> {
         if !self.has_tables.load(SeqCst) {
             self.migrate(&[PATIENT]).await;
         }
-        Arc::new(self.builder().connect(&self.url()).await.expect("it is up"))
+        Arc::new(builder.connect(url).await.expect("it is up"))
+    }
+
+    pub(crate) async fn store(&self) -> Arc<PostgresStore> {
+        self.connect(self.builder(), &self.url()).await
     }
 
     /// A store in the schema of this test.
     pub(crate) fn builder(&self) -> PostgresStoreBuilder {
         limits::postgres().schema(&self.schema)
-    }
-
-    /// A store whose calls go through a pooler.
-    pub(crate) async fn store_behind(&self, pooler: &PgBouncer, builder: PostgresStoreBuilder) -> Arc<PostgresStore> {
-        if !self.has_tables.load(SeqCst) {
-            self.migrate(&[PATIENT]).await;
-        }
-        Arc::new(builder.connect(&pooler.url()).await.expect("it is up"))
     }
 
     /// A new instance of the service.
