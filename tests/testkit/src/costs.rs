@@ -1,6 +1,7 @@
 //! The cost of locks in calls of their store: one table of scenarios for all stores.
 //!
-//! A call is what a store sends to a server for locks: a script of Redis, a statement of PostgreSQL.
+//! A call is what a store sends to a server for locks: a script of Redis, or a statement of
+//! PostgreSQL.
 
 use std::{iter::repeat_with, time::Duration};
 

@@ -232,8 +232,8 @@ impl RedisServer {
     ///
     /// Panics if the server does not respond.
     pub async fn cut_replication(&self) {
-        // They wait for the start of a full synchronization. A replica that is refused would try again
-        // at once, for ever.
+        // They wait for the start of a full synchronization. A replica that is refused would try
+        // again at once, for ever.
         for (directive, value) in [("repl-diskless-sync", "yes"), ("repl-diskless-sync-delay", "86400")] {
             self.command(&["CONFIG", "SET", directive, value]).await;
         }
