@@ -1,7 +1,7 @@
 //! Logs of the tasks of a store.
 
 use std::{
-    fmt::Debug,
+    io,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::SeqCst},
@@ -14,11 +14,6 @@ use std::{
 use tokio::runtime::Builder;
 use tower_lock::LockError;
 use tower_lock_testkit::{limits, locks::key, wait::until};
-use tracing::{
-    Event, Metadata, Subscriber,
-    field::{Field, Visit},
-    span,
-};
 
 use crate::support::{NAME, environment};
 
@@ -31,38 +26,19 @@ struct FullPipe {
 
 struct Log(Arc<FullPipe>);
 
-struct Message<'a>(&'a FullPipe);
-
-impl Subscriber for Log {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.is_event() && metadata.target() == "tower_lock"
-    }
-
-    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-        span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        event.record(&mut Message(&self.0));
-    }
-
-    fn enter(&self, _: &span::Id) {}
-
-    fn exit(&self, _: &span::Id) {}
-}
-
-impl Visit for Message<'_> {
-    fn record_debug(&mut self, _: &Field, value: &dyn Debug) {
-        if format!("{value:?}").contains("has no TTL") {
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if String::from_utf8_lossy(bytes).contains("has no TTL") {
             self.0.is_blocked.store(true, SeqCst);
             while !self.0.is_drained.load(SeqCst) {
                 thread::park_timeout(Duration::from_millis(5));
             }
         }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -71,11 +47,12 @@ impl Visit for Message<'_> {
 fn blocked_log_stops_no_call_of_redis() {
     let pipe = Arc::<FullPipe>::default();
     let (done, ended) = mpsc::channel::<()>();
-    let log = Log(Arc::clone(&pipe));
+    let of_test = Arc::clone(&pipe);
     let test = thread::spawn(move || {
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
-        let pipe = Arc::clone(&log.0);
-        let _log = tracing::subscriber::set_default(log);
+        let pipe = Arc::clone(&of_test);
+        let log = tracing_subscriber::fmt().with_writer(move || Log(Arc::clone(&of_test)));
+        let _log = tracing::subscriber::set_default(log.finish());
         runtime.block_on(async {
             let Some(environment) = environment().await else { return };
             let locks = environment.direct_instance("a").await;
