@@ -271,6 +271,8 @@ programs() {
                     echo "computes $run cluster:: redlock:: conformance::"
                     echo "waits $run --skip cluster:: --skip redlock:: --skip conformance::"
                     ;;
+                # Few processes, or long pauses.
+                storm-crash* | storm-failovers* | storm-transfers*) echo "waits $run" ;;
                 storm-* | simulator-*) echo "computes $run" ;;
                 *) echo "waits $run" ;;
             esac
@@ -304,9 +306,9 @@ programs >"$logs/programs"
 # Programs that compute have the cores, one at a time; those that wait for timers and servers use
 # the time that is left.
 cores=$(nproc)
-RUST_TEST_THREADS=${RUST_TEST_THREADS:-$cores} run_programs computes &
+RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((cores * 2))} run_programs computes &
 computes=$!
-RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((cores * 2))} run_programs waits &
+RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((cores * 3))} run_programs waits &
 wait "$computes" "$!"
 mapfile -t names < <(sed -n 's/^\([a-z]*\) \([^ ]*\) .*/\2-\1/p' "$logs/programs")
 reports "${names[@]}"
@@ -358,6 +360,8 @@ storms() {
 }
 simulations() {
     SEEDS=10000 cargo test -p tower-lock-tests --test it random
+    SEQUENCES=300 cargo test --quiet "${all[@]}" --test redis --test postgres same_replies
+    REDLOCK_SERVERS=5 cargo test --quiet "${all[@]}" --test redis redlock::conformance
     for option in '' force flush ctr back step java copies records batches free several; do
         cargo run --quiet -p tower-lock-simulator -- 1000000 1010000 ${option:+--option "$option"}
     done

@@ -5,7 +5,7 @@
 //! faults of a run. Their interleaving still varies.
 #![allow(clippy::disallowed_methods, reason = "tests run within a runtime and wait in real time")]
 
-use tower_lock_storm::{Database, ReplayOutcome, ReplayStorm, Route, scale, seed};
+use tower_lock_storm::{Database, ReplayOutcome, ReplayStorm, Route, scale, seed, turn};
 use tower_lock_testkit::{RedisServer, skipped};
 
 /// Returns `None`, with a note on stderr, if there is no server.
@@ -14,6 +14,7 @@ async fn storm(finds_answers: bool) -> Option<ReplayOutcome> {
         skipped("the storm of duplicates", "redis-server");
         return None;
     }
+    let _turn = turn().await;
     let storm = parameters(finds_answers);
     let outcome = storm.run().await;
     outcome.check_coverage(&storm);
@@ -29,6 +30,7 @@ fn parameters(finds_answers: bool) -> ReplayStorm {
 
 /// The same on PostgreSQL, whose sessions are killed in place of network faults.
 async fn storm_on_postgres(route: Route, finds_answers: bool) {
+    let _turn = turn().await;
     let Some(database) = Database::start("the storm of duplicates on PostgreSQL", route).await else { return };
     let storm = parameters(finds_answers);
     let outcome = storm.run_on(&database).await;
