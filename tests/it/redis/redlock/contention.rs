@@ -66,7 +66,7 @@ async fn contenders_exclude_each_other_while_servers_fail() {
     let Some(servers) = servers(3).await else { return };
     let instances = join_all(["a", "b", "c"].map(|name| servers.hasty_instance(name))).await;
     let (exclusion, is_over) = (Exclusion::default(), Arc::new(AtomicBool::new(false)));
-    let contenders = instances.into_iter().map(|locks| {
+    let contenders = instances.iter().cloned().map(|locks| {
         let (exclusion, is_over) = (exclusion.clone(), Arc::clone(&is_over));
         tokio::spawn(async move {
             while !is_over.load(SeqCst) {
@@ -94,7 +94,9 @@ async fn contenders_exclude_each_other_while_servers_fail() {
     for result in soon("the end", join_all(contenders)).await {
         result.expect("no violation");
     }
+    // The managers still exist: they repeat the releases that a server has not confirmed.
     servers.wait_until_clean().await;
+    drop(instances);
 }
 
 /// Without another vote, both would be rejected although the key is free.
