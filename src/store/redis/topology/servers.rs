@@ -9,7 +9,7 @@ use super::{
 use crate::{
     clock::{BootInstant, Clock},
     lock_key::LockKey,
-    store::{Many, StoreError, StoreFuture, remote::batch::Shareable},
+    store::{Many, StoreError, StoreFuture, redis::error::CallError, remote::batch::Shareable},
 };
 
 /// The servers of a store, by key.
@@ -44,10 +44,14 @@ impl<S: Node> Servers<S> {
         }
     }
 
-    /// All servers. The nodes of a Cluster are asked, if they are not known yet.
+    /// All servers, of which there is one at least. The nodes of a Cluster are asked, if they are
+    /// not known yet.
     pub(crate) async fn known(&self, operation: &'static str) -> Result<Vec<Arc<S>>, StoreError> {
         if let Self::Cluster(nodes) = self {
             nodes.load(operation).await?;
+            if nodes.all().is_empty() {
+                return Err(nodes.store_error(operation, CallError::NoMaster));
+            }
         }
         Ok(self.all())
     }

@@ -121,6 +121,9 @@ async fn url_of_the_other_kind_or_without_slots_is_named() {
     // Redis refuses it while there are keys.
     cluster.command(0, &["FLUSHALL"]).await;
     assert_eq!(cluster.command(0, &["CLUSTER", "FLUSHSLOTS"]).await, Reply::Status("OK".to_owned()));
+    let lazy = LockManager::new(limits::redis().connect_lazy(&cluster.url()).expect("an address"));
+    let error = lazy.health().await.expect_err("no node has slots");
+    assert_eq!(error.kind(), StoreErrorKind::Failover, "{error:?}");
     let text = reason(&cluster.url(), "`redis-cli --cluster create`").await;
     assert!(text.contains(node), "{text}");
 }
