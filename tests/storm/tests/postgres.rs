@@ -11,7 +11,7 @@ use std::{
 
 use tokio::time::sleep;
 use tower_lock_storm::{Database, Environment, Route, Storm, Workload, seed, turn};
-use tower_lock_testkit::wait::ms;
+use tower_lock_testkit::wait::{ms, until};
 
 const PROGRAMS: (&str, &str) = (env!("CARGO_BIN_EXE_checker"), env!("CARGO_BIN_EXE_service"));
 
@@ -60,12 +60,15 @@ async fn storm_with_processes_that_fail(route: Route) {
     let dying = async {
         sleep(ms(500)).await;
         environment.services[1].process().freeze();
+        until("requests wait at the process that is killed", async || {
+            environment.services[3].residue().await.waiting > 0
+        })
+        .await;
         environment.leaving[3].store(true, SeqCst);
         environment.services[3].process().kill();
         sleep(Duration::from_secs(5)).await;
         environment.services[1].process().thaw();
     };
-    // Requests always wait for a key of the process that is killed.
     let storm = environment.storm_until(Workload::with_slow_handlers, dying).await;
     let outcome = environment.end(storm).await;
     outcome.check(&[]);
