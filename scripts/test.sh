@@ -154,11 +154,6 @@ for component in rustfmt clippy; do
 done
 rustc --version
 
-if [ "$busy" ]; then
-    echo 'beside four busy loops'
-    for _ in 1 2 3 4; do (while :; do :; done) & loops+=("$!"); done
-fi
-
 have() { cargo "$1" --version >/dev/null 2>&1; }
 
 # For one build, as in CI, the state of an incremental one costs a sixth of the time. A directory
@@ -303,6 +298,10 @@ run_programs() { # computes | waits
 }
 programs >"$logs/programs"
 [ -s "$logs/programs" ] || { echo 'the build has no test programs' >&2; exit 1; }
+if [ "$busy" ]; then
+    echo 'beside four busy loops'
+    for _ in 1 2 3 4; do (while :; do :; done) & loops+=("$!"); done
+fi
 # Programs that compute have the cores, one at a time; those that wait for timers and servers use
 # the time that is left.
 cores=$(nproc)
