@@ -1442,7 +1442,7 @@ fn a_lost_section_leaves_no_record() {
 /// Guarantee: G18.
 #[test]
 fn each_lost_record_is_reported_once() {
-    /// Ends a guard with a record, and loses it. Returns the token of the section.
+    /// Ends a guard with a record, and loses it.
     type Loses = fn(&mut Harness, &Arc<Section<NoDriver>>);
     let not_left: [Loses; 4] = [
         // Before the guard ends.
@@ -1484,6 +1484,18 @@ fn each_lost_record_is_reported_once() {
         h.reply_released(Ok(reply));
         assert_eq!(h.records_lost, [], "{reply:?}");
     }
+
+    // Another guard of the owner holds the key until it is lost.
+    let (mut h, owner) = (harness(), Owner::new());
+    h.request_with(1, WAIT, Some(&owner));
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    h.request_with(2, Duration::ZERO, Some(&owner));
+    h.expect_grant(2);
+    assert_eq!(h.end_guard(&section, GuardEnd::Recorded(new_record())), Some(ReleaseOutcome::StillHeld));
+    h.handle(Event::Lost(section.grant.id.clone(), LockLost::Revoked));
+    h.end_guard(&section, GuardEnd::Released);
+    assert_eq!(h.records_lost, [section.token]);
 }
 
 /// A grant that ignored records is no answer to a request that asks for one.
