@@ -295,8 +295,7 @@ impl<S: Node> Nodes<S> {
         // A refresh that ends between the next two lines notifies this one, too.
         refreshed.as_mut().enable();
         let Some(refreshing) = self.begin_refresh() else {
-            // Without its result nothing is known.
-            timeout(self.timeouts.call, refreshed).await.map_err(|_| CallError::ConnectTimeout)?;
+            let _ = timeout(self.timeouts.call, refreshed).await;
             let failure = self.state.lock().failure.clone();
             return failure.map_or(Ok(()), |error| Err(CallError::ConnectFailed(error)));
         };

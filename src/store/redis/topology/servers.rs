@@ -49,6 +49,7 @@ impl<S: Node> Servers<S> {
     pub(crate) async fn known(&self, operation: &'static str) -> Result<Vec<Arc<S>>, StoreError> {
         if let Self::Cluster(nodes) = self {
             nodes.load(operation).await?;
+            // No node has slots, or the refresh of another caller was cancelled.
             if nodes.all().is_empty() {
                 return Err(nodes.store_error(operation, CallError::NoMaster));
             }
