@@ -522,6 +522,7 @@ mod tests {
 
     /// I5: a reply races with a check at the deadline. All callers see the same result.
     #[test]
+    #[expect(clippy::disallowed_methods, reason = "it runs without Tokio")]
     fn a_grant_observed_as_ended_is_never_extended() {
         let deadline = START.saturating_add(usable_part(LEASE));
         let grants: Vec<_> = (0..20_000).map(|_| grant()).collect();

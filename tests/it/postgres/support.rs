@@ -238,10 +238,11 @@ impl Environment {
     async fn session(&self) -> Arc<Client> {
         let opened = || self.session.lock().unwrap_or_else(PoisonError::into_inner);
         let open = opened().as_ref().filter(|client| !client.is_closed()).map(Arc::clone);
-        match open {
-            Some(client) => client,
-            None => Arc::clone(opened().insert(Arc::new(connect(&self.server().url()).await))),
+        if let Some(client) = open {
+            return client;
         }
+        let client = Arc::new(connect(&self.server().url()).await);
+        Arc::clone(opened().insert(client))
     }
 
     /// The server of this test crashes, and starts again.

@@ -11,7 +11,7 @@ use std::{
 use tokio::time::{Instant, sleep};
 use tower_lock::{LockKey, LockManager};
 use tower_lock_testkit::{
-    Connection, RedisServer, costs, limits,
+    Connection, RedisServer, Reply, costs, limits,
     locks::key,
     log::Log,
     wait::{ms, until},
@@ -170,7 +170,7 @@ pub(crate) async fn second_release_leaves_the_key(client: Redisson<'_>, both: &[
             waiting = None;
             until("unsubscribed", async || {
                 let sharded = client.master.command(&["PUBSUB", "SHARDNUMSUB", client.channel]).await;
-                let sharded = sharded.items().get(1).and_then(|count| count.integer());
+                let sharded = sharded.items().get(1).and_then(Reply::integer);
                 sharded.unwrap_or(0) == 0 && client.subscribers(client.channel).await <= 2
             })
             .await;

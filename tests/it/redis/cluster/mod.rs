@@ -11,7 +11,7 @@ mod waiters;
 
 use std::{collections::HashSet, sync::Arc};
 
-use tokio::sync::{MappedMutexGuard, Mutex, MutexGuard};
+use tokio::sync::{MappedMutexGuard, MutexGuard};
 use tower_lock::{LockKey, LockManager, RedisStore};
 use tower_lock_testkit::{RedisCluster, RedisServer, costs, limits, wait::until};
 
@@ -23,8 +23,9 @@ async fn cluster(masters: usize, replicas_per_master: usize) -> Option<RedisClus
 
 /// Three masters for tests that leave them as they were, one at a time: a Cluster needs two seconds
 /// to start.
+#[expect(clippy::disallowed_types, reason = "a test has the Cluster until it ends")]
 async fn shared_cluster() -> Option<MappedMutexGuard<'static, RedisCluster>> {
-    static CLUSTER: Mutex<Option<RedisCluster>> = Mutex::const_new(None);
+    static CLUSTER: tokio::sync::Mutex<Option<RedisCluster>> = tokio::sync::Mutex::const_new(None);
     is_available().then_some(())?;
     let mut cluster = CLUSTER.lock().await;
     if cluster.is_none() {
