@@ -123,6 +123,20 @@ fn names_of_tests_have_at_most_60_characters() {
     assert!(long.is_empty(), "{long:#?}");
 }
 
+/// Those of tests on real servers are in `tests/testkit/src/limits.rs`.
+#[test]
+fn time_limits_of_tests_on_servers_are_in_one_file() {
+    const FOLDERS: [&str; 4] = ["tests/it/redis/", "tests/it/postgres/", "tests/storm/", "examples/tests/"];
+    const LIMITS: [&str; 4] = [" timeout(ms(", " timeout(Duration::", "elapsed() < ms(", "elapsed() < Duration::"];
+    let mut found = Vec::new();
+    for (file, text) in texts(&["rs"]).iter().filter(|(file, _)| FOLDERS.iter().any(|folder| file.starts_with(folder)))
+    {
+        let lines = text.lines().enumerate().filter(|(_, line)| LIMITS.iter().any(|limit| line.contains(limit)));
+        found.extend(lines.map(|(number, _)| format!("{file}:{}", number + 1)));
+    }
+    assert!(found.is_empty(), "{found:#?}");
+}
+
 #[test]
 fn retired_words_do_not_return() {
     let mut found = BTreeSet::new();
