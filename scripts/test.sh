@@ -309,7 +309,10 @@ RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((cores * 3))} run_programs waits &
 wait "$computes" "$!"
 mapfile -t names < <(sed -n 's/^\([a-z]*\) \([^ ]*\) .*/\2-\1/p' "$logs/programs")
 reports "${names[@]}"
-if [ "$busy" ]; then kill "${loops[@]}"; fi
+if [ "$busy" ]; then
+    kill "${loops[@]}"
+    wait "${loops[@]}" 2>/dev/null || true
+fi
 step doctests cargo test "${all[@]}" --doc
 step package cargo package --quiet --allow-dirty --no-verify -p tower-lock
 
