@@ -1,9 +1,9 @@
-use std::{ops::RangeInclusive, process::Stdio, time::Duration};
+use std::{ops::RangeInclusive, time::Duration};
 
 use tokio::time::sleep;
 
 use crate::{
-    process::{Process, ReservedPort, find},
+    process::ReservedPort,
     redis::{RedisOptions, RedisServer},
     resp::Reply,
     wait,
@@ -71,12 +71,6 @@ impl RedisClusterOptions {
     /// Sets one directive of `redis.conf` on all nodes.
     pub fn set(self, directive: &str, value: &str) -> Self {
         Self { server: self.server.set(directive, value), ..self }
-    }
-
-    /// Sets the password of the default user.
-    pub fn password(self, password: &str) -> Self {
-        let server = self.server.set("requirepass", password).set("masterauth", password);
-        Self { server, login: vec!["AUTH".to_owned(), password.to_owned()] }
     }
 
     /// Sets the only user, and its password.
@@ -394,32 +388,6 @@ impl RedisCluster {
         self.move_keys(slot, from, to).await?;
         self.finish_move(slot, from, to).await;
         Ok(())
-    }
-
-    /// Moves the first slots of a master by `redis-cli --cluster reshard`.
-    ///
-    /// # Errors
-    ///
-    /// The output of `redis-cli`, or its absence.
-    pub async fn reshard(&self, slots: usize, from: usize, to: usize) -> Result<(), String> {
-        let program = find(Some("REDIS_CLI"), "redis-cli").ok_or("redis-cli is not there")?;
-        // `redis-cli` refuses while a replica has not heard of a move.
-        until("all nodes agree", async || self.all_know(from).await && self.all_know(to).await).await;
-        let mut command = Process::command(program);
-        command.args(["--cluster", "reshard", &self.node(from).address().to_string()]);
-        command.args(["--cluster-from", &self.nodes[from].id, "--cluster-to", &self.nodes[to].id]);
-        command.args(["--cluster-slots", &slots.to_string(), "--cluster-yes", "--no-auth-warning"]);
-        match &*self.options.login {
-            [_, password] => command.args(["--pass", password]),
-            [_, user, password] => command.args(["--user", user, "--pass", password]),
-            _ => &mut command,
-        };
-        let log = self.node(from).folder().join("reshard");
-        let file = std::fs::File::create(&log).expect("a log");
-        command.stdin(Stdio::null()).stderr(file.try_clone().expect("a log")).stdout(file);
-        let status = Process::start(command).expect("it starts").end().await;
-        let said = std::fs::read_to_string(&log).unwrap_or_default();
-        if status.success() { Ok(()) } else { Err(said) }
     }
 
     // --- private ---
