@@ -9,7 +9,7 @@ use tower_lock::{
     store::{AcquireRequest, IfBusy, QueueConfig, RedisStoreBuilder, ReleaseRequest},
 };
 use tower_lock_testkit::{
-    Proxy, RedisServer, Reply, SentinelGroup, limits,
+    Proxy, RedisServer, Reply, SentinelGroup, costs, limits,
     locks::key,
     wait::{soon, until},
 };
@@ -95,18 +95,14 @@ impl Environment {
 
     /// The number of scripts run.
     pub(crate) async fn scripts(&self) -> u64 {
-        let [by_hash, by_text] = self.calls(["evalsha", "eval"]).await;
-        by_hash + by_text
+        costs::scripts(&self.redis).await
     }
 
     /// The number of runs of each command, in scripts and outside.
     pub(crate) async fn calls<const N: usize>(&self, commands: [&str; N]) -> [u64; N] {
         let stats = self.command(&["INFO", "commandstats"]).await;
         let stats = stats.text().expect("text");
-        commands.map(|command| {
-            let calls = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
-            calls.and_then(|calls| calls.split(',').next()).map_or(0, |calls| calls.parse().expect("a number"))
-        })
+        commands.map(|command| costs::runs_in(stats, command))
     }
 
     /// The number of processes that listen for messages.
