@@ -82,10 +82,10 @@ pub struct ReplayOutcome {
     commits: BTreeMap<u64, Vec<Commit>>,
     /// The names of the processes that have killed themselves.
     killed: BTreeSet<String>,
-    /// The processes that have reported a lost record, and the tokens of their sections.
-    lost: BTreeSet<(String, u64)>,
     /// The points at which they did.
     points: Vec<CrashPoint>,
+    /// The processes that have reported a lost record, and the tokens of their sections.
+    lost: BTreeSet<(String, u64)>,
     /// The number of attempts of all clients.
     pub attempts: usize,
     /// The number of faults between the services and their store.
@@ -492,9 +492,8 @@ impl ReplayOutcome {
         found
     }
 
-    /// The number of keys that ran again after a process was killed.
-    #[must_use]
-    pub fn ran_again(&self) -> usize {
+    /// The number of keys that ran again.
+    fn ran_again(&self) -> usize {
         self.commits.values().filter(|commits| commits.len() > 1).count()
     }
 

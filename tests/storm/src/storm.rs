@@ -118,7 +118,7 @@ pub fn seed() -> u64 {
     seed
 }
 
-// === impl World ===
+// === impl Environment ===
 
 impl Environment {
     /// Starts processes with these flags: on a Redis behind a proxy, or one process with a store in

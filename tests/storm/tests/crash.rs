@@ -34,7 +34,7 @@ enum Server {
     Postgres(Database),
 }
 
-// === impl World ===
+// === impl Environment ===
 
 impl Environment {
     async fn on_redis(test: &str, lease: Duration) -> Option<Self> {
