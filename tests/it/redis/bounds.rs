@@ -38,7 +38,7 @@ async fn long_foreign_queue_costs_little() {
     let fill = "local all = {} for i = 1, 5000 do all[i] = 'x:1:' .. i end \
                 for _ = 1, 10 do redis.call('RPUSH', KEYS[1], unpack(all)) end";
     environment.command(&["EVAL", fill, "1", "filled"]).await;
-    // Two of them are longer than the longest queue that is searched, 65,536 entries.
+    // The longest queue that is searched has 65,536 entries: one fill is shorter, two are longer.
     for (what, is_doubled) in
         ["acquire", "release", "enqueue", "force"].iter().flat_map(|what| [(*what, false), (*what, true)])
     {
