@@ -350,7 +350,7 @@ tests_of_tests() {
 storms() {
     for _ in $(seq 100); do SCALE=2 cargo test --quiet -p tower-lock-storm --test storm storm_in_one_process; done
     for _ in $(seq 10); do SCALE=6 cargo test --quiet -p tower-lock-storm --test storm; done
-    # A hundred failovers with `min_replicas`, and a hundred without.
+    # 200 failovers with `min_replicas`, and 120 without.
     for _ in $(seq 10); do SCALE=4 cargo test --quiet -p tower-lock-storm --test failovers -- --nocapture; done
     for _ in $(seq 5); do SCALE=5 cargo test --quiet -p tower-lock-storm --test masters -- --nocapture; done
     for _ in $(seq 10); do cargo test --quiet -p tower-lock-storm --test postgres; done
