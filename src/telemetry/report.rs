@@ -44,8 +44,8 @@ impl Report {
             Self::RecordLost { token } => warn!(
                 target: "tower_lock",
                 fence = token.as_u64(),
-                "a record is lost: the lock was not held any more when its release reached the store, so the next \
-                 request with this key runs",
+                "a record is lost: its lock ended before the store had confirmed the record, so the next request with \
+                 this key runs",
             ),
             Self::RenewalLate { fence } => warn!(
                 target: "tower_lock",
