@@ -290,7 +290,7 @@ impl Sections {
             let (locks, sections) = (locks.clone(), Arc::clone(self));
             tokio::spawn(async move {
                 while !sections.is_over.load(SeqCst) {
-                    match locks.lock(key()).wait(Duration::from_secs(20)).await {
+                    match locks.lock(key()).wait(limits::BROKEN).await {
                         Ok(guard) => {
                             sections.one(guard.fencing_token().as_u64()).await;
                             drop(guard.release().await);

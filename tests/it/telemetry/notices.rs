@@ -9,9 +9,12 @@ use axum::{
     routing::{MethodRouter, get},
 };
 use futures_util::FutureExt;
-use tokio::runtime::Builder;
+use tokio::{runtime::Builder, time::sleep};
 use tower::ServiceExt;
-use tower_lock::{Lease, LockLayer, LockManager, MemoryStore, Owner, key};
+use tower_lock::{
+    Lease, LockLayer, LockManager, MemoryStore, Owner, key,
+    test_util::{Fault, StoreOp},
+};
 use tower_lock_testkit::{
     app::fetch,
     locks::{one_key, store_and_locks},
@@ -45,6 +48,28 @@ async fn dropped_guard_leaves_a_debug_event() {
     drop(locks.lock(("account", "ann")).await.expect("free"));
     assert_eq!(is_logged(), 1);
     assert!(log.text().contains("DEBUG") && log.text().contains("account:~") && !log.text().contains("ann"));
+}
+
+/// No release has a reply before the lease has ended.
+/// Guarantee: G18.
+#[tokio::test(start_paused = true)]
+async fn lost_record_leaves_one_warning_with_its_token() {
+    let (store, locks) = store_and_locks();
+    let log = Log::default();
+    let _listening = log.listen();
+    locks.once(("left", 1)).run(async |_| {}).await.expect("up");
+    store.on(StoreOp::Release).fault(Fault::Fail);
+    let mut token = None;
+    let run = locks.once(("pay", 7)).run(async |lock| token = Some(lock.fencing_token()));
+    run.await.expect("it ran");
+    let is_logged = || count(&log, "a record is lost");
+    sleep(Duration::from_secs(20)).await;
+    assert_eq!(is_logged(), 0, "its release may reach the store");
+    sleep(Duration::from_secs(600)).await;
+    store.on(StoreOp::Release).fault(Fault::None);
+    sleep(Duration::from_secs(600)).await;
+    assert_eq!(is_logged(), 1, "{}", log.text());
+    assert!(log.text().contains(&format!("fence={}\n", token.expect("it ran"))), "{}", log.text());
 }
 
 #[tokio::test(start_paused = true)]

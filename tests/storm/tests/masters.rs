@@ -114,7 +114,7 @@ async fn storm_on_a_cluster_with_a_hot_slot_that_moves() {
     }
     let _turn = turn().await;
     let cluster = RedisCluster::start(MASTERS, 1).await;
-    let environment = Environment::at(PROGRAMS, &cluster.url(), &["--correct", LEASE], seed()).await;
+    let environment = Environment::at(PROGRAMS, &cluster.url(), &["--correct"], seed()).await;
     let mut rng = Rng::with_seed(!environment.seed);
     let slot = RedisCluster::slot("lock:subject:0");
     let moves = scaled(8);

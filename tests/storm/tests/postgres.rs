@@ -15,8 +15,8 @@ use tower_lock_testkit::wait::{ms, until};
 
 const PROGRAMS: (&str, &str) = (env!("CARGO_BIN_EXE_checker"), env!("CARGO_BIN_EXE_service"));
 
-/// Short: a killed process blocks its keys for it, and so does a release that a crash loses.
-const LEASE: &str = "--lease-ms=3000";
+/// A killed process blocks its keys for it, and so does a release that a crash loses.
+const SHORT_LEASE: &str = "--lease-ms=3000";
 
 /// Three seconds of requests.
 const REQUESTS: u64 = 1_200;
@@ -24,7 +24,7 @@ const REQUESTS: u64 = 1_200;
 /// Returns `None`, with a note on stderr, if a server is not installed.
 async fn environment(test: &str, route: Route, processes: usize, flags: &[&str]) -> Option<Environment> {
     let database = Database::start(test, route).await?;
-    let flags = [&["--correct", LEASE], flags].concat();
+    let flags = [&["--correct"], flags].concat();
     Some(Environment::on(database, PROGRAMS, processes, &flags, seed()).await)
 }
 
@@ -56,7 +56,7 @@ async fn storm_on_two_processes_with_postgres() {
 async fn storm_with_processes_that_fail(route: Route) {
     let _turn = turn().await;
     let test = "the storm on PostgreSQL with killed processes";
-    let Some(environment) = environment(test, route, 4, &[]).await else { return };
+    let Some(environment) = environment(test, route, 4, &[SHORT_LEASE]).await else { return };
     let dying = async {
         sleep(ms(500)).await;
         environment.services[1].process().freeze();
@@ -111,7 +111,7 @@ async fn storm_on_a_postgres_whose_sessions_are_killed() {
 async fn storm_with_crashes(route: Route) {
     let _turn = turn().await;
     let test = "the storm on a PostgreSQL that crashes";
-    let Some(environment) = environment(test, route, 4, &[]).await else { return };
+    let Some(environment) = environment(test, route, 4, &[SHORT_LEASE]).await else { return };
     let is_over = AtomicBool::new(false);
     let storm = async {
         let storm = environment.storm(REQUESTS).await;

@@ -4,13 +4,11 @@
 //! `SCALE=<number>` multiplies their number, and `SEED=<number>` repeats the accounts of a run.
 #![allow(clippy::disallowed_methods, reason = "tests run within a runtime and wait in real time")]
 
-use std::time::Duration;
-
 use tokio::process::{Child, Command};
 use tower_lock::LockManager;
 use tower_lock_storm::{Bank, Database, Keys, Route, scale, seed, transfer};
 use tower_lock_testkit::{
-    RedisServer, skipped,
+    RedisServer, limits, skipped,
     wait::{soon, until},
 };
 
@@ -25,7 +23,7 @@ async fn storm_of_transfers_in_one_process_keeps_the_sum() {
     soon("the end of all transfers", all).await.expect("a bank");
     let violations = bank.violations();
     assert!(violations.is_empty(), "{violations:#?}");
-    assert_eq!(locks.shutdown(Duration::from_secs(10)).await, 0);
+    assert_eq!(locks.shutdown(limits::BROKEN).await, 0);
     assert_eq!(locks.size(), (0, 0));
 }
 

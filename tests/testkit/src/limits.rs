@@ -28,6 +28,9 @@ pub const REPLICAS: Duration = Duration::from_millis(2_500);
 /// The timeout of calls and connects that a test waits for.
 pub const SHORT: Duration = Duration::from_millis(300);
 
+/// Ten times as long as a failover of Sentinel goes unnoticed, as the guarantees say.
+pub const LEFT: Duration = Duration::from_secs(20);
+
 /// A fault that ends by itself, of stores with the timeout [`SHORT`].
 pub const OUTAGE: Duration = Duration::from_secs(3);
 

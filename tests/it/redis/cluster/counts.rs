@@ -1,12 +1,13 @@
 //! The cost of locks on a Cluster: scripts, round trips and redirections, counted at the masters.
 
-use std::{future::IntoFuture, time::Duration};
+use std::future::IntoFuture;
 
 use futures_util::future::join_all;
 use tower_lock::{LockGuard, LockKey};
 use tower_lock_testkit::{
     Connection,
     costs::{self, Costs, runs},
+    limits,
     wait::until,
 };
 
@@ -72,7 +73,7 @@ async fn keys_that_are_not_simple_have_scripts_of_their_own() {
     let keys = keys_at(&cluster, 0, 20).await;
     locks.lock_all(keys.clone()).await.expect("free").release().await.expect("held");
     let held = locks.lock_all(keys.clone()).await.expect("free");
-    let waiting = tokio::spawn(other.lock(keys[3].clone()).wait(Duration::from_secs(60)).into_future());
+    let waiting = tokio::spawn(other.lock(keys[3].clone()).wait(limits::BROKEN).into_future());
     until("it waits", async || locks.inspect(keys[3].clone()).await.is_ok_and(|key| key.waiting == 1)).await;
     let before = scripts(&cluster, 0).await;
     held.release().await.expect("held");

@@ -40,7 +40,10 @@ use tokio::{
 };
 use tower_lock::{LockKey, LockManager, LockPolicy, Once, ReplayLayer, key, store::LockStore};
 use tower_lock_storm::{Crash, CrashPoint, ShutdownReport, connect};
-use tower_lock_testkit::store::{ChangesRecords, ForgetsRecords, InterceptedStore};
+use tower_lock_testkit::{
+    limits,
+    store::{ChangesRecords, ForgetsRecords, InterceptedStore},
+};
 
 type Failure = Box<dyn Error + Send + Sync>;
 
@@ -100,7 +103,7 @@ async fn main() -> Result<(), Failure> {
         terminated.recv().await;
     };
     axum::serve(listener, app).with_graceful_shutdown(stop).await?;
-    let holding = locks.shutdown(Duration::from_secs(10)).await;
+    let holding = locks.shutdown(limits::BROKEN).await;
     // The job that writes the log has started when a later one has ended. The runtime waits for it.
     tokio::task::spawn_blocking(|| ()).await?;
     println!("{}", serde_json::to_string(&ShutdownReport { holding, ..ShutdownReport::default() })?);

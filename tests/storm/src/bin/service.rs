@@ -46,6 +46,7 @@ use tower_lock::{
 };
 use tower_lock_storm::{LockPath, Panics, Reply, Report, Reporter, Residue, ShutdownReport, Work, connect, now};
 use tower_lock_testkit::{
+    limits,
     store::{InterceptedStore, ReleasesAnyHolder, ShortensLeases},
     wait::until,
 };
@@ -188,7 +189,7 @@ async fn serve(
         let _ = stopped.wait_for(|stopped| *stopped).await;
     };
     axum::serve(listener, app).with_graceful_shutdown(stop).await?;
-    Ok(locks.shutdown(Duration::from_secs(10)).await)
+    Ok(locks.shutdown(limits::BROKEN).await)
 }
 
 fn app(locks: &LockManager, wrong: Wrong, cluster: &Arc<App>, memory: &Arc<MemoryStore>) -> Router {

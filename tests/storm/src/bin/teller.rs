@@ -8,6 +8,7 @@ use std::{error::Error, time::Duration};
 
 use tower_lock::{LockManager, LockPolicy};
 use tower_lock_storm::{Keys, transfer};
+use tower_lock_testkit::limits;
 
 type Failure = Box<dyn Error + Send + Sync>;
 
@@ -21,6 +22,6 @@ async fn main() -> Result<(), Failure> {
     let locks = LockManager::connect(&std::env::var("LOCK_URL")?).await?.instance(name).lease(LEASE).build();
     let locks = locks.with_policy(LockPolicy::new().lock_delay(Duration::from_millis(100)));
     transfer(&locks, bank.parse()?, Keys::All, seed.parse()?).await?;
-    let left = locks.shutdown(Duration::from_secs(10)).await;
+    let left = locks.shutdown(limits::BROKEN).await;
     if left == 0 { Ok(()) } else { Err(format!("{left} locks are left").into()) }
 }
