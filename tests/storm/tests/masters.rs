@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use fastrand::Rng;
+use futures_util::future::join_all;
 use tokio::time::sleep;
 use tower_lock_storm::{Environment, Outcome, Workload, scale, seed, turn};
 use tower_lock_testkit::{
@@ -148,16 +149,8 @@ async fn storm_on_a_cluster_with_a_hot_slot_that_moves() {
 /// Guarantee: G1.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_on_redlock_with_a_minority_that_fails() {
-    if !is_available("the storm on Redlock") {
-        return;
-    }
     let _turn = turn().await;
-    let mut servers = Vec::new();
-    for _ in 0..5 {
-        servers.push(RedisServer::start().await);
-    }
-    let url = redlock_url(&servers);
-    let environment = Environment::at(PROGRAMS, &url, &["--correct", LEASE], seed()).await;
+    let Some((mut servers, environment)) = on_redlock().await else { return };
     let mut rng = Rng::with_seed(!environment.seed);
     let rounds = scaled(1);
     let faults = async {
@@ -196,9 +189,14 @@ fn check_with_losses(outcome: &Outcome, what: &str, faults: usize, excused: &[&s
     assert!(overlaps <= most, "more overlaps than lost locks explain");
 }
 
-fn redlock_url(servers: &[RedisServer]) -> String {
+/// Five servers, and services on them. Returns `None`, with a note on stderr, if there is no server.
+async fn on_redlock() -> Option<(Vec<RedisServer>, Environment)> {
+    is_available("the storm on Redlock").then_some(())?;
+    let servers = join_all((0..5).map(|_| RedisServer::start())).await;
     let addresses: Vec<_> = servers.iter().map(|server| server.address().to_string()).collect();
-    format!("redis+redlock://{}", addresses.join(","))
+    let url = format!("redis+redlock://{}", addresses.join(","));
+    let environment = Environment::at(PROGRAMS, &url, &["--correct", LEASE], seed()).await;
+    Some((servers, environment))
 }
 
 /// With `--long`.
@@ -218,16 +216,8 @@ mod long {
     /// Guarantee: G1.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn storm_on_redlock_with_servers_that_restart_empty() {
-        if !is_available("the storm on Redlock") {
-            return;
-        }
         let _turn = turn().await;
-        let mut servers = Vec::new();
-        for _ in 0..5 {
-            servers.push(RedisServer::start().await);
-        }
-        let url = redlock_url(&servers);
-        let environment = Environment::at(PROGRAMS, &url, &["--correct", LEASE], seed()).await;
+        let Some((mut servers, environment)) = on_redlock().await else { return };
         let mut rng = Rng::with_seed(!environment.seed);
         let rounds = scaled(1);
         let restarts = async {
