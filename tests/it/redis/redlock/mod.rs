@@ -16,7 +16,7 @@ use tower_lock::{LockGuard, LockManager, RedlockStore};
 use tower_lock_testkit::{
     Proxy, RedisServer, Reply, limits,
     locks::key,
-    wait::{ms, until},
+    wait::{ms, soon, until},
 };
 
 use crate::support::NAME;
@@ -79,17 +79,20 @@ impl Servers {
 
     /// Locks the key at all servers.
     async fn lock_everywhere(&self, locks: &LockManager) -> LockGuard {
-        loop {
-            let guard = locks.lock(key()).await.expect("free");
-            // A slow server may have missed this grant.
-            for _ in 0..50 {
-                if self.holding().await == self.redis.len() {
-                    return guard;
+        let grant = async {
+            loop {
+                let guard = locks.lock(key()).await.expect("free");
+                // A slow server may have missed this grant.
+                for _ in 0..50 {
+                    if self.holding().await == self.redis.len() {
+                        return guard;
+                    }
+                    sleep(ms(20)).await;
                 }
-                sleep(ms(20)).await;
+                guard.release().await.expect("held");
             }
-            guard.release().await.expect("held");
-        }
+        };
+        soon("a grant of all servers", grant).await
     }
 
     async fn wait_until_clean(&self) {
