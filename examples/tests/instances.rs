@@ -300,6 +300,10 @@ async fn terminated_instance_rejects_waiters_and_frees_its_keys() {
     let is_held = async || redis.command(&["EXISTS", "lock:good:1"]).await == Reply::Integer(1);
     let stop = async {
         until("a sale", is_held).await;
+        // The service has answered them after it has read the reply of Redis.
+        for _ in 0..3 {
+            assert_eq!(service.request(Method::GET, "/goods/1", Value::Null).await.0, 200);
+        }
         service.signal("TERM").await;
     };
     let rejected = async {

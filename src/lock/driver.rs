@@ -560,7 +560,7 @@ impl Driver {
                 }
             }
             Action::Untrack(grant) => self.untrack(&grant),
-            Action::Lost(fence, why) => self.report(Report::Lost { fence, why }),
+            Action::Lost(token, why) => self.report(Report::Lost { token, why }),
             Action::RecordLost(token) => self.report(Report::RecordLost { token }),
             Action::SectionEnded(grant) => grant.data.ended.notify_waiters(),
             Action::ReleaseOutcome(section, outcome) => drop(section.data.release_outcome.send(outcome)),

@@ -133,9 +133,10 @@ pub enum Action<D: DriverTypes> {
     Verify(Arc<Grant<D>>),
     /// Ends the checks of the grant, and notifies the tasks that observe it. The grant has ended.
     Untrack(Arc<Grant<D>>),
-    /// A section with this fence was lost before its last guard ended.
-    Lost(u64, LockLost),
-    /// The section with this token has ended, and its record was not left. Once for each record.
+    /// A section with this token was lost before its last guard ended.
+    Lost(FencingToken, LockLost),
+    /// The section with this token has ended, and its lease before the store has confirmed its
+    /// record. Once for each record.
     RecordLost(FencingToken),
     /// Notifies the tasks that observe the section of this grant. The section has ended, and the
     /// grant continues.

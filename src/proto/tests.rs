@@ -55,7 +55,7 @@ struct Harness {
     wakeups: Vec<BootInstant>,
     resumed: Vec<LockKey>,
     /// The losses that were reported, with the fences of their sections.
-    lost: Vec<(u64, LockLost)>,
+    lost: Vec<(FencingToken, LockLost)>,
     records_lost: Vec<FencingToken>,
     tracked: usize,
     verifications: usize,
@@ -163,7 +163,7 @@ impl Harness {
                 Action::Track(_) => self.tracked += 1,
                 Action::SendWaiting(key) => self.resumed.push(key),
                 Action::Verify(_) => self.verifications += 1,
-                Action::Lost(fence, why) => self.lost.push((fence, why)),
+                Action::Lost(token, why) => self.lost.push((token, why)),
                 Action::RecordLost(token) => self.records_lost.push(token),
                 Action::Untrack(_) | Action::SectionEnded(_) | Action::ReleaseOutcome(..) => {}
             }
@@ -563,7 +563,7 @@ fn each_lost_section_is_reported_once() {
     h.advance(ms(60_000));
     assert_eq!(h.end_guard(&section, GuardEnd::Released), Some(ReleaseOutcome::NotHeld));
     h.handle(Event::Lost(section.grant.id.clone(), LockLost::Expired));
-    assert_eq!(h.lost, [(section.token.fence(), LockLost::Expired)]);
+    assert_eq!(h.lost, [(section.token, LockLost::Expired)]);
     // The same during a yield, under which no section runs.
     let (mut h, section, call) = yielding();
     h.advance(ms(60_000));

@@ -94,7 +94,7 @@ mod enabled {
             describe_counter!(
                 "tower_lock_records_lost_total",
                 Unit::Count,
-                "Records that were not left: the next request with their key runs."
+                "Records that the store had not confirmed when their lease had ended."
             );
             describe_histogram!(
                 "tower_lock_renew_margin_seconds",

@@ -11,8 +11,8 @@ use crate::{error::LockLost, fencing::FencingToken, store::StoreErrorKind};
 #[cfg_attr(not(feature = "metrics"), allow(dead_code, reason = "some are only counted"))]
 pub(crate) enum Report {
     /// A section was lost before its last guard ended.
-    Lost { fence: u64, why: LockLost },
-    /// A section has ended, and the store does not have its record.
+    Lost { token: FencingToken, why: LockLost },
+    /// A section has ended, and its lease before the store has confirmed its record.
     RecordLost { token: FencingToken },
     /// A grant has not been renewed for two thirds of its lease.
     RenewalLate { fence: u64 },
@@ -33,19 +33,19 @@ impl Report {
     /// key may be redacted.
     pub(super) fn log(&self) {
         match self {
-            Self::Lost { fence, why } => {
+            Self::Lost { token, why } => {
                 let reason = match why {
                     LockLost::Revoked => "it was revoked (`force_release`), or the store has lost its data",
                     LockLost::HoldLimitReached => "its hold limit was reached",
                     _ => "its lease expired, and no renewal was confirmed",
                 };
-                warn!(target: "tower_lock", fence, "a lock is lost: {reason}");
+                warn!(target: "tower_lock", fence = token.as_u64(), "a lock is lost: {reason}");
             }
             Self::RecordLost { token } => warn!(
                 target: "tower_lock",
                 fence = token.as_u64(),
-                "a record is lost: its lock ended before the store had confirmed the record, so the next request with \
-                 this key runs",
+                "a record may be lost: the lease ended before the store had confirmed it. Without the record the next request \
+                 with this key runs",
             ),
             Self::RenewalLate { fence } => warn!(
                 target: "tower_lock",

@@ -446,7 +446,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
                 if let Some(active) = &active {
                     active.section.end(holding.grant.end_reason().unwrap_or(reason));
                     if let Some(why) = active.section.end_reason().filter(|why| why.is_loss()) {
-                        env.actions.push(Action::Lost(holding.token.fence(), why));
+                        env.actions.push(Action::Lost(active.section.token, why));
                     }
                     if active.record.is_some() {
                         env.actions.push(Action::RecordLost(active.section.token));

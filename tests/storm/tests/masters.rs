@@ -189,7 +189,8 @@ fn check_with_losses(outcome: &Outcome, what: &str, faults: usize, excused: &[&s
     assert!(overlaps <= most, "more overlaps than lost locks explain");
 }
 
-/// Five servers, and services on them. Returns `None`, with a note on stderr, if there is no server.
+/// Five servers, and services on them. Returns `None`, with a note on stderr, if there is no
+/// `redis-server`.
 async fn on_redlock() -> Option<(Vec<RedisServer>, Environment)> {
     is_available("the storm on Redlock").then_some(())?;
     let servers = join_all((0..5).map(|_| RedisServer::start())).await;
