@@ -302,18 +302,17 @@ if [ "$busy" ]; then
 fi
 # Programs that compute have the cores, one at a time; those that wait for timers and servers use
 # the time that is left.
-cores=$(nproc)
-RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((cores * 2))} run_programs computes &
+export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$(($(nproc) * 3))}"
+run_programs computes &
 computes=$!
-RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((cores * 3))} run_programs waits &
+(run_programs waits; record doctests cargo test "${all[@]}" --doc) &
 wait "$computes" "$!"
 mapfile -t names < <(sed -n 's/^\([a-z]*\) \([^ ]*\) .*/\2-\1/p' "$logs/programs")
-reports "${names[@]}"
+reports "${names[@]}" doctests
 if [ "$busy" ]; then
     kill "${loops[@]}"
     wait "${loops[@]}" 2>/dev/null || true
 fi
-step doctests cargo test "${all[@]}" --doc
 step package cargo package --quiet --allow-dirty --no-verify -p tower-lock
 
 # --- slower checks ---
