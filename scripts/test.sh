@@ -302,10 +302,10 @@ if [ "$busy" ]; then
 fi
 # Programs that compute have the cores, one at a time; those that wait for timers and servers use
 # the time that is left.
-export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$(($(nproc) * 3))}"
-run_programs computes &
+cores=$(nproc)
+RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((cores * 2))} run_programs computes &
 computes=$!
-(run_programs waits; record doctests cargo test "${all[@]}" --doc) &
+(RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((cores * 3))} run_programs waits; record doctests cargo test "${all[@]}" --doc) &
 wait "$computes" "$!"
 mapfile -t names < <(sed -n 's/^\([a-z]*\) \([^ ]*\) .*/\2-\1/p' "$logs/programs")
 reports "${names[@]}" doctests

@@ -1,6 +1,7 @@
 //! A failover by Sentinel, on real servers.
 
 use std::{
+    collections::HashMap,
     net::SocketAddr,
     sync::{
         Arc,
@@ -92,11 +93,15 @@ impl Load {
     }
 }
 
-/// Waiters that are in the queue keep their order while its server fails over.
-pub(crate) async fn waiters_keep_their_order(
+/// Without a poll for as long, a queue expires. A failover on a busy machine may take longer.
+const QUEUE_EXPIRES: Duration = Duration::from_secs(8);
+
+/// Waiters that are in the queue keep their order while its server fails over. `fail_over` returns
+/// the promoted server.
+pub(crate) async fn waiters_keep_their_order<'a>(
     key: LockKey,
     [holder, waiters @ ..]: &[LockManager; 4],
-    fail_over: impl AsyncFnOnce(),
+    fail_over: impl AsyncFnOnce() -> &'a RedisServer,
 ) {
     let held = holder.lock(key.clone()).await.expect("free");
     let mut token = held.fencing_token();
@@ -107,7 +112,8 @@ pub(crate) async fn waiters_keep_their_order(
             .await;
     }
     // A process that has not yet subscribed at the promoted server would lose its position.
-    fail_over().await;
+    let began = Instant::now();
+    let promoted = fail_over().await;
     // A caller repeats a call that was refused as not started.
     until("the holder is known", async || {
         let status = holder.inspect(key.clone()).await;
@@ -115,9 +121,16 @@ pub(crate) async fn waiters_keep_their_order(
     })
     .await;
     assert!(!held.held_lock().remaining().is_zero());
+    let queue = format!("tower-lock:lock:q:{{lock:{}}}", key.as_str());
+    let ids = promoted.command(&["LRANGE", &queue, "0", "-1"]).await;
+    let order: Vec<_> = ids.texts().iter().map(|id| id.split(':').next().expect("a name").to_owned()).collect();
+    if began.elapsed() < QUEUE_EXPIRES {
+        assert_eq!(order, ["a", "b", "c"]);
+    }
     release(held).await;
-    for waiting in waiting {
-        let next = granted(waiting).await;
+    let mut waiting: HashMap<_, _> = ["a", "b", "c"].into_iter().zip(waiting).collect();
+    for name in order {
+        let next = granted(waiting.remove(&*name).expect("each once")).await;
         assert!(next.fencing_token() > token);
         token = next.fencing_token();
         release(next).await;
@@ -138,6 +151,7 @@ async fn waiters_go_on_in_their_order_at_the_promoted_server() {
         let promoted = group.promoted(master).await;
         let subscribed = async || promoted.command(&["PUBSUB", "CHANNELS", "tower-lock:lock:in:*"]).await.items().len();
         until("all processes have followed", async || subscribed().await == 4).await;
+        promoted
     };
     waiters_keep_their_order(key(), &instances, fail_over).await;
     let promoted = group.master().await.expect("they agree");

@@ -118,6 +118,7 @@ async fn waiters_go_on_in_their_order_at_the_promoted_replica() {
         replicated(&cluster, 0).await;
         let promoted = cluster.failover(0).await;
         until("all processes have followed", async || subscribed(&cluster, promoted).await == 4).await;
+        cluster.node(promoted)
     };
     waiters_keep_their_order(key.clone(), &instances, fail_over).await;
 
