@@ -102,6 +102,7 @@ const CLAUSES: &[(ForTraits, &[(&str, Clause)])] = &[
             only_the_holder_leaves_a_record_and_a_copy_changes_nothing,
             record_is_returned_while_the_key_is_held_or_blocked,
             yield_of_a_lost_key_finds_the_record,
+            yield_to_a_waiter_finds_the_record,
             deleted_record_stands_for_nothing
         ],
     ),
@@ -227,6 +228,13 @@ impl World {
         let request =
             YieldRequest::new(self.key.clone(), id.clone(), fence, next.clone(), LEASE, queue_config(), EVENT_TIMEOUT);
         self.store.yield_to_queue(request).await.unwrap_or_else(|error| panic!("{}: {error}", self.clause))
+    }
+
+    async fn yields_unless_recorded(&self, id: &AcquisitionId, fence: u64, next: &AcquisitionId) -> YieldReply {
+        let request =
+            YieldRequest::new(self.key.clone(), id.clone(), fence, next.clone(), LEASE, queue_config(), EVENT_TIMEOUT);
+        let reply = self.store.yield_to_queue(request.demand(Demand::new().unless_recorded())).await;
+        reply.unwrap_or_else(|error| panic!("{}: {error}", self.clause))
     }
 
     /// The number of waiters that the store shows if there are this many.
@@ -918,11 +926,24 @@ async fn yield_of_a_lost_key_finds_the_record(w: World) {
     sleep(LEASE).await;
     w.granted(&b).await;
     w.same(w.complete(&b, &record(1), 4 * LEASE).await, ReleaseReply::Freed, "another holder");
-    let request = YieldRequest::new(w.key.clone(), a, fence, next.clone(), LEASE, queue_config(), EVENT_TIMEOUT)
-        .demand(Demand::new().unless_recorded());
-    let reply = w.store.yield_to_queue(request).await.unwrap_or_else(|error| panic!("{}: {error}", w.clause));
+    let reply = w.yields_unless_recorded(&a, fence, &next).await;
     w.same(reply, YieldReply::NotHolder(AcquireReply::Recorded(record(1))), "in place of a grant");
     w.same(w.release(&next, Duration::ZERO).await, ReleaseReply::NotHolder, "it holds nothing");
+}
+
+async fn yield_to_a_waiter_finds_the_record(w: World) {
+    let p = w.process();
+    let (a, b, c, next) = (p.ids.next(), p.ids.next(), p.ids.next(), p.ids.next());
+    w.granted(&a).await;
+    w.same(w.complete(&a, &record(1), 4 * LEASE).await, ReleaseReply::Freed, "without waiters");
+    let fence = w.granted(&b).await;
+    w.queued(&c).await;
+    if w.store.traits().ordered {
+        let reply = w.yields_unless_recorded(&b, fence, &next).await;
+        w.same(reply, YieldReply::NotHolder(AcquireReply::Recorded(record(1))), "in place of a queue entry");
+        w.offered(&p, &c).await;
+        w.same(w.release(&next, Duration::ZERO).await, ReleaseReply::NotHolder, "it has no entry");
+    }
 }
 
 async fn deleted_record_stands_for_nothing(w: World) {

@@ -211,7 +211,7 @@ impl ReplayStorm {
         let mut rng = Rng::with_seed(self.seed);
         let points = [CrashPoint::Commit, CrashPoint::Work, CrashPoint::Release];
         // Early, so that each process reaches its crash, also one that has few runs on busy cores.
-        let runs = (self.keys / u64::try_from(4 * self.crashes + 1).expect("few")).max(1);
+        let runs = (self.keys / u64::try_from(8 * self.crashes + 1).expect("few")).max(1);
         let crash = |number: usize| Crash { point: points[number % points.len()], run: rng.u64(1..=runs) };
         (0..self.crashes).map(crash).collect()
     }

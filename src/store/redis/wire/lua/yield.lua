@@ -30,13 +30,15 @@ if stored and stored ~= ARGV[9] then
   redis.call('HSET', lock, ARGV[8], stored)
   return {now, 'extended', stored}
 end
-if not stored then
+-- The next id gets the record of the key, the key or a queue entry, and not two of them.
+local function go_on_with_next()
   local reply = recorded(lock, queue, ARGV[11], ARGV[6], ARGV[3])
     or acquire(lock, queue, ARGV[6], ARGV[7], 'enqueue', ARGV[3], ARGV[4], ARGV[5])
   --@cluster mark_unknown_record(reply)
   if fence_mark then reply[#reply + 1] = fence_mark end
   return {now, unpack(reply)}
 end
+if not stored then return go_on_with_next() end
 --@raw local function yield_to_others()
 --@raw   redis.call('HDEL', lock, ARGV[8])
 --@raw   reserve()
@@ -47,11 +49,8 @@ end
 --@raw if must_reserve(stored) then return yield_to_others() end
 if offer_next(lock, queue, false, ARGV[3]) then
   redis.call('HDEL', lock, ARGV[8])
-  -- The offer may be for the next id, which was enqueued already because this yield got no reply:
-  -- it gets the key or a queue entry, and not both.
-  local reply = acquire(lock, queue, ARGV[6], ARGV[7], 'enqueue', ARGV[3], ARGV[4], ARGV[5])
-  if fence_mark then reply[#reply + 1] = fence_mark end
-  return {now, unpack(reply)}
+  -- The offer may be for the next id, which was enqueued already because this yield got no reply.
+  return go_on_with_next()
 end
 -- Waiters that poll are not in the queue.
 --@cluster if is_asking or is_queue_elsewhere then
