@@ -98,8 +98,7 @@ summary() {
 
 # Each line of a test program ends with its seconds: ` .. ok <0.123s>`.
 slowest() {
-    printf '\nlongest tests\n'
-    sed -n 's/^test \(.*\) \.\.\. .*<\([0-9.]*\)s>$/\2 \1/p' "$logs"/* | sort -rn | awk 'NR <= 5 { printf "%-60s %7.1f s\n", $2, $1 }'
+    sed -n 's/^test \(.*\) \.\.\. .*<\([0-9.]*\)s>$/\2 \1/p' "$logs"/* | sort -rn | awk 'NR == 1 { print "\nlongest tests" } NR <= 5 { printf "%-60s %7.1f s\n", $2, $1 }'
 }
 
 # Each background job is a process group of its own, and ends with the script.

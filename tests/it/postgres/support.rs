@@ -104,7 +104,7 @@ impl Environment {
         self.own.as_ref().unwrap_or_else(|| SERVER.get().expect("started"))
     }
 
-    /// The URL of the database, as the user of this test, who is a superuser.
+    /// The URL of the database with the user of this test. That user is a superuser.
     pub(crate) fn url(&self) -> String {
         self.server().url_of(&self.user)
     }
