@@ -53,4 +53,4 @@ pub use crate::store::redis::wire as redis_wire;
 
 /// The decisions of a store on several independent servers.
 #[cfg(feature = "redis")]
-pub use crate::store::redlock::quorum;
+pub use crate::store::redis::redlock::quorum;

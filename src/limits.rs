@@ -78,11 +78,6 @@ pub(crate) const MIN_REMAINING_DIVISOR: u32 = 4;
 /// delay of a lost message.
 pub(crate) const QUEUE_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often a waiter polls a key whose slot moves between two nodes of a Cluster: it is in no
-/// queue, and a move takes milliseconds, unless it has stopped half-way.
-#[cfg(feature = "redis")]
-pub(crate) const HALF_MOVED_POLL_INTERVAL: Duration = Duration::from_millis(100);
-
 /// The lease of an offer: longer than a slow round trip, and a short delay if its process is dead.
 pub(crate) const OFFER_TTL: Duration = Duration::from_secs(3);
 /// A queue entry in the store expires after this time without a poll.

@@ -6,12 +6,9 @@ use std::{fmt, sync::Arc};
 use super::memory::MemoryStore;
 #[cfg(feature = "postgres")]
 use super::postgres::{PostgresConnectError, PostgresStore};
-use super::{LockStore, scheme::split_scheme};
 #[cfg(feature = "redis")]
-use super::{
-    redis::{RedisConnectError, RedisStore, redlock_servers},
-    redlock::RedlockStore,
-};
+use super::redis::{RedisConnectError, RedisStore, RedlockStore, redlock_servers};
+use super::{LockStore, scheme::split_scheme};
 
 /// Error of [`LockManager::connect`](crate::LockManager::connect).
 ///

@@ -24,8 +24,6 @@ pub(crate) mod remote;
 mod postgres;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
-#[cfg(feature = "redis")]
-pub(crate) mod redlock;
 mod connect;
 
 #[cfg(feature = "memory")]
@@ -36,10 +34,7 @@ pub use self::memory::MemoryStore;
 pub use self::postgres::{PostgresConnectError, PostgresStore, PostgresStoreBuilder};
 #[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
-pub use self::redis::{RedisConnectError, RedisStore, RedisStoreBuilder};
-#[cfg(feature = "redis")]
-#[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
-pub use self::redlock::{RedlockStore, RedlockStoreBuilder};
+pub use self::redis::{RedisConnectError, RedisStore, RedisStoreBuilder, RedlockStore, RedlockStoreBuilder};
 pub use self::{
     connect::ConnectError,
     error::{StoreError, StoreErrorKind},

@@ -67,11 +67,17 @@ impl Parts {
         Ok(Servers::Cluster(Nodes::new(seeds, Box::new(make), keyspace, user, timeouts, background)))
     }
 
-    fn server(self, topology: Arc<dyn Topology>, address: String, nodes: Option<Weak<Nodes<Shared>>>) -> Arc<Shared> {
+    pub(super) fn server(
+        self,
+        topology: Arc<dyn Topology>,
+        address: String,
+        nodes: Option<Weak<Nodes<Shared>>>,
+    ) -> Arc<Shared> {
         let Self { user, keyspace, timeouts, min_replicas, background, sinks } = self;
         let signs = Arc::<Signs>::default();
         let connection = || Arc::new(SharedConnection::new(Arc::clone(&topology), timeouts, Arc::clone(&signs)));
-        let (acquire_conn, release_conn) = (connection(), connection());
+        let acquire_conn = connection();
+        let release_conn = if topology.needs_order() { Arc::clone(&acquire_conn) } else { connection() };
         let renew_conn = if min_replicas.is_some() { connection() } else { Arc::clone(&release_conn) };
         let server = Arc::new(Server {
             topology,
@@ -162,4 +168,4 @@ fn nodes_error(nodes: &Nodes<Shared>, error: CallError) -> SelfTestError {
 }
 
 /// A connection fails without a new connect until its reconnect delay has passed.
-const RETRY_INTERVAL: Duration = RECONNECT_DELAY.saturating_add(Duration::from_millis(10));
+pub(super) const RETRY_INTERVAL: Duration = RECONNECT_DELAY.saturating_add(Duration::from_millis(10));

@@ -1,10 +1,10 @@
 //! Builder and constructors of a store: URL, timeouts, TLS, pool.
 
-use std::{env, fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use deadpool_redis::{
-    Config, Pool,
-    redis::{Client, ConnectionInfo, IntoConnectionInfo, RedisError},
+    Pool,
+    redis::{Client, IntoConnectionInfo, RedisError},
 };
 
 use super::{
@@ -14,7 +14,7 @@ use super::{
     store::RedisStore,
     topology::{
         Endpoint, Pooled, Sentinels, Single, Topology,
-        address::{Address, Deployment, SentinelAddresses, sentinel},
+        address::{Address, Deployment, SentinelAddresses},
         connection::Timeouts,
         replicas::MinReplicas,
     },
@@ -39,14 +39,10 @@ use crate::{
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 #[must_use = "a builder does nothing until it connects"]
 pub struct RedisStoreBuilder {
     prefix: Option<String>,
-    /// The addresses, and the name of the master.
-    sentinel: Option<(Vec<String>, String)>,
-    /// Further nodes.
-    cluster: Option<Vec<String>>,
     connect_timeout: Option<Duration>,
     call_timeout: Option<Duration>,
     min_replicas: Option<MinReplicas>,
@@ -60,64 +56,6 @@ impl RedisStoreBuilder {
     /// [`RedisConnectError::InvalidPrefix`].
     pub fn prefix(self, prefix: impl Into<String>) -> Self {
         Self { prefix: Some(prefix.into()), ..self }
-    }
-
-    /// Connects to the master that these sentinels name, and follows it when it moves.
-    ///
-    /// Each address is `host:port`, or a URL with the user, the password and the TLS of this
-    /// sentinel: `rediss://user:password@host:26379`. Name at least three. The port is 26379 by
-    /// default.
-    ///
-    /// The URL of [`connect`](Self::connect) then has the user, the password, the database and the
-    /// TLS of the servers, and the name of the master in place of a host.
-    ///
-    /// ```no_run
-    /// # use tower_lock::{RedisStore, store::RedisConnectError};
-    /// # #[tokio::main]
-    /// # async fn main() -> Result<(), RedisConnectError> {
-    /// let store = RedisStore::builder()
-    ///     .sentinel(["s1:26379", "s2:26379", "s3:26379"], "mymaster")
-    ///     .connect("redis://user:password@mymaster")
-    ///     .await?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// The same in one URL, for example in `REDIS_URL`:
-    /// `redis+sentinel://user:password@s1:26379,s2:26379,s3:26379/mymaster`. Its parameters
-    /// `sentinel_username`, `sentinel_password` and `sentinel_tls` are those of all sentinels;
-    /// `rediss+sentinel` means TLS for servers and sentinels.
-    ///
-    /// The sentinels are asked together, and the newest configuration among their replies counts. A
-    /// failover is noticed by a message of a sentinel, by a reply of a replica, and by two
-    /// requests each second: for the role of the server, and for the master that the sentinels
-    /// name. Replication is asynchronous: a failover may lose the newest grants.
-    pub fn sentinel(self, addresses: impl IntoIterator<Item = impl Into<String>>, master: impl Into<String>) -> Self {
-        Self { sentinel: Some((addresses.into_iter().map(Into::into).collect(), master.into())), ..self }
-    }
-
-    /// Connects to the Redis Cluster of these nodes, and of the server of the URL.
-    ///
-    /// Each node is `host:port`, or a host whose port is 6379. The URL of
-    /// [`connect`](Self::connect) has the user, the password and the TLS of all nodes. The nodes
-    /// name all others of the Cluster: name as many as are seldom down together.
-    ///
-    /// ```no_run
-    /// # use tower_lock::{RedisStore, store::RedisConnectError};
-    /// # #[tokio::main]
-    /// # async fn main() -> Result<(), RedisConnectError> {
-    /// let store = RedisStore::builder()
-    ///     .cluster(["b:6379", "c:6379"])
-    ///     .connect("redis://user:password@a:6379")
-    ///     .await?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// The same in one URL, for example in `REDIS_URL`:
-    /// `redis+cluster://user:password@a:6379,b:6379,c:6379`. `rediss` means TLS.
-    pub fn cluster(self, nodes: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        Self { cluster: Some(nodes.into_iter().map(Into::into).collect()), ..self }
     }
 
     /// Sets the timeout of connecting, which includes DNS, TCP, TLS and AUTH. Default: 2 seconds.
@@ -161,9 +99,24 @@ impl RedisStoreBuilder {
         Self { min_replicas: Some(MinReplicas { count, timeout }), ..self }
     }
 
-    /// Connects to a URL: `redis://user:password@host:port/database`, `rediss://` for TLS (feature
-    /// `redis-tls`), `redis+sentinel://` (see [`sentinel`](Self::sentinel)), `redis+cluster://` (see
-    /// [`cluster`](Self::cluster)), or `unix:///path`.
+    /// Connects to a URL:
+    ///
+    /// | URL | server |
+    /// |---|---|
+    /// | `redis://user:password@host:port/database` | one server |
+    /// | `unix:///path` | one server on this machine, by its socket |
+    /// | `redis+sentinel://user:password@s1:26379,s2:26379,s3:26379/mymaster/database` | the master that these sentinels name, which the store follows when it moves |
+    /// | `redis+cluster://user:password@a:6379,b:6379,c:6379` | the Redis Cluster of these nodes, which name the others |
+    ///
+    /// `rediss` in place of `redis` means TLS (feature `redis-tls`), also to the sentinels. User and
+    /// password are those of the servers. Name at least three sentinels, and as many nodes of a
+    /// Cluster as are seldom down together.
+    ///
+    /// The sentinels are asked together, and the newest configuration among their replies counts. A
+    /// failover is noticed by a message of a sentinel, by a reply of a replica, and by two requests
+    /// each second: for the role of the server, and for the master that the sentinels name.
+    /// Replication is asynchronous: a failover may lose the newest grants, without
+    /// [`min_replicas`](Self::min_replicas).
     ///
     /// The URL may have parameters, for example
     /// `redis://host:6379?prefix=shop&min_replicas=1`:
@@ -173,7 +126,7 @@ impl RedisStoreBuilder {
     /// | `prefix` | as [`prefix`](Self::prefix) |
     /// | `min_replicas` | as [`min_replicas`](Self::min_replicas), within 100 ms |
     /// | `min_replicas_timeout_ms` | another time for it, in milliseconds |
-    /// | `sentinel_username`, `sentinel_password`, `sentinel_tls` | those of all sentinels |
+    /// | `sentinel_username`, `sentinel_password` | those of all sentinels |
     /// | `db`, `user`, `pass` | database, user and password of `unix:///path` |
     ///
     /// Any other parameter is an error. So is one that the builder sets to another value: neither
@@ -184,8 +137,9 @@ impl RedisStoreBuilder {
     /// Fails with a [`RedisConnectError`]. If the server cannot be reached, connecting is retried
     /// until [`connect_timeout`](Self::connect_timeout) has passed.
     pub async fn connect(self, url: &str) -> Result<RedisStore, RedisConnectError> {
-        let address = Address::parse(url, "")?;
-        self.connect_to(address).await
+        let store = self.build(None, Address::parse(url)?)?;
+        test(store.servers()).await?;
+        Ok(store)
     }
 
     /// Creates a store as [`connect`](Self::connect) does, but does not wait for Redis, so that the
@@ -200,39 +154,9 @@ impl RedisStoreBuilder {
     ///
     /// Fails if the URL, the prefix or a timeout is invalid.
     pub fn connect_lazy(self, url: &str) -> Result<RedisStore, RedisConnectError> {
-        let store = self.build(None, Address::parse(url, "")?)?;
+        let store = self.build(None, Address::parse(url)?)?;
         store.start();
         Ok(store)
-    }
-
-    /// Connects to the URL in the environment variable `REDIS_URL`.
-    ///
-    /// # Errors
-    ///
-    /// The same as [`connect`](Self::connect), and [`RedisConnectError::MissingUrl`].
-    pub async fn from_env(self) -> Result<RedisStore, RedisConnectError> {
-        let url = env::var("REDIS_URL").map_err(|_| RedisConnectError::MissingUrl)?;
-        let address = Address::parse(&url, "REDIS_URL: ")?;
-        self.connect_to(address).await
-    }
-
-    /// Connects to the address of a `deadpool` configuration.
-    ///
-    /// The pool settings of the configuration are not used, because a store has connections of its
-    /// own.
-    ///
-    /// # Errors
-    ///
-    /// The same as [`connect`](Self::connect).
-    pub async fn from_config(self, config: &Config) -> Result<RedisStore, RedisConnectError> {
-        let address = match (&config.url, &config.connection) {
-            (Some(url), None) => Address::parse(url, "")?,
-            (None, connection) => Address::from_info(ConnectionInfo::from(connection.clone().unwrap_or_default()))?,
-            (Some(_), Some(_)) => {
-                return Err(RedisConnectError::InvalidUrl("the configuration has both a URL and a connection".into()));
-            }
-        };
-        self.connect_to(address).await
     }
 
     /// Takes the connections for calls from a pool, and opens one for messages to this address.
@@ -259,20 +183,7 @@ impl RedisStoreBuilder {
         Ok(store)
     }
 
-    async fn connect_to(self, address: Address) -> Result<RedisStore, RedisConnectError> {
-        let store = self.build(None, address)?;
-        test(store.servers()).await?;
-        Ok(store)
-    }
-
-    fn build(self, pool: Option<Pool>, mut address: Address) -> Result<RedisStore, RedisConnectError> {
-        if let Some((nodes, master)) = &self.sentinel {
-            let nodes = nodes.iter().map(|node| sentinel(node)).collect::<Result<_, _>>()?;
-            address = address.behind(master, nodes)?;
-        }
-        if let Some(nodes) = &self.cluster {
-            address = address.in_cluster(nodes)?;
-        }
+    fn build(self, pool: Option<Pool>, address: Address) -> Result<RedisStore, RedisConnectError> {
         let prefix = same("prefix", self.prefix, address.settings.prefix)?;
         let prefix = prefix.as_deref().unwrap_or(REDIS_PREFIX);
         let min_replicas = same("min_replicas", self.min_replicas, address.settings.min_replicas)?;
@@ -335,10 +246,8 @@ fn same<T: PartialEq>(name: &str, builder: Option<T>, url: Option<T>) -> Result<
 }
 
 impl RedisStore {
-    /// Connects to a URL: `redis://user:password@host:port/database`, `rediss://` for TLS (feature
-    /// `redis-tls`), `redis+sentinel://` (see [`RedisStoreBuilder::sentinel`]), `redis+cluster://`
-    /// (see [`RedisStoreBuilder::cluster`]), or `unix:///path`. [`RedisStoreBuilder::connect`] has
-    /// its parameters.
+    /// Connects to a URL, for example `redis://user:password@host:port/database`.
+    /// [`RedisStoreBuilder::connect`] has the other kinds, and the parameters of a URL.
     ///
     /// # Errors
     ///
@@ -348,72 +257,8 @@ impl RedisStore {
         Self::builder().connect(url).await
     }
 
-    /// Connects to the URL in the environment variable `REDIS_URL`.
-    ///
-    /// # Errors
-    ///
-    /// The same as [`connect`](Self::connect), and [`RedisConnectError::MissingUrl`].
-    pub async fn from_env() -> Result<Self, RedisConnectError> {
-        Self::builder().from_env().await
-    }
-
-    /// Creates a store as [`connect`](Self::connect) does, but does not wait for Redis, so that the
-    /// service starts while Redis is down. See [`RedisStoreBuilder::connect_lazy`].
-    ///
-    /// # Errors
-    ///
-    /// Fails if the URL is invalid.
-    pub fn connect_lazy(url: &str) -> Result<Self, RedisConnectError> {
-        Self::builder().connect_lazy(url)
-    }
-
-    /// Connects to the address of a `deadpool` configuration. See
-    /// [`RedisStoreBuilder::from_config`].
-    ///
-    /// # Errors
-    ///
-    /// The same as [`connect`](Self::connect).
-    pub async fn from_config(config: &Config) -> Result<Self, RedisConnectError> {
-        Self::builder().from_config(config).await
-    }
-
-    /// Takes the connections for calls from a pool, and connects to this address for messages. See
-    /// [`RedisStoreBuilder::from_pool`].
-    ///
-    /// # Errors
-    ///
-    /// The same as [`connect`](Self::connect).
-    pub async fn from_pool(pool: Pool, address: impl IntoConnectionInfo) -> Result<Self, RedisConnectError> {
-        Self::builder().from_pool(pool, address).await
-    }
-
     /// Returns a builder for a store with non-default settings.
     pub fn builder() -> RedisStoreBuilder {
         RedisStoreBuilder::default()
-    }
-}
-
-impl fmt::Debug for RedisStoreBuilder {
-    /// Without addresses, which may contain passwords.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { prefix, connect_timeout, call_timeout, min_replicas, .. } = self;
-        f.debug_struct("RedisStoreBuilder")
-            .field("prefix", prefix)
-            .field("connect_timeout", connect_timeout)
-            .field("call_timeout", call_timeout)
-            .field("min_replicas", min_replicas)
-            .finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn debug_of_a_builder_has_no_password() {
-        let builder = RedisStore::builder().prefix("shop").cluster(["ann:s3cret@a"]);
-        let text = format!("{:?}", builder.sentinel(["redis://ann:s3cret@s1"], "m"));
-        assert!(text.contains("shop") && !text.contains("s3cret"), "{text}");
     }
 }

@@ -20,9 +20,6 @@ use crate::{
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum RedisConnectError {
-    /// The environment variable `REDIS_URL` is not set, or is not UTF-8.
-    #[error("environment variable REDIS_URL is not set (example: redis://host:6379)")]
-    MissingUrl,
     /// The URL is invalid. The reason contains no password.
     #[error("invalid Redis URL: {}", error_chain(&**.0))]
     InvalidUrl(Box<dyn Error + Send + Sync>),
@@ -136,9 +133,10 @@ pub(in crate::store) enum CallError {
     /// No connection before the deadline.
     #[error("timed out connecting")]
     ConnectTimeout,
-    /// The connect failed; its error is shared by all callers that waited for it.
+    /// The error that all callers share that waited for a connect, or whose scripts were sent
+    /// together.
     #[error("{0}")]
-    ConnectFailed(Arc<Self>),
+    Common(Arc<Self>),
     /// The connect to a server failed that sentinels name.
     #[error("at {server}, which the sentinels name: {error}")]
     AtMaster {
@@ -208,16 +206,6 @@ impl fmt::Display for Hint<'_> {
     }
 }
 
-impl RedisConnectError {
-    /// Adds the source of a URL, for example the name of a variable.
-    pub(super) fn with_origin(self, origin: &str) -> Self {
-        match self {
-            Self::InvalidUrl(reason) => Self::InvalidUrl(format!("{origin}{reason}").into()),
-            error => error,
-        }
-    }
-}
-
 impl CallError {
     /// `address` and `user`: those of the call.
     pub(super) fn into_store_error(
@@ -253,21 +241,20 @@ impl CallError {
         matches!(self, Self::Redis(error) if error.code() == Some("NOPERM"))
     }
 
-    /// Whether the server has replied with an error.
-    pub(super) fn is_refusal(&self) -> bool {
-        matches!(self, Self::Redis(error) if error.code().is_some())
-    }
-
     /// Whether this is the error of a Cluster that changes, or lacks masters.
     pub(super) fn is_of_cluster(error: &RedisError) -> bool {
         use ServerErrorKind::{Ask, ClusterDown, Moved, TryAgain};
 
+        // The error of a script that makes a key again which it has deleted, while its slot moves.
+        // Redis 8 and Valkey 8 have the second text if the command names several keys.
+        let is_of_script = |text: &str| text.contains("non local key") || text.contains("rehashing of the slot");
         matches!(error.kind(), ErrorKind::Server(Ask | ClusterDown | Moved | TryAgain))
+            || error.detail().is_some_and(is_of_script)
     }
 
     /// The error itself, if a connect has failed.
     pub(super) fn of_connect(&self) -> &Self {
-        if let Self::ConnectFailed(error) = self { error.of_connect() } else { self }
+        if let Self::Common(error) = self { error.of_connect() } else { self }
     }
 
     /// Whether a retry may succeed.
@@ -284,7 +271,7 @@ impl CallError {
     fn classify(&self) -> (StoreErrorKind, &'static str) {
         use StoreErrorKind::{InvalidKey, Protocol, Timeout, Unavailable, Unsupported};
         match self {
-            Self::ConnectFailed(error) => error.classify(),
+            Self::Common(error) => error.classify(),
             Self::AtMaster { error, .. } => match (error.classify(), &**error) {
                 ((kind, _), Self::ConnectTimeout) => (kind, MASTER_HINT),
                 ((kind, _), Self::Redis(error)) if error.is_io_error() => (kind, MASTER_HINT),

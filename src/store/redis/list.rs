@@ -1,19 +1,21 @@
 //! Listing: a `SCAN` for locks, one for queues, and an inspect of each lock that they find.
 
+use std::future::ready;
+
 use deadpool_redis::redis::cmd;
-use futures_util::{StreamExt, stream};
+use futures_util::{StreamExt, TryStreamExt, stream};
 use tokio::time::Instant;
 
 use super::{
     error::CallError,
     shared::Shared,
-    topology::{Servers, connection::Query, server::Server},
+    topology::{Servers, server::Server},
     wire,
 };
 use crate::store::{Cursor, KeyStatus, ListEntry, ListReply, ListRequest, StoreError};
 
 /// The `SCAN`s of one page at most: names of other programs fill no page, and cost time.
-const MAX_SCANS: usize = 100;
+pub(super) const MAX_SCANS: usize = 100;
 /// Inspects in flight.
 const MAX_INSPECTS: usize = 256;
 
@@ -28,7 +30,7 @@ struct Position {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+pub(super) enum Phase {
     /// The locks of composed keys, which have the prefix.
     Locks,
     /// The queues. They are the only trace of a free key with waiters, and the only one with the
@@ -38,7 +40,7 @@ enum Phase {
 
 /// One page.
 pub(super) async fn list(servers: &Servers<Shared>, request: &ListRequest) -> Result<ListReply, StoreError> {
-    let mut all = servers.with_keys("list").await?;
+    let mut all = servers.known("list").await?;
     all.sort_unstable_by(|a, b| a.list_name().cmp(b.list_name()));
     let Some(first) = all.first() else { return Ok(ListReply::new(Vec::new(), None)) };
     let first_phase = if request.contended_only { Phase::Queues } else { Phase::Locks };
@@ -78,7 +80,9 @@ async fn page_of(
     let mut found = Vec::new();
     let mut next = Some(position.clone());
     for _ in 0..MAX_SCANS {
-        let names = scan(server, &mut position, request.limit - found.len(), deadline).await?;
+        let (cursor, names) =
+            scan(server, position.phase, position.scan, request.limit - found.len(), deadline).await?;
+        position.scan = cursor;
         found.extend(names.into_iter().map(|name| (position.phase, name)));
         next = position.clone().following();
         match &next {
@@ -99,46 +103,46 @@ async fn page_of(
         };
         Ok::<_, CallError>(is_listed.then(|| ListEntry::new(key, status)))
     });
-    let mut inspects = stream::iter(inspects).buffered(MAX_INSPECTS);
-    let mut entries = Vec::new();
-    while let Some(entry) = inspects.next().await {
-        entries.extend(entry?);
-    }
-    Ok((entries, next))
+    Ok((inspect_each(inspects, MAX_INSPECTS).await?, next))
 }
 
-/// One `SCAN`. Returns the names of locks.
-async fn scan(
+/// One `SCAN` for the names of a phase. Returns its next cursor, and the names of locks.
+pub(super) async fn scan(
     server: &Server,
-    position: &mut Position,
+    phase: Phase,
+    cursor: u64,
     count: usize,
     deadline: Instant,
-) -> Result<Vec<String>, CallError> {
+) -> Result<(u64, Vec<String>), CallError> {
     let keyspace = &server.keyspace;
-    let (pattern, kind) = match position.phase {
+    let (pattern, kind) = match phase {
         Phase::Locks => (keyspace.lock_pattern(), "hash"),
         Phase::Queues => (keyspace.queue_pattern(), "list"),
     };
     let mut command = cmd("SCAN");
-    command.arg(position.scan).arg("MATCH").arg(pattern).arg("COUNT").arg(count).arg("TYPE").arg(kind);
-    let reply = server.release_conn.query_retry(Query::Command(&command), deadline).await?;
-    let (scan, names) = wire::parse_scan(&reply)?;
-    position.scan = scan;
-    Ok(match position.phase {
-        Phase::Locks => names,
-        Phase::Queues => names.iter().filter_map(|queue| keyspace.lock_of_queue(queue)).map(str::to_owned).collect(),
-    })
+    command.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(count).arg("TYPE").arg(kind);
+    let (cursor, mut names) = wire::parse_scan(&server.release_conn.command(&command, deadline).await?)?;
+    if phase == Phase::Queues {
+        names = names.iter().filter_map(|queue| keyspace.lock_of_queue(queue)).map(str::to_owned).collect();
+    }
+    Ok((cursor, names))
+}
+
+/// The entries of the locks that were found, which are inspected side by side.
+pub(super) async fn inspect_each<E>(
+    inspects: impl Iterator<Item = impl Future<Output = Result<Option<ListEntry>, E>>>,
+    at_once: usize,
+) -> Result<Vec<ListEntry>, E> {
+    stream::iter(inspects).buffered(at_once).try_filter_map(|entry| ready(Ok(entry))).try_collect().await
 }
 
 /// The status of a lock. `None`: another program has replaced it or its queue by another type.
 async fn inspect(server: &Server, lock: &str, deadline: Instant) -> Result<Option<KeyStatus>, CallError> {
     let call = server.keyspace.inspect_name(lock.into());
-    // A slot of the lock may move to this node.
-    let query = if server.topology.is_cluster() { Query::Asking(&call, None) } else { Query::EvalSha(&call) };
-    match server.release_conn.query_retry(query, deadline).await {
+    match server.release_conn.script(&call, true, deadline).await {
         Ok(reply) => Ok(Some(wire::parse_inspect(&reply)?)),
         Err(CallError::Redis(error)) if error.code() == Some("WRONGTYPE") => Ok(None),
-        // The lock has moved. The other node has it.
+        // The lock moves, or has moved to another node.
         Err(CallError::Redis(error)) if server.topology.is_cluster() && CallError::is_of_cluster(&error) => Ok(None),
         Err(error) => Err(error),
     }
@@ -147,10 +151,7 @@ async fn inspect(server: &Server, lock: &str, deadline: Instant) -> Result<Optio
 impl Shared {
     /// The name of a server in a cursor; empty for the only one.
     fn list_name(&self) -> &str {
-        match self.server.keyspace.node_id() {
-            Some("") => &self.server.address,
-            id => id.unwrap_or_default(),
-        }
+        self.server.keyspace.node_id().unwrap_or_default()
     }
 }
 

@@ -5,11 +5,8 @@ mod builder;
 mod assembly;
 pub(super) mod self_test;
 mod store;
-mod acquires;
-mod renewals;
-mod releases;
-mod moving;
-mod routing;
+mod operations;
+mod calls;
 mod shared;
 #[allow(
     unreachable_pub,
@@ -23,6 +20,12 @@ mod messages;
 mod wakeups;
 pub(super) mod error;
 mod list;
+pub(crate) mod redlock;
 
 pub(crate) use self::topology::address::redlock_servers;
-pub use self::{builder::RedisStoreBuilder, error::RedisConnectError, store::RedisStore};
+pub use self::{
+    builder::RedisStoreBuilder,
+    error::RedisConnectError,
+    redlock::{RedlockStore, RedlockStoreBuilder},
+    store::RedisStore,
+};

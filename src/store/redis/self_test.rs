@@ -2,14 +2,14 @@
 
 use std::{collections::HashMap, fmt, sync::Arc};
 
-use deadpool_redis::redis::{Value, cmd, from_redis_value, make_extension_error};
+use deadpool_redis::redis::{Cmd, Value, cmd, from_redis_value, make_extension_error};
 use tokio::{sync::Notify, time::timeout};
 use tracing::warn;
 
 use super::{
     error::{CallError, RedisConnectError},
     topology::{
-        connection::{Query, SharedConnection},
+        connection::{SharedConnection, Terms},
         endpoint::Subscriptions,
         server::Server,
         socket::OnMessage,
@@ -101,20 +101,18 @@ async fn run_script(server: &Server, id: &str) -> Result<SelfTestReport, SelfTes
         CallError::Redis(error) if error.code() == Some("NOPERM") => server.test_refused(&error),
         error => failed(error),
     };
-    let run = async |query| {
+    let run = async |command: &Cmd| {
         // On the connection that is not yet in use.
-        release_conn.query(query, timeouts.call_deadline()).await.map_err(refused_or_failed)
+        release_conn.command(command, timeouts.call_deadline()).await.map_err(refused_or_failed)
     };
     let parse = |reply| wire::parse_self_test(&reply).map_err(|error| failed(error.into()));
     if server.topology.is_cluster() {
-        // Without permission for it, a half moved slot would be the first to need it.
-        let asking = cmd("ASKING");
-        let asked = release_conn.query(Query::Command(&asking), timeouts.call_deadline()).await;
-        asked.map_err(refused_or_failed)?;
+        // Without permission for it, the renewal of a key that moves would be the first to need it.
+        run(&cmd("ASKING")).await?;
     }
     // Only the first run reports an invalid fence, because it replaces it.
-    let first = parse(run(Query::Eval(&call)).await?)?;
-    let second = parse(run(Query::EvalSha(&call)).await?)?;
+    let first = parse(run(&call.eval()).await?)?;
+    let second = parse(run(&call.eval_sha()).await?)?;
     if let Some(first) = second.refused.first() {
         // A known error, such as that of a replica or of full memory, has a hint of its own.
         let message = first.split_once(": ").map_or(first.as_str(), |(_, message)| message);
@@ -127,7 +125,8 @@ async fn run_script(server: &Server, id: &str) -> Result<SelfTestReport, SelfTes
         });
     }
     if min_replicas.is_some() {
-        let reply = renew_conn.call_replicated(&call, *min_replicas, timeouts.call_deadline()).await;
+        let terms = Terms { min_replicas: *min_replicas, ..Terms::default() };
+        let reply = renew_conn.call(&[call], terms, timeouts.call_deadline()).await;
         reply.map_err(refused_or_failed)?.1.map_err(|missing| failed(missing.into()))?;
     }
     if let Some(found) = &first.invalid_fence {
@@ -169,10 +168,8 @@ async fn check_server(
     let warn = |message: &'static str| {
         server.background.log(move || warn!(target: "tower_lock", "Redis: {message}"));
     };
-    let section = async |name: &str| match connection
-        .query(Query::Command(cmd("INFO").arg(name)), connection.timeouts.call_deadline())
-        .await
-    {
+    let deadline = || connection.timeouts.call_deadline();
+    let section = async |name: &str| match connection.command(cmd("INFO").arg(name), deadline()).await {
         Ok(info) => Ok(from_redis_value::<String>(info).ok()),
         Err(CallError::Redis(error)) if error.code() == Some("NOPERM") => Ok(None),
         Err(error) => Err(failed(error)),
@@ -218,7 +215,7 @@ async fn check_server(
 async fn default_user_lacks_permissions(connection: &SharedConnection) -> bool {
     let mut command = cmd("ACL");
     command.arg("GETUSER").arg("default");
-    let reply = connection.query(Query::Command(&command), connection.timeouts.call_deadline()).await;
+    let reply = connection.command(&command, connection.timeouts.call_deadline()).await;
     let rules = reply.ok().and_then(|reply| from_redis_value::<HashMap<String, Value>>(reply).ok());
     let has = |rules: &HashMap<String, Value>, name, expected: &str| {
         rules.get(name).is_none_or(|rule| matches!(rule, Value::BulkString(rule) if *rule == expected.as_bytes()))

@@ -13,13 +13,15 @@ use deadpool_redis::redis::Value;
 use tracing::warn;
 
 use super::{
+    error::CallError,
     messages::Messages,
     topology::{Nodes, cluster::Node, server::Server},
-    wire::{self, FenceMark},
+    wire::{self, FenceMark, Timed},
 };
 use crate::{
     clock::{BootInstant, Clock},
     limits::WARN_INTERVAL,
+    lock_key::LockKey,
     store::{
         AcquireReply, AcquireRequest, EventSink, ReleaseReply, ReleaseRequest,
         remote::{
@@ -65,16 +67,33 @@ impl Shared {
         self.server_clock().expires_at(called, valid_for).unwrap_or(0)
     }
 
+    /// The reply to a call that expires. `None`: it has expired by the server's clock, of which the
+    /// estimate was too low.
+    pub(super) fn in_time<T>(
+        &self,
+        (server_us, reply): (i64, Timed<T>),
+        called: BootInstant,
+        valid_for: Duration,
+    ) -> Result<Option<T>, CallError> {
+        let now = self.clock.now();
+        self.server_clock().observe(server_us, now);
+        match reply {
+            Timed::Done(reply) => Ok(Some(reply)),
+            Timed::Expired if now.saturating_duration_since(called) >= valid_for => Err(CallError::Expired),
+            Timed::Expired => Ok(None),
+        }
+    }
+
     pub(super) fn server_clock(&self) -> MutexGuard<'_, ServerClock> {
         self.server_clock.lock()
     }
 
     /// Reports what a script has found in place of the fence, which on a Cluster is that of a slot.
-    pub(super) fn check_fence(&self, reply: &Value, slot: Option<u16>) {
+    pub(super) fn check_fence(&self, reply: &Value, key: &LockKey) {
         let mark = wire::fence_mark(reply);
         // A text is that of a grant, or of its release: its slot has a fence.
         let has_fence = mark.is_some() || matches!(reply, Value::BulkString(_));
-        let is_first = has_fence && slot.is_some_and(|slot| self.fences.lock().insert(slot));
+        let is_first = has_fence && self.nodes().is_some_and(|nodes| self.fences.lock().insert(nodes.slot(key)));
         // The first key of a slot makes its fence, and nothing is lost.
         let Some(mark) = mark.filter(|mark| *mark == FenceMark::Replaced || !is_first) else { return };
         // Before the reply: the section that it starts may be the last local one.

@@ -6,15 +6,13 @@ use futures_util::future::try_join_all;
 use tokio::time::Instant;
 
 use super::{
+    calls::{Call, send_one},
     error::CallError,
     list,
     messages::Check,
-    moving::{self, Completed, Incomplete, complete},
-    renewals,
-    routing::{InTime, Purpose, Route},
+    operations::{self, DeleteRecord, Inspect, Yield},
     shared::{Shared, Sinks},
     topology::Servers,
-    wire::{self, Keyspace},
 };
 use crate::{
     clock::Clock,
@@ -84,23 +82,13 @@ impl RedisStore {
     }
 
     /// Calls the server of a key.
-    fn call<T, F>(
-        &self,
-        operation: &'static str,
-        key: LockKey,
-        run: impl FnOnce(Route, LockKey, Instant) -> F + Send + 'static,
-    ) -> StoreFuture<T>
-    where
-        F: Future<Output = Result<T, CallError>> + Send + 'static,
-    {
+    fn call<C: Call + 'static>(&self, call: C) -> StoreFuture<C::Reply> {
         let servers = self.servers.clone();
         // The timeout starts at the first poll: the call itself may be outside of a runtime.
         StoreFuture::new(async move {
-            let shared = servers.of(&key, operation).await?;
-            let server = Arc::clone(&shared.server);
-            let deadline = server.timeouts.call_deadline();
-            let reply = run(Route::new(&shared, &key), key, deadline).await;
-            reply.map_err(|error| server.store_error(operation, error))
+            let shared = servers.of(call.key(), C::OPERATION).await?;
+            let (at, reply) = send_one(&shared, call).await;
+            reply.map_err(|error| at.server.store_error(C::OPERATION, error))
         })
     }
 }
@@ -135,7 +123,7 @@ impl LockStore for RedisStore {
 
     fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
         let servers = self.servers.clone();
-        StoreFuture::new(async move { renewals::renew(&servers, requests).await })
+        StoreFuture::new(async move { operations::renew(&servers, requests).await })
     }
 
     fn release(&self, requests: Many<ReleaseRequest>) -> Many<StoreFuture<ReleaseReply>> {
@@ -150,42 +138,15 @@ impl LockStore for RedisStore {
     }
 
     fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {
-        let called = Clock::default().now();
-        self.call("yield", request.key.clone(), move |mut route, key, deadline| async move {
-            route.owner().messages.wait_subscribed(request.next_id.manager()).await;
-            let call = |names: &Keyspace, expires_at| names.yield_to_queue(&request, expires_at);
-            let parse = wire::parse_yield;
-            let in_time = route.execute_before_expiry(called, request.valid_for, deadline, call, parse, None).await?;
-            let InTime { mut reply, replicated, incomplete } = in_time;
-            if let Some(fence) = incomplete {
-                reply = complete_yield(&mut route, &request, fence, reply, deadline).await?;
-            }
-            if matches!(reply, YieldReply::NotHolder(AcquireReply::Queued { poll_in: Some(_), .. })) {
-                moving::wake_queue(&route, &key, deadline).await;
-            }
-            if key.is_raw() && matches!(reply, YieldReply::NotHolder(AcquireReply::Queued { .. })) {
-                route.owner().messages.used_raw(&key, true);
-            }
-            match reply {
-                YieldReply::Extended { .. } | YieldReply::NotHolder(AcquireReply::Granted { .. }) => replicated?,
-                YieldReply::NotHolder(_) => {}
-            }
-            Ok(reply)
-        })
+        self.call(Yield(request, Clock::default().now()))
     }
 
     fn delete_record(&self, key: LockKey) -> StoreFuture<DeleteRecordReply> {
-        self.call("delete-record", key, |mut route, key, deadline| async move {
-            moving::delete_record(&mut route, &key, deadline).await
-        })
+        self.call(DeleteRecord(key))
     }
 
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
-        self.call("inspect", key, |mut route, key, deadline| async move {
-            let call = |names: &Keyspace, _: &Shared| names.inspect(&key);
-            let (reply, _) = route.execute(Purpose::Release, call, deadline).await?;
-            Ok(wire::parse_inspect(&reply)?)
-        })
+        self.call(Inspect(key))
     }
 
     fn list(&self, request: ListRequest) -> StoreFuture<ListReply> {
@@ -194,13 +155,7 @@ impl LockStore for RedisStore {
     }
 
     fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
-        self.call("force-release", request.key.clone(), move |mut route, _, deadline| async move {
-            let call = |names: &Keyspace, _: &Shared| names.force(&request);
-            // Not repeated: the next holder may have the key by then.
-            let (reply, _) = route.execute(Purpose::Once, call, deadline).await?;
-            route.check_fence(&reply);
-            route.parsed(Purpose::Once, wire::parse_force(&reply))
-        })
+        self.call(request)
     }
 
     fn traits(&self) -> StoreTraits {
@@ -228,30 +183,11 @@ impl LockStore for RedisStore {
     }
 }
 
-/// Completes a grant of a slot that moves. A yield may have acquired the key for its next id.
-async fn complete_yield(
-    route: &mut Route,
-    request: &YieldRequest,
-    fence: u64,
-    reply: YieldReply,
-    deadline: Instant,
-) -> Result<YieldReply, CallError> {
-    let YieldRequest { key, id, next_id, queue, demand, .. } = request;
-    let is_extended = matches!(reply, YieldReply::Extended { .. });
-    let (id, takes_record) = if is_extended { (id, false) } else { (next_id, demand.takes_record()) };
-    let grant = Incomplete { key, id, fence, queue: *queue, takes_record };
-    Ok(match complete(route, grant, deadline).await? {
-        Completed::Granted { fence } if is_extended => YieldReply::Extended { fence },
-        completed => YieldReply::NotHolder(completed.into()),
-    })
-}
-
 impl Shared {
     /// Checks whether the server accepts writes and can send messages.
     async fn check(&self, deadline: Instant) -> Result<(), CallError> {
         let Self { server, messages, .. } = self;
-        let key = server.health_key();
-        try_join_all(server.connections().map(|connection| connection.check_writes(&key, deadline))).await?;
+        server.check_writes(deadline).await?;
         if let Some(min_replicas) = server.min_replicas {
             server.renew_conn.check_replicas(min_replicas, deadline).await?;
         }

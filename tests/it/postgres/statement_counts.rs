@@ -83,7 +83,7 @@ async fn lock_and_handoff_wait_once_for_the_disk() {
 #[tokio::test]
 async fn locks_on_postgres_cost_the_statements_of_the_table() {
     let Some(environment) = counted().await else { return };
-    let row = Costs { servers: 1, lock: 2, handoff: Some(3), renewal: 1 };
+    let row = Costs { servers: 1, lock: 2, handoff: Some(3), renewal: 1, keys_share: true };
     costs::check(row, async || environment.store().await, async || vec![environment.statements().await]).await;
 }
 

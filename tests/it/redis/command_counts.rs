@@ -35,7 +35,7 @@ async fn warm(environment: &Environment, instances: &[LockManager]) {
 #[tokio::test]
 async fn locks_on_redis_cost_the_scripts_of_the_table() {
     let Some(environment) = environment().await else { return };
-    let row = Costs { servers: 1, lock: 2, handoff: Some(3), renewal: 1 };
+    let row = Costs { servers: 1, lock: 2, handoff: Some(3), renewal: 1, keys_share: true };
     costs::check(row, async || environment.store().await, async || vec![environment.requests()]).await;
 }
 

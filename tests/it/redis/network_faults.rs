@@ -18,15 +18,15 @@ use tower_lock_testkit::{
 
 use crate::support::{Environment, LONG, NAME, QUEUE, TERMS, environment, granted, pass, release, served};
 
-/// Identifies a script for one key by the number of its arguments after the key.
+/// Identifies a script for one lock, its queue and the fence, by the number of its arguments.
 fn is_script(arguments: usize) -> impl Fn(&Request) -> bool + Send + Sync + 'static {
     // EVALSHA, hash, number of keys, key ..
-    move |request| request.name() == "EVALSHA" && request.parts[2] == b"1" && request.parts.len() == 3 + 1 + arguments
+    move |request| request.name() == "EVALSHA" && request.parts[2] == b"3" && request.parts.len() == 3 + 3 + arguments
 }
 
-const ACQUIRE: usize = 9;
-const RELEASE: usize = 5;
-const YIELD: usize = 10;
+const ACQUIRE: usize = 8;
+const RELEASE: usize = 4;
+const YIELD: usize = 9;
 
 async fn fields(environment: &Environment) -> usize {
     environment.command(&["HLEN", NAME]).await.integer().and_then(|n| n.try_into().ok()).expect("a number")

@@ -143,9 +143,9 @@ async fn expire(environment: &Environment) {
 
 /// Identifies a release that leaves a record with a body.
 fn is_release_with_record(request: &Command) -> bool {
-    // EVALSHA, hash, number of keys, key, arguments .. An acquire has one argument more.
+    // EVALSHA, hash, number of keys, four keys, arguments .. An acquire has one argument more.
     let names_record = request.parts.iter().any(|part| part.starts_with(b"tower-lock:lock:r:"));
-    request.name() == "EVALSHA" && names_record && request.parts.len() == 3 + 1 + 9
+    request.name() == "EVALSHA" && names_record && request.parts.len() == 3 + 4 + 7
 }
 
 /// Guarantee: G18.

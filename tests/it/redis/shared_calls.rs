@@ -50,10 +50,10 @@ fn numbered(number: usize) -> LockKey {
     LockKey::from(("n", number))
 }
 
-/// A call of several requests: more than one key.
+/// A call of several requests: more than a lock with its queue, its record and the fence.
 fn is_shared(request: &Request) -> bool {
     let keys = request.parts.get(2).and_then(|count| std::str::from_utf8(count).ok()?.parse::<usize>().ok());
-    request.name() == "EVALSHA" && keys.is_some_and(|keys| keys > 1)
+    request.name() == "EVALSHA" && keys.is_some_and(|keys| keys > 4)
 }
 
 async fn warm(environment: &Environment, locks: &LockManager) {

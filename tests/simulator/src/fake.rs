@@ -45,6 +45,9 @@ pub struct Data {
     pub published: Vec<(String, String)>,
     /// The number of commands that the scripts have run.
     pub commands: u64,
+    /// The keys of the script of the crate that runs. No other one may be touched: a Cluster, and
+    /// some services, refuse such a script.
+    declared: Option<Vec<String>>,
 }
 
 #[derive(Clone, Debug)]
@@ -142,7 +145,7 @@ impl FakeRedis {
     ///
     /// # Panics
     ///
-    /// Panics if the script is not valid Lua.
+    /// Panics if the script is not valid Lua, or touches a key that it does not declare.
     pub fn run(&mut self, call: &ScriptCall) -> Value {
         let function = match self.scripts.get(&call.text().as_ptr()) {
             Some(function) => function.clone(),
@@ -155,7 +158,11 @@ impl FakeRedis {
         };
         let data = call.data().iter().map(|data| String::from_utf8_lossy(data).into_owned());
         let args: Vec<_> = call.args().into_iter().chain(data).collect();
-        self.call(&function, &call.keys(), &args)
+        let keys = call.keys();
+        self.data.borrow_mut().declared = Some(keys.clone());
+        let reply = self.call(&function, &keys, &args);
+        self.data.borrow_mut().declared = None;
+        reply
     }
 
     /// Runs any script, for example of another program.
@@ -375,7 +382,11 @@ impl Data {
         let has = |option| options.iter().any(|given| given.eq_ignore_ascii_case(option));
         let old = if has("GET") { self.text(key)? } else { None };
         if !(has("NX") && self.entry(key).is_some()) {
-            self.keys.insert(key.to_owned(), Entry { kind: Kind::Text(value.to_owned()), expires: None });
+            let expires = match options {
+                ["PX", ms] => Some(self.now_ms() + ms.parse::<i64>().map_err(|_| "ERR syntax error")?),
+                _ => None,
+            };
+            self.keys.insert(key.to_owned(), Entry { kind: Kind::Text(value.to_owned()), expires });
         }
         Ok(if has("GET") { old.map_or(CommandReply::Nothing, CommandReply::Text) } else { CommandReply::Status("OK") })
     }
@@ -385,6 +396,15 @@ impl Data {
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let [verb, arguments @ ..] = arguments.as_slice() else { return Err("ERR no command".to_owned()) };
         let verb = verb.to_ascii_uppercase();
+        if let Some(declared) = &self.declared {
+            let keys = match verb.as_str() {
+                "EXISTS" | "DEL" => arguments,
+                "TIME" | "PUBLISH" | "PUBSUB" => &[],
+                _ => &arguments[..1],
+            };
+            let other = keys.iter().find(|key| !declared.iter().any(|declared| declared == *key));
+            assert_eq!(other, None, "{verb}: a key that the script does not declare");
+        }
         let number =
             |text: &str| text.parse::<i64>().map_err(|_| "ERR value is not an integer or out of range".to_owned());
         let count = |yes: bool| CommandReply::Number(i64::from(yes));

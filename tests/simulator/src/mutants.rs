@@ -239,15 +239,15 @@ pub const MUTANTS: &[Mutant] = &[
         "a shared acquire grants all keys if the first one is free",
         &[patch(
             "acquire",
-            "redis.call('EXISTS', unpack(names)) == 0",
-            "redis.call('EXISTS', KEYS[1], ARGV[3 * n + 6]) == 0",
+            "redis.call('EXISTS', unpack(KEYS, 1, #KEYS - 1)) == 0",
+            "redis.call('EXISTS', KEYS[1], KEYS[n + 1]) == 0",
         )],
     )
     .with("batches"),
     script(
         "queue_of_first_key",
         "a shared acquire uses the queue of its first key for all",
-        &[patch("acquire", "KEYS[i], ARGV[3 * n + 5 + i], id", "KEYS[i], ARGV[3 * n + 6], id")],
+        &[patch("acquire", "KEYS[i], KEYS[n + i], id", "KEYS[i], KEYS[n + 1], id")],
     )
     .with("batches"),
     script(
@@ -283,25 +283,29 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "block_of_first_key",
         "a shared release gives only its first key a lock-delay",
-        &[patch("release", "held[i] == 1 and has_block then", "held[i] == 1 and has_block and i == 1 then")],
+        &[patch("release", "if has_block and pcall_redis", "if has_block and i == 1 and pcall_redis")],
     )
     .with("batches"),
     script(
         "free_key_ignores_record",
         "an acquire of a free key ignores the record",
-        &[patch("acquire", "redis.call('EXISTS', KEYS[1], unpack(ARGV, 9))", "redis.call('EXISTS', KEYS[1], ARGV[9])")],
+        &[patch(
+            "acquire",
+            "redis.call('EXISTS', unpack(KEYS, 1, #KEYS - 1))",
+            "redis.call('EXISTS', unpack(KEYS, 1, 2 * n))",
+        )],
     )
     .with("records"),
     script(
         "busy_key_ignores_record",
         "an acquire of a busy key ignores the record",
-        &[patch("acquire", "recorded(KEYS[1], queue, ARGV[10], ARGV[6], ARGV[3])\n    or acquire(", "acquire(")],
+        &[patch("acquire", "recorded(KEYS[1], queue, record, ARGV[6], ARGV[3])\n    or acquire(", "acquire(")],
     )
     .with("records"),
     script(
         "yield_ignores_record",
         "the next id of a yield ignores the record",
-        &[patch("yield", "recorded(lock, queue, ARGV[11], ARGV[6], ARGV[3])\n    or acquire(", "acquire(")],
+        &[patch("yield", "recorded(lock, queue, record, ARGV[6], ARGV[3])\n    or acquire(", "acquire(")],
     )
     .with("records"),
     script(
@@ -327,7 +331,7 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "record_without_ttl",
         "a record has no TTL",
-        &[patch("release", "  redis.call('PEXPIRE', record, ARGV[7])\n", "")],
+        &[patch("release", "  redis.call('PEXPIRE', record, ARGV[5])\n", "")],
     )
     .with("records"),
     script(
@@ -352,7 +356,7 @@ pub const MUTANTS: &[Mutant] = &[
         "recorded_keeps_entry",
         "an acquire that gets the record keeps its queue entry",
         &[everywhere(
-            "  beside('LREM', queue, 1, id)\n  redis.call('HDEL', lock, id)\n",
+            "  redis.call('LREM', queue, 1, id)\n  redis.call('HDEL', lock, id)\n",
             "  redis.call('HDEL', lock, id)\n",
         )],
     )
@@ -376,8 +380,11 @@ pub const MUTANTS: &[Mutant] = &[
         "ignore_queue",
         "an acquire checks only the lock, not the queue",
         &[
-            patch("acquire", "redis.call('EXISTS', KEYS[1], unpack(ARGV, 9))", "redis.call('EXISTS', KEYS[1])"),
-            patch("acquire", "redis.call('EXISTS', unpack(names))", "redis.call('EXISTS', unpack(KEYS))"),
+            patch(
+                "acquire",
+                "redis.call('EXISTS', unpack(KEYS, 1, #KEYS - 1))",
+                "redis.call('EXISTS', unpack(KEYS, 1, n))",
+            ),
             everywhere("local next = offer_next(lock, queue, id, offer_ms)", "local next = false"),
         ],
     ),
@@ -398,7 +405,7 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "renew_any_holder",
         "a renewal checks that the lock exists, not its holder",
-        &[patch("renew", "redis.pcall('HEXISTS', locks[i], ARGV[2 * i - 1])", "redis.pcall('EXISTS', locks[i])")],
+        &[patch("renew", "redis.pcall('HEXISTS', KEYS[i], ARGV[2 * i - 1])", "redis.pcall('EXISTS', KEYS[i])")],
     ),
     script(
         "release_keeps_lock",
@@ -415,7 +422,7 @@ pub const MUTANTS: &[Mutant] = &[
             patch("release", "if not first then return 'freed' end", "do return 'freed' end"),
             patch(
                 "release",
-                "if n > 1 and all_freed and redis.call('EXISTS', unpack(ARGV, 2 * n + 3)) == 0 then",
+                "if n > 1 and all_freed and redis.call('EXISTS', unpack(KEYS, n + 1, 2 * n)) == 0 then",
                 "if all_freed then",
             ),
         ],
@@ -448,7 +455,7 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "duplicate_entries",
         "a queued id enqueues again",
-        &[everywhere("beside('LPOS', queue, id, 'MAXLEN', max_queue)", "nil")],
+        &[everywhere("redis.call('LPOS', queue, id, 'MAXLEN', max_queue)", "nil")],
     ),
     script(
         "offer_without_ttl",

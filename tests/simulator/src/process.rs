@@ -164,7 +164,7 @@ enum Operation {
     Yield(u64, YieldRequest),
     Release(u64, ReleaseRequest),
     /// Grants, each with its lease at the time of the request.
-    Renew(Vec<(Arc<Grant>, Duration)>, Vec<bool>),
+    Renew(Vec<(Arc<Grant>, Duration)>),
 }
 
 /// The state that mutants need.
@@ -646,7 +646,7 @@ impl SimProcess {
             }
             Operation::Yield(_, request) => self.names.yield_to_queue(request, until).expect("a valid name"),
             Operation::Release(_, request) => self.names.release(slice::from_ref(request)).expect("a valid name"),
-            Operation::Renew(grants, is_included) => {
+            Operation::Renew(grants) => {
                 let requests = grants.iter().map(|(grant, lease)| {
                     let lease = grant.store_lease(*lease);
                     let lease = if self.settings.bare { lease.saturating_sub(LOCK_DELAY) } else { lease };
@@ -654,9 +654,7 @@ impl SimProcess {
                     let id = if same_id { without_sequence(&grant.id) } else { grant.id.clone() };
                     RenewRequest::new(grant.key.clone(), id, lease)
                 });
-                let (script, included) = self.names.renew(&requests.collect::<Vec<_>>());
-                *is_included = included;
-                script
+                self.names.renew(&requests.collect::<Vec<_>>())
             }
         };
         let kind = call.connection_kind();
@@ -683,9 +681,7 @@ impl SimProcess {
                     read.map(|mut replies| replies.remove(0).expect("only one of several fails alone")),
                 ))
             }
-            Operation::Renew(_, is_included) => {
-                Some(Outcome::Renewed(parse_renew(reply, is_included).unwrap_or_default()))
-            }
+            Operation::Renew(grants) => Some(Outcome::Renewed(parse_renew(reply, grants.len()).unwrap_or_default())),
         }
     }
 
@@ -769,7 +765,7 @@ impl SimProcess {
                 which.insert(request.id);
                 self.on(now, &key, Event::Released(number, reply));
             }
-            (Operation::Renew(grants, _), Outcome::Renewed(replies)) => {
+            (Operation::Renew(grants), Outcome::Renewed(replies)) => {
                 let sent_at = if self.is(Mutation::RenewalFromReply) { now } else { called };
                 for ((grant, lease), reply) in grants.iter().zip(replies) {
                     match reply {
@@ -994,7 +990,7 @@ impl SimProcess {
     /// Whether a renewal of this grant is in flight or due after the pause.
     pub fn verifies(&self, now: BootInstant, grant: &Arc<Grant>) -> bool {
         let matches = |other: &Arc<Grant>| Arc::ptr_eq(other, grant);
-        let renews = |call: &InFlightCall| matches!(&call.operation, Operation::Renew(grants, _) if grants.iter().any(|(grant, _)| matches(grant)));
+        let renews = |call: &InFlightCall| matches!(&call.operation, Operation::Renew(grants) if grants.iter().any(|(grant, _)| matches(grant)));
         self.calls.values().any(renews) || grant.next_check_at() <= now.saturating_add(RECHECK_INTERVAL)
     }
 
@@ -1047,7 +1043,7 @@ impl SimProcess {
         }
         if !due.is_empty() && !self.is(Mutation::NoRenewal) {
             let key = due[0].0.key.clone();
-            self.call(now, key, Operation::Renew(due, Vec::new()));
+            self.call(now, key, Operation::Renew(due));
         }
     }
 }

@@ -343,7 +343,7 @@ impl World {
                     let fence = if mutation == Some(Mutation::SmallestFence) { smallest().min() } else { Some(fence) };
                     self.raise(at, id, called, fence.expect("granted"));
                 }
-                Some(Ballot::Lost { .. } | Ballot::Void) => {
+                Some(Ballot::Lost { .. } | Ballot::Undecided) => {
                     self.report.lost_votes += 1;
                     if mutation == Some(Mutation::NoRaise) {
                         self.clients[at].state = State::Idle(None);
@@ -371,7 +371,7 @@ impl World {
                         self.clients[at].state = State::Idle(None);
                         return self.granted(at, id, called, fence);
                     }
-                    Some(Raise::NotHolder | Raise::Void) => self.failed(at, id),
+                    Some(Raise::NotHolder | Raise::Undecided) => self.failed(at, id),
                 }
             }
         }

@@ -114,7 +114,7 @@ impl Both {
             }
             11 => {
                 let other = RenewRequest::new(self.keys[1].clone(), self.id(), self.seconds());
-                return self.names.renew(&[RenewRequest::new(key, id, lease), other]).0;
+                return self.names.renew(&[RenewRequest::new(key, id, lease), other]);
             }
             12..15 => {
                 let keys = self.some_keys();

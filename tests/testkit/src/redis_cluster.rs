@@ -1,4 +1,4 @@
-use std::{ops::RangeInclusive, time::Duration};
+use std::{collections::BTreeSet, ops::RangeInclusive, time::Duration};
 
 use tokio::time::sleep;
 
@@ -354,9 +354,21 @@ impl RedisCluster {
     pub async fn finish_move(&self, slot: u16, from: usize, to: usize) {
         let others = self.masters().await.into_iter().filter(|node| ![from, to].contains(node));
         // The new master first: no node refuses the slot in between.
-        for node in [to, from].into_iter().chain(others) {
-            self.ok(node, &["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &self.nodes[to].id]).await;
+        let all: Vec<_> = [to, from].into_iter().chain(others).collect();
+        for node in &all {
+            self.ok(*node, &["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &self.nodes[to].id]).await;
         }
+        // The new master has taken the next epoch. If another one took the same, the slot would have
+        // two masters until one of them gives way.
+        until("all nodes know the epoch of the move", async || {
+            let mut epochs = BTreeSet::new();
+            for node in &all {
+                let info = self.text(*node, &["CLUSTER", "INFO"]).await;
+                epochs.extend(info.lines().find(|line| line.starts_with("cluster_current_epoch")).map(str::to_owned));
+            }
+            epochs.len() == 1
+        })
+        .await;
     }
 
     /// Stops the move of a slot: it belongs to its former master. Keys that have moved stay there.

@@ -42,10 +42,8 @@ pub(crate) struct SentinelAddresses {
 const SENTINEL_PORT: u16 = 26_379;
 
 impl Address {
-    /// `origin`: prefix of error messages.
-    pub(crate) fn parse(url: &str, origin: &str) -> Result<Self, RedisConnectError> {
-        let address = split(url).and_then(Self::of).map_err(|error| error.with_origin(origin))?;
-        Ok(Self { display: format!("{origin}{}", address.display), ..address })
+    pub(crate) fn parse(url: &str) -> Result<Self, RedisConnectError> {
+        Self::of(split(url)?)
     }
 
     pub(crate) fn from_info(info: ConnectionInfo) -> Result<Self, RedisConnectError> {
@@ -76,7 +74,7 @@ impl Address {
                 let nodes = sentinels(url, &mut parameters)?;
                 Self::from_info(server(url, url.master())?)?.behind(url.master(), nodes)?
             }
-            UrlKind::Cluster => Self::from_info(server(url, first)?)?.in_cluster(hosts)?,
+            UrlKind::Cluster => Self::from_info(server(url, first)?)?.in_cluster(url, hosts)?,
             UrlKind::Redlock => {
                 return Err(invalid(
                     "independent servers are a `RedlockStore`; `LockManager::connect` connects to them",
@@ -87,76 +85,27 @@ impl Address {
     }
 
     /// The address of this master, whose host and port these sentinels name.
-    pub(crate) fn behind(self, master: &str, nodes: Vec<ConnectionInfo>) -> Result<Self, RedisConnectError> {
-        if !matches!(self.deployment, Deployment::Server) {
-            return Err(invalid("the URL has nodes of its own: sentinels lead to one master"));
-        }
-        let (ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. }) = self.info.addr() else {
-            return Err(invalid("a socket has no sentinels"));
-        };
+    fn behind(self, master: &str, nodes: Vec<ConnectionInfo>) -> Result<Self, RedisConnectError> {
         // The rule of Sentinel for its names.
-        let is_name = !master.is_empty() && master.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c));
-        if !is_name || !host.eq_ignore_ascii_case(master) {
-            return Err(invalid("its host is not the name of the master, of [A-Za-z0-9._-]"));
-        }
-        if nodes.is_empty() {
-            return Err(invalid("it has no sentinel"));
+        if !master.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c)) {
+            return Err(invalid("the name of its master is not of [A-Za-z0-9._-]"));
         }
         let sentinels = SentinelAddresses { master: master.to_owned(), nodes };
         Ok(Self { deployment: Deployment::Sentinel(sentinels), ..self })
     }
 
-    /// The address of a Cluster, of which the server of this address and these are nodes. Each is a
-    /// host, with or without a port.
-    pub(crate) fn in_cluster(
+    /// The address of a Cluster, of which the server of this address and these hosts are nodes.
+    fn in_cluster<'a>(
         self,
-        further: impl IntoIterator<Item = impl AsRef<str>>,
+        url: ServerUrl<'_>,
+        further: impl Iterator<Item = &'a str>,
     ) -> Result<Self, RedisConnectError> {
-        if self.info.redis_settings().db() != 0 {
-            return Err(invalid("a Cluster has only the database 0"));
-        }
-        let mut nodes = match (&self.deployment, self.info.addr()) {
-            (Deployment::Sentinel(_), _) => return Err(invalid("a Cluster has no sentinels")),
-            (Deployment::Cluster(nodes), _) => nodes.clone(),
-            (Deployment::Server, ConnectionAddr::Tcp(..) | ConnectionAddr::TcpTls { .. }) => vec![self.info.clone()],
-            (Deployment::Server, _) => return Err(invalid("a node of a Cluster has a host and a port")),
-        };
-        for node in further {
-            nodes.push(self.cluster_node(node.as_ref())?);
+        let mut nodes = vec![self.info.clone()];
+        for host in further {
+            nodes.push(Self::from_info(server(url, host)?)?.info);
         }
         let display = nodes.iter().map(text_of).collect::<Vec<_>>().join(", ");
         Ok(Self { display, deployment: Deployment::Cluster(nodes), ..self })
-    }
-
-    fn cluster_node(&self, host: &str) -> Result<ConnectionInfo, RedisConnectError> {
-        // A URL has no other login or TLS: those of the nodes that these ones name are here.
-        if host.contains(['@', '/', '?', '#']) {
-            return Err(invalid("a node of a Cluster is `host:port`; user, password and TLS are those of the URL"));
-        }
-        let url = format!("redis://{host}");
-        let node = server(split(&url)?, host.trim())?;
-        let address = match (self.info.addr(), node.addr()) {
-            (ConnectionAddr::TcpTls { insecure, tls_params, .. }, ConnectionAddr::Tcp(host, port)) => {
-                let (host, port, insecure, tls_params) = (host.clone(), *port, *insecure, tls_params.clone());
-                ConnectionAddr::TcpTls { host, port, insecure, tls_params }
-            }
-            (_, address) => address.clone(),
-        };
-        Ok(self.info.clone().set_addr(address))
-    }
-}
-
-/// The address of one sentinel: `redis://host:port` or `rediss://..`, or `host:port`.
-pub(crate) fn sentinel(address: &str) -> Result<ConnectionInfo, RedisConnectError> {
-    let with_scheme = format!("redis://{}", address.trim());
-    let url = split(if address.contains("://") { address } else { &with_scheme })?;
-    match (url.kind, url.hosts().next()) {
-        (UrlKind::Server, Some(host)) if url.query.is_empty() => sentinel_node(url.tls, url.login, host),
-        (UrlKind::Server, _) => Err(invalid("the address of a sentinel has no parameters")),
-        (UrlKind::Socket, _) => Err(invalid("a sentinel has a host and a port")),
-        (UrlKind::Sentinel | UrlKind::Cluster | UrlKind::Redlock, _) => {
-            Err(invalid("the address of one sentinel has others"))
-        }
     }
 }
 
@@ -196,21 +145,20 @@ fn socket(url: ServerUrl<'_>, parameters: &mut Parameters) -> Result<ConnectionI
 }
 
 fn sentinels(url: ServerUrl<'_>, parameters: &mut Parameters) -> Result<Vec<ConnectionInfo>, RedisConnectError> {
-    let tls = parameters.value("sentinel_tls", "`true` or `false`").map_err(invalid)?.unwrap_or(url.tls);
     let (user, password) = (parameters.text("sentinel_username"), parameters.text("sentinel_password"));
     let node = |host| {
-        let info = sentinel_node(tls, "", host)?;
+        let info = sentinel_node(url.tls, host)?;
         let settings = with_login(info.redis_settings().clone(), user.clone(), password.clone());
         Ok(info.set_redis_settings(settings))
     };
     url.hosts().map(node).collect()
 }
 
-fn sentinel_node(tls: bool, login: &str, host: &str) -> Result<ConnectionInfo, RedisConnectError> {
+fn sentinel_node(tls: bool, host: &str) -> Result<ConnectionInfo, RedisConnectError> {
     // An IPv6 address is in brackets.
     let has_port = host.rsplit(']').next().is_some_and(|end| end.contains(':'));
     let host = if has_port { host.to_owned() } else { format!("{host}:{SENTINEL_PORT}") };
-    Ok(Address::from_info(connection_info(tls, login, &host, "")?)?.info)
+    Ok(Address::from_info(connection_info(tls, "", &host, "")?)?.info)
 }
 
 /// `login`: with its `@`, or empty.
@@ -259,12 +207,10 @@ mod tests {
     #[test]
     fn tls_url_without_the_feature_names_the_feature() {
         for url in ["rediss://a", "valkeys://a", "rediss+sentinel://a/m", "rediss+cluster://a"] {
-            let error = Address::parse(url, "").map(|address| address.display).expect_err("not built");
+            let error = Address::parse(url).map(|address| address.display).expect_err("not built");
             assert!(error.to_string().ends_with("add the feature `redis-tls` of tower-lock"), "{url}: {error}");
         }
         let error = redlock_servers("rediss+redlock://a,b,c").map(|servers| servers.len()).expect_err("not built");
-        assert!(matches!(error, RedisConnectError::TlsNotEnabled), "{error}");
-        let error = sentinel("rediss://a").expect_err("not built");
         assert!(matches!(error, RedisConnectError::TlsNotEnabled), "{error}");
     }
 }
@@ -277,7 +223,7 @@ mod deployment_tests {
     use crate::store::redis::topology::replicas::MinReplicas;
 
     fn parse(url: &str) -> Result<Address, String> {
-        Address::parse(url, "").map_err(|error| error.to_string())
+        Address::parse(url).map_err(|error| error.to_string())
     }
 
     /// Address, user, password and database.
@@ -325,13 +271,6 @@ mod deployment_tests {
         assert_eq!(cluster(&address).iter().map(seen).collect::<Vec<_>>(), all);
         assert_eq!((&*address.display, &*address.user), ("a:6379, ::1:7000, fe80::1:6379", "user `user`"));
         assert_eq!(address.settings.prefix.as_deref(), Some("shop"));
-        // By the builder.
-        let address = parse("redis://user:p%40ss@a").expect("an address").in_cluster(["[::1]:7000", " [fe80::1]"]);
-        assert_eq!(cluster(&address.expect("a Cluster")).iter().map(seen).collect::<Vec<_>>(), all);
-        let address = parse("redis+cluster://user:p%40ss@a,[::1]:7000").expect("an address").in_cluster(["[fe80::1]"]);
-        assert_eq!(cluster(&address.expect("a Cluster")).iter().map(seen).collect::<Vec<_>>(), all);
-        let address = parse("redis://a").expect("an address").in_cluster([""; 0]).expect("a Cluster of one node");
-        assert_eq!(address.display, "a:6379");
     }
 
     #[cfg(feature = "redis-tls")]
@@ -339,21 +278,12 @@ mod deployment_tests {
     fn each_server_of_a_list_has_the_tls_of_the_url() {
         let has_tls = |info: &ConnectionInfo| matches!(info.addr(), ConnectionAddr::TcpTls { insecure: false, .. });
         let address = parse("rediss+cluster://a,b").expect("an address");
-        let more = parse("rediss://a").expect("an address").in_cluster(["b"]).expect("a Cluster");
-        for nodes in [cluster(&address), cluster(&more)] {
-            assert_eq!(nodes.iter().map(has_tls).collect::<Vec<_>>(), [true, true]);
-        }
+        assert_eq!(cluster(&address).iter().map(has_tls).collect::<Vec<_>>(), [true, true]);
         let servers = redlock_servers("valkeys+redlock://a,b,c").expect("servers");
         assert!(servers.iter().all(|server| has_tls(&server.info)));
-        for (url, of_sentinel) in [
-            ("rediss+sentinel://s1/m", true),
-            ("rediss+sentinel://s1/m?sentinel_tls=false", false),
-            ("redis+sentinel://s1/m?sentinel_tls=true", true),
-        ] {
-            let Address { info, deployment, .. } = parse(url).expect("an address");
-            let Deployment::Sentinel(SentinelAddresses { nodes, .. }) = deployment else { panic!("{deployment:?}") };
-            assert_eq!((has_tls(&info), has_tls(&nodes[0])), (url.starts_with("rediss"), of_sentinel), "{url}");
-        }
+        let Address { info, deployment, .. } = parse("rediss+sentinel://s1/m").expect("an address");
+        let Deployment::Sentinel(SentinelAddresses { nodes, .. }) = deployment else { panic!("{deployment:?}") };
+        assert!(has_tls(&info) && has_tls(&nodes[0]));
     }
 
     #[test]
@@ -379,9 +309,8 @@ mod deployment_tests {
     #[test]
     fn defects_of_addresses_are_named_without_passwords() {
         for (url, defect) in [
-            ("redis+sentinel://:secret@s1/my%20master", "not the name of the master"),
+            ("redis+sentinel://:secret@s1/my%20master", "not of [A-Za-z0-9._-]"),
             ("redis+sentinel://:secret@s1/mymaster?passwort=secret", "a parameter is not"),
-            ("redis+sentinel://:secret@s1/mymaster?sentinel_tls=secret", "`sentinel_tls` is not `true` or `false`"),
             ("redis://:secret@host?protocol=resp3", "one of `prefix`, `min_replicas`, `min_replicas_timeout_ms`"),
             ("redis+cluster://:secret@a?sentinel_password=secret", "a parameter is not one of `prefix`"),
             ("redis+cluster://:secret@a/1", "only the database 0"),
@@ -391,48 +320,6 @@ mod deployment_tests {
         ] {
             let error = parse(url).map(|address| address.display).expect_err(url);
             assert!(error.contains(defect) && !error.contains("secret"), "{url}: {error}");
-        }
-        let named = Address::parse("redis://", "REDIS_URL: ").map(|address| address.display).expect_err("no host");
-        assert!(named.to_string().starts_with("invalid Redis URL: REDIS_URL: it has no host"), "{named}");
-    }
-
-    #[test]
-    fn defects_of_the_nodes_of_a_builder_are_named() {
-        let node = sentinel("redis://s1:5000/").expect("an address");
-        assert_eq!(node.addr().to_string(), "s1:5000");
-        assert_eq!(
-            seen(&sentinel("ann:se%40cret@s1").expect("one")),
-            ("s1:26379".to_owned(), Some("ann"), Some("se@cret"), 0)
-        );
-        for (address, defect) in [
-            ("unix:///tmp/secret", "has a host and a port"),
-            ("Redis+Sentinel://s1/secret", "has others"),
-            ("redis+cluster://secret", "has others"),
-            ("redis://s1?prefix=secret", "has no parameters"),
-            ("s1:secret", "port is not a number"),
-        ] {
-            let error = sentinel(address).map(|_| ()).expect_err(address).to_string();
-            assert!(error.contains(defect) && !error.contains("secret"), "{address}: {error}");
-        }
-        for (url, node, defect) in [
-            ("redis://a", "redis://b", "a node of a Cluster is `host:port`"),
-            ("redis://a", ":secret@b", "a node of a Cluster is `host:port`"),
-            ("redis://a", "b?prefix=secret", "a node of a Cluster is `host:port`"),
-            ("redis://a", "b:secret", "port is not a number"),
-            ("redis://a", "", "no host"),
-            ("redis://a/1", "b", "only the database 0"),
-            ("unix:///tmp/redis", "b", "has a host and a port"),
-            ("redis+sentinel://a/m", "b", "has no sentinels"),
-        ] {
-            let error = parse(url).expect(url).in_cluster([node]).map(|address| address.display).expect_err(node);
-            assert!(
-                error.to_string().contains(defect) && !error.to_string().contains("secret"),
-                "{url} {node}: {error}"
-            );
-        }
-        for url in ["redis+sentinel://a/m", "redis+cluster://m"] {
-            let error = parse(url).expect(url).behind("m", vec![]).map(|address| address.display).expect_err(url);
-            assert!(error.to_string().contains("has nodes of its own"), "{url}: {error}");
         }
     }
 }

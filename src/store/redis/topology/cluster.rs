@@ -12,11 +12,7 @@ use std::{
 };
 
 use deadpool_redis::redis::{Cmd, Value, cmd};
-use futures_util::{
-    StreamExt,
-    future::{BoxFuture, join_all},
-    stream::FuturesUnordered,
-};
+use futures_util::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use tokio::{
     runtime::Handle,
     sync::Notify,
@@ -25,7 +21,7 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::{
-    connection::{Query, Timeouts},
+    connection::Timeouts,
     endpoint::{Connected, Endpoint, Subscriptions},
     locate::Topology,
     server::Server,
@@ -234,18 +230,6 @@ impl<S: Node> Nodes<S> {
         nodes.into_iter().map(|(_, node)| Arc::clone(node)).collect()
     }
 
-    /// The masters, and the nodes without slots to which slots move. Of those, the ones that can be
-    /// reached: the others may have left the Cluster.
-    pub(crate) async fn with_others(&self) -> Vec<Arc<S>> {
-        let others: Vec<_> = self.state.lock().others.values().cloned().collect();
-        let reached = others.into_iter().map(|node| async move {
-            let is_reached = timeout(self.timeouts.call / 2, node.server().release_conn.ready()).await;
-            matches!(is_reached, Ok(Ok(()))).then_some(node)
-        });
-        let reached = join_all(reached).await;
-        self.all().into_iter().chain(reached.into_iter().flatten()).collect()
-    }
-
     /// The node that a redirection names.
     pub(crate) fn at(&self, redirect: &Redirect) -> Arc<S> {
         let Redirect { host, port, .. } = redirect;
@@ -297,11 +281,11 @@ impl<S: Node> Nodes<S> {
         let Some(refreshing) = self.begin_refresh() else {
             let _ = timeout(self.timeouts.call, refreshed).await;
             let failure = self.state.lock().failure.clone();
-            return failure.map_or(Ok(()), |error| Err(CallError::ConnectFailed(error)));
+            return failure.map_or(Ok(()), |error| Err(CallError::Common(error)));
         };
         let newest = self.newest_map(hint).await.map_err(Arc::new);
         self.note_failure(newest.as_ref().err());
-        let result = newest.map(|map| self.apply(map)).map_err(CallError::ConnectFailed);
+        let result = newest.map(|map| self.apply(map)).map_err(CallError::Common);
         drop(refreshing);
         result
     }
@@ -453,7 +437,7 @@ fn map_commands() -> [Cmd; 2] {
 async fn map_of(server: &Server) -> Result<SlotMap, CallError> {
     let deadline = server.timeouts.call_deadline();
     let [info, slots] = map_commands();
-    let query = |command| server.release_conn.query(Query::Command(command), deadline);
+    let query = |command| server.release_conn.command(command, deadline);
     let (info, slots) = tokio::join!(query(&info), query(&slots));
     let host = server.topology.host();
     SlotMap::parse(&host, info?, &slots?).ok_or(CallError::NoMaster)

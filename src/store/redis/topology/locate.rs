@@ -19,8 +19,10 @@ pub(crate) trait Topology: fmt::Debug + Send + Sync + 'static {
     /// Connects for calls. `named` gets the address of the server before, if it was looked up.
     fn connect<'a>(&'a self, named: &'a OnceLock<Arc<str>>) -> BoxFuture<'a, Result<Connected, CallError>>;
 
-    /// Connects for messages.
-    fn subscribe(&self, on_message: OnMessage) -> BoxFuture<'_, Result<Subscriptions, CallError>>;
+    /// Connects for messages, if the store needs them.
+    fn subscribe(&self, _on_message: OnMessage) -> BoxFuture<'_, Result<Subscriptions, CallError>> {
+        Box::pin(async { Err(CallError::NotSubscribed) })
+    }
 
     /// The address that counts now. A connection to another one is abandoned, although its server
     /// replies. `None`: this is not known, or each connection leads to the right server.
@@ -45,6 +47,12 @@ pub(crate) trait Topology: fmt::Debug + Send + Sync + 'static {
 
     /// Whether the server must be a node of a Cluster.
     fn is_cluster(&self) -> bool {
+        false
+    }
+
+    /// Whether the calls must be executed in the order in which they are sent. They then share one
+    /// connection.
+    fn needs_order(&self) -> bool {
         false
     }
 

@@ -64,14 +64,9 @@ impl UrlKind {
         match self {
             Self::Server | Self::Cluster => &["prefix", "min_replicas", "min_replicas_timeout_ms"],
             Self::Socket => &["prefix", "min_replicas", "min_replicas_timeout_ms", "db", "user", "pass"],
-            Self::Sentinel => &[
-                "prefix",
-                "min_replicas",
-                "min_replicas_timeout_ms",
-                "sentinel_username",
-                "sentinel_password",
-                "sentinel_tls",
-            ],
+            Self::Sentinel => {
+                &["prefix", "min_replicas", "min_replicas_timeout_ms", "sentinel_username", "sentinel_password"]
+            }
             Self::Redlock => &["prefix"],
         }
     }
@@ -105,7 +100,7 @@ mod tests {
             ("protocol=resp3", UrlKind::Server, "one of `prefix`, `min_replicas`, `min_replicas_timeout_ms`"),
             ("s3cret", UrlKind::Server, "a parameter is not one of `prefix`"),
             ("sentinel_password=s3cret", UrlKind::Cluster, "a parameter is not one of `prefix`"),
-            ("passwort=s3cret", UrlKind::Sentinel, "`sentinel_username`, `sentinel_password`, `sentinel_tls`"),
+            ("passwort=s3cret", UrlKind::Sentinel, "`sentinel_username`, `sentinel_password`"),
             ("password=s3cret", UrlKind::Socket, "`db`, `user`, `pass`"),
             ("min_replicas=1", UrlKind::Redlock, "a parameter is not one of `prefix`"),
             ("prefix=s3cret&prefix=s3cret", UrlKind::Server, "`prefix` is set twice"),

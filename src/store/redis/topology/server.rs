@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use tokio::time::timeout;
+use futures_util::future::try_join_all;
+use tokio::time::{Instant, timeout};
 use tracing::warn;
 
 use super::{
@@ -51,13 +52,17 @@ impl Server {
 
     /// The connections for calls.
     pub(crate) fn connections(&self) -> impl Iterator<Item = &Arc<SharedConnection>> {
-        let own = (!Arc::ptr_eq(&self.renew_conn, &self.release_conn)).then_some(&self.renew_conn);
-        [&self.acquire_conn, &self.release_conn].into_iter().chain(own)
+        let Self { acquire_conn, release_conn, renew_conn, .. } = self;
+        let is_own = |one: &Arc<_>, other| !Arc::ptr_eq(one, other);
+        let release = is_own(release_conn, acquire_conn).then_some(release_conn);
+        let renew = is_own(renew_conn, release_conn).then_some(renew_conn);
+        [acquire_conn].into_iter().chain(release).chain(renew)
     }
 
-    /// A key that nobody makes, for health checks.
-    pub(crate) fn health_key(&self) -> String {
-        self.keyspace.health(self.topology.any_slot().unwrap_or(0))
+    /// Checks whether the server accepts writes on each connection.
+    pub(crate) async fn check_writes(&self, deadline: Instant) -> Result<(), CallError> {
+        let key = self.keyspace.health(self.topology.any_slot().unwrap_or(0));
+        try_join_all(self.connections().map(|connection| connection.check_writes(&key, deadline))).await.map(drop)
     }
 
     /// The error of a call.

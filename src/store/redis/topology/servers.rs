@@ -57,17 +57,6 @@ impl<S: Node> Servers<S> {
         Ok(self.all())
     }
 
-    /// All servers that may have keys.
-    pub(crate) async fn with_keys(&self, operation: &'static str) -> Result<Vec<Arc<S>>, StoreError> {
-        match self {
-            Self::One(only) => Ok(vec![Arc::clone(only)]),
-            Self::Cluster(nodes) => {
-                nodes.load(operation).await?;
-                Ok(nodes.with_others().await)
-            }
-        }
-    }
-
     pub(crate) fn timeouts(&self) -> Timeouts {
         match self {
             Self::One(only) => only.server().timeouts,

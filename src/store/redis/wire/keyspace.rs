@@ -12,18 +12,10 @@ pub const REDISSON_CHANNEL: &str = "redisson_lock__channel:";
 #[derive(Clone, Debug)]
 pub struct Keyspace {
     prefix: Box<str>,
-    /// `None`: all keys live on one server.
-    node: Option<Node>,
-}
-
-/// The node of a Cluster that executes the calls.
-#[derive(Clone, Debug)]
-pub(super) struct Node {
-    /// Channels are those of one node: a message reaches the subscribers at all nodes, and counts
-    /// those at its own one.
-    pub(super) id: Box<str>,
-    /// The slot of the key moves to the node.
-    pub(super) is_asking: bool,
+    /// The id of the node of a Cluster that executes the calls. Channels are those of one node: a
+    /// message reaches the subscribers at all nodes, and counts those at its own one. `None`: all
+    /// keys live on one server.
+    node: Option<Box<str>>,
 }
 
 /// The name of a lock in Redis.
@@ -106,24 +98,12 @@ impl Keyspace {
     /// The names for calls to the node of a Cluster with this id.
     #[must_use]
     pub fn at_node(&self, id: &str) -> Self {
-        Self { prefix: self.prefix.clone(), node: Some(Node { id: id.into(), is_asking: false }) }
-    }
-
-    /// The names for a call that the node, to which the slot of its key moves, executes for this
-    /// node.
-    #[must_use]
-    pub fn asking(&self) -> Self {
-        let node = self.node.clone().map(|node| Node { is_asking: true, ..node });
-        Self { prefix: self.prefix.clone(), node }
+        Self { prefix: self.prefix.clone(), node: Some(id.into()) }
     }
 
     /// The id of the node of a Cluster.
     pub fn node_id(&self) -> Option<&str> {
-        self.node.as_ref().map(|node| &*node.id)
-    }
-
-    pub(super) fn node(&self) -> Option<&Node> {
-        self.node.as_ref()
+        self.node.as_deref()
     }
 
     /// The name of a lock.
@@ -141,8 +121,7 @@ impl Keyspace {
         }
     }
 
-    /// The key of the last fence of this prefix, and on a Cluster of the slot of this lock. The
-    /// scripts derive the names of channels from it.
+    /// The key of the last fence of this prefix, and on a Cluster of the slot of this lock.
     pub fn fence(&self, lock: LockName<'_>) -> String {
         match self.node {
             None => format!("tower-lock:{}:f", self.prefix),
@@ -176,7 +155,7 @@ impl Keyspace {
     pub fn inbox(&self, manager: &str) -> String {
         match &self.node {
             None => format!("tower-lock:{}:in:{manager}", self.prefix),
-            Some(node) => format!("tower-lock:{}:in:{}:{manager}", self.prefix, node.id),
+            Some(node) => format!("tower-lock:{}:in:{node}:{manager}", self.prefix),
         }
     }
 

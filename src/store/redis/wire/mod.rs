@@ -8,23 +8,18 @@
 mod slots;
 mod keyspace;
 mod requests;
-mod several;
 mod script;
 mod replies;
 mod redlock;
 
-#[cfg(feature = "__internals")]
-pub use self::replies::KeyReplies;
 pub use self::{
     keyspace::{InvalidName, Keyspace, LockName, REDISSON_CHANNEL, RawChannel, RawNames},
     redlock::{RaiseRequest, Raised, Vote, parse_raise, parse_vote, parse_withdraw},
     replies::{
-        ClusterRelease, FenceMark, KeyError, SelfTestReport, Timed, UnexpectedReply, escape_control, fence_mark,
-        parse_acquire, parse_cluster_release, parse_complete, parse_delete_record, parse_force, parse_inspect,
-        parse_next_fence, parse_record, parse_release, parse_renew, parse_scan, parse_self_test, parse_yield,
-        take_incomplete,
+        FenceMark, KeyError, KeyReplies, SelfTestReport, Timed, UnexpectedReply, escape_control, fence_mark,
+        parse_acquire, parse_delete_record, parse_force, parse_inspect, parse_release, parse_renew, parse_scan,
+        parse_self_test, parse_yield,
     },
     script::ScriptCall,
-    several::{FreeReplies, parse_acquire_free, parse_release_unqueued},
     slots::SLOTS,
 };

@@ -8,7 +8,7 @@ use super::{
     keyspace::{InvalidName, Keyspace},
     replies::{KeyError, KeyReplies, Timed, UnexpectedReply, is, lease_left, parse_fence, text, timed},
     requests::Ms,
-    script::{RAISE, ScriptCall, ScriptFile, VOTE, Variant, WITHDRAW},
+    script::{RAISE, ScriptCall, ScriptFile, VOTE, WITHDRAW},
 };
 use crate::{acquisition::AcquisitionId, lock_key::LockKey};
 
@@ -66,6 +66,7 @@ impl Keyspace {
         expires_at: i64,
     ) -> Result<ScriptCall, InvalidName> {
         let mut call = self.call_on(&VOTE, acquisitions.clone().map(|(key, _)| key))?;
+        self.fence_key(&mut call);
         call.arg(expires_at);
         call.arg(Ms(incomplete_lease));
         acquisitions.for_each(|(_, id)| call.arg(id));
@@ -75,6 +76,7 @@ impl Keyspace {
     /// One call that completes these grants. `expires_at` is in microseconds of the server's clock.
     pub fn raise(&self, requests: &[RaiseRequest], expires_at: i64) -> Result<ScriptCall, InvalidName> {
         let mut call = self.call_on(&RAISE, requests.iter().map(|request| &request.key))?;
+        self.fence_key(&mut call);
         call.arg(expires_at);
         for request in requests {
             call.arg(&request.id);
@@ -89,41 +91,37 @@ impl Keyspace {
         &self,
         acquisitions: impl Iterator<Item = (&'a LockKey, &'a AcquisitionId)> + Clone,
     ) -> Result<ScriptCall, InvalidName> {
-        let mut call = ScriptCall::new(WITHDRAW.of(Variant::default()));
-        for (key, _) in acquisitions.clone() {
-            call.key(self.lock(key)?);
-        }
+        let mut call = self.call_on(&WITHDRAW, acquisitions.clone().map(|(key, _)| key))?;
         acquisitions.for_each(|(_, id)| call.arg(id));
         Ok(call)
     }
 
     /// A call of each script, which changes nothing. The first one has the server's time.
     pub fn redlock_scripts(&self) -> [ScriptCall; 3] {
-        let empty = |file: &'static ScriptFile| {
-            let mut call = ScriptCall::new(file.of(Variant::default()));
-            // A fence, and a time that has passed.
-            call.arg("");
+        [&VOTE, &RAISE, &WITHDRAW].map(|file| {
+            let mut call = ScriptCall::new(file.of(false));
+            self.fence_key(&mut call);
+            // A time that has passed.
             call.arg(0);
             call
-        };
-        [empty(&VOTE), empty(&RAISE), empty(&WITHDRAW)]
+        })
     }
 
-    /// A call with these locks, and with the fence as its first argument.
     fn call_on<'a>(
         &self,
         file: &'static ScriptFile,
         keys: impl Iterator<Item = &'a LockKey>,
     ) -> Result<ScriptCall, InvalidName> {
-        let mut call = ScriptCall::new(file.of(Variant::default()));
-        let mut fence = None;
+        let mut call = ScriptCall::new(file.of(false));
         for key in keys {
-            let lock = self.lock(key)?;
-            fence.get_or_insert_with(|| self.fence(lock));
-            call.key(lock);
+            call.key(self.lock(key)?);
         }
-        call.arg(fence.unwrap_or_default());
         Ok(call)
+    }
+
+    /// One server has one fence for all locks.
+    fn fence_key(&self, call: &mut ScriptCall) {
+        call.key(self.fence("".into()));
     }
 }
 

@@ -7,7 +7,6 @@ use deadpool_redis::redis::Value;
 
 use crate::{
     acquisition::AcquisitionId,
-    limits::HALF_MOVED_POLL_INTERVAL,
     store::{
         AcquireReply, DeleteRecordReply, ForceReleaseReply, Holder, KeyStatus, Record, ReleaseReply, RenewReply,
         YieldReply,
@@ -88,22 +87,19 @@ pub fn parse_yield(reply: &Value) -> Result<(i64, Timed<YieldReply>), Unexpected
     Ok((now, reply))
 }
 
-/// The results of all renewals; `is_sent` says which of them the call contained.
-pub fn parse_renew(reply: &Value, is_sent: &[bool]) -> Result<Vec<RenewReply>, UnexpectedReply> {
+/// The results of this number of renewals.
+pub fn parse_renew(reply: &Value, count: usize) -> Result<Vec<RenewReply>, UnexpectedReply> {
     let Value::Array(replies) = reply else { return Err(UnexpectedReply) };
-    let mut replies = replies.iter();
-    let all = is_sent.iter().map(|is_sent| {
-        if !is_sent {
-            return Ok(RenewReply::NotHolder);
-        }
-        match replies.next() {
-            Some(Value::Int(1)) => Ok(RenewReply::Extended),
-            Some(Value::Int(0)) => Ok(RenewReply::NotHolder),
-            Some(Value::Int(-1)) => Ok(RenewReply::Unknown),
+    let replies: Vec<_> = replies
+        .iter()
+        .map(|reply| match reply {
+            Value::Int(1) => Ok(RenewReply::Extended),
+            Value::Int(0) => Ok(RenewReply::NotHolder),
+            Value::Int(-1) => Ok(RenewReply::Unknown),
             _ => Err(UnexpectedReply),
-        }
-    });
-    all.collect()
+        })
+        .collect::<Result<_, _>>()?;
+    if replies.len() == count { Ok(replies) } else { Err(UnexpectedReply) }
 }
 
 /// The results of this number of releases.
@@ -136,78 +132,6 @@ fn parse_outcome(outcome: &Value) -> Result<ReleaseReply, UnexpectedReply> {
     }
 }
 
-/// The result of a release on a Cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ClusterRelease {
-    /// The release was executed.
-    Done(ReleaseReply),
-    /// The key is free, and its waiters may be on the other node.
-    QueueElsewhere,
-    /// The key is still held, and its record belongs to the other node.
-    RecordElsewhere,
-    /// The key is not held. The other node may have the record that this release has left before.
-    RecordUnknown,
-}
-
-/// The result of one release on a Cluster.
-pub fn parse_cluster_release(reply: &Value) -> Result<ClusterRelease, UnexpectedReply> {
-    if is(reply, "queue elsewhere") {
-        return Ok(ClusterRelease::QueueElsewhere);
-    }
-    if let Value::BulkString(_) = reply {
-        return parse_outcome(reply).map(ClusterRelease::Done);
-    }
-    match elements(reply)? {
-        [elsewhere] if is(elsewhere, "queue elsewhere") => Ok(ClusterRelease::QueueElsewhere),
-        [elsewhere] if is(elsewhere, "record elsewhere") => Ok(ClusterRelease::RecordElsewhere),
-        [unknown] if is(unknown, "record unknown") => Ok(ClusterRelease::RecordUnknown),
-        elements => parse_release_reply(elements).map(ClusterRelease::Done),
-    }
-}
-
-/// The fence of a grant of a slot that moves, which counts only when it is complete. The reply is
-/// then as that of a complete one.
-pub fn take_incomplete(reply: &mut Value) -> Option<u64> {
-    let Value::Array(elements) = reply else { return None };
-    let [_, outcome, Value::BulkString(fence), ..] = elements.as_mut_slice() else { return None };
-    if !is(outcome, "granted") && !is(outcome, "extended") {
-        return None;
-    }
-    fence.pop_if(|last| *last == b'?')?;
-    parse_fence(&elements[2]).ok()
-}
-
-/// The fence for an incomplete grant.
-pub fn parse_next_fence(reply: &Value) -> Result<u64, UnexpectedReply> {
-    let [fence] = elements(reply)? else { return Err(UnexpectedReply) };
-    parse_fence(fence)
-}
-
-/// Whether an incomplete grant is still held, and has its fence now.
-pub fn parse_complete(reply: &Value) -> Result<bool, UnexpectedReply> {
-    match reply {
-        Value::Int(held @ (0 | 1)) => Ok(*held == 1),
-        _ => Err(UnexpectedReply),
-    }
-}
-
-/// A record without its lock, and the acquisition id that left it.
-pub fn parse_record(reply: &Value) -> Result<Option<(String, Record)>, UnexpectedReply> {
-    match elements(reply)? {
-        [] => Ok(None),
-        [id, head, rest @ ..] => {
-            let body = match rest {
-                [] | [Value::Nil] => None,
-                [body] => Some(Bytes::copy_from_slice(bytes(body)?)),
-                _ => return Err(UnexpectedReply),
-            };
-            let record = Record::new(Bytes::copy_from_slice(bytes(head)?), body);
-            Ok(Some((String::from_utf8_lossy(bytes(id)?).into_owned(), record)))
-        }
-        [_] => Err(UnexpectedReply),
-    }
-}
-
 /// The result of a force release.
 pub fn parse_force(reply: &Value) -> Result<ForceReleaseReply, UnexpectedReply> {
     match elements(reply)? {
@@ -235,7 +159,6 @@ pub fn parse_inspect(reply: &Value) -> Result<KeyStatus, UnexpectedReply> {
             let since = fence.and_then(|fence| UNIX_EPOCH.checked_add(Duration::from_micros(fence)));
             let found = Holder::new(id, fence.unwrap_or(0));
             holder = Some(match since {
-                Some(since) if *subscribers == Value::Int(-1) => found.since(since),
                 Some(since) => found.since(since).connected(parse_u64(subscribers)? > 0),
                 None => found,
             });
@@ -246,14 +169,13 @@ pub fn parse_inspect(reply: &Value) -> Result<KeyStatus, UnexpectedReply> {
     Ok(KeyStatus::new(holder, lease_left(left)?, waiting).record_left(record_left))
 }
 
-/// The result of a deletion of a record. `None`: the record belongs to the other node of a Cluster.
-pub fn parse_delete_record(reply: &Value) -> Result<Option<DeleteRecordReply>, UnexpectedReply> {
+/// The result of a deletion of a record.
+pub fn parse_delete_record(reply: &Value) -> Result<DeleteRecordReply, UnexpectedReply> {
     let [outcome] = elements(reply)? else { return Err(UnexpectedReply) };
     match text(outcome)? {
-        "deleted" => Ok(Some(DeleteRecordReply::Deleted)),
-        "not found" => Ok(Some(DeleteRecordReply::NotFound)),
-        "busy" => Ok(Some(DeleteRecordReply::Busy)),
-        "record elsewhere" => Ok(None),
+        "deleted" => Ok(DeleteRecordReply::Deleted),
+        "not found" => Ok(DeleteRecordReply::NotFound),
+        "busy" => Ok(DeleteRecordReply::Busy),
         _ => Err(UnexpectedReply),
     }
 }
@@ -339,11 +261,6 @@ fn parse_acquire_reply(elements: &[Value]) -> Result<AcquireReply, UnexpectedRep
         [queued, left, ahead] if is(queued, "queued") => Ok(AcquireReply::Queued {
             ahead: usize::try_from(parse_u64(ahead)?).map_err(|_| UnexpectedReply)?,
             poll_in: None,
-            lease_left: lease_left(left)?,
-        }),
-        [poll, left] if is(poll, "poll") => Ok(AcquireReply::Queued {
-            ahead: 0,
-            poll_in: Some(HALF_MOVED_POLL_INTERVAL),
             lease_left: lease_left(left)?,
         }),
         [busy, left] if is(busy, "busy") => Ok(AcquireReply::Busy { lease_left: lease_left(left)? }),

@@ -13,8 +13,8 @@ use deadpool_redis::redis;
 pub(super) struct ScriptFile {
     name: &'static str,
     text: &'static str,
-    /// By [`Variant::index`].
-    scripts: [OnceLock<Script>; 4],
+    /// For composed keys, and for a raw one.
+    scripts: [OnceLock<Script>; 2],
 }
 
 macro_rules! scripts {
@@ -26,41 +26,21 @@ macro_rules! scripts {
 
 scripts! {
     ACQUIRE = "acquire";
-    ACQUIRE_FREE = "acquire_free";
     RENEW = "renew";
     RELEASE = "release";
-    RELEASE_UNQUEUED = "release_unqueued";
     YIELD = "yield";
     FORCE = "force";
     INSPECT = "inspect";
     DELETE_RECORD = "delete_record";
     SELF_TEST = "self_test";
-    COMPLETE = "complete";
-    NEXT_FENCE = "next_fence";
-    READ_RECORD = "read_record";
-    WRITE_RECORD = "write_record";
-    DELETE_RECORD_ALONE = "delete_record_alone";
-    LEAVE_QUEUE = "leave_queue";
-    WAKE_QUEUE = "wake_queue";
     VOTE = "vote";
     RAISE = "raise";
     WITHDRAW = "withdraw";
 }
 
-/// The keys and the server that a script is for. Composed keys on a single server pay nothing for
-/// the others.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Variant {
-    /// Also wakes the waiters of Redisson.
-    pub(super) is_raw: bool,
-    /// For the nodes of a Cluster.
-    pub(super) is_cluster: bool,
-}
-
-/// The starts of lines that only some variants have.
+/// The start of the lines that only scripts of raw keys have: they also wake the waiters of
+/// Redisson. Composed keys pay nothing for them.
 const RAW_LINE: &str = "--@raw ";
-const CLUSTER_LINE: &str = "--@cluster ";
-const SINGLE_LINE: &str = "--@single ";
 
 /// One script. Redis executes it atomically.
 #[derive(Debug)]
@@ -88,48 +68,29 @@ pub struct ScriptCall {
 
 impl ScriptFile {
     const fn new(name: &'static str, text: &'static str) -> Self {
-        Self { name, text, scripts: [const { OnceLock::new() }; 4] }
+        Self { name, text, scripts: [const { OnceLock::new() }; 2] }
     }
 
-    /// The script for these keys.
-    pub(super) fn of(&'static self, variant: Variant) -> &'static Script {
-        self.scripts[variant.index()].get_or_init(|| Script::new(self.name, self.text, variant))
-    }
-}
-
-impl Variant {
-    fn index(self) -> usize {
-        usize::from(self.is_raw) + 2 * usize::from(self.is_cluster)
-    }
-
-    /// A line without its markers. `None`: it is one of other variants.
-    fn line(self, line: &str) -> Option<String> {
-        let markers = [(RAW_LINE, self.is_raw), (CLUSTER_LINE, self.is_cluster), (SINGLE_LINE, !self.is_cluster)];
-        let mut line = line.to_owned();
-        while let Some((marker, is_kept)) = markers.iter().find(|(marker, _)| line.trim_start().starts_with(marker)) {
-            if !is_kept {
-                return None;
-            }
-            line = line.replacen(marker, "", 1);
-        }
-        Some(line)
+    /// The script for composed keys, or for a raw one.
+    pub(super) fn of(&'static self, is_raw: bool) -> &'static Script {
+        self.scripts[usize::from(is_raw)].get_or_init(|| Script::new(self.name, self.text, is_raw))
     }
 }
 
 impl Script {
-    fn new(name: &'static str, file: &str, variant: Variant) -> Self {
-        let with_raw = include(file, "raw.lua", include_str!("lua/raw.lua"));
+    fn new(name: &'static str, file: &str, is_raw: bool) -> Self {
         let text = [
-            ("cluster.lua", include_str!("lua/cluster.lua")),
+            ("raw.lua", include_str!("lua/raw.lua")),
             ("fence.lua", include_str!("lua/fence.lua")),
             ("queue.lua", include_str!("lua/queue.lua")),
             ("record.lua", include_str!("lua/record.lua")),
         ]
         .iter()
-        .fold(with_raw, |text, (name, included)| include(&text, name, included));
-        let text: String = text.split_inclusive('\n').filter_map(|line| variant.line(line)).collect();
+        .fold(file.to_owned(), |text, (name, included)| include(&text, name, included));
+        let lines = text.split_inclusive('\n').filter(|line| is_raw || !line.trim_start().starts_with(RAW_LINE));
+        let text: String = lines.map(|line| line.replacen(RAW_LINE, "", 1)).collect();
         let sha = redis::Script::new(&text).get_hash().to_owned();
-        Self { name, is_raw: variant.is_raw, text, sha }
+        Self { name, is_raw, text, sha }
     }
 }
 

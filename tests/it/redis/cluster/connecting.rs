@@ -1,21 +1,25 @@
 //! Connecting to a Cluster: addresses, permissions, and the errors when a requirement is not met.
 
-use std::{error::Error, future::IntoFuture};
+use std::{error::Error, future::IntoFuture, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use tokio::{net::TcpListener, time::Instant};
 use tower_lock::{
     LockError, LockManager, RedisStore,
-    store::{ListRequest, LockStore, RedisConnectError, StoreErrorKind},
+    store::{
+        AcquireReply, AcquireRequest, AcquisitionIds, IfBusy, ListRequest, LockStore, QueueConfig, RedisConnectError,
+        ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreErrorKind,
+    },
 };
 use tower_lock_testkit::{
     RedisCluster, RedisServer, Reply, limits,
     locks::key,
     log::Log,
+    store::StoreExt,
     wait::{soon, until},
 };
 
-use super::{cluster, instance, is_available, key_at, keys_at, scripts};
+use super::{cluster, instance, is_available, key_at, keys_at, name_of, scripts};
 use crate::connecting::{smallest_acl, user};
 
 /// Acquires a key, and returns whether it has this prefix.
@@ -57,7 +61,7 @@ async fn free_address() -> String {
 
 /// Waits until a store without a connection names this reason. Returns all that its error says.
 async fn reason(url: &str, says: &str) -> String {
-    let locks = LockManager::new(RedisStore::connect_lazy(url).expect("an address"));
+    let locks = LockManager::new(RedisStore::builder().connect_lazy(url).expect("an address"));
     let mut text = String::new();
     until(says, async || {
         text = format!("{:?}, {:?}", locks.try_lock(key()).await.expect_err("not connected"), locks.health().await);
@@ -68,7 +72,7 @@ async fn reason(url: &str, says: &str) -> String {
 }
 
 #[tokio::test]
-async fn url_and_builder_name_the_nodes_and_the_user_of_a_cluster() {
+async fn url_names_the_nodes_and_the_user_of_a_cluster() {
     if !is_available() {
         return;
     }
@@ -79,13 +83,12 @@ async fn url_and_builder_name_the_nodes_and_the_user_of_a_cluster() {
     // Nothing listens at the first address.
     let gone = free_address().await;
     for (first, further) in [(cluster.addresses().remove(0), None), (gone, Some(&cluster.addresses()[1]))] {
-        let store = limits::redis().cluster(further).connect(&format!("redis://ann:s3cret@{first}")).await;
+        let addresses: Vec<_> = [&first].into_iter().chain(further).cloned().collect();
+        let store = limits::redis().connect(&cluster_url("ann:s3cret@", &addresses)).await;
         let store = store.unwrap_or_else(|error| panic!("{first}: {error:?}"));
         assert!(!format!("{store:?}").contains("s3cret"), "{store:?}");
         works(&cluster, store).await;
     }
-    let error = RedisStore::builder().cluster(["a"]).sentinel(["s"], "m").connect("redis://m").await;
-    assert!(error.expect_err("one of both").to_string().ends_with("a Cluster has no sentinels"));
     for (login, says) in [
         ("", "the URL has none: write `:password@` or"),
         ("ann:wr0ng@", "the server refused user `ann`"),
@@ -201,13 +204,20 @@ async fn smallest_acl_for_a_cluster_suffices() {
         let (text, name) = (whole(&error).to_lowercase(), missing.trim_start_matches('+'));
         assert!(text.contains(name) && text.contains("user `locks`") && !text.contains("secret"), "{text}");
     }
-    // A half moved slot needs all of them.
+    // The renewal of a lock that has moved needs all of them.
     let url = cluster_user(&cluster, &rules).await;
-    let locks = LockManager::new(limits::redis().connect(&url).await.expect("it is enough"));
-    let key = key_at(&cluster, 0).await;
-    cluster.begin_move(RedisCluster::slot(&format!("lock:{}", key.as_str())), 0, 1).await;
-    locks.lock(key.clone()).await.expect("free").release().await.expect("held");
-    locks.once(key).run(async |_| {}).await.expect("free");
+    let store = Arc::new(limits::redis().connect(&url).await.expect("it is enough"));
+    let (key, id) = (key_at(&cluster, 0).await, AcquisitionIds::new("a", 1).next());
+    let held = LockManager::new(Arc::clone(&store)).lock(key.clone()).await.expect("free");
+    held.release().await.expect("held");
+    let terms = QueueConfig::new(limits::CALL, limits::CALL, 1);
+    let request = AcquireRequest::new(key.clone(), id.clone(), limits::BROKEN, IfBusy::Fail, terms, limits::CALL);
+    assert!(matches!(store.acquire_one(request).await, Ok(AcquireReply::Granted { .. })));
+    let name = name_of(&key);
+    cluster.begin_move(RedisCluster::slot(&name), 0, 1).await;
+    cluster.migrate(0, 1, &[&name]).await.expect("it is moved");
+    let renewed = store.renew(vec![RenewRequest::new(key, id, limits::BROKEN)]).await;
+    assert_eq!(renewed.expect("a reply"), [RenewReply::Extended]);
 }
 
 /// With `unknown-endpoint`, `CLUSTER SLOTS` has no host, and neither has `MOVED`: it is that of the
@@ -232,16 +242,21 @@ async fn nodes_are_reached_by_host_names_and_without_a_host() {
         })
         .await;
         let store = limits::redis().connect(&cluster_url("", &cluster.addresses()[..1])).await.expect("up");
-        let locks = LockManager::new(store);
+        let (store, terms) = (Arc::new(store), QueueConfig::new(limits::CALL, limits::CALL, 1));
+        let locks = LockManager::new(Arc::clone(&store));
         for from in 0..2 {
             let (key, before) = (key_at(&cluster, from).await, scripts(&cluster, new).await);
             let slot = RedisCluster::slot(&format!("lock:{}", key.as_str()));
-            locks.lock(key.clone()).await.expect("free").release().await.expect("held");
+            let (id, lease) = (AcquisitionIds::new("a", 1).next(), limits::BROKEN);
+            let request = AcquireRequest::new(key.clone(), id.clone(), lease, IfBusy::Fail, terms, limits::CALL);
+            assert!(matches!(store.acquire_one(request).await, Ok(AcquireReply::Granted { .. })));
             cluster.begin_move(slot, from, new).await;
-            let held = locks.lock(key.clone()).await.expect("free, by ASK");
             cluster.move_keys(slot, from, new).await.expect("no key is on both nodes");
+            let renewed = store.renew(vec![RenewRequest::new(key.clone(), id.clone(), lease)]).await;
+            assert_eq!(renewed.expect("a reply"), [RenewReply::Extended], "by ASK");
             cluster.finish_move(slot, from, new).await;
-            held.release().await.expect("held, by MOVED");
+            let release = ReleaseRequest::new(key.clone(), id, Duration::ZERO, terms);
+            assert_eq!(store.release_one(release).await.expect("a reply"), ReleaseReply::Freed, "by MOVED");
             locks.lock(key).await.expect("free").release().await.expect("held");
             assert!(scripts(&cluster, new).await >= before + 4, "{kind}");
         }
@@ -255,10 +270,10 @@ async fn master_that_joins_offers_its_keys_and_may_leave() {
     let Some(mut cluster) = cluster(2, 0).await else { return };
     let instances = [instance(&cluster, "a").await, instance(&cluster, "b").await];
     let new = cluster.add_empty_master().await;
-    let keys = keys_at(&cluster, 0, 3).await;
-    let slot = |at: usize| RedisCluster::slot(&format!("lock:{}", keys[at].as_str()));
+    let keys = keys_at(&cluster, 0, 2).await;
+    let slot = RedisCluster::slot(&name_of(&keys[0]));
     let mut guard = instances[0].lock(keys[0].clone()).await.expect("free");
-    cluster.move_slot(slot(0), 0, new).await.expect("moved");
+    cluster.move_slot(slot, 0, new).await.expect("moved");
     let id = cluster.command(new, &["CLUSTER", "MYID"]).await.text().expect("an id").to_owned();
     let channels = format!("tower-lock:lock:in:{id}:*");
     until("both are subscribed there", async || {
@@ -279,13 +294,9 @@ async fn master_that_joins_offers_its_keys_and_may_leave() {
     assert!(count <= 3 * TURNS + polls + 8, "{count} scripts and {polls} polls");
     guard.release().await.expect("held");
 
-    // It leaves with a key of a slot whose move was stopped. A listing asked it for that key.
     let store = super::store(&cluster).await;
     let locks = LockManager::new(store.clone());
-    cluster.move_slot(slot(0), new, 0).await.expect("moved");
-    cluster.begin_move(slot(1), 0, new).await;
-    locks.lock(keys[1].clone()).await.expect("free").release().await.expect("held");
-    cluster.stop_move(slot(1), 0, new).await;
+    cluster.move_slot(slot, new, 0).await.expect("moved");
     for node in 0..2 {
         cluster.command(node, &["CLUSTER", "FORGET", &id]).await;
     }
@@ -294,7 +305,7 @@ async fn master_that_joins_offers_its_keys_and_may_leave() {
         locks.lock(keys[0].clone()).await.expect("free").release().await.expect("held");
         until("it is ready", async || locks.health().await.is_ok()).await;
     }
-    let _held = locks.lock(keys[2].clone()).await.expect("free");
+    let _held = locks.lock(keys[1].clone()).await.expect("free");
     let listed = async || {
         let (mut entries, mut request) = (Vec::new(), ListRequest::new(100));
         loop {

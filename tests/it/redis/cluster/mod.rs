@@ -6,7 +6,7 @@ mod counts;
 mod failover;
 mod moving;
 mod raw;
-mod shared_scripts;
+mod several;
 mod waiters;
 
 use std::{collections::HashSet, sync::Arc};

@@ -16,14 +16,14 @@ async fn refused(urls: &[String]) -> String {
 async fn store_has_an_odd_number_of_servers_from_3_to_9() {
     let url = |number: usize| format!("redis://127.0.0.{number}");
     for count in [0, 1, 2, 4, 6, 8, 10, 11] {
-        let error = RedlockStore::connect_lazy((1..=count).map(url)).expect_err("refused");
+        let error = RedlockStore::builder().connect_lazy((1..=count).map(url)).expect_err("refused");
         assert!(matches!(error, RedisConnectError::InvalidServerCount(_)), "{count}: {error}");
     }
     for count in [3, 5, 7, 9] {
-        assert!(RedlockStore::connect_lazy((1..=count).map(url)).is_ok(), "{count}");
+        assert!(RedlockStore::builder().connect_lazy((1..=count).map(url)).is_ok(), "{count}");
     }
     let several = ["redis://a", "redis://b", "redis+sentinel://c,d/mymaster"];
-    let error = RedlockStore::connect_lazy(several).expect_err("refused").to_string();
+    let error = RedlockStore::builder().connect_lazy(several).expect_err("refused").to_string();
     assert!(error.contains("each URL of a RedlockStore is that of one server"), "{error}");
 }
 
@@ -162,6 +162,6 @@ async fn no_error_has_a_password() {
     let urls = [url(&proxy.address().to_string()), url("127.0.0.1:2"), url("127.0.0.1:3")];
     let error = limits::redlock().connect_timeout(limits::SHORT).connect(&urls).await.expect_err("no server");
     assert!(!format!("{error:?}{error}").contains("secret"), "{error}");
-    let store = RedlockStore::connect_lazy(&urls).expect("valid");
+    let store = RedlockStore::builder().connect_lazy(&urls).expect("valid");
     assert!(!format!("{store:?}").contains("secret"));
 }

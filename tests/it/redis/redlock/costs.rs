@@ -13,7 +13,7 @@ use super::servers;
 async fn locks_on_redlock_cost_the_scripts_of_the_table() {
     let Some(servers) = servers(3).await else { return };
     // A vote, the raise of its fence, and a release.
-    let row = Costs { servers: 3, lock: 3, handoff: None, renewal: 1 };
+    let row = Costs { servers: 3, lock: 3, handoff: None, renewal: 1, keys_share: true };
     let calls = async || {
         let mut calls = Vec::new();
         until("the server that was not waited for has executed all", async || {

@@ -56,11 +56,10 @@ impl Simulation {
     /// The requests of an acquire, a yield or a release.
     pub(super) fn requests(&self, script: &ScriptCall) -> Vec<ScriptRequest> {
         let (keys, args) = (script.keys(), super::args(script));
-        let request = |lock: &String, id: &String| {
-            let key = self.locks.iter().position(|ours| ours == lock).expect("ours");
-            ScriptRequest { id: id.clone(), key }
-        };
+        let request = |(key, args): (usize, &[String])| ScriptRequest { id: args[0].clone(), key };
+        // Other names follow those of the locks.
+        let locks = keys.iter().map_while(|name| self.locks.iter().position(|lock| lock == name));
         let (first, width) = if script.name() == "release" { (2, 2) } else { (5, 3) };
-        keys.iter().zip(args[first..].chunks(width)).map(|(lock, args)| request(lock, &args[0])).collect()
+        locks.zip(args[first..].chunks(width)).map(request).collect()
     }
 }

@@ -29,7 +29,8 @@ struct Observed {
 fn main() -> Result<(), Failure> {
     let before = runtime()?;
     let (locks, guard) = before.block_on(async {
-        let locks = LockManager::builder(RedisStore::from_env().await?).instance("api").build();
+        let locks =
+            LockManager::builder(RedisStore::connect(&std::env::var("REDIS_URL")?).await?).instance("api").build();
         let guard = locks.lock(("account", 7)).await?;
         Ok::<_, Failure>((locks, guard))
     })?;
@@ -60,7 +61,7 @@ async fn child(locks: &LockManager, copied: LockGuard) -> Result<Observed, Failu
     // The release of the copy does not affect the lock of the parent.
     assert_eq!(copied.release().await?, ReleaseOutcome::NotHeld);
     observed.refused = matches!(locks.try_lock(("account", 8)).await, Err(LockError::Store(_)));
-    let locks = &LockManager::builder(RedisStore::from_env().await?).instance("api").build();
+    let locks = &LockManager::builder(RedisStore::connect(&std::env::var("REDIS_URL")?).await?).instance("api").build();
     observed.refused &= matches!(locks.try_lock(("account", 7)).await, Err(LockError::Busy { .. }));
     let own = locks.lock(("account", 8)).await?;
     observed.name = holder(locks, 8).await?;

@@ -1,21 +1,19 @@
 -- acquire: grants keys, or enqueues. A repeated call finds the grants or the queue entries of the
 -- first one (I8). No key occurs twice: two requests would both find it free.
 --
--- KEYS   n locks
--- ARGV   on a Cluster: those that cluster.lua removes
---        of a raw key: its names, which raw.lua removes
---        1 fence; 2 time at which the call expires, in microseconds of the server's clock;
---        3 lease of an offer, ms; 4 TTL of the queue, ms; 5 capacity of the queue
+-- KEYS   n locks; their queues; the record of a single lock, if it stands in place of a grant; fence
+--        of a raw key: its reservation, which raw.lua removes
+-- ARGV   of a raw key: those that raw.lua removes
+--        1 prefix of the channels of processes; 2 time at which the call expires, in microseconds
+--        of the server's clock; 3 lease of an offer, ms; 4 TTL of the queue, ms; 5 capacity of the
+--        queue
 --        for each lock: acquisition id; lease, ms; if it is busy: 'fail', 'enqueue', or
 --        'poll' to enqueue an id that most likely is enqueued or has an offer
---        for each lock: its queue
---        the record of a single lock, if it stands in place of a grant
 -- reply  now: all keys are granted, and this is their fence. (Redis sends a text with a tenth of
 --        the work of a table.)
 --        {now, 'expired'}
 --        {now, 'granted', fence}: all keys
 --        {now, 'queued', ms left, ahead}
---        {now, 'poll', ms left}: on a Cluster; it waits, and is not in the queue
 --        {now, 'busy', ms left}
 --        {now, 'full', ms left, waiting}
 --        {now, 'recorded', head, body or nil}
@@ -24,8 +22,6 @@
 
 -- Times and fences are texts: Lua prints and reads numbers slowly. Those of one length have the
 -- order of their numbers.
---@single local beside = redis.call
---@cluster --@include cluster.lua
 --@raw --@include raw.lua
 local t = redis.call('TIME')
 local now = t[1] .. string.sub('00000', #t[2]) .. t[2]
@@ -33,27 +29,18 @@ if #now > #ARGV[2] or #now == #ARGV[2] and now > ARGV[2] then return {now, 'expi
 
 -- The fast path of almost every request: no lock, no queue, no record. The functions below are not
 -- even defined yet. All keys get one fence: it is larger than each one before it of any key. The
--- fence is the first write: without permission for it, or in another slot, nothing has changed.
--- A poll looks for its own entry first.
-local n = #KEYS
-local is_free
-if n > 1 then
-  local names = {unpack(ARGV, 3 * n + 6)}
-  for i = 1, n do names[#names + 1] = KEYS[i] end
-  is_free = redis.call('EXISTS', unpack(names)) == 0
-else
-  --@single is_free = ARGV[8] ~= 'poll' and redis.call('EXISTS', KEYS[1], unpack(ARGV, 9)) == 0
-  --@cluster is_free = ARGV[8] ~= 'poll' and not is_asking
-  --@cluster is_free = is_free and beside('EXISTS', KEYS[1], unpack(ARGV, 9)) == 0
-end
+-- fence is the first write: without permission for it, nothing has changed. A poll looks for its
+-- own entry first.
+local n, fence_key = (#ARGV - 5) / 3, KEYS[#KEYS]
+local is_free = (n > 1 or ARGV[8] ~= 'poll') and redis.call('EXISTS', unpack(KEYS, 1, #KEYS - 1)) == 0
 -- The key is reserved for other programs: a new waiter enqueues, although the key is free. A poll
 -- ends the reservation.
---@raw local reserved_left = ARGV[8] == 'enqueue' and beside('PTTL', reservation) or -2
+--@raw local reserved_left = ARGV[8] == 'enqueue' and redis.call('PTTL', reservation) or -2
 --@raw local is_reserved = reserved_left > 0 and redis.call('EXISTS', KEYS[1]) == 0
 --@raw is_free = is_free and not is_reserved
 if is_free then
   local fence, reply = now, now
-  local stored = redis.pcall('SET', ARGV[1], now, 'GET')
+  local stored = redis.pcall('SET', fence_key, now, 'GET')
   if type(stored) ~= 'string' or #stored ~= #now or stored >= now or not tonumber(stored) then
     --@include fence.lua
     fence = fence_after(stored, now)
@@ -72,21 +59,19 @@ end
 --@include record.lua
 local reply
 if n == 1 then
-  local queue = ARGV[9]
+  local queue, record = KEYS[2], KEYS[4] and KEYS[3]
   --@raw if is_reserved then
   --@raw   acquire = function(_, _, id)
   --@raw     return enqueue(queue, id, reserved_left, ARGV[4], tonumber(ARGV[5]))
   --@raw   end
   --@raw end
-  reply = recorded(KEYS[1], queue, ARGV[10], ARGV[6], ARGV[3])
+  reply = recorded(KEYS[1], queue, record, ARGV[6], ARGV[3])
     or acquire(KEYS[1], queue, ARGV[6], ARGV[7], ARGV[8], ARGV[3], ARGV[4], ARGV[5])
-  --@cluster mark_unknown_record(reply)
 else
   -- A key of another type fails alone. Another error is that of the whole call.
   local function acquire_one(i)
     local id, lease_ms, if_busy = ARGV[3 * i + 3], ARGV[3 * i + 4], ARGV[3 * i + 5]
-    local ok, one =
-      pcall(acquire, KEYS[i], ARGV[3 * n + 5 + i], id, lease_ms, if_busy, ARGV[3], ARGV[4], ARGV[5])
+    local ok, one = pcall(acquire, KEYS[i], KEYS[n + i], id, lease_ms, if_busy, ARGV[3], ARGV[4], ARGV[5])
     if ok then return one end
     local text = type(one) == 'table' and one.err or tostring(one)
     if not string.find(text, 'WRONGTYPE', 1, true) then error({err = text}) end

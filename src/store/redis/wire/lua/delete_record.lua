@@ -1,12 +1,8 @@
 -- delete_record: deletes the record of a key that has no holder.
 --
--- KEYS   1 lock
--- ARGV   on a Cluster: those that cluster.lua removes
---        1 record
--- reply  {'deleted'}, {'not found'}, {'busy'}, or on a Cluster {'record elsewhere'}
+-- KEYS   1 lock; 2 record
+-- reply  {'deleted'}, {'not found'} or {'busy'}
 
---@single local beside = redis.call
---@cluster --@include cluster.lua
 -- A key without a holder has no lock, or one whose only field is that of a block. Any other form is
 -- busy, also a large hash, of which one page is read.
 if redis.call('EXISTS', KEYS[1]) == 1 then
@@ -14,6 +10,4 @@ if redis.call('EXISTS', KEYS[1]) == 1 then
   local fields = page[2]
   if page[1] ~= '0' or #fields ~= 2 or not string.find(fields[1], ':end$') then return {'busy'} end
 end
-local deleted = beside('DEL', ARGV[1])
---@cluster if not deleted or is_asking and deleted == 0 then return {'record elsewhere'} end
-return {deleted == 1 and 'deleted' or 'not found'}
+return {redis.call('DEL', KEYS[2]) == 1 and 'deleted' or 'not found'}

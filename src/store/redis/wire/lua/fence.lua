@@ -1,4 +1,4 @@
--- Included by every script that may grant a key. ARGV[1] of each script is the key of the last
+-- Included by every script that may grant a key. `fence_key` of each script is the key of the last
 -- fence. A fence is a number below 2^53, as a text.
 
 -- Lua numbers are doubles, and `..` prints only 14 digits of them.
@@ -30,21 +30,18 @@ local function fence_after(stored, now)
     fence_mark = {'fence missing'}
   elseif type(stored) == 'table' then
     if not string.find(stored.err, 'WRONGTYPE', 1, true) then error(stored) end
-    redis.call('SET', ARGV[1], now)
+    redis.call('SET', fence_key, now)
     fence_mark = {'fence replaced'}
   elseif not is_fence(stored, now) then
     fence_mark = {'fence replaced'}
   elseif tonumber(stored) >= tonumber(now) then
     now = text(math.floor(tonumber(stored)) + 1)
-    redis.call('SET', ARGV[1], now)
+    redis.call('SET', fence_key, now)
   end
   return now
 end
 
 local function next_fence()
   local now = clock()
-  --@cluster if is_asking then return now .. '?' end
-  local stored = redis.pcall('SET', ARGV[1], now, 'GET')
-  --@cluster if is_elsewhere(stored) then return now .. '?' end
-  return fence_after(stored, now)
+  return fence_after(redis.pcall('SET', fence_key, now, 'GET'), now)
 end

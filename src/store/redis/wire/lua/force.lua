@@ -1,18 +1,17 @@
 -- force: revokes the key from its holder, notifies that holder, and blocks the key, so that the
 -- holder can stop. A key that is only blocked becomes free, unless an earlier call blocked it.
 --
--- KEYS   1 lock
--- ARGV   on a Cluster: those that cluster.lua removes
---        of a raw key: its names, which raw.lua removes
---        1 fence; 2 block, ms; 3 lease of an offer, ms; 4 queue
+-- KEYS   1 lock; 2 queue; 3 fence
+--        of a raw key: its reservation, which raw.lua removes
+-- ARGV   of a raw key: those that raw.lua removes
+--        1 prefix of the channels of processes; 2 block, ms; 3 lease of an offer, ms
 -- reply  {'free'}
 --        {'revoked', acquisition id}
 --        {'unblocked', ms left (-1: it had no TTL)}
 --        Each may end in a mark of the fence: see fence.lua
 
---@single local beside = redis.call
---@cluster --@include cluster.lua
 --@raw --@include raw.lua
+local fence_key = KEYS[3]
 --@include fence.lua
 --@include queue.lua
 local left = redis.call('PTTL', KEYS[1])
@@ -35,28 +34,24 @@ if left ~= -2 then
     redis.call('PUBLISH', inbox(revoked), '1 revoked 0 ' .. revoked .. ' ' .. KEYS[1])
     return {'revoked', revoked}
   end
-  -- A lock that was deleted cannot be made again while its slot moves.
-  --@cluster local is_blocked = reply[1] == 'revoked' and ARGV[2] ~= '0'
-  --@cluster if is_blocked then
-  --@cluster   redis.call('PEXPIRE', KEYS[1], ARGV[2])
-  --@cluster   redis.call('HSET', KEYS[1], reply[2] .. ':end', 'forced')
-  --@cluster   redis.call('HDEL', KEYS[1], reply[2])
-  --@cluster else
-  redis.call('DEL', KEYS[1])
-  --@cluster end
+  if reply[1] == 'revoked' and ARGV[2] ~= '0' then
+    -- A lock that was deleted cannot be made again while its slot moves.
+    redis.call('PEXPIRE', KEYS[1], ARGV[2])
+    redis.call('HSET', KEYS[1], reply[2] .. ':end', 'forced')
+    for i = 1, #fields, 2 do
+      if not string.find(fields[i], ':end$') then redis.call('HDEL', KEYS[1], fields[i]) end
+    end
+    --@raw announce()
+  else
+    redis.call('DEL', KEYS[1])
+  end
 end
 if reply[1] == 'revoked' then
-  local id = reply[2]
   -- The block is first: an error at the channel must not leave the key free beside its holder.
-  if ARGV[2] ~= '0' then
-    redis.call('HSET', KEYS[1], id .. ':end', 'forced')
-    redis.call('PEXPIRE', KEYS[1], ARGV[2])
-    --@raw announce()
-  end
-  redis.call('PUBLISH', inbox(id), '1 revoked 0 ' .. id .. ' ' .. KEYS[1])
+  redis.call('PUBLISH', inbox(reply[2]), '1 revoked 0 ' .. reply[2] .. ' ' .. KEYS[1])
   if ARGV[2] ~= '0' then return reply end
 end
-local offered = offer_next(KEYS[1], ARGV[4], false, ARGV[3])
+local offered = offer_next(KEYS[1], KEYS[2], false, ARGV[3])
 --@raw if not offered then leave_free() end
 if fence_mark then reply[#reply + 1] = fence_mark end
 return reply

@@ -1,17 +1,15 @@
 -- Included by every script that may find a key free: offers, queue entries and grants. It needs
--- fence.lua. A script declares the lock as its key. Its queue, the fence and the record are
--- arguments: an error at one of them (permission, slot) ends the script in the middle. All that
--- was executed by then is a complete step: a waiter that has left the queue without an offer
--- enqueues again with its next poll.
+-- fence.lua, and the prefix of the channels of processes as ARGV[1]. An error ends a script in the
+-- middle. All that was executed by then is a complete step: a waiter that has left the queue
+-- without an offer enqueues again with its next poll.
 --
 -- A queue is a list of acquisition ids, its first waiter at the head. A lock is a hash of one
 -- field, acquisition id -> fence, and always has a TTL. A blocked lock has the field `<acquisition
 -- id>:end`: it has no holder. A hash of any other form is busy.
 
--- The channel of a process. Its name has the prefix of the name of the fence, ARGV[1].
+-- The channel of a process.
 local function inbox(id)
-  --@single local inbox_prefix = string.sub(ARGV[1], 1, -2) .. 'in:'
-  return inbox_prefix .. (string.match(id, '^(.*):%d+$') or id)
+  return ARGV[1] .. (string.match(id, '^(.*):%d+$') or id)
 end
 
 -- The longest queue that is searched. A longer one was written by another program: this crate never
@@ -20,15 +18,14 @@ local max_queue = 65536
 
 -- Deletes a queue of another program. Live waiters enqueue again.
 local function drop_foreign(queue)
-  if (beside('LLEN', queue) or 0) > max_queue then redis.call('DEL', queue) end
+  if redis.call('LLEN', queue) > max_queue then redis.call('DEL', queue) end
 end
 
 --@raw -- Makes a fence even or odd: see raw.lua.
 --@raw local function set_turn(fence, rest)
---@cluster --@raw   if not tonumber(fence) then return fence end
 --@raw   if fence % 2 == rest then return fence end
 --@raw   fence = text(fence + 1)
---@raw   redis.call('SET', ARGV[1], fence)
+--@raw   redis.call('SET', fence_key, fence)
 --@raw   return fence
 --@raw end
 
@@ -38,18 +35,13 @@ end
 -- receiver of the message finds this state, because a script is atomic. At most 64 dead waiters are
 -- dropped in one call, which bounds its time. The key is then free, as with an empty queue.
 local function offer_next(lock, queue, requester, offer_ms, head)
-  --@cluster if is_asking then return false end
   for _ = 1, 64 do
-    head = head or beside('LPOP', queue)
-    --@cluster is_queue_elsewhere = head == nil
+    head = head or redis.call('LPOP', queue)
     if not head or head == requester then return head end
     local fence = next_fence()
     --@raw fence = set_turn(fence, requester and 0 or 1)
     if redis.call('PUBLISH', inbox(head), '1 offered ' .. fence .. ' ' .. head .. ' ' .. lock) > 0 then
-      --@single redis.call('HSET', lock, head, fence)
-      -- A lock that was deleted cannot be made again while its slot moves. The waiter asks the node
-      -- that can make it.
-      --@cluster if not beside('HSET', lock, head, fence) then return false end
+      redis.call('HSET', lock, head, fence)
       redis.call('PEXPIRE', lock, offer_ms)
       return head
     end
@@ -68,15 +60,13 @@ local function drop_dead(queue, waiting)
   for i, id in ipairs(ids) do inboxes[i] = inbox(id) end
   local subscribers = redis.call('PUBSUB', 'NUMSUB', unpack(inboxes))
   for i, id in ipairs(ids) do
-    if subscribers[2 * i] == 0 then waiting = waiting - (beside('LREM', queue, 1, id) or 0) end
+    if subscribers[2 * i] == 0 then waiting = waiting - redis.call('LREM', queue, 1, id) end
   end
   return waiting
 end
 
 local function enqueue(queue, id, left, entry_ms, capacity)
-  --@cluster if is_asking then return {'poll', left} end
-  local ahead = beside('LPOS', queue, id, 'MAXLEN', max_queue)
-  --@cluster if ahead == nil then return {'poll', left} end
+  local ahead = redis.call('LPOS', queue, id, 'MAXLEN', max_queue)
   if not ahead then
     local waiting = redis.call('RPUSH', queue, id) - 1
     if waiting >= capacity then
@@ -112,7 +102,7 @@ local function acquire(lock, queue, id, lease_ms, if_busy, offer_ms, entry_ms, c
     local next = offer_next(lock, queue, id, offer_ms)
     if not next or next == id then
       -- Its entry may be behind more dead waiters than one call drops.
-      if not next then beside('LREM', queue, 1, id) end
+      if not next then redis.call('LREM', queue, 1, id) end
       fence = next_fence()
       --@raw fence = set_turn(fence, 0)
       redis.call('HSET', lock, id, fence)

@@ -2,8 +2,8 @@
 -- agree on, and a full lease. It raises the last fence of the server to these fences, also where
 -- the acquisition has no grant: every later grant of this server gets a larger one.
 --
--- KEYS   n locks
--- ARGV   1 fence; 2 time at which the call expires, as of acquire
+-- KEYS   n locks; fence
+-- ARGV   1 time at which the call expires, as of acquire
 --        for each lock: acquisition id; its fence; lease, ms
 -- reply  {now, 'expired'}
 --        {now, reply ..}, for each lock:
@@ -11,9 +11,10 @@
 --          0: not the holder; -1: the fence is a day ahead of the clock
 --          {'error', text}
 
+local fence_key = KEYS[#KEYS]
 --@include fence.lua
 local now = clock()
-if #now > #ARGV[2] or #now == #ARGV[2] and now > ARGV[2] then return {now, 'expired'} end
+if #now > #ARGV[1] or #now == #ARGV[1] and now > ARGV[1] then return {now, 'expired'} end
 
 local function is_incomplete(fence)
   return string.sub(fence, -1) == '?'
@@ -21,8 +22,8 @@ end
 
 -- PEXPIRE is first, because Redis accepts it when it is out of memory, and then accepts the rest.
 local reply, highest = {now}, 0
-for i = 1, #KEYS do
-  local id, fence, lease_ms = ARGV[3 * i], ARGV[3 * i + 1], ARGV[3 * i + 2]
+for i = 1, #KEYS - 1 do
+  local id, fence, lease_ms = ARGV[3 * i - 1], ARGV[3 * i], ARGV[3 * i + 1]
   local held = redis.pcall('HGET', KEYS[i], id)
   if not is_fence(fence, now) then
     -- As the last fence it would be replaced by the clock, and fences would fall.
@@ -45,19 +46,19 @@ end
 
 -- The last fence is raised before a grant is complete.
 if highest > 0 then
-  local last = redis.pcall('SET', ARGV[1], text(highest), 'GET')
+  local last = redis.pcall('SET', fence_key, text(highest), 'GET')
   if type(last) == 'table' then
     if not string.find(last.err, 'WRONGTYPE', 1, true) then error(last) end
-    redis.call('SET', ARGV[1], text(highest))
+    redis.call('SET', fence_key, text(highest))
   elseif last and is_fence(last, now) and tonumber(last) > highest then
-    redis.call('SET', ARGV[1], last)
+    redis.call('SET', fence_key, last)
   end
 end
 
-for i = 1, #KEYS do
-  local held, fence = reply[i + 1], ARGV[3 * i + 1]
+for i = 1, #KEYS - 1 do
+  local held, fence = reply[i + 1], ARGV[3 * i]
   if type(held) == 'string' and (is_incomplete(held) or tonumber(held) < tonumber(fence)) then
-    redis.call('HSET', KEYS[i], ARGV[3 * i], fence)
+    redis.call('HSET', KEYS[i], ARGV[3 * i - 1], fence)
     reply[i + 1] = fence
   end
 end

@@ -10,9 +10,11 @@
 -- release of an odd fence reserves the key for other programs, if one of them waits. At least every
 -- second release does.
 
--- The names precede the other arguments: the channel of Redisson, the channel beside it, and the
--- reservation.
-local channel, own_channel, reservation = table.remove(ARGV, 1), table.remove(ARGV, 1), table.remove(ARGV, 1)
+-- The reservation is the last key. Three arguments precede the others: the channel of Redisson, the
+-- channel beside it, and '1' on a Cluster, where Redisson may use the sharded channel. This crate
+-- never does.
+local reservation = table.remove(KEYS)
+local channel, own_channel, is_sharded = table.remove(ARGV, 1), table.remove(ARGV, 1), table.remove(ARGV, 1) == '1'
 
 -- How long a key is reserved. Redisson needs a round trip and a thread that runs. A waiter that
 -- enqueues later, when the key is free again, waits for the rest of this time.
@@ -20,9 +22,8 @@ local reserved_ms = 30
 
 local function others_wait()
   local subscribers = redis.call('PUBSUB', 'NUMSUB', channel, own_channel)
-  -- Redisson may use the sharded channel, and this crate never does.
-  --@cluster local sharded = redis.pcall('PUBSUB', 'SHARDNUMSUB', channel)
-  --@cluster if not sharded.err and sharded[2] > 0 then return true end
+  local sharded = is_sharded and redis.pcall('PUBSUB', 'SHARDNUMSUB', channel)
+  if sharded and not sharded.err and sharded[2] > 0 then return true end
   return subscribers[2] > subscribers[4]
 end
 
@@ -34,15 +35,13 @@ end
 -- channel they wait until the TTL that they saw.
 local function announce()
   redis.pcall('PUBLISH', channel, '0')
-  --@cluster redis.pcall('SPUBLISH', channel, '0')
+  if is_sharded then redis.pcall('SPUBLISH', channel, '0') end
 end
 
 -- Reserves a key without a holder for other programs. The reservation ends with the first poll of a
 -- waiter, so its process must not poll because of this message, but because of the next one.
 local function reserve()
-  --@cluster if is_asking then return announce() end
-  beside('SET', reservation, 1)
-  beside('PEXPIRE', reservation, reserved_ms)
+  redis.call('SET', reservation, 1, 'PX', reserved_ms)
   redis.pcall('PUBLISH', own_channel, 'reserved')
   announce()
 end

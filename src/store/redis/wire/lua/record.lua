@@ -6,7 +6,7 @@
 local max_head, max_body = 65536, 1048576
 
 local function read_record(record, head)
-  local body = beside('HGET', record, 'body')
+  local body = redis.call('HGET', record, 'body')
   if #head > max_head then head = '' end
   return head, body and #body <= max_body and body
 end
@@ -15,11 +15,10 @@ end
 -- free key, goes to the next waiter, which gets the record, too. `record` is nil if the call wants
 -- a grant with or without one.
 local function recorded(lock, queue, record, id, offer_ms)
-  local head = record and beside('HGET', record, 'head')
-  --@cluster is_record_unknown = record and (head == nil or is_asking and not head)
+  local head = record and redis.call('HGET', record, 'head')
   if not head then return nil end
   drop_foreign(queue)
-  beside('LREM', queue, 1, id)
+  redis.call('LREM', queue, 1, id)
   redis.call('HDEL', lock, id)
   if redis.call('EXISTS', lock) == 0 then
     local offered = offer_next(lock, queue, false, offer_ms)

@@ -4,19 +4,14 @@
 -- A blocked key has another field, so that no delayed copy of a renewal, an acquire or a release
 -- matches it (I10).
 --
--- KEYS   n locks
--- ARGV   on a Cluster: those that cluster.lua removes
---        of a raw key: its names, which raw.lua removes
---        1 fence; 2 lease of an offer, ms
+-- KEYS   n locks; their queues; the record that the holder of a single lock leaves, if it does; fence
+--        of a raw key: its reservation, which raw.lua removes
+-- ARGV   of a raw key: those that raw.lua removes
+--        1 prefix of the channels of processes; 2 lease of an offer, ms
 --        for each lock: acquisition id; block, ms
---        for each lock: its queue
---        if the holder of a single lock leaves a record: the record; its TTL, ms; its head; its
---        body, or absent
+--        with a record: its TTL, ms; its head; its body, or absent
 -- reply  'freed': all keys
 --        {'freed'}, {'handed off'}, {'not holder'} or {'recorded before'}
---        on a Cluster, 'queue elsewhere' or {'queue elsewhere'}: it is free, and its waiters may be
---        on the other node
---        on a Cluster, {'record elsewhere'}: the lock is still held; {'record unknown'}: it is not
 --        {'each', reply ..} of several requests: as above, or {'error', text}
 --        Each may end in a mark of the fence: see fence.lua
 
@@ -24,19 +19,16 @@
 -- Redis accepts it when it is out of memory, and then accepts the writes of the rest of the script,
 -- too. To take the first waiter is one command less than to look first. If the script ends between
 -- the two, the key is free: its waiters poll, and a repeated release finds nothing to do.
---@single local beside = redis.call
---@cluster --@include cluster.lua
 --@raw --@include raw.lua
-local n = #KEYS
+local n, fence_key = math.floor((#KEYS - 1) / 2), KEYS[#KEYS]
+local record = n == 1 and KEYS[4] and KEYS[3]
 local held, first = {}, nil
 --@raw local fence = redis.pcall('HGET', KEYS[1], ARGV[3])
-if n == 1 and ARGV[4] == '0' and not ARGV[6] then
+if n == 1 and ARGV[4] == '0' and not record then
   held[1] = redis.pcall('HDEL', KEYS[1], ARGV[3])
   if held[1] == 1 then
     --@raw if must_reserve(fence) then reserve() return 'freed' end
-    --@single first = redis.call('LPOP', ARGV[5])
-    --@cluster if not is_asking then first = beside('LPOP', ARGV[5]) end
-    --@cluster if first == nil then return 'queue elsewhere' end
+    first = redis.call('LPOP', KEYS[2])
     --@raw if not first then leave_free() end
     if not first then return 'freed' end
   end
@@ -45,7 +37,6 @@ end
 -- A key of another type holds nothing of this acquisition, and its error would be permanent. Any
 -- other error is returned, and the caller repeats the release.
 local function ignore_wrong_type(result)
-  --@cluster if is_elsewhere(result) then return 0 end
   if type(result) == 'table' and result.err then
     if not string.find(result.err, 'WRONGTYPE', 1, true) then error(result) end
     return 0
@@ -54,14 +45,10 @@ local function ignore_wrong_type(result)
 end
 
 -- With a record, the key is released only if the record is stored: an error changes nothing.
-local record = n == 1 and ARGV[6]
 if record and ignore_wrong_type(redis.pcall('HEXISTS', KEYS[1], ARGV[3])) == 1 then
-  -- The caller leaves it where it belongs, and repeats the release without it.
-  --@cluster local is_here = not is_asking and beside('HSET', record, 'id', ARGV[3])
-  --@cluster if not is_here then return {'record elsewhere'} end
-  redis.call('HSET', record, 'id', ARGV[3], 'head', ARGV[8])
-  if ARGV[9] then redis.call('HSET', record, 'body', ARGV[9]) else redis.call('HDEL', record, 'body') end
-  redis.call('PEXPIRE', record, ARGV[7])
+  redis.call('HSET', record, 'id', ARGV[3], 'head', ARGV[6])
+  if ARGV[7] then redis.call('HSET', record, 'body', ARGV[7]) else redis.call('HDEL', record, 'body') end
+  redis.call('PEXPIRE', record, ARGV[5])
 end
 
 -- All keys are blocked before the first queue is read: an error at a queue leaves free keys, whose
@@ -69,38 +56,32 @@ end
 local all_freed, pcall_redis = true, redis.pcall
 for i = 1, n do
   local has_block = ARGV[2 * i + 2] ~= '0'
-  -- First, because a lock that was deleted cannot be made again while its slot moves.
-  --@cluster if has_block and redis.pcall('HEXISTS', KEYS[i], ARGV[2 * i + 1]) == 1 then
-  --@cluster   redis.call('PEXPIRE', KEYS[i], ARGV[2 * i + 2])
-  --@cluster   redis.call('HSET', KEYS[i], ARGV[2 * i + 1] .. ':end', 1)
-  --@cluster end
+  -- Before HDEL: a lock that was deleted cannot be made again while its slot moves. PEXPIRE is first,
+  -- because Redis accepts it when it is out of memory, too.
+  if has_block and pcall_redis('HEXISTS', KEYS[i], ARGV[2 * i + 1]) == 1 then
+    redis.call('PEXPIRE', KEYS[i], ARGV[2 * i + 2])
+    redis.call('HSET', KEYS[i], ARGV[2 * i + 1] .. ':end', 1)
+  end
   held[i] = held[i] or pcall_redis('HDEL', KEYS[i], ARGV[2 * i + 1])
   if held[i] ~= 1 then held[i] = ignore_wrong_type(held[i]) end
-  if held[i] == 1 and has_block then
-    redis.call('HSET', KEYS[i], ARGV[2 * i + 1] .. ':end', 1)
-    redis.call('PEXPIRE', KEYS[i], ARGV[2 * i + 2])
-  end
   all_freed = all_freed and held[i] == 1 and not has_block
 end
-if n > 1 and all_freed and redis.call('EXISTS', unpack(ARGV, 2 * n + 3)) == 0 then return 'freed' end
+if n > 1 and all_freed and redis.call('EXISTS', unpack(KEYS, n + 1, 2 * n)) == 0 then return 'freed' end
 
 --@include fence.lua
 --@include queue.lua
 local function finish(i)
-  local lock, queue, id, block_ms = KEYS[i], ARGV[2 * n + 2 + i], ARGV[2 * i + 1], ARGV[2 * i + 2]
+  local lock, queue, id, block_ms = KEYS[i], KEYS[n + i], ARGV[2 * i + 1], ARGV[2 * i + 2]
   if held[i] ~= 1 then
     ignore_wrong_type(redis.pcall('LREM', queue, 1, id))
-    local left_by = record and beside('HGET', record, 'id')
+    local left_by = record and redis.call('HGET', record, 'id')
     if record and left_by == id then return {'recorded before'} end
-    --@cluster local is_unknown = left_by == nil or is_asking and not left_by
-    --@cluster if record and is_unknown then return {'record unknown'} end
     return {'not holder'}
   end
   --@raw if block_ms ~= '0' then announce() end
   if block_ms ~= '0' then return {'freed'} end
   --@raw if must_reserve(fence) then reserve() return {'freed'} end
   if offer_next(lock, queue, false, ARGV[2], first) then return {'handed off'} end
-  --@cluster if is_asking or is_queue_elsewhere then return {'queue elsewhere'} end
   --@raw leave_free()
   return {'freed'}
 end

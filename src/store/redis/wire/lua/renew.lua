@@ -2,18 +2,16 @@
 -- is checked, not only the key). A delayed renewal never shortens the lease that a later call has
 -- set: GT. For GT, a key without a TTL has an infinite one: it gets one here.
 --
--- KEYS   locks; on a Cluster none, if they are in many slots (see acquire_free.lua)
--- ARGV   for each: acquisition id, lease, ms
---        for each lock that is not in KEYS: its name
+-- KEYS   locks
+-- ARGV   for each: acquisition id; lease, ms
 -- reply  for each: 1 extended, 0 not the holder, -1 unknown (others of the batch may be known)
 
-local locks = KEYS[1] and KEYS or {unpack(ARGV, #ARGV * 2 / 3 + 1)}
 local out = {}
-for i = 1, #locks do
-  local has = redis.pcall('HEXISTS', locks[i], ARGV[2 * i - 1])
+for i = 1, #KEYS do
+  local has = redis.pcall('HEXISTS', KEYS[i], ARGV[2 * i - 1])
   if has == 1 then
-    local set = redis.pcall('PEXPIRE', locks[i], ARGV[2 * i], 'GT')
-    if set == 0 and redis.pcall('PTTL', locks[i]) == -1 then set = redis.pcall('PEXPIRE', locks[i], ARGV[2 * i]) end
+    local set = redis.pcall('PEXPIRE', KEYS[i], ARGV[2 * i], 'GT')
+    if set == 0 and redis.pcall('PTTL', KEYS[i]) == -1 then set = redis.pcall('PEXPIRE', KEYS[i], ARGV[2 * i]) end
     if type(set) == 'table' then has = set end
   end
   if type(has) == 'table' then

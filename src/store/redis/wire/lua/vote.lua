@@ -2,9 +2,9 @@
 -- ends in `?`, and it lasts as long as the call is valid. raise.lua completes it when a majority of
 -- the servers has granted the key. A repeated call finds the grants of the first one (I8).
 --
--- KEYS   n locks
--- ARGV   1 fence; 2 time at which the call expires, as of acquire; 3 lease of an incomplete grant,
---        ms; for each lock: acquisition id
+-- KEYS   n locks; fence
+-- ARGV   1 time at which the call expires, as of acquire; 2 lease of an incomplete grant, ms; for
+--        each lock: acquisition id
 -- reply  {now, 'expired'}
 --        {now, reply ..}, for each lock:
 --          {'granted', fence}
@@ -12,9 +12,10 @@
 --          {'error', text}
 --        May end in a mark of the fence: see fence.lua
 
+local fence_key = KEYS[#KEYS]
 --@include fence.lua
 local now = clock()
-if #now > #ARGV[2] or #now == #ARGV[2] and now > ARGV[2] then return {now, 'expired'} end
+if #now > #ARGV[1] or #now == #ARGV[1] and now > ARGV[1] then return {now, 'expired'} end
 
 -- All keys get one fence: it is larger than each one before it of any key.
 local granted
@@ -23,7 +24,7 @@ local function vote(lock, id)
   local fence = redis.call('HGET', lock, id)
   if fence then
     -- A delayed copy never shortens a lease: GT.
-    redis.call('PEXPIRE', lock, ARGV[3], 'GT')
+    redis.call('PEXPIRE', lock, ARGV[2], 'GT')
     return {'granted', fence}
   end
   local left = redis.call('PTTL', lock)
@@ -33,14 +34,14 @@ local function vote(lock, id)
   end
   granted = granted or next_fence() .. '?'
   redis.call('HSET', lock, id, granted)
-  redis.call('PEXPIRE', lock, ARGV[3])
+  redis.call('PEXPIRE', lock, ARGV[2])
   return {'granted', granted}
 end
 
 local reply = {now}
-for i = 1, #KEYS do
+for i = 1, #KEYS - 1 do
   -- A key of another type fails alone. Another error is that of the whole call.
-  local ok, one = pcall(vote, KEYS[i], ARGV[3 + i])
+  local ok, one = pcall(vote, KEYS[i], ARGV[2 + i])
   if not ok then
     local text = type(one) == 'table' and one.err or tostring(one)
     if not string.find(text, 'WRONGTYPE', 1, true) then error({err = text}) end

@@ -2,27 +2,25 @@
 -- the next id of the process. Without waiters the acquisition holds the key for another full lease
 -- under a new fence. A key that was lost is acquired under the next id.
 --
--- KEYS   1 lock
--- ARGV   on a Cluster: those that cluster.lua removes
---        of a raw key: its names, which raw.lua removes
---        1 fence; 2 time at which the call expires, as of acquire; 3 lease of an offer, ms;
---        4 TTL of the queue, ms; 5 capacity of the queue; 6 next acquisition id; 7 lease, ms;
---        8 acquisition id of the holder; 9 fence of the holder; 10 queue; 11 record, as of acquire
+-- KEYS   lock; queue; record, as of acquire; fence
+--        of a raw key: its reservation, which raw.lua removes
+-- ARGV   of a raw key: those that raw.lua removes
+--        1 prefix of the channels of processes; 2 time at which the call expires, as of acquire;
+--        3 lease of an offer, ms; 4 TTL of the queue, ms; 5 capacity of the queue; 6 next
+--        acquisition id; 7 lease, ms; 8 acquisition id of the holder; 9 fence of the holder
 -- reply  {now, 'expired'}
 --        {now, 'extended', fence}
 --        as of acquire, for the next id: the old id holds nothing any more
 --        Each may end in a mark of the fence: see fence.lua
 
---@single local beside = redis.call
---@cluster --@include cluster.lua
 --@raw --@include raw.lua
+local lock, queue, record, fence_key = KEYS[1], KEYS[2], KEYS[4] and KEYS[3], KEYS[#KEYS]
 --@include fence.lua
 local now = clock()
 if #now > #ARGV[2] or #now == #ARGV[2] and now > ARGV[2] then return {now, 'expired'} end
 
 --@include queue.lua
 --@include record.lua
-local lock, queue = KEYS[1], ARGV[10]
 local stored = redis.call('HGET', lock, ARGV[8])
 if stored and stored ~= ARGV[9] then
   -- A copy of an executed yield: a section may run under the new fence, and must not lose the key.
@@ -32,9 +30,8 @@ if stored and stored ~= ARGV[9] then
 end
 -- The next id gets the record of the key, the key or a queue entry, and not two of them.
 local function go_on_with_next()
-  local reply = recorded(lock, queue, ARGV[11], ARGV[6], ARGV[3])
+  local reply = recorded(lock, queue, record, ARGV[6], ARGV[3])
     or acquire(lock, queue, ARGV[6], ARGV[7], 'enqueue', ARGV[3], ARGV[4], ARGV[5])
-  --@cluster mark_unknown_record(reply)
   if fence_mark then reply[#reply + 1] = fence_mark end
   return {now, unpack(reply)}
 end
@@ -52,11 +49,6 @@ if offer_next(lock, queue, false, ARGV[3]) then
   -- The offer may be for the next id, which was enqueued already because this yield got no reply.
   return go_on_with_next()
 end
--- Waiters that poll are not in the queue.
---@cluster if is_asking or is_queue_elsewhere then
---@cluster   redis.call('HDEL', lock, ARGV[8])
---@cluster   return {now, 'poll', 0}
---@cluster end
 --@raw if others_wait() then return yield_to_others() end
 -- PEXPIRE is first, because Redis accepts it when it is out of memory, and then accepts the rest.
 redis.call('PEXPIRE', lock, ARGV[7])

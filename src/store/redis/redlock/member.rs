@@ -9,19 +9,11 @@ use deadpool_redis::redis::{Cmd, RedisError, Value, cmd, from_redis_value};
 use futures_util::future::BoxFuture;
 
 use crate::{
-    clock::Clock,
-    store::{
-        redis::{
-            error::{CallError, RedisConnectError},
-            self_test::{info_field, is_unsupported, server_mode},
-            topology::{
-                Endpoint, Topology,
-                endpoint::{Connected, Subscriptions},
-                socket::OnMessage,
-            },
-            wire::{Keyspace, escape_control, parse_vote},
-        },
-        remote::server_clock::ServerClock,
+    store::redis::{
+        error::{CallError, RedisConnectError},
+        self_test::{info_field, is_unsupported, server_mode},
+        topology::{Endpoint, Topology, endpoint::Connected},
+        wire::{Keyspace, escape_control},
     },
     sync::Mutex,
 };
@@ -30,12 +22,10 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Member {
     pub(super) endpoint: Endpoint,
-    /// Its place among the members.
-    pub(super) place: usize,
+    /// Its index among the members.
+    pub(super) index: usize,
     pub(super) user: String,
     pub(super) keyspace: Keyspace,
-    pub(super) clock: Clock,
-    pub(super) server_clock: Arc<Mutex<ServerClock>>,
     pub(super) members: Arc<Members>,
 }
 
@@ -55,29 +45,28 @@ impl Members {
 
     /// Fails if two addresses are equal.
     pub(super) fn check_addresses(&self) -> Result<(), RedisConnectError> {
-        let is_known = |place: usize| self.addresses[..place].contains(&self.addresses[place]);
-        match (0..self.addresses.len()).find(|place| is_known(*place)) {
-            Some(place) => Err(self.refused(place, "its address is named twice")),
+        let is_known = |index: usize| self.addresses[..index].contains(&self.addresses[index]);
+        match (0..self.addresses.len()).find(|index| is_known(*index)) {
+            Some(index) => Err(self.refused(index, "its address is named twice")),
             None => Ok(()),
         }
     }
 
-    /// Notes that the server at this place has this id. Two places with one server would have two
-    /// votes of it.
-    fn admit(&self, place: usize, run_id: &str) -> Result<(), RedisConnectError> {
+    /// Notes that the server with this index has this id. One server with two indexes would have two
+    /// votes.
+    fn admit(&self, index: usize, run_id: &str) -> Result<(), RedisConnectError> {
         let mut run_ids = self.run_ids.lock();
-        let other = run_ids.iter().position(|known| known.as_deref() == Some(run_id)).filter(|other| *other != place);
-        // A server that is refused has no place: the addresses of two servers may have been
-        // exchanged.
-        run_ids[place] = other.is_none().then(|| run_id.to_owned());
+        let other = run_ids.iter().position(|known| known.as_deref() == Some(run_id)).filter(|other| *other != index);
+        // A server that is refused has no id: the addresses of two servers may have been exchanged.
+        run_ids[index] = other.is_none().then(|| run_id.to_owned());
         match other {
             None => Ok(()),
-            Some(other) => Err(self.refused(place, &format!("{} is the same server", self.addresses[other]))),
+            Some(other) => Err(self.refused(index, &format!("{} is the same server", self.addresses[other]))),
         }
     }
 
-    fn refused(&self, place: usize, reason: &str) -> RedisConnectError {
-        RedisConnectError::NotIndependent { address: self.addresses[place].clone(), reason: reason.to_owned() }
+    fn refused(&self, index: usize, reason: &str) -> RedisConnectError {
+        RedisConnectError::NotIndependent { address: self.addresses[index].clone(), reason: reason.to_owned() }
     }
 }
 
@@ -103,16 +92,11 @@ impl Member {
     }
 
     /// Loads the scripts, so that calls are executed in the order in which they are sent: a call of
-    /// an unknown script is sent again, behind those after it. Also reads the server's clock. The
-    /// calls themselves have the error, if there is one.
+    /// an unknown script is sent again, behind those after it. The calls themselves have the error,
+    /// if there is one.
     async fn load_scripts(&self, connected: &mut Connected) {
         let calls = self.keyspace.redlock_scripts().map(|call| call.eval());
-        if let Ok(replies) = connected.call_each(&calls).await
-            && let Some(Ok((server_us, _))) =
-                replies.first().and_then(|reply| Some(parse_vote(reply.as_ref().ok()?, 0)))
-        {
-            self.server_clock.lock().observe(server_us, self.clock.now());
-        }
+        let _ = connected.call_each(&calls).await;
     }
 
     fn check(&self, info: &Value) -> Result<(), RedisConnectError> {
@@ -121,7 +105,7 @@ impl Member {
             from_redis_value::<String>(sections.get(at)?.clone()).ok()
         };
         let (server, replication) = (section(0).unwrap_or_default(), section(1).unwrap_or_default());
-        let refused = |reason| Err(self.members.refused(self.place, reason));
+        let refused = |reason| Err(self.members.refused(self.index, reason));
         match server_mode(&server) {
             Some("cluster") => return refused("it is a node of a Redis Cluster"),
             Some("sentinel") => return refused("it is a sentinel"),
@@ -135,13 +119,13 @@ impl Member {
             return refused("it is a replica");
         }
         match info_field(&server, "run_id") {
-            Some(run_id) => self.members.admit(self.place, run_id),
+            Some(run_id) => self.members.admit(self.index, run_id),
             None => refused("`INFO server` has no `run_id`, which would show that no other address leads to it"),
         }
     }
 
     fn address(&self) -> &str {
-        &self.members.addresses[self.place]
+        &self.members.addresses[self.index]
     }
 }
 
@@ -153,9 +137,9 @@ impl Topology for Member {
         })
     }
 
-    /// Not used: the store has no messages.
-    fn subscribe(&self, on_message: OnMessage) -> BoxFuture<'_, Result<Subscriptions, CallError>> {
-        Box::pin(async { Ok(self.endpoint.subscribe(on_message).await?) })
+    /// A vote precedes its raise, and both precede the release.
+    fn needs_order(&self) -> bool {
+        true
     }
 }
 
@@ -170,9 +154,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_server_has_one_place() {
+    fn one_server_has_one_vote() {
         let members = Members::new(["a", "b", "c"].map(str::to_owned).to_vec());
-        let admit = |place, run_id| members.admit(place, run_id).map_err(|error| error.to_string());
+        let admit = |index, run_id| members.admit(index, run_id).map_err(|error| error.to_string());
         assert_eq!(admit(0, "x"), Ok(()));
         assert_eq!(admit(0, "x"), Ok(()), "its second connection");
         let refused = "Redis at b is no independent server for a RedlockStore: a is the same server";

@@ -1,13 +1,6 @@
 //! The servers of a store, and one question to all of them.
 
-use std::{
-    fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use futures_util::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use tokio::{
@@ -15,15 +8,12 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use super::{
-    node::{KeyReplies, Node},
-    quorum::Replies,
-};
+use super::{node::Node, quorum::Replies};
 use crate::{
     clock::{BootInstant, Clock},
     store::{
         AcquireReply, AcquireRequest, ReleaseReply, ReleaseRequest, StoreError, StoreErrorKind,
-        redis::{error::CallError, topology::connection::Timeouts, wire::Keyspace},
+        redis::{error::CallError, operations::Each, topology::connection::Timeouts, wire::Keyspace},
         remote::batching::{Sender, SharedCalls},
     },
 };
@@ -39,8 +29,6 @@ pub(super) struct Group {
     pub(super) clock: Clock,
     pub(super) acquires: SharedCalls<AcquireRequest, AcquireReply>,
     pub(super) releases: SharedCalls<ReleaseRequest, ReleaseReply>,
-    /// The longest lease that was requested, in milliseconds.
-    longest_lease: AtomicU64,
 }
 
 /// The replies of the servers to one question about several keys.
@@ -78,15 +66,14 @@ impl Group {
     /// acquire asks twice.
     const LIMITS_PER_CALL: u32 = 3;
 
-    pub(super) fn new(nodes: Vec<Arc<Node>>, keyspace: Keyspace, timeouts: Timeouts, clock: Clock) -> Arc<Self> {
+    pub(super) fn new(nodes: Vec<Arc<Node>>, keyspace: Keyspace, timeouts: Timeouts) -> Arc<Self> {
         Arc::new(Self {
             nodes,
             keyspace,
             timeouts,
-            clock,
+            clock: Clock::default(),
             acquires: SharedCalls::default(),
             releases: SharedCalls::default(),
-            longest_lease: AtomicU64::new(0),
         })
     }
 
@@ -95,68 +82,54 @@ impl Group {
         self.nodes.len() / 2 + 1
     }
 
-    /// Notes a lease that is requested.
-    pub(super) fn requested(&self, lease: Duration) {
-        let ms = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX);
-        if self.longest_lease.load(Ordering::Relaxed) < ms {
-            self.longest_lease.fetch_max(ms, Ordering::Relaxed);
-        }
-    }
-
-    /// The longest time for which a server may keep a lock that is not released.
-    pub(super) fn longest_lease(&self) -> Duration {
-        Duration::from_millis(self.longest_lease.load(Ordering::Relaxed))
-    }
-
     /// When a question is decided at the latest, if it is asked now.
     pub(super) fn limit(&self) -> Instant {
         Instant::now() + self.timeouts.call / Self::LIMITS_PER_CALL
     }
 
-    /// Asks all servers at once (`call` gets the place of each), and waits until each key is
-    /// decided, or the limit. A server that was slow before is not waited for. Calls that have no
+    /// Asks all servers at once, and waits until each key is decided, or the limit. A server that was slow before is not waited for. Calls that have no
     /// reply then go on in a task: they were sent, and show whether their connections work.
     pub(super) async fn ask<T, F>(
         &self,
         keys: usize,
         limit: Instant,
-        call: impl Fn(usize, Arc<Node>) -> F,
+        call: impl Fn(Arc<Node>) -> F,
         is_decided: impl Fn(usize, &Replies<T>) -> bool,
     ) -> Answers<T>
     where
         T: Send + 'static,
-        F: Future<Output = Result<KeyReplies<T>, CallError>> + Send + 'static,
+        F: Future<Output = Result<Each<T>, CallError>> + Send + 'static,
     {
         let mut calls: FuturesUnordered<BoxFuture<'static, _>> = FuturesUnordered::new();
         let began = Instant::now();
-        for (at, node) in self.nodes.iter().enumerate() {
-            let (call, node) = (call(at, Arc::clone(node)), Arc::clone(node));
+        for (index, node) in self.nodes.iter().enumerate() {
+            let (call, node) = (call(Arc::clone(node)), Arc::clone(node));
             calls.push(Box::pin(async move {
-                let reply = call.await.map_err(|error| NodeError::new(None, at, &node, error));
+                let reply = call.await.map_err(|error| NodeError::new(None, index, &node, error));
                 match &reply {
-                    Ok(_) => node.replied(began.elapsed() < node.server.timeouts.call / Self::LIMITS_PER_CALL),
+                    Ok(_) => node.replied(began.elapsed() < node.shared.server.timeouts.call / Self::LIMITS_PER_CALL),
                     Err(error) if error.is_of_server => node.failed(error.kind, &error.text),
                     Err(_) => {}
                 }
-                (at, reply)
+                (index, reply)
             }));
         }
         let mut answers =
             Answers { keys: (0..keys).map(|_| Replies::new(self.nodes.len())).collect(), ..Answers::default() };
-        let mut is_slow: Vec<_> = self.nodes.iter().map(|node| node.is_slow()).collect();
-        if is_slow.iter().filter(|is_slow| !**is_slow).count() < self.majority() {
-            is_slow.fill(false);
+        let mut slow: Vec<_> = self.nodes.iter().map(|node| node.is_slow()).collect();
+        if slow.iter().filter(|is_slow| !**is_slow).count() < self.majority() {
+            slow.fill(false);
         }
-        let mut is_open = vec![true; self.nodes.len()];
-        while let Ok(Some((at, reply))) = timeout_at(limit, calls.next()).await {
-            is_open[at] = false;
-            answers.add(at, &self.nodes[at], reply);
-            let has_others = is_open.iter().zip(&is_slow).any(|(is_open, is_slow)| *is_open && !is_slow);
+        let mut open = vec![true; self.nodes.len()];
+        while let Ok(Some((index, reply))) = timeout_at(limit, calls.next()).await {
+            open[index] = false;
+            answers.add(index, &self.nodes[index], reply);
+            let has_others = open.iter().zip(&slow).any(|(is_open, is_slow)| *is_open && !is_slow);
             if !has_others || answers.keys.iter().enumerate().all(|(key, replies)| is_decided(key, replies)) {
                 break;
             }
         }
-        answers.unanswered = (0..self.nodes.len()).filter(|at| is_open[*at]).collect();
+        answers.unanswered = (0..self.nodes.len()).filter(|index| open[*index]).collect();
         answers.keys.iter_mut().for_each(Replies::close);
         if !calls.is_empty() {
             Handle::current().spawn(async move { while calls.next().await.is_some() {} });
@@ -195,7 +168,7 @@ impl Group {
             None => StoreErrorKind::Unavailable,
         };
         let mut texts: Vec<_> = errors().map(|error| error.text.clone()).collect();
-        let silent = answers.unanswered.iter().map(|at| &self.nodes[*at].server.address);
+        let silent = answers.unanswered.iter().map(|index| &self.nodes[*index].shared.server.address);
         texts.extend(silent.map(|address| format!("Redis at {address}: no reply yet")));
         texts.extend(reason.map(str::to_owned));
         let error = NoMajority { servers: self.nodes.len(), errors: texts };
@@ -211,18 +184,18 @@ impl<T> Default for Answers<T> {
 }
 
 impl<T> Answers<T> {
-    fn add(&mut self, at: usize, node: &Node, reply: Result<KeyReplies<T>, NodeError>) {
+    fn add(&mut self, index: usize, node: &Node, reply: Result<Each<T>, NodeError>) {
         match reply {
             Ok(replies) => {
                 for (key, reply) in replies.into_iter().enumerate() {
-                    let reply = reply.map_err(|error| NodeError::new(Some(key), at, node, error.into()));
+                    let reply = reply.map_err(|error| NodeError::new(Some(key), index, node, error));
                     let reply = reply.map_err(|error| self.errors.push(error));
-                    self.keys[key].set(at, reply.ok());
+                    self.keys[key].set(index, reply.ok());
                 }
             }
             Err(error) => {
                 self.errors.push(error);
-                self.keys.iter_mut().for_each(|replies| replies.set(at, None));
+                self.keys.iter_mut().for_each(|replies| replies.set(index, None));
             }
         }
     }
@@ -246,8 +219,8 @@ impl NodeError {
             error => !matches!(error, CallError::Expired),
         };
         // The text of the self-test names the address.
-        let address = (!matches!(error, CallError::SelfTestFailed(_))).then(|| of.server.address.clone());
-        let text = error.with_hint(address, &of.server.user).to_string();
+        let address = (!matches!(error, CallError::SelfTestFailed(_))).then(|| of.shared.server.address.clone());
+        let text = error.with_hint(address, &of.shared.server.user).to_string();
         Self { key, node, kind, may_be_of_one_key, is_of_server, text }
     }
 }

@@ -4,13 +4,12 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{
     runtime::Handle,
-    sync::Notify,
     time::{Instant, sleep},
 };
 
 use super::{
     group::{Answers, Group, STORE},
-    node::{Node, Validity},
+    node::{Node, Raises, Validity, Votes, Withdrawal},
     quorum::{Ballot, Raise, Replies},
 };
 use crate::{
@@ -63,7 +62,7 @@ impl SendRequests<AcquireRequest> for Group {
         called: BootInstant,
     ) -> Vec<Result<AcquireReply, StoreError>> {
         let valid_for = requests.iter().map(|request| request.valid_for).min().unwrap_or_default();
-        self.acquire(requests, Validity { called, valid_for, deadline: self.timeouts.call_deadline() }).await
+        self.acquire(requests, Validity { called, valid_for }).await
     }
 }
 
@@ -75,7 +74,6 @@ impl Group {
         requests: Vec<AcquireRequest>,
         validity: Validity,
     ) -> Vec<Result<AcquireReply, StoreError>> {
-        requests.iter().for_each(|request| self.requested(request.lease));
         let last_vote = self.limit();
         let mut replies: Vec<_> = requests.iter().map(|_| None).collect();
         let mut open: Vec<_> = (0..requests.len()).collect();
@@ -103,36 +101,30 @@ impl Group {
     }
 
     async fn vote_and_raise(self: &Arc<Self>, requests: &Arc<[AcquireRequest]>, validity: Validity) -> Vec<Outcome> {
-        let voted: Arc<[Notify]> = self.nodes.iter().map(|_| Notify::new()).collect();
-        let vote = |at: usize, node: Arc<Node>| {
-            let (requests, voted) = (Arc::clone(requests), Arc::clone(&voted));
-            async move {
-                let vote = node.vote(&requests, validity).await;
-                voted[at].notify_one();
-                vote
-            }
+        let vote = |node: Arc<Node>| {
+            let votes = Votes(Arc::clone(requests), validity);
+            async move { node.call(votes).await }
         };
-        let limit = self.limit().min(validity.deadline);
-        let votes = self.ask(requests.len(), limit, vote, |_, votes| votes.decide().is_some()).await;
-        let ballots: Vec<_> = votes.keys.iter().map(|votes| votes.decide().unwrap_or(Ballot::Void)).collect();
-        self.withdraw(requests, &ballots, &votes, validity.deadline);
-        if requests.len() > 1 && ballots.contains(&Ballot::Void) && votes.may_be_of_one_key() {
+        let votes = self.ask(requests.len(), self.limit(), vote, |_, votes| votes.decide().is_some()).await;
+        let ballots: Vec<_> = votes.keys.iter().map(|votes| votes.decide().unwrap_or(Ballot::Undecided)).collect();
+        self.withdraw(requests, &ballots, &votes);
+        if requests.len() > 1 && ballots.contains(&Ballot::Undecided) && votes.may_be_of_one_key() {
             let alone = send_alone(self, requests.to_vec(), validity.called).await;
             return alone.into_iter().map(Outcome::Reply).collect();
         }
         let won: Vec<_> = requests.iter().zip(&ballots).filter_map(|(request, ballot)| won(request, *ballot)).collect();
-        let (raises, raised) = self.raise(won, validity, Some(voted)).await;
+        let (raises, raised) = self.raise(won, validity).await;
         let mut raises = raises.into_iter().enumerate();
         let outcome = |(at, (request, ballot)): (usize, (&AcquireRequest, &Ballot))| match *ballot {
             Ballot::Won { .. } => Outcome::Reply(match raises.next() {
                 Some((_, Raise::Held { fence })) => Ok(AcquireReply::Granted { fence }),
                 // It was too slow, or an operator has revoked the key: nothing counts.
-                Some((at, Raise::NotHolder | Raise::Void)) => {
+                Some((at, Raise::NotHolder | Raise::Undecided)) => {
                     Err(self.store_error_because("acquire", at, &raised, Some(TOO_LATE)))
                 }
                 None => unreachable!("one for each that has won"),
             }),
-            Ballot::Void => {
+            Ballot::Undecided => {
                 let reason = votes.keys[at].is_granted_by_majority().then_some(CLOCKS_DIFFER);
                 Outcome::Reply(Err(self.store_error_because("acquire", at, &votes, reason)))
             }
@@ -148,37 +140,29 @@ impl Group {
     /// Gives these grants the fence and the lease that a majority must have. Returns the outcomes,
     /// and the replies for their errors.
     ///
-    /// At a server that has not `voted`, the raise is sent after the vote: it would find nothing.
-    pub(super) async fn raise(
-        &self,
-        requests: Vec<RaiseRequest>,
-        validity: Validity,
-        voted: Option<Arc<[Notify]>>,
-    ) -> (Vec<Raise>, Answers<Raised>) {
+    /// A server that has not replied to the vote executes the raise after it, because both are sent
+    /// on one connection.
+    pub(super) async fn raise(&self, requests: Vec<RaiseRequest>, validity: Validity) -> (Vec<Raise>, Answers<Raised>) {
         let requests: Arc<[_]> = requests.into();
         if requests.is_empty() {
             return (Vec::new(), Answers::default());
         }
-        let lease = self.longest_lease();
-        let raise = |at: usize, node: Arc<Node>| {
-            let (requests, voted) = (Arc::clone(&requests), voted.clone());
-            async move {
-                let voted = voted.as_ref().map(|voted| &voted[at]);
-                node.raise(&requests, lease, validity, voted).await
-            }
+        let raise = |node: Arc<Node>| {
+            let raises = Raises(Arc::clone(&requests), validity);
+            async move { node.call(raises).await }
         };
-        let limit = self.limit().min(validity.deadline);
-        let decide = |at: usize, replies: &Replies<Raised>| replies.decide(requests[at].fence);
-        let raised = self.ask(requests.len(), limit, raise, |at, replies| decide(at, replies).is_some()).await;
+        let decide = |index: usize, replies: &Replies<Raised>| replies.decide(requests[index].fence);
+        let is_decided = |index: usize, replies: &Replies<Raised>| decide(index, replies).is_some();
+        let raised = self.ask(requests.len(), self.limit(), raise, is_decided).await;
         let outcomes = raised.keys.iter().enumerate();
-        (outcomes.map(|(at, replies)| decide(at, replies).unwrap_or(Raise::Void)).collect(), raised)
+        (outcomes.map(|(index, replies)| decide(index, replies).unwrap_or(Raise::Undecided)).collect(), raised)
     }
 
     /// Ends the votes on acquisitions that have no majority, so that nobody finds them in its way.
     ///
-    /// It is sent before the caller gets its reply, and on the connections of the votes: those of
-    /// its next attempt are executed afterwards. A server that has not replied yet gets it, too.
-    fn withdraw(&self, requests: &[AcquireRequest], ballots: &[Ballot], votes: &Answers<Vote>, deadline: Instant) {
+    /// A withdrawal is sent before the caller gets its reply: the votes of its next attempt are
+    /// executed afterwards. A server that has not replied yet gets one, too.
+    fn withdraw(&self, requests: &[AcquireRequest], ballots: &[Ballot], votes: &Answers<Vote>) {
         let Ok(runtime) = Handle::try_current() else { return };
         for (at, node) in self.nodes.iter().enumerate().filter(|(at, _)| !votes.has_failed(*at)) {
             let may_have_granted = |key: usize| match votes.keys[key].of(at) {
@@ -192,7 +176,7 @@ impl Group {
                 withdrawn.map(|key| (requests[key].key.clone(), requests[key].id.clone())).collect();
             if !withdrawn.is_empty() {
                 let node = Arc::clone(node);
-                poll_and_spawn(async move { drop(node.withdraw(&withdrawn, deadline).await) }, &runtime);
+                poll_and_spawn(async move { drop(node.call(Withdrawal(withdrawn)).await) }, &runtime);
             }
         }
     }

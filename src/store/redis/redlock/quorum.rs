@@ -41,8 +41,8 @@ pub enum Ballot {
         /// Whether only the votes of acquisitions without a majority are in the way.
         is_split: bool,
     },
-    /// Too few servers have replied, or their clocks differ by more than a day.
-    Void,
+    /// Too few servers have replied, or their clocks differ by more than half a day.
+    Undecided,
 }
 
 /// The outcome of a raise.
@@ -56,7 +56,7 @@ pub enum Raise {
     /// No majority has the acquisition.
     NotHolder,
     /// Too few servers have replied.
-    Void,
+    Undecided,
 }
 
 /// The fences of one grant differ by less than half a day, in microseconds: a server refuses a
@@ -144,7 +144,7 @@ impl Replies<Vote> {
             return None;
         }
         if granted >= self.majority() || self.received().count() + pending < self.majority() {
-            return Some(Ballot::Void);
+            return Some(Ballot::Undecided);
         }
         if self.received().count() < self.majority() {
             // Whether the key is busy is not known: these servers may be a minority of old votes.
@@ -196,7 +196,7 @@ impl Replies<Raised> {
             return Some(Raise::NotHolder);
         }
         let may_change = pending > 0 && (fences.len() + pending >= self.majority() || is_lost(others + pending));
-        (!may_change).then_some(Raise::Void)
+        (!may_change).then_some(Raise::Undecided)
     }
 }
 
@@ -355,9 +355,9 @@ mod tests {
         assert_eq!(replies(5, &[granted(1), granted(5), None, granted(3)]).decide(), won(5));
         assert_eq!(replies(3, &[busy(9, false), granted(1)]).decide(), None, "the third one decides");
         assert_eq!(replies(3, &[busy(9, false), busy(7, false)]).decide(), lost(9, false));
-        assert_eq!(replies(3, &[None::<Vote>, None]).decide(), Some(Ballot::Void));
+        assert_eq!(replies(3, &[None::<Vote>, None]).decide(), Some(Ballot::Undecided));
         assert_eq!(replies(3, &[busy(9, false), None]).decide(), None, "it may be an old vote");
-        assert_eq!(closed(3, &[busy(9, false), None]).decide(), Some(Ballot::Void));
+        assert_eq!(closed(3, &[busy(9, false), None]).decide(), Some(Ballot::Undecided));
     }
 
     #[test]
@@ -383,7 +383,7 @@ mod tests {
         assert_eq!(replies(3, &[granted(2 * DAY), granted(1), granted(5)]).decide(), won(5));
         let behind = Some(Vote::Granted { fence: FENCE - DAY });
         assert_eq!(replies(3, &[behind, granted(1), granted(5)]).decide(), won(5));
-        assert_eq!(closed(3, &[granted(2 * DAY), granted(1)]).decide(), Some(Ballot::Void));
+        assert_eq!(closed(3, &[granted(2 * DAY), granted(1)]).decide(), Some(Ballot::Undecided));
         let steps = [granted(0), granted(DAY / 3), granted(9 * DAY / 10), granted(DAY / 4), None];
         assert_eq!(replies(5, &steps).decide(), won(DAY / 3));
     }
@@ -395,12 +395,16 @@ mod tests {
         assert_eq!(replies(3, &[held(7), Some(Raised::NotHolder), held(7)]).decide(7), Some(Raise::Held { fence: 7 }));
         assert_eq!(replies(3, &[held(9), held(7)]).decide(7), Some(Raise::Held { fence: 7 }), "of a majority");
         assert_eq!(replies(3, &[held(9), held(9)]).decide(7), Some(Raise::Held { fence: 9 }), "of a later call");
-        assert_eq!(replies(3, &[held(9), held(6), None]).decide(7), Some(Raise::Void), "a smaller one does not count");
+        assert_eq!(
+            replies(3, &[held(9), held(6), None]).decide(7),
+            Some(Raise::Undecided),
+            "a smaller one does not count"
+        );
         let others = [Some(Raised::NotHolder), Some(Raised::NotHolder)];
         assert_eq!(replies(3, &others).decide(7), Some(Raise::NotHolder));
-        assert_eq!(closed(3, &[held(7), None]).decide(7), Some(Raise::Void));
+        assert_eq!(closed(3, &[held(7), None]).decide(7), Some(Raise::Undecided));
         let refused = [Some(Raised::ClockBehind), held(7), None];
-        assert_eq!(replies(3, &refused).decide(7), Some(Raise::Void));
+        assert_eq!(replies(3, &refused).decide(7), Some(Raise::Undecided));
     }
 
     #[test]
@@ -498,7 +502,7 @@ mod tests {
         let ballot = |ballot| match ballot {
             Ballot::Won { .. } => "won",
             Ballot::Lost { .. } => "lost",
-            Ballot::Void => "void",
+            Ballot::Undecided => "void",
         };
         check(&[granted(1), busy(5, false), busy(3, true), None], |votes| votes.decide().map(ballot));
         let held = |fence| Some(Raised::Held { fence });

@@ -10,6 +10,7 @@ use crate::{
     clock::BootInstant,
     store::{
         ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreError,
+        redis::operations::Together,
         remote::batching::{SendRequests, SharedCalls, send_alone},
     },
 };
@@ -38,10 +39,9 @@ impl SendRequests<ReleaseRequest> for Group {
         called: BootInstant,
     ) -> Vec<Result<ReleaseReply, StoreError>> {
         let requests: Arc<[_]> = requests.into();
-        let (lease, deadline) = (self.longest_lease(), self.timeouts.call_deadline());
-        let release = |_: usize, node: Arc<Node>| {
+        let release = |node: Arc<Node>| {
             let requests = Arc::clone(&requests);
-            async move { node.release(&requests, lease, deadline).await }
+            async move { node.call(Together { requests, called }).await }
         };
         let answers = self.ask(requests.len(), self.limit(), release, |_, replies| replies.decide().is_some()).await;
         let outcomes: Vec<_> = answers.keys.iter().map(|replies| replies.decide().unwrap_or(Err(()))).collect();
@@ -58,12 +58,14 @@ impl Group {
     /// Renews. An error: too few servers have replied.
     pub(super) async fn renew(&self, requests: Vec<RenewRequest>) -> Result<Vec<RenewReply>, StoreError> {
         let requests: Arc<[_]> = requests.into();
-        requests.iter().for_each(|request: &RenewRequest| self.requested(request.lease));
-        let deadline = self.timeouts.call_deadline();
-        let renew = |_: usize, node: Arc<Node>| {
+        let renew = |node: Arc<Node>| {
             let requests = Arc::clone(&requests);
-            async move { node.renew(&requests, deadline).await }
+            async move {
+                let renewed = node.call(Together { requests, called: BootInstant::default() }).await?;
+                Ok(renewed.into_iter().map(Ok).collect())
+            }
         };
+        let deadline = self.timeouts.call_deadline();
         let answers = self.ask(requests.len(), deadline, renew, |_, replies| replies.decide().is_some()).await;
         let replies = answers.keys.iter().enumerate();
         let replies = replies.map(|(at, replies)| {

@@ -51,9 +51,7 @@
 // In the order of a call.
 mod builder;
 mod member;
-mod unconfirmed;
 mod node;
-mod late;
 #[allow(unreachable_pub, reason = "public for the simulator alone: feature `__internals`")]
 pub mod quorum;
 mod group;

@@ -2,19 +2,24 @@
 
 use std::sync::Arc;
 
-use futures_util::{StreamExt, stream};
 use tokio::time::Instant;
 
 use super::{
     group::{Answers, Group, STORE},
     node::Node,
 };
-use crate::store::{
-    Cursor, KeyStatus, ListEntry, ListReply, ListRequest, StoreError, StoreErrorKind, redis::error::CallError,
+use crate::{
+    lock_key::LockKey,
+    store::{
+        Cursor, KeyStatus, ListEntry, ListReply, ListRequest, StoreError, StoreErrorKind,
+        redis::{
+            error::CallError,
+            list::{MAX_SCANS, Phase, inspect_each, scan},
+            operations::Inspect,
+        },
+    },
 };
 
-/// The `SCAN`s of one page at most: names of other programs fill no page, and cost time.
-const MAX_SCANS: usize = 100;
 /// Inspects in flight, each at all servers.
 const MAX_INSPECTS: usize = 64;
 
@@ -25,7 +30,7 @@ struct Position {
     /// The servers that were scanned completely, one bit for each.
     done: u16,
     /// The server that is scanned.
-    place: usize,
+    index: usize,
     /// The cursor of the `SCAN` there.
     scan: u64,
 }
@@ -39,10 +44,10 @@ struct Found {
 
 /// One page.
 pub(super) async fn list(group: &Arc<Group>, request: &ListRequest) -> Result<ListReply, StoreError> {
-    let start = Position { done: 0, place: 0, scan: 0 };
+    let start = Position { done: 0, index: 0, scan: 0 };
     let position = match request.after.as_ref() {
         None => Some(start),
-        Some(cursor) => Position::parse(cursor).filter(|position| position.place < group.nodes.len()),
+        Some(cursor) => Position::parse(cursor).filter(|position| position.index < group.nodes.len()),
     };
     let unknown = || StoreError::new(STORE, "list", StoreErrorKind::Unsupported).with_source(CallError::InvalidCursor);
     let position = position.ok_or_else(unknown)?;
@@ -50,53 +55,39 @@ pub(super) async fn list(group: &Arc<Group>, request: &ListRequest) -> Result<Li
         // No server knows who waits.
         return Ok(ListReply::new(Vec::new(), None));
     }
-    let deadline = group.timeouts.call_deadline();
-    let (found, next) = group.scan_page(position, request.limit, deadline).await?;
+    let (found, next) = group.scan_page(position, request.limit).await?;
     let entries = found.into_iter().map(|Found { name, done }| async move {
-        let (status, answers) = match group.statuses("list", &name, deadline).await {
+        let key = group.keyspace.parse_lock(&name);
+        let (status, answers) = match group.inspect("list", &key).await {
             Ok(found) => found,
             // Another program has replaced the lock by another type.
             Err(error) if error.kind() == StoreErrorKind::Refused => return Ok(None),
             Err(error) => return Err(error),
         };
-        let is_there = |place: usize| answers.keys[0].of(place).is_some_and(|status| !status.lease_left.is_zero());
+        let is_there = |index: usize| answers.keys[0].of(index).is_some_and(|status| !status.lease_left.is_zero());
         // It was listed as one of these.
-        let was_listed = (0..group.nodes.len()).any(|place| done & 1 << place != 0 && is_there(place));
+        let was_listed = (0..group.nodes.len()).any(|index| done & 1 << index != 0 && is_there(index));
         let is_listed = !status.lease_left.is_zero() && !was_listed;
-        Ok(is_listed.then(|| ListEntry::new(group.keyspace.parse_lock(&name), status)))
+        Ok(is_listed.then(|| ListEntry::new(key, status)))
     });
-    let mut entries = stream::iter(entries).buffered(MAX_INSPECTS);
-    let mut listed = Vec::new();
-    while let Some(entry) = entries.next().await {
-        listed.extend(entry?);
-    }
-    Ok(ListReply::new(listed, next.map(Position::cursor)))
+    Ok(ListReply::new(inspect_each(entries, MAX_INSPECTS).await?, next.map(Position::cursor)))
 }
 
 impl Group {
-    /// The status of the lock with this name.
-    pub(super) async fn inspect(&self, name: &str) -> Result<KeyStatus, StoreError> {
-        let (status, _) = self.statuses("inspect", name, self.timeouts.call_deadline()).await?;
-        Ok(status)
-    }
-
-    async fn statuses(
+    /// The status of a key, and the replies of the servers.
+    pub(super) async fn inspect(
         &self,
         operation: &'static str,
-        name: &str,
-        deadline: Instant,
+        key: &LockKey,
     ) -> Result<(KeyStatus, Answers<KeyStatus>), StoreError> {
-        let name: Arc<str> = name.into();
-        let inspect = |_: usize, node: Arc<Node>| {
-            let name = Arc::clone(&name);
-            async move { Ok(vec![Ok(node.inspect((&*name).into(), deadline).await?)]) }
+        let inspect = |node: Arc<Node>| {
+            let inspect = Inspect(key.clone());
+            async move { Ok(vec![Ok(node.call(inspect).await?)]) }
         };
-        let limit = self.limit().min(deadline);
-        let answers = self.ask(1, limit, inspect, |_, replies| replies.decide().is_some()).await;
-        let status = answers.keys[0].decide().unwrap_or(Err(()));
-        match status {
-            Ok(status) => Ok((status, answers)),
-            Err(()) => Err(self.store_error(operation, 0, &answers)),
+        let answers = self.ask(1, self.limit(), inspect, |_, replies| replies.decide().is_some()).await;
+        match answers.keys[0].decide() {
+            Some(Ok(status)) => Ok((status, answers)),
+            Some(Err(())) | None => Err(self.store_error(operation, 0, &answers)),
         }
     }
 
@@ -105,34 +96,33 @@ impl Group {
         &self,
         mut position: Position,
         limit: usize,
-        deadline: Instant,
     ) -> Result<(Vec<Found>, Option<Position>), StoreError> {
         // The inspects need the rest of the time.
-        let scan_until = Instant::now() + deadline.saturating_duration_since(Instant::now()) / 3;
+        let scan_until = Instant::now() + self.timeouts.call / 3;
         let (mut found, mut failed) = (Vec::new(), 0_u16);
         for _ in 0..MAX_SCANS {
-            let node = &self.nodes[position.place];
+            let node = &self.nodes[position.index];
             let count = limit.saturating_sub(found.len()).max(1);
-            match node.scan(position.scan, count, self.limit().min(deadline)).await {
+            match scan(&node.shared.server, Phase::Locks, position.scan, count, self.limit()).await {
                 Ok((scan, names)) => {
                     found.extend(names.into_iter().map(|name| Found { name, done: position.done }));
                     position.scan = scan;
-                    position.done |= u16::from(scan == 0) << position.place;
+                    position.done |= u16::from(scan == 0) << position.index;
                 }
                 Err(error) => {
-                    failed |= 1 << position.place;
+                    failed |= 1 << position.index;
                     if self.nodes.len() - servers_in(failed) < self.majority() {
-                        return Err(node.server.store_error("list", error));
+                        return Err(node.shared.server.store_error("list", error));
                     }
                 }
             }
             if servers_in(position.done) >= self.majority() {
                 return Ok((found, None));
             }
-            if position.done & 1 << position.place != 0 || failed & 1 << position.place != 0 {
-                let is_next = |place: &usize| (position.done | failed) & 1 << place == 0;
-                let place = (0..self.nodes.len()).find(is_next);
-                position = Position { done: position.done, place: place.unwrap_or(0), scan: 0 };
+            if position.done & 1 << position.index != 0 || failed & 1 << position.index != 0 {
+                let is_next = |index: &usize| (position.done | failed) & 1 << index == 0;
+                let index = (0..self.nodes.len()).find(is_next);
+                position = Position { done: position.done, index: index.unwrap_or(0), scan: 0 };
             }
             if found.len() >= limit || Instant::now() >= scan_until {
                 break;
@@ -142,23 +132,23 @@ impl Group {
     }
 }
 
-fn servers_in(places: u16) -> usize {
-    places.count_ones() as usize
+fn servers_in(set: u16) -> usize {
+    set.count_ones() as usize
 }
 
 impl Position {
     fn cursor(self) -> Cursor {
-        let Self { done, place, scan } = self;
-        Cursor::new(format!("{done}:{place}:{scan}"))
+        let Self { done, index, scan } = self;
+        Cursor::new(format!("{done}:{index}:{scan}"))
     }
 
     fn parse(cursor: &Cursor) -> Option<Self> {
         let mut parts = cursor.as_str().split(':');
-        let (done, place, scan) = (parts.next()?, parts.next()?, parts.next()?);
+        let (done, index, scan) = (parts.next()?, parts.next()?, parts.next()?);
         if parts.next().is_some() {
             return None;
         }
-        Some(Self { done: done.parse().ok()?, place: place.parse().ok()?, scan: scan.parse().ok()? })
+        Some(Self { done: done.parse().ok()?, index: index.parse().ok()?, scan: scan.parse().ok()? })
     }
 }
 
@@ -168,7 +158,7 @@ mod tests {
 
     #[test]
     fn position_in_a_listing_has_a_text() {
-        let position = Position { done: 0b101, place: 1, scan: u64::MAX };
+        let position = Position { done: 0b101, index: 1, scan: u64::MAX };
         assert_eq!(Position::parse(&position.cursor()), Some(position));
         for other in ["", "1:2", "1:2:x", "1:2:3:4", "-1:0:0", "l7", "99999:0:0"] {
             assert_eq!(Position::parse(&Cursor::new(other)), None, "{other}");

@@ -118,8 +118,8 @@ impl LockStore for RedlockStore {
         }
         let (group, called) = (Arc::clone(&self.group), self.group.clock.now());
         StoreFuture::new(async move {
-            let validity = Validity { called, valid_for: request.valid_for, deadline: group.timeouts.call_deadline() };
-            group.yield_to_nobody(request, validity).await
+            let validity = Validity { called, valid_for: request.valid_for };
+            group.extend_or_acquire(request, validity).await
         })
     }
 
@@ -128,9 +128,11 @@ impl LockStore for RedlockStore {
     }
 
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
-        let name = self.group.keyspace.lock(&key).map(|lock| lock.to_string());
+        if let Err(error) = self.group.keyspace.lock(&key) {
+            return StoreFuture::ready(Err(invalid("inspect", error)));
+        }
         let group = Arc::clone(&self.group);
-        StoreFuture::new(async move { group.inspect(&name.map_err(|error| invalid("inspect", error))?).await })
+        StoreFuture::new(async move { Ok(group.inspect("inspect", &key).await?.0) })
     }
 
     fn list(&self, request: ListRequest) -> StoreFuture<ListReply> {
@@ -163,20 +165,19 @@ impl LockStore for RedlockStore {
 impl Group {
     /// Extends a grant under a new fence: without a queue there is nobody to yield to. A grant that
     /// is lost is acquired under the next id.
-    async fn yield_to_nobody(
+    async fn extend_or_acquire(
         self: &Arc<Self>,
         request: YieldRequest,
         validity: Validity,
     ) -> Result<YieldReply, StoreError> {
         let YieldRequest { key, id, fence, next_id, lease, queue, valid_for, .. } = request;
-        self.requested(lease);
         // A copy of an executed yield finds the fence that it has asked for, or a larger one.
         let raise = RaiseRequest { key: key.clone(), id: id.clone(), fence: fence + 1, lease };
-        let (outcomes, answers) = self.raise(vec![raise], validity, None).await;
+        let (outcomes, answers) = self.raise(vec![raise], validity).await;
         match outcomes.first() {
             Some(Raise::Held { fence }) => return Ok(YieldReply::Extended { fence: *fence }),
             Some(Raise::NotHolder) => {}
-            Some(Raise::Void) | None => return Err(self.store_error("yield", 0, &answers)),
+            Some(Raise::Undecided) | None => return Err(self.store_error("yield", 0, &answers)),
         }
         // Else a minority that has the former id would be in the way of the next one.
         let release = ReleaseRequest::new(key.clone(), id, Duration::ZERO, queue);
@@ -190,10 +191,9 @@ impl Group {
     }
 
     async fn force(&self, request: ForceReleaseRequest) -> Result<ForceReleaseReply, StoreError> {
-        let (request, deadline) = (Arc::new(request), self.timeouts.call_deadline());
-        let force = |_: usize, node: Arc<Node>| {
-            let request = Arc::clone(&request);
-            async move { Ok(vec![Ok(node.force(&request, deadline).await?)]) }
+        let force = |node: Arc<Node>| {
+            let request = request.clone();
+            async move { Ok(vec![Ok(node.call(request).await?)]) }
         };
         let answers = self.ask(1, self.limit(), force, |_, replies| replies.decide().is_some()).await;
         let outcome = answers.keys[0].decide().unwrap_or(Err(()));
@@ -202,7 +202,7 @@ impl Group {
 
     async fn check(&self) -> Result<(), StoreError> {
         let deadline = self.timeouts.call_deadline();
-        let check = |_: usize, node: Arc<Node>| async move { Ok(vec![Ok(node.check_writes(deadline).await?)]) };
+        let check = |node: Arc<Node>| async move { Ok(vec![Ok(node.shared.server.check_writes(deadline).await?)]) };
         let answers = self.ask(1, deadline, check, |_, replies| replies.has_majority() || !replies.may_decide()).await;
         if answers.keys[0].has_majority() { Ok(()) } else { Err(self.store_error("health", 0, &answers)) }
     }

@@ -14,28 +14,23 @@ use super::{
 };
 use crate::{
     background::Background,
-    clock::Clock,
     limits::{
         CONNECT_TIMEOUT, CONNECT_TIMEOUT_MAX, REDIS_PREFIX, REDIS_TIMEOUT_MIN, REDLOCK_SERVERS_MAX,
         REDLOCK_SERVERS_MIN, STORE_CALL_TIMEOUT, STORE_CALL_TIMEOUT_MAX,
     },
-    store::{
-        redis::{
-            RedisConnectError,
-            error::CallError,
-            self_test::{SelfTestError, self_test_without_messages},
-            topology::{
-                Endpoint, Signs, Topology,
-                address::{Address, Deployment},
-                connection::{SharedConnection, Timeouts},
-                parameters::UrlSettings,
-                server::Server,
-            },
-            wire::Keyspace,
+    store::redis::{
+        RedisConnectError,
+        assembly::{Parts, RETRY_INTERVAL},
+        error::CallError,
+        self_test::{SelfTestError, self_test_without_messages},
+        topology::{
+            Endpoint, Topology,
+            address::{Address, Deployment},
+            connection::Timeouts,
+            parameters::UrlSettings,
         },
-        remote::{link::RECONNECT_DELAY, server_clock::ServerClock},
+        wire::Keyspace,
     },
-    sync::Mutex,
 };
 
 /// Builder for a [`RedlockStore`] with non-default settings.
@@ -157,42 +152,31 @@ impl RedlockStoreBuilder {
         }
         let members = Members::new(addresses.iter().map(|address| address.display.clone()).collect());
         members.check_addresses()?;
-        let (clock, background) = (Clock::default(), Background::default());
-        let candidate = |(place, Address { info, display, user, .. }): (usize, Address)| {
+        let parts = Parts {
+            user: String::new(),
+            keyspace: keyspace.clone(),
+            timeouts,
+            min_replicas: None,
+            background: Background::default(),
+            sinks: Arc::default(),
+        };
+        let candidate = |(index, Address { info, display, user, .. }): (usize, Address)| {
             let client = Client::open(info).map_err(|error: RedisError| RedisConnectError::InvalidUrl(error.into()))?;
-            let endpoint = Endpoint::new(client, timeouts.connect, timeouts.call);
-            let server_clock = Arc::<Mutex<ServerClock>>::default();
             let member = Arc::new(Member {
-                endpoint,
-                place,
+                endpoint: Endpoint::new(client, timeouts.connect, timeouts.call),
+                index,
                 user: user.clone(),
                 keyspace: keyspace.clone(),
-                clock: clock.clone(),
-                server_clock: Arc::clone(&server_clock),
                 members: Arc::clone(&members),
             });
             let topology: Arc<dyn Topology> = Arc::<Member>::clone(&member);
-            let signs = Arc::<Signs>::default();
-            let connection = || Arc::new(SharedConnection::new(Arc::clone(&topology), timeouts, Arc::clone(&signs)));
-            let (acquire_conn, release_conn) = (connection(), connection());
-            let server = Server {
-                renew_conn: Arc::clone(&release_conn),
-                topology: Arc::clone(&topology),
-                address: display,
-                user,
-                keyspace: keyspace.clone(),
-                background: background.clone(),
-                timeouts,
-                min_replicas: None,
-                acquire_conn,
-                release_conn,
-            };
-            Ok(Candidate { member, node: Node::new(Arc::new(server), signs, clock.clone(), server_clock) })
+            let shared = Parts { user, ..parts.clone() }.server(topology, display, None);
+            Ok(Candidate { member, node: Node::new(shared) })
         };
         let candidates: Vec<_> =
             addresses.into_iter().enumerate().map(candidate).collect::<Result<_, RedisConnectError>>()?;
         let nodes = candidates.iter().map(|candidate| Arc::clone(&candidate.node)).collect();
-        let group = Group::new(nodes, keyspace.clone(), timeouts, clock.clone());
+        let group = Group::new(nodes, keyspace, timeouts);
         Ok((RedlockStore::new(group), candidates, timeouts))
     }
 }
@@ -200,14 +184,14 @@ impl RedlockStoreBuilder {
 /// Waits for a majority of the servers, and shortly for the others.
 async fn test(candidates: Vec<Candidate>, timeouts: Timeouts) -> Result<(), RedisConnectError> {
     let (servers, deadline) = (candidates.len(), Instant::now() + timeouts.connect);
-    let test = |place: usize, delay: Duration| {
-        let candidate = &candidates[place];
+    let test = |index: usize, delay: Duration| {
+        let candidate = &candidates[index];
         async move {
             sleep(delay).await;
-            (place, candidate.test().await)
+            (index, candidate.test().await)
         }
     };
-    let mut tests: FuturesUnordered<_> = (0..servers).map(|place| test(place, Duration::ZERO)).collect();
+    let mut tests: FuturesUnordered<_> = (0..servers).map(|index| test(index, Duration::ZERO)).collect();
     // The last result of each.
     let mut results: Vec<Option<Result<(), String>>> = vec![None; servers];
     let mut wait_until = deadline;
@@ -218,23 +202,24 @@ async fn test(candidates: Vec<Candidate>, timeouts: Timeouts) -> Result<(), Redi
             return Ok(());
         }
         match timeout_at(wait_until, tests.next()).await {
-            Ok(Some((place, Ok(())))) => {
-                results[place] = Some(Ok(()));
+            Ok(Some((index, Ok(())))) => {
+                results[index] = Some(Ok(()));
                 if passed == servers / 2 {
                     wait_until = deadline.min(Instant::now() + timeouts.call);
                 }
             }
             Ok(Some((_, Err(SelfTestError { error, is_transient: false })))) => return Err(error),
-            Ok(Some((place, Err(SelfTestError { error, .. })))) => {
-                results[place] = Some(Err(format!("{error:?}")));
-                tests.push(test(place, RETRY_INTERVAL));
+            Ok(Some((index, Err(SelfTestError { error, .. })))) => {
+                results[index] = Some(Err(format!("{error:?}")));
+                tests.push(test(index, RETRY_INTERVAL));
             }
             Ok(None) | Err(_) if is_majority => return Ok(()),
             Ok(None) | Err(_) => {
-                let no_reply = |place: usize| format!("no reply of Redis at {}", candidates[place].node.server.address);
+                let no_reply =
+                    |index: usize| format!("no reply of Redis at {}", candidates[index].node.shared.server.address);
                 let errors = results.into_iter().enumerate();
                 let errors =
-                    errors.filter_map(|(place, result)| result.map_or_else(|| Some(no_reply(place)), Result::err));
+                    errors.filter_map(|(index, result)| result.map_or_else(|| Some(no_reply(index)), Result::err));
                 return Err(RedisConnectError::NoMajority { servers, passed, errors: errors.collect() });
             }
         }
@@ -245,13 +230,16 @@ impl Candidate {
     /// Connects once, so that a defect is an error of its own kind, and then executes every
     /// command.
     async fn test(&self) -> Result<(), SelfTestError> {
-        let Server { address, user, .. } = &*self.node.server;
+        let shared = &self.node.shared;
+        let (address, user) = (&shared.server.address, &shared.server.user);
         let failed = |error: CallError| SelfTestError {
             is_transient: error.is_transient(),
             error: RedisConnectError::Unreachable { address: address.clone(), source: error.with_hint(None, user) },
         };
         self.member.connect_checked().await.map_err(|error| error.map_or_else(failed, SelfTestError::from))?;
-        self_test_without_messages(&self.node.server).await.map(drop)
+        let server_us = self_test_without_messages(&shared.server).await?;
+        shared.server_clock().observe(server_us, shared.clock.now());
+        Ok(())
     }
 }
 
@@ -262,7 +250,7 @@ fn single_servers<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Result<Ve
 }
 
 fn single_server(url: &str) -> Result<Address, RedisConnectError> {
-    let address = Address::parse(url, "")?;
+    let address = Address::parse(url)?;
     let defect = if !matches!(address.deployment, Deployment::Server) {
         "each URL of a RedlockStore is that of one server: no sentinels, and no Cluster"
     } else if address.settings != UrlSettings::default() {
@@ -286,21 +274,8 @@ impl RedlockStore {
         Self::builder().connect(urls).await
     }
 
-    /// Creates a store as [`connect`](Self::connect) does, but does not wait for the servers. See
-    /// [`RedlockStoreBuilder::connect_lazy`].
-    ///
-    /// # Errors
-    ///
-    /// Fails if a URL or their number is invalid.
-    pub fn connect_lazy<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Result<Self, RedisConnectError> {
-        Self::builder().connect_lazy(urls)
-    }
-
     /// Returns a builder for a store with non-default settings.
     pub fn builder() -> RedlockStoreBuilder {
         RedlockStoreBuilder::default()
     }
 }
-
-/// A connection fails without a new connect until its reconnect delay has passed.
-const RETRY_INTERVAL: Duration = RECONNECT_DELAY.saturating_add(Duration::from_millis(10));

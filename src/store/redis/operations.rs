@@ -1,0 +1,387 @@
+//! The operations of the store: the script of each, and what its reply means.
+
+use std::{sync::Arc, time::Duration};
+
+use deadpool_redis::redis::{Value, make_extension_error};
+use futures_util::future::join_all;
+
+use super::{
+    calls::{Call, Purpose, send},
+    error::CallError,
+    shared::Shared,
+    topology::{Servers, connection::Replicated},
+    wire::{self, InvalidName, KeyError, ScriptCall},
+};
+use crate::{
+    clock::BootInstant,
+    limits::MAX_WAITING_REQUESTS,
+    lock_key::LockKey,
+    store::{
+        AcquireReply, AcquireRequest, DeleteRecordReply, ForceReleaseReply, ForceReleaseRequest, IfBusy, KeyStatus,
+        ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreError, YieldReply, YieldRequest,
+        remote::{
+            batch::Shareable,
+            batching::{SendRequests, SharedCalls, send_alone},
+        },
+    },
+};
+
+/// Requests that share a script.
+pub(super) struct Together<R> {
+    pub(super) requests: Arc<[R]>,
+    pub(super) called: BootInstant,
+}
+
+/// A yield, and the instant of its call.
+pub(super) struct Yield(pub(super) YieldRequest, pub(super) BootInstant);
+
+pub(super) struct Inspect(pub(super) LockKey);
+
+pub(super) struct DeleteRecord(pub(super) LockKey);
+
+/// The replies to the requests of one script.
+pub(super) type Each<T> = Vec<Result<T, CallError>>;
+
+// === acquire ===
+
+impl SendRequests<AcquireRequest> for Shared {
+    type Reply = AcquireReply;
+
+    const STORE: &'static str = "redis";
+    const OPERATION: &'static str = "acquire";
+
+    const MAX_WAITING: usize = MAX_WAITING_REQUESTS;
+
+    fn calls(&self) -> &SharedCalls<AcquireRequest, AcquireReply> {
+        &self.acquires
+    }
+
+    /// The wait for replicas blocks the connection: a call beside another one would wait, too.
+    fn shares_waits(&self) -> bool {
+        self.server.min_replicas.is_some()
+    }
+
+    /// The rest of its validity is left for the call.
+    fn may_wait(request: &AcquireRequest) -> Option<Duration> {
+        Some(request.valid_for / 2)
+    }
+
+    async fn send(
+        self: &Arc<Self>,
+        requests: Vec<AcquireRequest>,
+        called: BootInstant,
+    ) -> Vec<Result<AcquireReply, StoreError>> {
+        self.send_shared(requests, called).await
+    }
+}
+
+impl Call for Together<AcquireRequest> {
+    const OPERATION: &'static str = "acquire";
+    const PURPOSE: Purpose = Purpose::Acquire;
+    type Reply = Each<AcquireReply>;
+
+    fn key(&self) -> &LockKey {
+        &self.requests[0].key
+    }
+
+    fn managers(&self) -> Vec<&str> {
+        let waiting = self.requests.iter().filter(|request| request.if_busy == IfBusy::Enqueue);
+        waiting.map(|request| request.id.manager()).collect()
+    }
+
+    fn script(&self, at: &Shared) -> Result<ScriptCall, InvalidName> {
+        let expires_at = at.expires_at(self.called, valid_for(&self.requests));
+        if at.messages.are_disconnected() {
+            // A waiter would not be offered the key. A free key can still be acquired.
+            let mut requests = self.requests.to_vec();
+            requests.iter_mut().for_each(|request| request.if_busy = IfBusy::Fail);
+            return at.server.keyspace.acquire(&requests, expires_at);
+        }
+        at.server.keyspace.acquire(&self.requests, expires_at)
+    }
+
+    fn reply(&self, at: &Shared, reply: &Value, replicated: Replicated) -> Result<Option<Self::Reply>, CallError> {
+        let parsed = wire::parse_acquire(reply, self.requests.len())?;
+        let Some(replies) = at.in_time(parsed, self.called, valid_for(&self.requests))? else { return Ok(None) };
+        let check = |(request, reply): (&AcquireRequest, Result<AcquireReply, KeyError>)| {
+            let reply = reply?;
+            if request.key.is_raw() {
+                at.messages.used_raw(&request.key, matches!(reply, AcquireReply::Queued { .. }));
+            }
+            at.warn_if_no_ttl(&reply);
+            match reply {
+                AcquireReply::Busy { .. } if request.if_busy == IfBusy::Enqueue => {
+                    return Err(CallError::NotSubscribed);
+                }
+                // In doubt: it is released, unless a repeated call finds it replicated.
+                AcquireReply::Granted { .. } => replicated?,
+                _ => {}
+            }
+            Ok(reply)
+        };
+        Ok(Some(self.requests.iter().zip(replies).map(check).collect()))
+    }
+}
+
+/// The shortest validity counts for all.
+fn valid_for(requests: &[AcquireRequest]) -> Duration {
+    requests.iter().map(|request| request.valid_for).min().unwrap_or_default()
+}
+
+// === release ===
+
+impl SendRequests<ReleaseRequest> for Shared {
+    type Reply = ReleaseReply;
+
+    const STORE: &'static str = "redis";
+    const OPERATION: &'static str = "release";
+
+    /// A release is not refused: each was reserved before its acquire.
+    const MAX_WAITING: usize = usize::MAX;
+
+    fn calls(&self) -> &SharedCalls<ReleaseRequest, ReleaseReply> {
+        &self.releases
+    }
+
+    fn may_wait(_: &ReleaseRequest) -> Option<Duration> {
+        None
+    }
+
+    async fn send(
+        self: &Arc<Self>,
+        requests: Vec<ReleaseRequest>,
+        called: BootInstant,
+    ) -> Vec<Result<ReleaseReply, StoreError>> {
+        self.send_shared(requests, called).await
+    }
+}
+
+impl Call for Together<ReleaseRequest> {
+    const OPERATION: &'static str = "release";
+    const PURPOSE: Purpose = Purpose::Release;
+    type Reply = Each<ReleaseReply>;
+
+    fn key(&self) -> &LockKey {
+        &self.requests[0].key
+    }
+
+    fn script(&self, at: &Shared) -> Result<ScriptCall, InvalidName> {
+        at.server.keyspace.release(&self.requests)
+    }
+
+    fn reply(&self, _: &Shared, reply: &Value, _: Replicated) -> Result<Option<Self::Reply>, CallError> {
+        let replies = wire::parse_release(reply, self.requests.len())?;
+        Ok(Some(replies.into_iter().map(|reply| Ok(reply?)).collect()))
+    }
+}
+
+impl Shared {
+    /// Sends requests in one script, on a Cluster in one for each slot. The replies are in the order
+    /// of the requests.
+    async fn send_shared<R, T>(self: &Arc<Self>, requests: Vec<R>, called: BootInstant) -> Vec<Result<T, StoreError>>
+    where
+        R: Shareable + Clone + Send + Sync + 'static,
+        T: Send + Unpin + 'static,
+        Self: SendRequests<R, Reply = T>,
+        Together<R>: Call<Reply = Each<T>>,
+    {
+        let nodes = self.nodes();
+        let slot_of = |request: &R| nodes.as_ref().map_or(0, |nodes| nodes.slot(request.key()));
+        let mut slots: Vec<(u16, Vec<R>)> = Vec::new();
+        let mut positions = Vec::with_capacity(requests.len());
+        for request in requests {
+            let slot = slot_of(&request);
+            let position = slots.iter().position(|(known, _)| *known == slot).unwrap_or(slots.len());
+            match slots.get_mut(position) {
+                Some((_, requests)) => requests.push(request),
+                None => slots.push((slot, vec![request])),
+            }
+            positions.push(position);
+        }
+        let calls: Vec<_> =
+            slots.into_iter().map(|(_, requests)| Together { requests: requests.into(), called }).collect();
+        let outcomes = send(self, &calls).await;
+        let mut replies = Vec::new();
+        for (Together { requests, .. }, (at, outcome)) in calls.into_iter().zip(outcomes) {
+            let store_error = |error| at.server.store_error(<Together<R> as Call>::OPERATION, error);
+            let each: Vec<_> = match outcome {
+                Ok(each) => each.into_iter().map(|reply| reply.map_err(store_error)).collect(),
+                Err(error) if requests.len() > 1 && error.may_be_of_one_key() => {
+                    send_alone(self, requests.to_vec(), called).await
+                }
+                Err(error) => {
+                    let error = store_error(error);
+                    requests.iter().map(|_| Err(error.clone())).collect()
+                }
+            };
+            replies.push(each.into_iter());
+        }
+        positions.into_iter().filter_map(|position| replies[position].next()).collect()
+    }
+}
+
+// === renew ===
+
+/// Extends the leases: in one script for all keys of a server, on a Cluster in one for each key,
+/// because a key whose slot moves is renewed where it is. A master that is down delays no renewal at
+/// the others.
+pub(super) async fn renew(
+    servers: &Servers<Shared>,
+    requests: Vec<RenewRequest>,
+) -> Result<Vec<RenewReply>, StoreError> {
+    let mut replies = vec![RenewReply::Unknown; requests.len()];
+    let requests = requests.into_iter().enumerate();
+    let (groups, keys_per_script) = match servers {
+        Servers::One(only) => (vec![(Arc::clone(only), requests.collect())], usize::MAX),
+        Servers::Cluster(nodes) => {
+            nodes.load("renew").await?;
+            (nodes.groups(requests, |(_, request)| &request.key).0, 1)
+        }
+    };
+    let renewed = groups.into_iter().map(|(shared, requests): (Arc<Shared>, Vec<_>)| async move {
+        let (indexes, requests): (Vec<usize>, Vec<RenewRequest>) = requests.into_iter().unzip();
+        let together =
+            |requests: &[RenewRequest]| Together { requests: requests.into(), called: BootInstant::default() };
+        let calls: Vec<_> = requests.chunks(keys_per_script).map(together).collect();
+        let outcomes = if keys_per_script == 1 && !shared.server.renew_conn.is_connected() {
+            // Not waited for: the renewals at the other masters are in the same call.
+            calls.iter().map(|_| (Arc::clone(&shared), Err(CallError::ConnectTimeout))).collect()
+        } else {
+            send(&shared, &calls).await
+        };
+        let indexes: Vec<_> = indexes.chunks(keys_per_script).map(<[usize]>::to_vec).collect();
+        indexes.into_iter().zip(outcomes)
+    });
+    let (mut failure, mut any_replied) = (None, false);
+    for (indexes, (at, outcome)) in join_all(renewed).await.into_iter().flatten() {
+        match outcome {
+            Ok(renewed) => {
+                any_replied = true;
+                indexes.into_iter().zip(renewed).for_each(|(index, reply)| replies[index] = reply);
+            }
+            Err(error) => failure = Some(at.server.store_error("renew", error)),
+        }
+    }
+    failure.filter(|_| !any_replied).map_or(Ok(replies), Err)
+}
+
+impl Call for Together<RenewRequest> {
+    const OPERATION: &'static str = "renew";
+    const PURPOSE: Purpose = Purpose::Renew;
+    type Reply = Vec<RenewReply>;
+
+    fn key(&self) -> &LockKey {
+        &self.requests[0].key
+    }
+
+    fn script(&self, at: &Shared) -> Result<ScriptCall, InvalidName> {
+        Ok(at.server.keyspace.renew(&self.requests))
+    }
+
+    fn reply(&self, at: &Shared, reply: &Value, replicated: Replicated) -> Result<Option<Self::Reply>, CallError> {
+        let is_sent = |request: &&RenewRequest| at.server.keyspace.lock(&request.key).is_ok();
+        let sent = self.requests.iter().filter(is_sent).count();
+        let mut renewed = wire::parse_renew(reply, sent)?.into_iter();
+        let renewal = |request| match is_sent(&request).then(|| renewed.next()).flatten() {
+            // The deadline stays: a server that is promoted now may not know the new lease.
+            Some(RenewReply::Extended) if replicated.is_err() => RenewReply::Unknown,
+            renewed => renewed.unwrap_or(RenewReply::NotHolder),
+        };
+        Ok(Some(self.requests.iter().map(renewal).collect()))
+    }
+}
+
+// === operations of one key ===
+
+impl Call for Yield {
+    const OPERATION: &'static str = "yield";
+    const PURPOSE: Purpose = Purpose::Acquire;
+    type Reply = YieldReply;
+
+    fn key(&self) -> &LockKey {
+        &self.0.key
+    }
+
+    fn managers(&self) -> Vec<&str> {
+        vec![self.0.next_id.manager()]
+    }
+
+    fn script(&self, at: &Shared) -> Result<ScriptCall, InvalidName> {
+        at.server.keyspace.yield_to_queue(&self.0, at.expires_at(self.1, self.0.valid_for))
+    }
+
+    fn reply(&self, at: &Shared, reply: &Value, replicated: Replicated) -> Result<Option<Self::Reply>, CallError> {
+        let reply = at.in_time(wire::parse_yield(reply)?, self.1, self.0.valid_for)?;
+        match reply {
+            Some(YieldReply::Extended { .. } | YieldReply::NotHolder(AcquireReply::Granted { .. })) => replicated?,
+            Some(YieldReply::NotHolder(AcquireReply::Queued { .. })) if self.0.key.is_raw() => {
+                at.messages.used_raw(&self.0.key, true);
+            }
+            _ => {}
+        }
+        Ok(reply)
+    }
+}
+
+impl Call for DeleteRecord {
+    const OPERATION: &'static str = "delete-record";
+    /// A copy would delete a later record.
+    const PURPOSE: Purpose = Purpose::Once;
+    type Reply = DeleteRecordReply;
+
+    fn key(&self) -> &LockKey {
+        &self.0
+    }
+
+    fn script(&self, at: &Shared) -> Result<ScriptCall, InvalidName> {
+        at.server.keyspace.delete_record(&self.0)
+    }
+
+    fn reply(&self, _: &Shared, reply: &Value, _: Replicated) -> Result<Option<Self::Reply>, CallError> {
+        Ok(Some(wire::parse_delete_record(reply)?))
+    }
+}
+
+impl Call for Inspect {
+    const OPERATION: &'static str = "inspect";
+    const PURPOSE: Purpose = Purpose::Release;
+    type Reply = KeyStatus;
+
+    fn key(&self) -> &LockKey {
+        &self.0
+    }
+
+    fn script(&self, at: &Shared) -> Result<ScriptCall, InvalidName> {
+        at.server.keyspace.inspect(&self.0)
+    }
+
+    fn reply(&self, _: &Shared, reply: &Value, _: Replicated) -> Result<Option<Self::Reply>, CallError> {
+        Ok(Some(wire::parse_inspect(reply)?))
+    }
+}
+
+impl Call for ForceReleaseRequest {
+    const OPERATION: &'static str = "force-release";
+    /// A copy would revoke the key from its next holder.
+    const PURPOSE: Purpose = Purpose::Once;
+    type Reply = ForceReleaseReply;
+
+    fn key(&self) -> &LockKey {
+        &self.key
+    }
+
+    fn script(&self, at: &Shared) -> Result<ScriptCall, InvalidName> {
+        at.server.keyspace.force(self)
+    }
+
+    fn reply(&self, _: &Shared, reply: &Value, _: Replicated) -> Result<Option<Self::Reply>, CallError> {
+        Ok(Some(wire::parse_force(reply)?))
+    }
+}
+
+impl From<KeyError> for CallError {
+    fn from(KeyError(text): KeyError) -> Self {
+        let (code, detail) = text.split_once(' ').unwrap_or((&text, ""));
+        Self::Redis(make_extension_error(code.to_owned(), Some(detail.to_owned())))
+    }
+}
