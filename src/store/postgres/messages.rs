@@ -4,13 +4,9 @@
 //! the connection is down. A waiter polls in any case, so that a store works without messages, and
 //! hands a key off later.
 
-use std::{collections::HashSet, future::poll_fn, sync::Arc, time::Duration};
+use std::{future::poll_fn, sync::Arc, time::Duration};
 
-use tokio::{
-    runtime::Handle,
-    task::{AbortHandle, JoinHandle},
-    time::{Instant, MissedTickBehavior, interval, sleep, timeout},
-};
+use tokio::{runtime::Handle, sync::Notify, task::JoinHandle, time::timeout};
 use tokio_postgres::{AsyncMessage, Client};
 use tracing::info;
 
@@ -24,12 +20,14 @@ use super::{
 };
 use crate::{
     acquisition::AcquisitionId,
-    limits::{POSTGRES_UNNOTIFIED_POLL, QUEUE_POLL_INTERVAL, STORE_TIMEOUT},
+    limits::POSTGRES_UNNOTIFIED_POLL,
     store::{
         AcquireReply, EventSink, StoreEvent,
-        remote::inbox::{Backoff, Change, Inbox},
+        remote::{
+            inbox::Inbox,
+            session::{Listen, Listener, Task, receive},
+        },
     },
-    sync::Mutex,
 };
 
 /// The messages of a server to all sinks, on a connection that is replaced when it breaks.
@@ -39,19 +37,11 @@ pub(super) struct Messages {
     inbox: Inbox,
     /// `None`: a pooler is in between, and no message would come.
     connector: Option<Arc<Connector>>,
-    task: Mutex<Option<Task>>,
-}
-
-/// The task that receives messages and sweeps.
-#[derive(Debug)]
-struct Task {
-    handle: AbortHandle,
-    /// Updated once a second. An old value means that the runtime of the task is not driven.
-    last_active: Arc<Mutex<Instant>>,
+    task: Task,
 }
 
 /// A connection that receives messages.
-pub(super) struct Listener {
+pub(super) struct PgListener {
     client: Client,
     /// Ends with the connection.
     receiving: JoinHandle<()>,
@@ -64,13 +54,8 @@ type OnMessage = Box<dyn Fn(&str, &str) + Send>;
 const PREFIX: &str = "tower-lock:";
 
 impl Messages {
-    /// Interval of the health checks: an interrupted connection looks like an idle one.
-    const HEALTH_INTERVAL: Duration = QUEUE_POLL_INTERVAL;
-    /// Time without activity after which the task counts as stopped.
-    const STALE_AFTER: Duration = STORE_TIMEOUT.saturating_mul(4);
-
     pub(super) fn new(server: Arc<Server>, connector: Option<Arc<Connector>>) -> Arc<Self> {
-        Arc::new(Self { server, inbox: Inbox::default(), connector, task: Mutex::default() })
+        Arc::new(Self { server, inbox: Inbox::default(), connector, task: Task::default() })
     }
 
     pub(super) fn are_sent(&self) -> bool {
@@ -108,51 +93,22 @@ impl Messages {
         }
     }
 
-    /// Starts the task on this runtime, unless it runs: the runtime of the former task may have
-    /// ended.
+    /// Starts the task on this runtime, unless it runs.
     pub(super) fn start(self: &Arc<Self>) {
-        let mut task = self.task.lock();
-        if task.as_ref().is_none_or(Task::is_stale)
-            && let Ok(runtime) = Handle::try_current()
-        {
-            let last_active = Arc::new(Mutex::new(Instant::now()));
-            let run = Arc::clone(self).run(Arc::clone(&last_active));
-            let stopped = task.replace(Task { handle: runtime.spawn(run).abort_handle(), last_active });
-            drop(task);
-            if let Some(stopped) = stopped {
-                stopped.handle.abort();
-            }
-        }
+        self.task.start(|| Arc::clone(self).run());
     }
 
     pub(super) fn stop(&self) {
-        if let Some(task) = self.task.lock().take() {
-            task.handle.abort();
-        }
+        self.task.stop();
     }
 
-    async fn run(self: Arc<Self>, last_active: Arc<Mutex<Instant>>) {
-        let signs_of_life = async {
-            loop {
-                sleep(Self::HEALTH_INTERVAL).await;
-                *last_active.lock() = Instant::now();
+    async fn run(self: Arc<Self>) {
+        let receives = async {
+            if self.are_sent() {
+                receive(&self, None).await;
             }
         };
-        tokio::join!(self.receive(), sweep::run(&self.server), signs_of_life);
-    }
-
-    async fn receive(self: &Arc<Self>) {
-        let Some(connector) = &self.connector else { return };
-        let mut backoff = Backoff::default();
-        loop {
-            let opened = timeout(self.server.timeouts.connect, Listener::open(connector, self.on_message())).await;
-            let mut has_worked = false;
-            if let Ok(Ok(listener)) = opened {
-                let address = &connector.address;
-                has_worked = Session { messages: self, address, listener, channels: HashSet::new() }.run().await;
-            }
-            self.inbox.pause(&mut backoff, has_worked, &self.server.recovered).await;
-        }
+        tokio::join!(receives, sweep::run(&self.server));
     }
 
     /// Passes each message to its manager, in the task that reads it.
@@ -164,10 +120,30 @@ impl Messages {
             }
         })
     }
+}
 
-    /// Logs the end of an outage, so that the last event of a log is not its beginning.
-    fn log_recovery(&self, address: &str, duration: Duration) {
-        let address = address.to_owned();
+impl Listen for Messages {
+    type Listener = PgListener;
+
+    fn inbox(&self) -> &Inbox {
+        &self.inbox
+    }
+
+    fn call_timeout(&self) -> Duration {
+        self.server.timeouts.call
+    }
+
+    fn recovered(&self) -> &Notify {
+        &self.server.recovered
+    }
+
+    async fn connect(self: &Arc<Self>) -> Option<PgListener> {
+        let connector = self.connector.as_ref()?;
+        timeout(self.server.timeouts.connect, PgListener::open(connector, self.on_message())).await.ok()?.ok()
+    }
+
+    fn log_recovery(&self, duration: Duration) {
+        let address = self.connector.as_ref().map_or_else(String::new, |connector| connector.address.clone());
         self.server.background.log(move || {
             info!(target: "tower_lock", ?duration, "messages of PostgreSQL at {address} arrive again");
         });
@@ -186,13 +162,7 @@ fn parse_event(text: &str) -> Option<StoreEvent> {
     }
 }
 
-impl Task {
-    fn is_stale(&self) -> bool {
-        self.handle.is_finished() || self.last_active.lock().elapsed() > Messages::STALE_AFTER
-    }
-}
-
-impl Listener {
+impl PgListener {
     pub(super) async fn open(connector: &Connector, on_message: OnMessage) -> Result<Self, CallError> {
         let (client, mut connection) = connector.open().await?;
         let receive = async move {
@@ -212,76 +182,33 @@ impl Listener {
         let one = |channel: &String| format!("{command} \"{PREFIX}{}\";", channel.replace('"', "\"\""));
         Ok(self.client.batch_execute(&channels.iter().map(one).collect::<String>()).await?)
     }
+}
+
+impl Listener for PgListener {
+    type Error = CallError;
+
+    async fn ended(&mut self) {
+        let _ = (&mut self.receiving).await;
+    }
 
     /// Whether the server replies, and accepts writes.
-    async fn check(&self) -> Result<(), CallError> {
+    async fn ping(&mut self) -> Result<(), CallError> {
         let rows = self.client.query_typed("SELECT pg_is_in_recovery()", &[]).await?;
         if column(only(&rows)?, 0)? { Err(CallError::NotListening) } else { Ok(()) }
     }
+
+    async fn subscribe(&mut self, channels: &[String]) -> Result<(), CallError> {
+        self.execute("LISTEN", channels).await
+    }
+
+    async fn unsubscribe(&mut self, channels: &[String]) -> Result<(), CallError> {
+        self.execute("UNLISTEN", channels).await
+    }
 }
 
-impl Drop for Listener {
+impl Drop for PgListener {
     fn drop(&mut self) {
         self.receiving.abort();
-    }
-}
-
-/// One connection and its channels.
-struct Session<'a> {
-    messages: &'a Messages,
-    /// Of the server.
-    address: &'a str,
-    listener: Listener,
-    /// The channels that it listens to.
-    channels: HashSet<String>,
-}
-
-impl Session<'_> {
-    /// Receives until the connection breaks. Returns whether it has worked.
-    async fn run(&mut self) -> bool {
-        let Messages { server, inbox, .. } = self.messages;
-        let mut has_worked = false;
-        let mut health_ticks = interval(Messages::HEALTH_INTERVAL);
-        health_ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                _ = &mut self.listener.receiving => return has_worked,
-                change = inbox.changed() => match change {
-                    Change::Added => {}
-                    Change::Lost => return has_worked,
-                },
-                // The first tick is immediate.
-                _ = health_ticks.tick() => {
-                    if !matches!(timeout(server.timeouts.call, self.listener.check()).await, Ok(Ok(()))) {
-                        return has_worked;
-                    }
-                }
-            }
-            if !matches!(timeout(server.timeouts.call, self.sync_channels()).await, Ok(Ok(()))) {
-                return has_worked;
-            }
-            has_worked = true;
-            if let Some(outage) = inbox.works() {
-                self.messages.log_recovery(self.address, outage);
-            }
-        }
-    }
-
-    /// Listens to new channels, and no longer to those of closed sinks.
-    async fn sync_channels(&mut self) -> Result<(), CallError> {
-        let (added, closed) = self.messages.inbox.changes(&self.channels);
-        if !closed.is_empty() {
-            self.listener.execute("UNLISTEN", &closed).await?;
-            self.channels.retain(|channel| !closed.contains(channel));
-        }
-        if !added.is_empty() {
-            self.listener.execute("LISTEN", &added).await?;
-        }
-        for channel in added {
-            self.messages.inbox.subscribed(&channel);
-            self.channels.insert(channel);
-        }
-        Ok(())
     }
 }
 

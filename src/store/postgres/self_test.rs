@@ -9,7 +9,7 @@ use tracing::warn;
 use super::{
     connection::{Connector, execute_all, query},
     error::{CallError, PostgresConnectError},
-    messages::Listener,
+    messages::PgListener,
     replies::{column, only},
     schema::VERSION,
     server::Server,
@@ -166,7 +166,7 @@ async fn message_arrives(server: &Server, events: &Connector) -> Result<bool, Se
             }
         })
     };
-    let opened = timeout(server.timeouts.connect, Listener::open(events, on_message)).await;
+    let opened = timeout(server.timeouts.connect, PgListener::open(events, on_message)).await;
     let listener = opened.unwrap_or(Err(CallError::ConnectTimeout)).map_err(failed)?;
     let channels = [channel];
     let execute = async |command| {

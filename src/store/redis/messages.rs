@@ -13,10 +13,8 @@ use std::{
 use deadpool_redis::redis::{RedisError, RedisResult};
 use futures_util::future::join_all;
 use tokio::{
-    runtime::Handle,
-    sync::watch,
-    task::AbortHandle,
-    time::{Instant, MissedTickBehavior, interval, sleep, timeout, timeout_at},
+    sync::{Notify, watch},
+    time::{Instant, sleep, timeout_at},
 };
 use tracing::{error, info, warn};
 
@@ -28,13 +26,15 @@ use super::{
     wire::REDISSON_CHANNEL,
 };
 use crate::{
-    limits::{QUEUE_POLL_INTERVAL, RECHECK_INTERVAL, STORE_TIMEOUT},
+    limits::RECHECK_INTERVAL,
     lock_key::LockKey,
     store::{
         EventSink,
-        remote::inbox::{Backoff, Change, Inbox},
+        remote::{
+            inbox::Inbox,
+            session::{HEALTH_INTERVAL, Listen, Listener, Task, receive},
+        },
     },
-    sync::Mutex,
 };
 
 /// The messages of a server to all sinks, on a connection that is replaced when it breaks.
@@ -49,7 +49,7 @@ pub(super) struct Messages {
     check_result: watch::Sender<Check>,
     /// The server could not be reached for its first check, and that was logged.
     warned_unreachable: AtomicBool,
-    task: Mutex<Option<Task>>,
+    task: Task,
 }
 
 /// The result of the self-test.
@@ -61,20 +61,7 @@ pub(super) enum Check {
     Failed(Arc<RedisConnectError>),
 }
 
-/// The task that receives messages and runs the health checks.
-#[derive(Debug)]
-struct Task {
-    handle: AbortHandle,
-    /// Updated about once a second. An old value means that the runtime of the task is not driven.
-    last_active: Arc<Mutex<Instant>>,
-}
-
 impl Messages {
-    /// Interval of the health checks: an interrupted connection looks like an idle one.
-    const HEALTH_INTERVAL: Duration = QUEUE_POLL_INTERVAL;
-    /// Time without a health check after which the task counts as stopped.
-    const STALE_AFTER: Duration = STORE_TIMEOUT.saturating_mul(4);
-
     pub(super) fn new(server: Arc<Server>, signs: Arc<Signs>) -> Arc<Self> {
         Arc::new(Self {
             server,
@@ -83,7 +70,7 @@ impl Messages {
             signs,
             check_result: watch::Sender::new(Check::Pending),
             warned_unreachable: AtomicBool::new(false),
-            task: Mutex::default(),
+            task: Task::default(),
         })
     }
 
@@ -121,30 +108,6 @@ impl Messages {
         self.inbox.is_subscribed().await
     }
 
-    /// Connects. The first connection is that of the self-test.
-    async fn connect_checked(self: &Arc<Self>) -> Option<Subscriptions> {
-        if self.has_passed() {
-            return self.server.subscribe(self.on_message()).await.ok();
-        }
-        // Boxed: the nested future type is too deep for the compiler's default limit.
-        let test: Pin<Box<dyn Future<Output = _> + Send + '_>> = Box::pin(self_test(&self.server, self.on_message()));
-        match test.await {
-            Ok((subscriptions, _)) => {
-                self.check_passed();
-                Some(subscriptions)
-            }
-            Err(error) => {
-                // Each is logged once. A transient error may pass by itself.
-                if error.is_transient {
-                    self.warn_unreachable(error.error);
-                } else {
-                    self.check_failed(error.error);
-                }
-                None
-            }
-        }
-    }
-
     /// Records a successful self-test.
     pub(super) fn check_passed(&self) {
         self.check_result.send_replace(Check::Passed);
@@ -160,14 +123,6 @@ impl Messages {
                 warn!(target: "tower_lock", "requests get 503 until Redis can be reached: {error:?}");
             });
         }
-    }
-
-    /// Logs the end of an outage, so that the last event of a log is not its beginning.
-    fn log_recovery(&self, duration: Duration) {
-        let address = self.server.address.clone();
-        self.server.background.log(move || {
-            info!(target: "tower_lock", ?duration, "Redis at {address} can be reached again");
-        });
     }
 
     fn check_failed(&self, error: RedisConnectError) {
@@ -190,37 +145,22 @@ impl Messages {
         }
     }
 
-    /// Starts the task on this runtime, unless it runs: the runtime of the former task may have
-    /// ended.
+    /// Starts the task on this runtime, unless it runs.
     pub(super) fn start(self: &Arc<Self>, connection: Option<Subscriptions>) {
-        let mut task = self.task.lock();
-        if task.as_ref().is_none_or(Task::is_stale)
-            && let Ok(runtime) = Handle::try_current()
-        {
-            let last_active = Arc::new(Mutex::new(Instant::now()));
-            let run = Arc::clone(self).run(connection, Arc::clone(&last_active));
-            let stopped = task.replace(Task { handle: runtime.spawn(run).abort_handle(), last_active });
-            drop(task);
-            if let Some(stopped) = stopped {
-                stopped.handle.abort();
-            }
-        }
+        self.task.start(|| Arc::clone(self).run(connection));
     }
 
     pub(super) fn stop(&self) {
-        if let Some(task) = self.task.lock().take() {
-            task.handle.abort();
-        }
+        self.task.stop();
     }
 
-    async fn run(self: Arc<Self>, connection: Option<Subscriptions>, last_active: Arc<Mutex<Instant>>) {
+    async fn run(self: Arc<Self>, connection: Option<Subscriptions>) {
         let health_checks = async {
             loop {
                 tokio::select! {
-                    () = sleep(Self::HEALTH_INTERVAL) => {}
+                    () = sleep(HEALTH_INTERVAL) => {}
                     () = self.signs.moved.notified() => self.inbox.doubt(),
                 }
-                *last_active.lock() = Instant::now();
                 let deadline = self.server.timeouts.call_deadline();
                 let roles = self.server.connections().map(|connection| connection.check_role(deadline));
                 tokio::join!(self.check_subscribed(), join_all(roles), self.check_current());
@@ -229,7 +169,12 @@ impl Messages {
             }
         };
         let moves = self.server.topology.listen(&self.signs);
-        tokio::join!(self.receive(connection), health_checks, moves);
+        let first = connection.map(|connection| self.session(connection));
+        tokio::join!(receive(&self, first), health_checks, moves);
+    }
+
+    fn session(self: &Arc<Self>, connection: Subscriptions) -> Session {
+        Session { messages: Arc::clone(self), connection, raw: HashSet::new() }
     }
 
     /// Leaves a server that is not the current one any more.
@@ -263,93 +208,88 @@ impl Messages {
             }
         })
     }
+}
 
-    async fn receive(self: &Arc<Self>, mut connection: Option<Subscriptions>) {
-        let mut backoff = Backoff::default();
-        loop {
-            let connected = match connection.take() {
-                Some(connection) => Some(connection),
-                None => self.connect_checked().await,
-            };
-            let mut has_worked = false;
-            if let Some(connection) = connected {
-                has_worked =
-                    Session { messages: self, connection, channels: HashSet::new(), raw: HashSet::new() }.run().await;
+impl Listen for Messages {
+    type Listener = Session;
+
+    fn inbox(&self) -> &Inbox {
+        &self.inbox
+    }
+
+    fn call_timeout(&self) -> Duration {
+        self.server.timeouts.call
+    }
+
+    fn recovered(&self) -> &Notify {
+        &self.signs.recovered
+    }
+
+    /// Connects. The first connection is that of the self-test.
+    async fn connect(self: &Arc<Self>) -> Option<Session> {
+        if self.has_passed() {
+            return self.server.subscribe(self.on_message()).await.ok().map(|connection| self.session(connection));
+        }
+        // Boxed: the nested future type is too deep for the compiler's default limit.
+        let test: Pin<Box<dyn Future<Output = _> + Send + '_>> = Box::pin(self_test(&self.server, self.on_message()));
+        match test.await {
+            Ok((connection, _)) => {
+                self.check_passed();
+                Some(self.session(connection))
             }
-            self.inbox.pause(&mut backoff, has_worked, &self.signs.recovered).await;
+            Err(error) => {
+                // Each is logged once. A transient error may pass by itself.
+                if error.is_transient {
+                    self.warn_unreachable(error.error);
+                } else {
+                    self.check_failed(error.error);
+                }
+                None
+            }
         }
     }
-}
 
-impl Task {
-    fn is_stale(&self) -> bool {
-        self.handle.is_finished() || self.last_active.lock().elapsed() > Messages::STALE_AFTER
+    async fn changed(&self) {
+        self.wakeups.added().await;
+    }
+
+    fn log_recovery(&self, duration: Duration) {
+        let address = self.server.address.clone();
+        self.server.background.log(move || {
+            info!(target: "tower_lock", ?duration, "Redis at {address} can be reached again");
+        });
     }
 }
 
-/// One connection and its channels.
-struct Session<'a> {
-    messages: &'a Messages,
+/// One connection, and the raw keys that are subscribed on it.
+pub(super) struct Session {
+    messages: Arc<Messages>,
     connection: Subscriptions,
-    /// The channels that are subscribed on it.
-    channels: HashSet<String>,
-    /// The raw keys that are subscribed on it, and those that were refused.
+    /// Also those that were refused.
     raw: HashSet<Channels>,
 }
 
-impl Session<'_> {
-    /// Receives until the connection breaks. Returns whether it has worked.
-    async fn run(&mut self) -> bool {
-        let Messages { server, inbox, wakeups, .. } = self.messages;
-        let mut has_worked = false;
-        let mut health_ticks = interval(Messages::HEALTH_INTERVAL);
-        health_ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                () = self.connection.ended() => return has_worked,
-                change = inbox.changed() => match change {
-                    Change::Added => {}
-                    Change::Lost => return has_worked,
-                },
-                () = wakeups.added() => {}
-                // The first tick is immediate.
-                _ = health_ticks.tick() => {
-                    if !matches!(timeout(server.timeouts.call, self.connection.ping()).await, Ok(Ok(()))) {
-                        return has_worked;
-                    }
-                }
-            }
-            if !matches!(timeout(server.timeouts.call, self.sync_channels()).await, Ok(Ok(())))
-                || !matches!(timeout(server.timeouts.call, self.sync_raw()).await, Ok(Ok(())))
-            {
-                return has_worked;
-            }
-            has_worked = true;
-            if let Some(outage) = inbox.works() {
-                self.messages.log_recovery(outage);
-            }
-        }
+impl Listener for Session {
+    type Error = RedisError;
+
+    async fn ended(&mut self) {
+        self.connection.ended().await;
     }
 
-    /// Subscribes new channels and unsubscribes those of closed sinks.
-    async fn sync_channels(&mut self) -> RedisResult<()> {
-        let (added, closed) = self.messages.inbox.changes(&self.channels);
-        if !closed.is_empty() {
-            self.connection.unsubscribe(&closed).await?;
-            self.channels.retain(|channel| !closed.contains(channel));
-        }
-        if !added.is_empty() {
-            self.connection.subscribe(&added).await?;
-        }
-        for channel in added {
-            self.messages.inbox.subscribed(&channel);
-            self.channels.insert(channel);
-        }
-        Ok(())
+    async fn ping(&mut self) -> RedisResult<()> {
+        self.connection.ping().await
+    }
+
+    async fn subscribe(&mut self, channels: &[String]) -> RedisResult<()> {
+        self.connection.subscribe(channels).await
+    }
+
+    async fn unsubscribe(&mut self, channels: &[String]) -> RedisResult<()> {
+        self.connection.unsubscribe(channels).await
     }
 
     /// Subscribes the raw keys that have waiters, and unsubscribes the others.
-    async fn sync_raw(&mut self) -> RedisResult<()> {
+    async fn sync(&mut self) -> RedisResult<()> {
         let Changes { added, ended } = self.messages.wakeups.changes(&self.raw);
         if !ended.is_empty() {
             self.unsubscribe_raw(&ended).await?;
@@ -374,7 +314,9 @@ impl Session<'_> {
             }
         }
     }
+}
 
+impl Session {
     /// The own channel is first here, and last below: a process of ours never counts as another
     /// program.
     async fn subscribe_raw(&mut self, keys: &[Channels]) -> RedisResult<()> {
@@ -403,7 +345,7 @@ impl Session<'_> {
         if error.code() != Some("NOPERM") {
             return Err(error);
         }
-        let Messages { server, wakeups, .. } = self.messages;
+        let Messages { server, wakeups, .. } = &*self.messages;
         if wakeups.is_first_refusal() {
             let user = server.user.clone();
             server.background.log(move || {

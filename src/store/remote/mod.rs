@@ -13,3 +13,4 @@ pub(crate) mod inline;
 pub(crate) mod server_clock;
 pub(crate) mod link;
 pub(crate) mod inbox;
+pub(crate) mod session;

@@ -1,0 +1,153 @@
+//! The task of a store that receives the messages of its server.
+//!
+//! A connection for messages breaks, and then messages are lost. The task connects again,
+//! subscribes the channels of all managers, and notifies them. It runs on the runtime of a caller,
+//! and on that of a later one if the former has ended.
+
+use std::{collections::HashSet, future::pending, sync::Arc, time::Duration};
+
+use tokio::{
+    runtime::Handle,
+    select,
+    sync::Notify,
+    task::AbortHandle,
+    time::{MissedTickBehavior, interval, timeout},
+};
+
+use super::inbox::{Backoff, Change, Inbox};
+use crate::{limits::QUEUE_POLL_INTERVAL, sync::Mutex};
+
+/// Interval of the health checks: an interrupted connection looks like an idle one.
+pub(crate) const HEALTH_INTERVAL: Duration = QUEUE_POLL_INTERVAL;
+
+/// The messages of a server.
+pub(crate) trait Listen: Send + Sync + 'static {
+    type Listener: Listener;
+
+    fn inbox(&self) -> &Inbox;
+
+    fn call_timeout(&self) -> Duration;
+
+    /// Notified when an outage may have ended: the next connect is not delayed.
+    fn recovered(&self) -> &Notify;
+
+    /// Connects. An error is logged there.
+    fn connect(self: &Arc<Self>) -> impl Future<Output = Option<Self::Listener>> + Send;
+
+    /// Waits for a change that [`Listener::sync`] makes.
+    fn changed(&self) -> impl Future<Output = ()> + Send {
+        pending()
+    }
+
+    /// Logs the end of an outage, so that the last event of a log is not its beginning.
+    fn log_recovery(&self, outage: Duration);
+}
+
+/// One connection for messages.
+pub(crate) trait Listener: Send {
+    type Error: Send;
+
+    /// Waits for the end of the connection.
+    fn ended(&mut self) -> impl Future<Output = ()> + Send;
+
+    /// Checks whether the server replies.
+    fn ping(&mut self) -> impl Future<Output = Result<(), Self::Error>> + Send;
+
+    fn subscribe(&mut self, channels: &[String]) -> impl Future<Output = Result<(), Self::Error>> + Send;
+
+    fn unsubscribe(&mut self, channels: &[String]) -> impl Future<Output = Result<(), Self::Error>> + Send;
+
+    /// Makes changes beside the channels of the managers.
+    fn sync(&mut self) -> impl Future<Output = Result<(), Self::Error>> + Send {
+        async { Ok(()) }
+    }
+}
+
+/// A task of a store.
+#[derive(Debug, Default)]
+pub(crate) struct Task(Mutex<Option<AbortHandle>>);
+
+impl Task {
+    /// Starts the task on this runtime, unless it runs.
+    pub(crate) fn start<F: Future<Output = ()> + Send + 'static>(&self, run: impl FnOnce() -> F) {
+        let mut task = self.0.lock();
+        if task.as_ref().is_none_or(AbortHandle::is_finished)
+            && let Ok(runtime) = Handle::try_current()
+        {
+            *task = Some(runtime.spawn(run()).abort_handle());
+        }
+    }
+
+    pub(crate) fn stop(&self) {
+        if let Some(task) = self.0.lock().take() {
+            task.abort();
+        }
+    }
+}
+
+/// Receives messages for as long as the runtime lives. `first`: a connection that exists already.
+pub(crate) async fn receive<L: Listen>(messages: &Arc<L>, mut first: Option<L::Listener>) {
+    let mut backoff = Backoff::default();
+    loop {
+        let listener = match first.take() {
+            Some(listener) => Some(listener),
+            None => messages.connect().await,
+        };
+        let has_worked = match listener {
+            Some(listener) => session(messages, listener).await,
+            None => false,
+        };
+        messages.inbox().pause(&mut backoff, has_worked, messages.recovered()).await;
+    }
+}
+
+/// Receives until the connection breaks. Returns whether it has worked.
+async fn session<L: Listen>(messages: &Arc<L>, mut listener: L::Listener) -> bool {
+    let (inbox, mut channels, mut has_worked) = (messages.inbox(), HashSet::new(), false);
+    let mut health_ticks = interval(HEALTH_INTERVAL);
+    health_ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        let pings = select! {
+            () = listener.ended() => return has_worked,
+            change = inbox.changed() => match change {
+                Change::Added => false,
+                Change::Lost => return has_worked,
+            },
+            () = messages.changed() => false,
+            // The first tick is immediate.
+            _ = health_ticks.tick() => true,
+        };
+        let limit = messages.call_timeout();
+        if pings && !matches!(timeout(limit, listener.ping()).await, Ok(Ok(())))
+            || !matches!(timeout(limit, sync_channels(inbox, &mut listener, &mut channels)).await, Ok(Ok(())))
+            || !matches!(timeout(limit, listener.sync()).await, Ok(Ok(())))
+        {
+            return has_worked;
+        }
+        has_worked = true;
+        if let Some(outage) = inbox.works() {
+            messages.log_recovery(outage);
+        }
+    }
+}
+
+/// Subscribes new channels, and unsubscribes those of closed sinks.
+async fn sync_channels<L: Listener>(
+    inbox: &Inbox,
+    listener: &mut L,
+    subscribed: &mut HashSet<String>,
+) -> Result<(), L::Error> {
+    let (added, closed) = inbox.changes(subscribed);
+    if !closed.is_empty() {
+        listener.unsubscribe(&closed).await?;
+        subscribed.retain(|channel| !closed.contains(channel));
+    }
+    if !added.is_empty() {
+        listener.subscribe(&added).await?;
+    }
+    for channel in added {
+        inbox.subscribed(&channel);
+        subscribed.insert(channel);
+    }
+    Ok(())
+}
