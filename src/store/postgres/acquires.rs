@@ -8,8 +8,7 @@ use tokio_postgres::types::Type;
 use super::{
     connection::Parameter,
     error::CallError,
-    messages::Messages,
-    replies::TimedReply,
+    replies::{acquired, in_order},
     schema::name,
     shared::{Shared, millis},
 };
@@ -49,29 +48,23 @@ impl SendRequests<AcquireRequest> for Shared {
         // So that the first offer is not missed. Without messages, the waiter polls more often.
         let listens = join_all(managers.iter().map(|manager| self.messages.wait_subscribed(manager)));
         let has_messages = listens.await.into_iter().all(|listens| listens);
-        match self.acquire_together(&requests, called).await {
-            Ok(replies) => {
-                let reply = |reply| match reply {
-                    TimedReply::Acquired(reply) if has_messages => Ok(reply),
-                    TimedReply::Acquired(reply) => Ok(Messages::polled(reply)),
-                    TimedReply::Expired => Err(self.server.store_error("acquire", CallError::Expired)),
-                    TimedReply::Extended(_) => Err(self.server.store_error("acquire", CallError::UnexpectedReply)),
-                };
-                replies.into_iter().map(reply).collect()
-            }
+        let failed = |error| self.server.store_error("acquire", error);
+        match self.acquire_together(&requests, called, has_messages).await {
+            Ok(replies) => replies.into_iter().map(|reply| reply.map_err(failed)).collect(),
             Err(error) if requests.len() > 1 && error.may_be_of_one_key() => send_alone(self, requests, called).await,
-            Err(error) => vec![Err(self.server.store_error("acquire", error)); requests.len()],
+            Err(error) => vec![Err(failed(error)); requests.len()],
         }
     }
 }
 
 impl Shared {
-    /// One statement for all requests.
+    /// One statement for all requests. One of them may have expired while it waited.
     async fn acquire_together(
         &self,
         requests: &[AcquireRequest],
         called: BootInstant,
-    ) -> Result<Vec<TimedReply>, CallError> {
+        has_messages: bool,
+    ) -> Result<Vec<Result<AcquireReply, CallError>>, CallError> {
         let Some(AcquireRequest { queue, demand, .. }) = requests.first() else { return Ok(Vec::new()) };
         let keys = requests.iter().map(|request| name(&request.key)).collect::<Result<Vec<_>, _>>()?;
         let ids: Vec<_> = requests.iter().map(|request| request.id.to_string()).collect();
@@ -81,7 +74,6 @@ impl Shared {
         let (offer, entry) = (millis(queue.offer_ttl), millis(queue.entry_ttl));
         let capacity = i64::try_from(queue.capacity).unwrap_or(i64::MAX);
         let takes_record = demand.takes_record();
-        let (statement, deadline) = (&self.server.schema.acquire, self.server.timeouts.call_deadline());
         let parameters: [Parameter<'_>; 8] = [
             (&offer, Type::INT8),
             (&entry, Type::INT8),
@@ -92,7 +84,7 @@ impl Shared {
             (&leases, Type::INT8_ARRAY),
             (&waits, Type::BOOL_ARRAY),
         ];
-        let replies = self.execute_before_expiry(called, valid_for, deadline, statement, &parameters);
-        Self::in_order(requests.len(), replies.await?)
+        let rows = self.call_before_expiry(called, valid_for, "acquire", &parameters).await?;
+        in_order(requests.len(), &rows, |row| Ok(acquired(row, has_messages)))
     }
 }

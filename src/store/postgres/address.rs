@@ -20,21 +20,18 @@ pub(super) struct Address {
     pub(super) display: String,
     /// The roots for TLS. `None`: the URL does not require it.
     pub(super) tls: Option<Roots>,
+    pub(super) own: OwnParameters,
+}
+
+/// The parameters of a URL that this crate reads.
+#[derive(Clone, Default)]
+pub(super) struct OwnParameters {
+    requires_tls: bool,
+    root_certificates: Option<String>,
     pub(super) schema: Option<String>,
     pub(super) migrate: Option<bool>,
     pub(super) connections: Option<usize>,
     pub(super) events_url: Option<String>,
-}
-
-/// The parameters of a URL that this crate reads.
-#[derive(Default)]
-struct OwnParameters {
-    requires_tls: bool,
-    root_certificates: Option<String>,
-    schema: Option<String>,
-    migrate: Option<bool>,
-    connections: Option<usize>,
-    events_url: Option<String>,
 }
 
 impl Address {
@@ -46,15 +43,14 @@ impl Address {
                 "it does not begin with `postgres://` (`postgres://user:password@host:5432/database`)",
             ));
         }
-        let (own, rest) = OwnParameters::take(url)?;
-        let OwnParameters { requires_tls, root_certificates, schema, migrate, connections, events_url } = own;
+        let (mut own, rest) = OwnParameters::take(url)?;
         let mut config: Config = rest.parse().map_err(|_| {
             invalid("a parameter is unknown, or user, password, host or port has a character that is not escaped")
         })?;
         if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
             return Err(invalid("it has no host"));
         }
-        config.ssl_mode(if requires_tls { SslMode::Require } else { SslMode::Disable });
+        config.ssl_mode(if own.requires_tls { SslMode::Require } else { SslMode::Disable });
         // Of several servers, one is the primary.
         if config.get_hosts().len() > 1 && config.get_target_session_attrs() == TargetSessionAttrs::Any {
             config.target_session_attrs(TargetSessionAttrs::ReadWrite);
@@ -62,10 +58,10 @@ impl Address {
         if config.get_application_name().is_none() {
             config.application_name("tower-lock");
         }
-        let roots = root_certificates.map_or(Roots::System, Roots::File);
-        let tls = requires_tls.then_some(roots);
+        let roots = own.root_certificates.take().map_or(Roots::System, Roots::File);
+        let tls = own.requires_tls.then_some(roots);
 
-        Ok(Self { display: display(&config), config, tls, schema, migrate, connections, events_url })
+        Ok(Self { display: display(&config), config, tls, own })
     }
 }
 
@@ -154,13 +150,16 @@ mod tests {
         );
         let address = address.expect("a URL");
         assert_eq!(address.display, "a:5432,b:5433");
-        assert_eq!((address.schema.as_deref(), address.migrate), (Some("my shop"), Some(true)));
-        assert_eq!(address.connections, Some(4));
+        assert_eq!((address.own.schema.as_deref(), address.own.migrate), (Some("my shop"), Some(true)));
+        assert_eq!(address.own.connections, Some(4));
         assert_eq!(address.config.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
         assert_eq!(address.config.get_dbname(), Some("app"));
         assert_eq!(Address::parse("postgresql://a").expect("a URL").display, "a:5432");
         let address = Address::parse("postgres://ann:s3%3Fcret@a/app?schema=shop").expect("a URL");
-        assert_eq!((address.config.get_password(), address.schema.as_deref()), (Some(&b"s3?cret"[..]), Some("shop")));
+        assert_eq!(
+            (address.config.get_password(), address.own.schema.as_deref()),
+            (Some(&b"s3?cret"[..]), Some("shop"))
+        );
         let address = Address::parse("postgres://a/app?user=ann@eu&password=s3cret&schema=shop").expect("a URL");
         assert_eq!((address.display.as_str(), address.config.get_user()), ("a:5432", Some("ann@eu")));
         assert_eq!(Address::parse("postgres:///app?host=/run/pg&user=ann").expect("a URL").display, "/run/pg:5432");
@@ -177,7 +176,7 @@ mod tests {
             for url in ["bob@pooler:6432/app?", "pooler/app?schema=shop&", "bob:s%3F3@pooler/app?"] {
                 let address = Address::parse(&format!("postgres://{url}events_url={text}")).expect(text);
                 assert!(address.display.starts_with("pooler:"), "{url}: {}", address.display);
-                assert_eq!(address.events_url.as_deref(), Some(expected), "{url}");
+                assert_eq!(address.own.events_url.as_deref(), Some(expected), "{url}");
             }
         }
         let config = Address::parse(events).expect("a URL").config;

@@ -148,11 +148,12 @@ impl PostgresStoreBuilder {
     /// retried until [`connect_timeout`](Self::connect_timeout) has passed.
     pub async fn connect(self, url: &str) -> Result<PostgresStore, PostgresConnectError> {
         let mut address = Address::parse(url)?;
-        let events = same("events_url", self.events_url, address.events_url.take())?;
+        let own = std::mem::take(&mut address.own);
+        let events = same("events_url", self.events_url, own.events_url)?;
         let events = events.as_deref().map(Address::parse).transpose()?;
-        let schema = schema(same("schema", self.schema, address.schema.take())?.as_deref())?;
-        let migrate = same("migrate", self.migrate, address.migrate)?.unwrap_or(false);
-        let connections = same("connections", self.connections, address.connections)?.unwrap_or(POSTGRES_CONNECTIONS);
+        let schema = schema(same("schema", self.schema, own.schema)?.as_deref())?;
+        let migrate = same("migrate", self.migrate, own.migrate)?.unwrap_or(false);
+        let connections = same("connections", self.connections, own.connections)?.unwrap_or(POSTGRES_CONNECTIONS);
         if !(POSTGRES_CONNECTIONS_MIN..=POSTGRES_CONNECTIONS_MAX).contains(&connections) {
             return Err(PostgresConnectError::InvalidConnections(connections));
         }

@@ -134,22 +134,6 @@ pub(super) async fn query(
     }
 }
 
-/// As [`query`], but sends again on a new connection if the first one breaks. Only for statements
-/// that may be repeated at any later time.
-pub(super) async fn query_retry(
-    connection: &Calls,
-    statement: &str,
-    parameters: &[Parameter<'_>],
-    deadline: Instant,
-) -> Result<Vec<Row>, CallError> {
-    match query(connection, statement, parameters, deadline).await {
-        Err(CallError::Server(error)) if error.code().is_none() => {
-            query(connection, statement, parameters, deadline).await
-        }
-        reply => reply,
-    }
-}
-
 /// Executes several statements as one transaction.
 pub(super) async fn execute_all(connection: &Calls, statements: &str, limit: Duration) -> Result<(), CallError> {
     let send = |client: Arc<Client>| async move { Ok(client.batch_execute(statements).await?) };

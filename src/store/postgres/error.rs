@@ -170,21 +170,13 @@ pub(super) enum CallError {
 
 /// An error and a hint for the operator. Its text contains the causes, so that it has no source.
 #[derive(Debug, thiserror::Error)]
-#[error("PostgreSQL at {address}: {error}{}", Hint(.hint))]
+#[error("PostgreSQL at {address}: {error}{hint}")]
 struct WithHint {
     address: String,
     // Not named `source`: that would repeat the causes.
     error: CallError,
-    hint: &'static str,
-}
-
-/// A hint in parentheses, unless it is empty.
-struct Hint<'a>(&'a str);
-
-impl fmt::Display for Hint<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() { Ok(()) } else { write!(f, " ({})", self.0) }
-    }
+    /// In parentheses, unless it is empty.
+    hint: String,
 }
 
 impl CallError {
@@ -193,7 +185,10 @@ impl CallError {
     }
 
     pub(super) fn with_hint(self, address: &str) -> Box<dyn Error + Send + Sync> {
-        let hint = self.classify().1;
+        let hint = match self.classify().1 {
+            "" => String::new(),
+            hint => format!(" ({hint})"),
+        };
         Box::new(WithHint { address: address.to_owned(), error: self, hint })
     }
 

@@ -20,9 +20,8 @@ use super::{
 };
 use crate::{
     acquisition::AcquisitionId,
-    limits::POSTGRES_UNNOTIFIED_POLL,
     store::{
-        AcquireReply, EventSink, StoreEvent,
+        EventSink, StoreEvent,
         remote::{
             inbox::Inbox,
             session::{Listen, Listener, Task, receive},
@@ -79,18 +78,6 @@ impl Messages {
     pub(super) async fn are_subscribed(self: &Arc<Self>) -> bool {
         self.start();
         !self.are_sent() || self.inbox.is_subscribed().await
-    }
-
-    /// The reply to a waiter that gets no messages: it polls more often.
-    pub(super) fn polled(reply: AcquireReply) -> AcquireReply {
-        match reply {
-            AcquireReply::Queued { ahead, lease_left, poll_in: None } => {
-                let [least, most] = POSTGRES_UNNOTIFIED_POLL;
-                let poll_in = Some(least + (most - least).mul_f64(fastrand::f64()));
-                AcquireReply::Queued { ahead, lease_left, poll_in }
-            }
-            reply => reply,
-        }
     }
 
     /// Starts the task on this runtime, unless it runs.

@@ -24,6 +24,5 @@ mod replies;
 mod messages;
 mod sweep;
 mod error;
-mod list;
 
 pub use self::{builder::PostgresStoreBuilder, error::PostgresConnectError, store::PostgresStore};

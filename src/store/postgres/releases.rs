@@ -5,9 +5,9 @@ use std::{sync::Arc, time::Duration};
 use tokio_postgres::types::Type;
 
 use super::{
-    connection::{Parameter, query_retry},
+    connection::Parameter,
     error::CallError,
-    replies,
+    replies::{in_order, released},
     schema::name,
     shared::{Shared, millis},
 };
@@ -72,14 +72,12 @@ impl Shared {
             (&body, Type::BYTEA),
             (&keep, Type::INT8),
         ];
-        let deadline = self.server.timeouts.call_deadline();
-        let statement = &self.server.schema.release;
         let is_synced = record.is_some() || blocks.iter().any(|block| *block > 0);
         let rows = if is_synced {
-            query_retry(&self.server.synced_conns.take(), statement, &parameters, deadline).await?
+            self.server.call_retry(&self.server.synced_conns.take(), "release", &parameters).await?
         } else {
-            self.execute(statement, &parameters, deadline).await?
+            self.server.call_retry(&self.server.release_conn, "release", &parameters).await?
         };
-        Self::in_order(requests.len(), replies::released(&rows)?)
+        in_order(requests.len(), &rows, released)
     }
 }

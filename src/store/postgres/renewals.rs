@@ -40,10 +40,9 @@ impl Shared {
         let leases: Vec<_> = named.iter().map(|(at, _)| millis(requests[*at].lease)).collect();
         let parameters: [Parameter<'_>; 3] =
             [(&keys, Type::TEXT_ARRAY), (&ids, Type::TEXT_ARRAY), (&leases, Type::INT8_ARRAY)];
-        let deadline = self.server.timeouts.call_deadline();
-        for row in self.execute(&self.server.schema.renew, &parameters, deadline).await? {
-            let position = position(&row)?.and_then(|at| named.get(at)).ok_or(CallError::UnexpectedReply)?;
-            replies[position.0] = RenewReply::Extended;
+        for row in self.server.call_retry(&self.server.release_conn, "renew", &parameters).await? {
+            let (at, _) = named.get(position(&row)?).ok_or(CallError::UnexpectedReply)?;
+            replies[*at] = RenewReply::Extended;
         }
         Ok(replies)
     }

@@ -1,5 +1,5 @@
-//! The schema of a store: its name, its migration, the texts of its statements, and the names of
-//! keys in it. Pure.
+//! The schema of a store: its name, its migration, its statements, and the names of keys in it.
+//! Pure.
 
 use std::borrow::Cow;
 
@@ -17,51 +17,27 @@ const APPLICATION: &str = include_str!("sql/application.sql");
 #[derive(Clone, Copy, Debug)]
 pub(super) struct InvalidName;
 
-/// A schema, and the statements that call its functions.
+/// A schema, whose name is a part of statements.
 #[derive(Clone, Debug)]
 pub(super) struct Schema {
     pub(super) name: String,
-    pub(super) acquire: String,
-    pub(super) release: String,
-    pub(super) renew: String,
-    pub(super) yield_key: String,
-    pub(super) force_release: String,
-    pub(super) delete_record: String,
-    pub(super) inspect: String,
-    pub(super) list: String,
-    pub(super) sweep: String,
-    pub(super) health: String,
 }
 
 impl Schema {
-    /// The name becomes a part of statements, so that it has no character with a meaning.
+    /// The name has no character with a meaning in a statement.
     pub(super) fn new(name: &str) -> Result<Self, InvalidName> {
         let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
         let is_name = name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_')
             && name.chars().all(is_plain)
             && name.len() <= MAX_POSTGRES_SCHEMA_BYTES
             && !name.starts_with("pg_");
-        if !is_name {
-            return Err(InvalidName);
-        }
-        let call = |function: &str, arguments: usize| {
-            let arguments: Vec<_> = (1..=arguments).map(|n| format!("${n}")).collect();
-            format!("SELECT * FROM \"{name}\".{function}({})", arguments.join(", "))
-        };
-        Ok(Self {
-            name: name.to_owned(),
-            acquire: call("acquire", 9),
-            release: call("release", 7),
-            renew: call("renew", 3),
-            yield_key: call("yield_key", 10),
-            force_release: call("force_release", 3),
-            delete_record: call("delete_record", 1),
-            inspect: call("inspect", 1),
-            list: call("list_keys", 4),
-            sweep: call("sweep", 2),
-            // Of a key that no caller has: the tables and the functions are there.
-            health: format!("SELECT current_setting('transaction_read_only') FROM \"{name}\".inspect('+health')"),
-        })
+        if is_name { Ok(Self { name: name.to_owned() }) } else { Err(InvalidName) }
+    }
+
+    /// The statement that calls a function with this many arguments.
+    pub(super) fn call(&self, function: &str, arguments: usize) -> String {
+        let arguments: Vec<_> = (1..=arguments).map(|n| format!("${n}")).collect();
+        format!("SELECT * FROM \"{}\".{function}({})", self.name, arguments.join(", "))
     }
 
     /// The text that makes the tables and the functions.

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use tokio::sync::Notify;
+use tokio_postgres::Row;
 
 use super::{
-    connection::{Calls, Connector, Timeouts},
+    connection::{Calls, Connector, Parameter, Timeouts, query},
     connections::Connections,
     error::CallError,
     schema::Schema,
@@ -43,6 +44,34 @@ impl Server {
         let synced_conns = Connections::new((2..connections).map(|_| connection()));
         let release_conn = connection();
         Self { address, schema, timeouts, background, synced_conns, release_conn, recovered }
+    }
+
+    /// Calls a function of the schema, once.
+    pub(super) async fn call(
+        &self,
+        connection: &Calls,
+        function: &str,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Vec<Row>, CallError> {
+        let statement = self.schema.call(function, parameters.len());
+        query(connection, &statement, parameters, self.timeouts.call_deadline()).await
+    }
+
+    /// As [`call`](Self::call), but calls again on a new connection if the first one breaks. Only
+    /// for calls that may be repeated at any later time.
+    pub(super) async fn call_retry(
+        &self,
+        connection: &Calls,
+        function: &str,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Vec<Row>, CallError> {
+        let (statement, deadline) = (self.schema.call(function, parameters.len()), self.timeouts.call_deadline());
+        match query(connection, &statement, parameters, deadline).await {
+            Err(CallError::Server(error)) if error.code().is_none() => {
+                query(connection, &statement, parameters, deadline).await
+            }
+            reply => reply,
+        }
     }
 
     pub(super) fn store_error(&self, operation: &'static str, error: CallError) -> StoreError {

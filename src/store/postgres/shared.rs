@@ -2,14 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::Instant;
 use tokio_postgres::{Row, types::Type};
 
 use super::{
-    connection::{Parameter, query, query_retry},
+    connection::{Parameter, query},
     error::CallError,
     messages::Messages,
-    replies::{self, TimedReply},
+    replies::column,
     server::Server,
 };
 use crate::{
@@ -41,53 +40,36 @@ impl Shared {
     /// expired call does nothing, and its reply has the server's time.
     const MAX_TRIES: usize = 3;
 
-    /// Executes a statement that does nothing later than `valid_for` after the call was made, by
-    /// either clock. Its first parameter is that time. Returns the reply to each request with its
-    /// position.
-    pub(super) async fn execute_before_expiry(
+    /// Calls a function that does nothing later than `valid_for` after the call was made, by either
+    /// clock. Its first parameter is that time.
+    pub(super) async fn call_before_expiry(
         &self,
         called: BootInstant,
         valid_for: Duration,
-        deadline: Instant,
-        statement: &str,
+        function: &str,
         parameters: &[Parameter<'_>],
-    ) -> Result<Vec<(usize, TimedReply)>, CallError> {
+    ) -> Result<Vec<Row>, CallError> {
+        let statement = self.server.schema.call(function, 1 + parameters.len());
+        let deadline = self.server.timeouts.call_deadline();
         for _ in 0..Self::MAX_TRIES {
             // Without an estimate, a call that has expired already fetches the server's time.
             let expires_us = self.server_clock.lock().expires_at(called, valid_for).unwrap_or(0);
             let expires: Parameter<'_> = (&expires_us, Type::INT8);
             let parameters: Vec<_> = [&expires].into_iter().chain(parameters).cloned().collect();
             // Not repeated: the caller releases what a call without a reply may have acquired (I8).
-            let rows = query(&self.server.synced_conns.take(), statement, &parameters, deadline).await?;
+            let rows = query(&self.server.synced_conns.take(), &statement, &parameters, deadline).await?;
             let now = self.clock.now();
-            let timed = replies::timed(&rows)?;
-            self.server_clock.lock().observe(timed.now_us, now);
-            match timed.replies {
-                Some(replies) => return Ok(replies),
-                None if now.saturating_duration_since(called) >= valid_for => break,
-                None => {}
+            let first = rows.first().ok_or(CallError::UnexpectedReply)?;
+            self.server_clock.lock().observe(column(first, 1)?, now);
+            // Of a call that has expired, the only row replies to no request.
+            if column::<i64>(first, 0)? > 0 {
+                return Ok(rows);
+            }
+            if now.saturating_duration_since(called) >= valid_for {
+                break;
             }
         }
         Err(CallError::Expired)
-    }
-
-    /// The replies in the order of the requests.
-    pub(super) fn in_order<T>(count: usize, replies: Vec<(usize, T)>) -> Result<Vec<T>, CallError> {
-        let mut ordered: Vec<_> = (0..count).map(|_| None).collect();
-        for (position, reply) in replies {
-            *ordered.get_mut(position).ok_or(CallError::UnexpectedReply)? = Some(reply);
-        }
-        ordered.into_iter().collect::<Option<_>>().ok_or(CallError::UnexpectedReply)
-    }
-
-    /// Executes a statement that may be repeated at any later time.
-    pub(super) async fn execute(
-        &self,
-        statement: &str,
-        parameters: &[Parameter<'_>],
-        deadline: Instant,
-    ) -> Result<Vec<Row>, CallError> {
-        query_retry(&self.server.release_conn, statement, parameters, deadline).await
     }
 }
 

@@ -7,18 +7,18 @@ use tokio_postgres::types::Type;
 use super::{
     connection::{Parameter, query},
     error::CallError,
-    messages::Messages,
-    replies::{self, TimedReply, column, only},
-    schema::name,
+    replies::{column, only, revoked, status, yielded},
+    schema::{self, name},
     shared::{Shared, millis},
 };
 use crate::{
     clock::Clock,
+    limits::POSTGRES_LISTED_ROWS,
     lock_key::LockKey,
     store::{
-        AcquireReply, AcquireRequest, DeleteRecordReply, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus,
-        ListReply, ListRequest, LockStore, Many, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreFuture,
-        StoreTraits, YieldReply, YieldRequest, remote::batching::SharedCalls,
+        AcquireReply, AcquireRequest, Cursor, DeleteRecordReply, EventSink, ForceReleaseReply, ForceReleaseRequest,
+        KeyStatus, ListEntry, ListReply, ListRequest, LockStore, Many, ReleaseReply, ReleaseRequest, RenewReply,
+        RenewRequest, StoreFuture, StoreTraits, YieldReply, YieldRequest, remote::batching::SharedCalls,
     },
 };
 
@@ -117,7 +117,6 @@ impl LockStore for PostgresStore {
             let (lease, offer, entry) = (millis(*lease), millis(queue.offer_ttl), millis(queue.entry_ttl));
             let capacity = i64::try_from(queue.capacity).unwrap_or(i64::MAX);
             let takes_record = demand.takes_record();
-            let (statement, deadline) = (&shared.server.schema.yield_key, shared.server.timeouts.call_deadline());
             let parameters: [Parameter<'_>; 9] = [
                 (&offer, Type::INT8),
                 (&entry, Type::INT8),
@@ -129,22 +128,15 @@ impl LockStore for PostgresStore {
                 (&next_id, Type::TEXT),
                 (&lease, Type::INT8),
             ];
-            let replies = shared.execute_before_expiry(called, *valid_for, deadline, statement, &parameters);
-            match replies.await?.pop() {
-                Some((_, TimedReply::Extended(fence))) => Ok(YieldReply::Extended { fence }),
-                Some((_, TimedReply::Acquired(reply))) if has_messages => Ok(YieldReply::NotHolder(reply)),
-                Some((_, TimedReply::Acquired(reply))) => Ok(YieldReply::NotHolder(Messages::polled(reply))),
-                Some((_, TimedReply::Expired)) => Err(CallError::Expired),
-                None => Err(CallError::UnexpectedReply),
-            }
+            let rows = shared.call_before_expiry(called, *valid_for, "yield_key", &parameters).await?;
+            yielded(only(&rows)?, has_messages)
         })
     }
 
     fn delete_record(&self, key: LockKey) -> StoreFuture<DeleteRecordReply> {
         self.call("delete-record", move |shared| async move {
-            let name = name(&key)?;
-            let deadline = shared.server.timeouts.call_deadline();
-            let rows = shared.execute(&shared.server.schema.delete_record, &[(&name, Type::TEXT)], deadline).await?;
+            let (server, name) = (&shared.server, name(&key)?);
+            let rows = server.call_retry(&server.release_conn, "delete_record", &[(&name, Type::TEXT)]).await?;
             Ok(match column(only(&rows)?, 0)? {
                 "deleted" => DeleteRecordReply::Deleted,
                 "not found" => DeleteRecordReply::NotFound,
@@ -156,15 +148,37 @@ impl LockStore for PostgresStore {
 
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
         self.call("inspect", move |shared| async move {
-            let name = name(&key)?;
-            let deadline = shared.server.timeouts.call_deadline();
-            let rows = shared.execute(&shared.server.schema.inspect, &[(&name, Type::TEXT)], deadline).await?;
-            replies::status(only(&rows)?)
+            let (server, name) = (&shared.server, name(&key)?);
+            let rows = server.call_retry(&server.release_conn, "inspect", &[(&name, Type::TEXT)]).await?;
+            status(only(&rows)?)
         })
     }
 
     fn list(&self, request: ListRequest) -> StoreFuture<ListReply> {
-        self.call("list", move |shared| async move { shared.list(&request).await })
+        self.call("list", move |shared| async move {
+            let ListRequest { after, limit, contended_only } = &request;
+            let after = after.as_ref().map_or("", Cursor::as_str);
+            if after.contains('\0') {
+                return Err(CallError::InvalidKey);
+            }
+            let limit = i64::try_from(*limit).unwrap_or(i64::MAX);
+            let parameters: [Parameter<'_>; 4] = [
+                (&after, Type::TEXT),
+                (&limit, Type::INT8),
+                (&POSTGRES_LISTED_ROWS, Type::INT8),
+                (contended_only, Type::BOOL),
+            ];
+            let mut page = ListReply::new(Vec::new(), None);
+            for row in shared.server.call_retry(&shared.server.release_conn, "list_keys", &parameters).await? {
+                let name: &str = column(&row, 0)?;
+                match column::<Option<i64>>(&row, 5)? {
+                    Some(_) => page.entries.push(ListEntry::new(schema::key(name), status(&row)?)),
+                    // The key after which the next page begins.
+                    None => page.next = Some(Cursor::new(name)),
+                }
+            }
+            Ok(page)
+        })
     }
 
     fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
@@ -172,10 +186,9 @@ impl LockStore for PostgresStore {
             let (name, block) = (name(&request.key)?, millis(request.block_for));
             let offer = millis(request.queue.offer_ttl);
             let parameters: [Parameter<'_>; 3] = [(&name, Type::TEXT), (&block, Type::INT8), (&offer, Type::INT8)];
-            let (server, deadline) = (&shared.server, shared.server.timeouts.call_deadline());
             // Not repeated: the next holder may have the key by then.
-            let rows = query(&server.release_conn, &server.schema.force_release, &parameters, deadline).await?;
-            replies::revoked(&rows)
+            let rows = shared.server.call(&shared.server.release_conn, "force_release", &parameters).await?;
+            revoked(only(&rows)?)
         })
     }
 
@@ -191,8 +204,12 @@ impl LockStore for PostgresStore {
         self.call("health", |shared| async move {
             let server = &shared.server;
             let deadline = server.timeouts.call_deadline();
+            // Of a key that no caller has: the tables and the functions are there.
+            let schema = &server.schema.name;
+            let statement =
+                format!("SELECT current_setting('transaction_read_only') FROM \"{schema}\".inspect('+health')");
             for connection in [&*server.synced_conns.take(), &server.release_conn] {
-                let rows = query(connection, &server.schema.health, &[], deadline).await?;
+                let rows = query(connection, &statement, &[], deadline).await?;
                 if column::<&str>(only(&rows)?, 0)? != "off" {
                     return Err(CallError::ReadOnly);
                 }

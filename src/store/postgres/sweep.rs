@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use tokio_postgres::types::Type;
 
 use super::{
-    connection::{Parameter, query},
+    connection::Parameter,
     error::CallError,
     replies::{column, only},
     server::Server,
@@ -36,8 +36,7 @@ fn pause(after: &str) -> Duration {
 /// Sweeps one page. Returns the key after which the next one begins; empty after the last one.
 async fn page(server: &Server, after: &str) -> Result<String, CallError> {
     let parameters: [Parameter<'_>; 2] = [(&after, Type::TEXT), (&POSTGRES_SWEEP_ROWS, Type::INT8)];
-    let deadline = server.timeouts.call_deadline();
-    let rows = query(&server.release_conn, &server.schema.sweep, &parameters, deadline).await?;
+    let rows = server.call(&server.release_conn, "sweep", &parameters).await?;
     let row = only(&rows)?;
     let next: Option<&str> = column(row, 0)?;
     let is_full = column::<i64>(row, 1)? >= POSTGRES_SWEEP_ROWS;
