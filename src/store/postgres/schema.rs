@@ -13,6 +13,28 @@ const RULES: &str = include_str!("sql/rules.sql");
 const VERBS: &str = include_str!("sql/verbs.sql");
 const APPLICATION: &str = include_str!("sql/application.sql");
 
+/// Parts of these texts, which several functions have.
+const PARTS: [(&str, &str); 3] = [
+    (
+        "{settings}",
+        "SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan \
+         SET search_path = pg_catalog, pg_temp",
+    ),
+    (
+        "{read_committed}",
+        "IF current_setting('transaction_isolation') <> 'read committed' THEN \
+         RAISE EXCEPTION 'the isolation level of the session is %', current_setting('transaction_isolation') \
+         USING ERRCODE = 'TL002', HINT = 'Another client of a pooler may have set it: give the locks their own user.'; \
+         END IF;",
+    ),
+    // Of the row `l`, at the time `t`: see `grant_key`.
+    (
+        "{next_fence}",
+        "greatest({schema}.us(t), 1 + CASE l.fence WHEN 0 THEN (SELECT f.fence FROM {schema}.floor f WHERE f.one) \
+         ELSE l.fence END)",
+    ),
+];
+
 /// The database cannot have this name.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct InvalidName;
@@ -43,6 +65,7 @@ impl Schema {
     /// The text that makes the tables and the functions.
     pub(super) fn migration(&self) -> String {
         let text = [TABLES, RULES, VERBS, APPLICATION].join("\n");
+        let text = PARTS.iter().fold(text, |text, (part, replacement)| text.replace(part, replacement));
         text.replace("{schema}", &format!("\"{}\"", self.name))
     }
 }
@@ -83,7 +106,7 @@ mod tests {
     #[test]
     fn migration_names_its_schema_everywhere() {
         let text = Schema::new("shop").expect("a name").migration();
-        assert!(!text.contains("{schema}") && !text.contains("tower_lock"));
+        assert!(!text.contains('{') && !text.contains("tower_lock"));
         assert!(text.contains(&format!("COMMENT ON TABLE \"shop\".locks IS '{VERSION}'")));
     }
 

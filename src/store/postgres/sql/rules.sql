@@ -5,17 +5,6 @@
 -- wait for a lock is current. One statement with all reads in it would see the queue of its start,
 -- and leave a waiter behind that came meanwhile.
 
--- refuse_isolation: fails, because the transaction is not READ COMMITTED. It would read an older
--- snapshot, without the record or the waiter of the transaction that it has waited for. A session
--- of a pooler has the settings of the clients that used it before.
-CREATE OR REPLACE FUNCTION {schema}.refuse_isolation() RETURNS void
-LANGUAGE plpgsql AS $$
-BEGIN
-  RAISE EXCEPTION 'the isolation level of the session is %', current_setting('transaction_isolation')
-    USING ERRCODE = 'TL002', HINT = 'Another client of a pooler may have set it: give the locks their own user.';
-END
-$$;
-
 -- us: a time in microseconds.
 CREATE OR REPLACE FUNCTION {schema}.us(t timestamptz) RETURNS bigint
 LANGUAGE sql STABLE AS $$ SELECT (extract(epoch FROM t) * 1000000)::bigint $$;
@@ -72,10 +61,7 @@ DECLARE
 BEGIN
   UPDATE {schema}.locks l
     SET holder = to_id, since = t, until = {schema}.after(t, lease_ms), revoked = NULL,
-      fence = greatest(
-        1 + CASE l.fence WHEN 0 THEN (SELECT f.fence FROM {schema}.floor f WHERE f.one) ELSE l.fence END,
-        {schema}.us(t)
-      )
+      fence = {next_fence}
     WHERE l.key = of_key RETURNING l.fence INTO STRICT new_fence;
   RETURN new_fence;
 END
@@ -105,12 +91,12 @@ CREATE OR REPLACE FUNCTION {schema}.offer_next(
 LANGUAGE plpgsql AS $$
 DECLARE
   first_id text;
-  first_place bigint;
+  first_position bigint;
 BEGIN
-  SELECT id, place INTO first_id, first_place FROM {schema}.waiters
-    WHERE key = of_key AND until > t ORDER BY place LIMIT 1;
+  SELECT id, position INTO first_id, first_position FROM {schema}.waiters
+    WHERE key = of_key AND until > t ORDER BY position LIMIT 1;
   -- With those before it, which do not poll any more. Without a live waiter: all of them.
-  DELETE FROM {schema}.waiters WHERE key = of_key AND (first_place IS NULL OR place <= first_place);
+  DELETE FROM {schema}.waiters WHERE key = of_key AND (first_position IS NULL OR position <= first_position);
   IF first_id <> requester OR first_id IS NOT NULL AND requester IS NULL THEN
     PERFORM {schema}.grant_key(of_key, first_id, t, offer_ms);
     PERFORM {schema}.send('offered', first_id, of_key);
@@ -162,33 +148,6 @@ BEGIN
 END
 $$;
 
--- enqueue: adds an acquisition to the queue, or repeats its entry, whose position stays.
-CREATE OR REPLACE FUNCTION {schema}.enqueue(
-  of_key text, me text, t timestamptz, entry_ms bigint, capacity bigint,
-  OUT is_full boolean, OUT ahead bigint
-)
-LANGUAGE plpgsql AS $$
-DECLARE
-  my_place bigint;
-BEGIN
-  is_full := false;
-  UPDATE {schema}.waiters SET until = {schema}.after(t, entry_ms)
-    WHERE key = of_key AND id = me RETURNING place INTO my_place;
-  IF FOUND THEN
-    SELECT count(*) INTO ahead FROM {schema}.waiters
-      WHERE key = of_key AND place < my_place AND until > t;
-    RETURN;
-  END IF;
-  DELETE FROM {schema}.waiters WHERE key = of_key AND until <= t;
-  SELECT count(*), coalesce(max(place), 0) + 1 INTO ahead, my_place FROM {schema}.waiters WHERE key = of_key;
-  is_full := ahead >= capacity;
-  IF NOT is_full THEN
-    INSERT INTO {schema}.waiters (key, place, id, until)
-      VALUES (of_key, my_place, me, {schema}.after(t, entry_ms));
-  END IF;
-END
-$$;
-
 -- acquire_one: grants a key, or enqueues. Not under the lock of the row: it takes it.
 --
 -- what: granted, with `fence`; queued or pinned (it waits, and polls soon), with `left_us` and
@@ -206,7 +165,7 @@ DECLARE
   t timestamptz;
   first_id text;
   pinned boolean;
-  is_full boolean;
+  my_position bigint;
 BEGIN
   IF unless_recorded THEN
     SELECT r.head, r.body INTO head, body FROM {schema}.records r
@@ -269,7 +228,23 @@ BEGIN
     what := 'busy';
     RETURN;
   END IF;
-  SELECT e.is_full, e.ahead INTO is_full, waiting FROM {schema}.enqueue(of_key, me, t, entry_ms, capacity) e;
-  what := CASE WHEN is_full THEN 'full' WHEN pinned THEN 'pinned' ELSE 'queued' END;
+  -- The position of a repeated entry stays.
+  UPDATE {schema}.waiters SET until = {schema}.after(t, entry_ms)
+    WHERE key = of_key AND id = me RETURNING position INTO my_position;
+  IF FOUND THEN
+    SELECT count(*) INTO waiting FROM {schema}.waiters
+      WHERE key = of_key AND position < my_position AND until > t;
+  ELSE
+    DELETE FROM {schema}.waiters WHERE key = of_key AND until <= t;
+    SELECT count(*), coalesce(max(position), 0) + 1 INTO waiting, my_position
+      FROM {schema}.waiters WHERE key = of_key;
+    IF waiting >= capacity THEN
+      what := 'full';
+      RETURN;
+    END IF;
+    INSERT INTO {schema}.waiters (key, position, id, until)
+      VALUES (of_key, my_position, me, {schema}.after(t, entry_ms));
+  END IF;
+  what := CASE WHEN pinned THEN 'pinned' ELSE 'queued' END;
 END
 $$;

@@ -47,10 +47,10 @@ CREATE TABLE IF NOT EXISTS {schema}.locks (
 -- The waiters of each key, in order of arrival, and the end of each queue entry.
 CREATE TABLE IF NOT EXISTS {schema}.waiters (
   key text COLLATE "C" NOT NULL,
-  place bigint NOT NULL,
+  position bigint NOT NULL,
   id text NOT NULL,
   until timestamptz NOT NULL,
-  PRIMARY KEY (key, place)
+  PRIMARY KEY (key, position)
 ) WITH (fillfactor = 70);
 
 -- The record of each key, and the acquisition that has left it.

@@ -1,11 +1,16 @@
 -- The verbs: one function for each operation of a store, over arrays where callers share a call.
 --
 -- The rows of a call are locked in the order of the keys: two calls never wait for each other.
--- `lock_timeout` is a net: without it, a transaction that locks a row for longer would stop all
--- calls of a connection. A plan that was made while a table was small must not read all of it
--- later: `enable_seqscan`. Each statement reads a few rows: to compile it (`jit`) takes longer, and
--- to plan it for the values of each call (`plan_cache_mode`) takes several times as long. A user
--- with functions in `public` must not replace those that a verb calls: `search_path`.
+--
+-- Of the settings, `lock_timeout` is a net: without it, a transaction that locks a row for longer
+-- would stop all calls of a connection. A plan that was made while a table was small must not read
+-- all of it later: `enable_seqscan`. Each statement reads a few rows: to compile it (`jit`) takes
+-- longer, and to plan it for the values of each call (`plan_cache_mode`) takes several times as
+-- long. A user with functions in `public` must not replace those that a verb calls: `search_path`.
+--
+-- Verbs that write need READ COMMITTED. With another isolation level they would read an older
+-- snapshot, without the record or the waiter of the transaction that they have waited for. A
+-- session of a pooler has the settings of the clients that used it before.
 
 -- acquire: grants keys, or enqueues. A repeated call finds the grants or the queue entries of the
 -- first one (I8). Does nothing after `expires_us`, in microseconds of the server's clock.
@@ -25,8 +30,7 @@ CREATE OR REPLACE FUNCTION {schema}.acquire(
   n bigint, now_us bigint,
   what text, fence bigint, left_us bigint, waiting bigint, head bytea, body bytea
 )
-LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off
-  SET plan_cache_mode = force_generic_plan SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql {settings} AS $$
 DECLARE
   request record;
   t timestamptz;
@@ -34,13 +38,10 @@ DECLARE
   replied bigint[];
   granted bigint;
 BEGIN
-  IF current_setting('transaction_isolation') <> 'read committed' THEN
-    PERFORM {schema}.refuse_isolation();
-  END IF;
+  {read_committed}
   n := 0;
   now_us := {schema}.us(clock_timestamp());
   IF now_us > expires_us THEN
-    what := 'expired';
     RETURN NEXT;
     RETURN;
   END IF;
@@ -62,7 +63,6 @@ BEGIN
         replied := replied || n;
         RETURN NEXT;
       END LOOP;
-      left_us := NULL;
     END IF;
     -- Of a row that exists, the update is refused, and its lock remains: as of lock_row.
     INSERT INTO {schema}.locks AS l (key, fence, until)
@@ -81,10 +81,7 @@ BEGIN
       RETURN QUERY
         UPDATE {schema}.locks l SET
             holder = r.id, since = t, until = {schema}.after(t, r.lease_ms), revoked = NULL,
-            fence = greatest(
-              1 + CASE l.fence WHEN 0 THEN (SELECT f.fence FROM {schema}.floor f WHERE f.one) ELSE l.fence END,
-              {schema}.us(t)
-            )
+            fence = {next_fence}
           FROM unnest(keys, ids, leases_ms) WITH ORDINALITY AS r (key, id, lease_ms, at)
           WHERE l.key = r.key AND r.key = ANY (free_keys) AND (replied IS NULL OR r.at <> ALL (replied))
             AND NOT EXISTS (SELECT FROM {schema}.waiters w WHERE w.key = r.key)
@@ -109,10 +106,7 @@ BEGIN
       t := clock_timestamp();
       UPDATE {schema}.locks l SET
           holder = ids[1], since = t, until = {schema}.after(t, leases_ms[1]), revoked = NULL,
-          fence = greatest(
-            1 + CASE l.fence WHEN 0 THEN (SELECT f.fence FROM {schema}.floor f WHERE f.one) ELSE l.fence END,
-            {schema}.us(t)
-          )
+          fence = {next_fence}
         WHERE l.key = keys[1] AND {schema}.us(t) <= expires_us
           AND NOT EXISTS (SELECT FROM {schema}.waiters w WHERE w.key = keys[1])
           AND NOT (unless_recorded AND EXISTS (
@@ -168,8 +162,7 @@ CREATE OR REPLACE FUNCTION {schema}.release(
   offer_ms bigint, keys text[], ids text[], blocks_ms bigint[],
   record_head bytea, record_body bytea, keep_ms bigint
 ) RETURNS TABLE (n bigint, what text)
-LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off
-  SET plan_cache_mode = force_generic_plan SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql {settings} AS $$
 DECLARE
   request record;
   lock {schema}.locks;
@@ -177,9 +170,7 @@ DECLARE
   replied bigint[];
   freed bigint;
 BEGIN
-  IF current_setting('transaction_isolation') <> 'read committed' THEN
-    PERFORM {schema}.refuse_isolation();
-  END IF;
+  {read_committed}
   -- A release that a crash of the server loses leaves the key locked until its lease expires. It is
   -- never free twice, so that its commit need not wait for the disk. A record and a block are
   -- promises.
@@ -266,8 +257,7 @@ $$;
 --
 -- reply  the positions, from 1, of those that are extended; the others are not the holder
 CREATE OR REPLACE FUNCTION {schema}.renew(keys text[], ids text[], leases_ms bigint[]) RETURNS SETOF bigint
-LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off
-  SET plan_cache_mode = force_generic_plan SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql {settings} AS $$
 DECLARE
   t timestamptz;
 BEGIN
@@ -300,16 +290,13 @@ CREATE OR REPLACE FUNCTION {schema}.yield_key(
   n bigint, now_us bigint,
   what text, fence bigint, left_us bigint, waiting bigint, head bytea, body bytea
 )
-LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off
-  SET plan_cache_mode = force_generic_plan SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql {settings} AS $$
 #variable_conflict use_column
 DECLARE
   lock {schema}.locks;
   t timestamptz;
 BEGIN
-  IF current_setting('transaction_isolation') <> 'read committed' THEN
-    PERFORM {schema}.refuse_isolation();
-  END IF;
+  {read_committed}
   n := 0;
   now_us := {schema}.us(clock_timestamp());
   what := 'expired';
@@ -359,15 +346,12 @@ $$;
 -- reply  one row: free; revoked, with the id; or unblocked, with the time that was left
 CREATE OR REPLACE FUNCTION {schema}.force_release(of_key text, block_ms bigint, offer_ms bigint)
 RETURNS TABLE (what text, revoked_id text, left_us bigint)
-LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off
-  SET plan_cache_mode = force_generic_plan SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql {settings} AS $$
 DECLARE
   lock {schema}.locks;
   t timestamptz;
 BEGIN
-  IF current_setting('transaction_isolation') <> 'read committed' THEN
-    PERFORM {schema}.refuse_isolation();
-  END IF;
+  {read_committed}
   lock := {schema}.lock_row(of_key);
   t := clock_timestamp();
   left_us := greatest(0, {schema}.us(lock.until) - {schema}.us(t));
@@ -399,8 +383,7 @@ $$;
 --
 -- reply  deleted, not found, or busy
 CREATE OR REPLACE FUNCTION {schema}.delete_record(of_key text) RETURNS text
-LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off
-  SET plan_cache_mode = force_generic_plan SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql {settings} AS $$
 DECLARE
   lock {schema}.locks;
   is_current boolean;
@@ -419,8 +402,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.inspect(of_key text) RETURNS TABLE (
   key text, holder text, fence bigint, since_us bigint, left_us bigint, waiting bigint, record_left_us bigint
 )
-LANGUAGE plpgsql SET enable_seqscan = off SET jit = off
-  SET plan_cache_mode = force_generic_plan SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql {settings} AS $$
 #variable_conflict use_column
 DECLARE
   t timestamptz := clock_timestamp();
@@ -443,8 +425,7 @@ CREATE OR REPLACE FUNCTION {schema}.list_keys(
 ) RETURNS TABLE (
   key text, holder text, fence bigint, since_us bigint, left_us bigint, waiting bigint, record_left_us bigint
 )
-LANGUAGE plpgsql SET enable_seqscan = off SET jit = off
-  SET plan_cache_mode = force_generic_plan SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql {settings} AS $$
 #variable_conflict use_column
 DECLARE
   t timestamptz := clock_timestamp();
@@ -489,8 +470,7 @@ $$;
 --        number of records that were deleted
 CREATE OR REPLACE FUNCTION {schema}.sweep(after_key text, max_rows bigint)
 RETURNS TABLE (next_key text, records_deleted bigint)
-LANGUAGE plpgsql SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off
-  SET plan_cache_mode = force_generic_plan SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql {settings} AS $$
 DECLARE
   free_keys text[];
   rows_read bigint;
