@@ -67,9 +67,12 @@ impl PostgresStoreBuilder {
     }
 
     /// Sets whether [`connect`](Self::connect) executes the [`migration`](Self::migration) if the
-    /// schema has no tables. Default: `false`.
+    /// schema has no tables, or functions of an older release. Default: `false`.
     ///
     /// The user then needs the right to create the schema: `GRANT CREATE ON DATABASE app TO user`.
+    /// Only the user that has made the functions can replace them. Instances of the older release
+    /// go on working with the new ones. The migration is one statement of some 50 ms, and
+    /// [`call_timeout`](Self::call_timeout) bounds each try.
     pub fn migrate(self, migrate: bool) -> Self {
         Self { migrate: Some(migrate), ..self }
     }
@@ -107,11 +110,11 @@ impl PostgresStoreBuilder {
         Self { call_timeout: Some(timeout), ..self }
     }
 
-    /// Returns the SQL text that makes the schema, its tables and its functions, for a tool that
-    /// executes migrations.
+    /// Returns the SQL text that makes the schema, its tables and its functions, and replaces
+    /// functions of an older release, for a tool that executes migrations.
     ///
-    /// The text may be executed again: it keeps tables and rows that exist. It has no `BEGIN` and
-    /// no `COMMIT`: execute it as one transaction.
+    /// The text is one statement. It may be executed while instances work, and again: it keeps
+    /// tables, rows, and functions of this or a newer release.
     ///
     /// # Errors
     ///
@@ -220,8 +223,8 @@ impl PostgresStore {
     /// # Errors
     ///
     /// Fails with a [`PostgresConnectError`] if the URL is invalid, the server cannot be reached,
-    /// is too old or is a standby, a right is missing, or the database has no tables of this crate:
-    /// see [`PostgresStoreBuilder::migrate`].
+    /// is too old or is a standby, a right is missing, or the database has no tables of this crate
+    /// or functions of an older release: see [`PostgresStoreBuilder::migrate`].
     pub async fn connect(url: &str) -> Result<Self, PostgresConnectError> {
         Self::builder().connect(url).await
     }

@@ -133,10 +133,3 @@ pub(super) async fn query(
         reply => reply,
     }
 }
-
-/// Executes several statements as one transaction.
-pub(super) async fn execute_all(connection: &Calls, statements: &str, limit: Duration) -> Result<(), CallError> {
-    let send = |client: Arc<Client>| async move { Ok(client.batch_execute(statements).await?) };
-    let breaks = |reply: &Result<(), CallError>| reply.as_ref().is_err_and(CallError::breaks_connection);
-    connection.call(Instant::now() + limit, send, breaks).await?
-}

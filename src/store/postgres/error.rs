@@ -4,7 +4,7 @@ use std::{error::Error, fmt, sync::Arc, time::Duration};
 
 use tokio_postgres::error::SqlState;
 
-use super::schema::{InvalidName, VERSION};
+use super::schema::{FUNCTIONS, InvalidName, VERSION};
 use crate::{
     limits::{
         CONNECT_TIMEOUT_MAX, POSTGRES_CONNECTIONS_MAX, POSTGRES_CONNECTIONS_MIN, POSTGRES_TIMEOUT_MIN,
@@ -98,12 +98,25 @@ pub enum PostgresConnectError {
         /// The schema.
         schema: String,
     },
-    /// The tables of the schema are of another version, or of another program.
+    /// The functions of the schema are of an older release. [`PostgresStoreBuilder::migration`] has
+    /// the text that replaces them, while other instances work.
+    ///
+    /// [`PostgresStoreBuilder::migration`]: crate::store::PostgresStoreBuilder::migration
     #[error(
-        "the table `{schema}.locks` at {address} is of {found}, and not of {}: choose another schema, or execute the \
-         migration of this version",
-        VERSION
+        "the functions of the schema `{schema}` at {address} have the number {found}, and this release of tower-lock needs \
+         {FUNCTIONS}: connect with `.migrate(true)` as their owner, or let the owner execute the SQL text of \
+         `PostgresStoreBuilder::migration`, also while other instances work"
     )]
+    OlderFunctions {
+        /// Host and port, or the path of a socket.
+        address: String,
+        /// The schema.
+        schema: String,
+        /// The number of the functions.
+        found: u32,
+    },
+    /// The tables of the schema are of another version, or of another program.
+    #[error("the table `{schema}.locks` at {address} is of {found}, and not of {VERSION}: choose another schema")]
     OtherTables {
         /// Host and port, or the path of a socket.
         address: String,

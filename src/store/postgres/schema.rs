@@ -5,16 +5,24 @@ use std::borrow::Cow;
 
 use crate::{limits::MAX_POSTGRES_SCHEMA_BYTES, lock_key::LockKey};
 
-/// The comment of the table of locks after the migration: the name and the version of the schema.
+/// The comment of the table of locks: the layout of the tables. No other one is understood.
 pub(super) const VERSION: &str = "tower-lock 1";
 
-const TABLES: &str = include_str!("sql/tables.sql");
-const RULES: &str = include_str!("sql/rules.sql");
-const VERBS: &str = include_str!("sql/verbs.sql");
-const APPLICATION: &str = include_str!("sql/application.sql");
+/// The number of the functions, which the comment of `check_fence` has. A change of a function gets
+/// the next one, or no database that has functions gets the change.
+///
+/// Instances of an older release call the new functions, and calls under way go on with them: a
+/// function keeps its name, its arguments and the meaning of its replies, also if only functions
+/// call it. Another reply, which `CREATE OR REPLACE` refuses, is a function with another name.
+pub(super) const FUNCTIONS: u32 = 1;
 
-/// Parts of these texts, which several functions have.
-const PARTS: [(&str, &str); 3] = [
+const MIGRATION: &str = include_str!("sql/migration.sql");
+
+/// The parts of the migration, in the order in which they are replaced.
+const PARTS: [(&str, &str); 7] = [
+    ("{rules}", include_str!("sql/rules.sql")),
+    ("{verbs}", include_str!("sql/verbs.sql")),
+    ("{application}", include_str!("sql/application.sql")),
     (
         "{settings}",
         "SET lock_timeout = '200ms' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan \
@@ -33,6 +41,7 @@ const PARTS: [(&str, &str); 3] = [
         "greatest({schema}.us(t), 1 + CASE l.fence WHEN 0 THEN (SELECT f.fence FROM {schema}.floor f WHERE f.one) \
          ELSE l.fence END)",
     ),
+    ("{version}", VERSION),
 ];
 
 /// The database cannot have this name.
@@ -62,11 +71,10 @@ impl Schema {
         format!("SELECT * FROM \"{}\".{function}({})", self.name, arguments.join(", "))
     }
 
-    /// The text that makes the tables and the functions.
+    /// The text that makes the tables and the functions, or replaces older functions.
     pub(super) fn migration(&self) -> String {
-        let text = [TABLES, RULES, VERBS, APPLICATION].join("\n");
-        let text = PARTS.iter().fold(text, |text, (part, replacement)| text.replace(part, replacement));
-        text.replace("{schema}", &format!("\"{}\"", self.name))
+        let text = PARTS.iter().fold(MIGRATION.to_owned(), |text, (part, replacement)| text.replace(part, replacement));
+        text.replace("{functions}", &FUNCTIONS.to_string()).replace("{schema}", &format!("\"{}\"", self.name))
     }
 }
 
@@ -104,10 +112,15 @@ mod tests {
     }
 
     #[test]
-    fn migration_names_its_schema_everywhere() {
+    fn migration_has_its_schema_and_its_numbers() {
         let text = Schema::new("shop").expect("a name").migration();
         assert!(!text.contains('{') && !text.contains("tower_lock"));
-        assert!(text.contains(&format!("COMMENT ON TABLE \"shop\".locks IS '{VERSION}'")));
+        for comment in [
+            format!("COMMENT ON TABLE \"shop\".locks IS '{VERSION}'"),
+            format!("COMMENT ON FUNCTION \"shop\".check_fence(text, bigint) IS 'tower-lock functions {FUNCTIONS}'"),
+        ] {
+            assert!(text.contains(&comment), "{comment}");
+        }
     }
 
     #[test]

@@ -2,16 +2,19 @@
 
 use std::sync::Arc;
 
-use tokio::{sync::Notify, time::timeout};
+use tokio::{
+    sync::Notify,
+    time::{Instant, timeout},
+};
 use tokio_postgres::{error::SqlState, types::Type};
 use tracing::warn;
 
 use super::{
-    connection::{Connector, execute_all, query},
+    connection::{Connector, query},
     error::{CallError, PostgresConnectError},
     messages::PgListener,
     replies::{column, only},
-    schema::VERSION,
+    schema::{FUNCTIONS, VERSION},
     server::Server,
 };
 use crate::process;
@@ -27,8 +30,8 @@ const SERVER: &str = "SELECT current_setting('server_version_num')::int8, curren
     pg_is_in_recovery(), current_setting('transaction_isolation'), current_setting('fsync'), \
     current_setting('synchronous_commit'), current_user::text, current_database()::text";
 
-/// The comment of the table of locks, and whether all rights are there. Of the catalog, which needs
-/// no right. No row: there is no schema.
+/// The comment of the table of locks, whether all rights are there, and the number of the
+/// functions. Of the catalog, which needs no right. No row: there is no schema.
 const TABLES: &str = "SELECT locks.oid IS NOT NULL, pg_catalog.obj_description(locks.oid, 'pg_class'), \
     pg_catalog.has_schema_privilege(n.oid, 'USAGE'), \
     coalesce((SELECT pg_catalog.bool_and(pg_catalog.has_table_privilege(t.oid, p.right)) \
@@ -36,14 +39,16 @@ const TABLES: &str = "SELECT locks.oid IS NOT NULL, pg_catalog.obj_description(l
             pg_catalog.unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p (\"right\") \
         WHERE t.relnamespace = n.oid AND t.relname IN ('locks', 'waiters', 'records', 'floor')), false) \
     AND (SELECT pg_catalog.bool_and(pg_catalog.has_function_privilege(f.oid, 'EXECUTE')) \
-        FROM pg_catalog.pg_proc f WHERE f.pronamespace = n.oid) \
+        FROM pg_catalog.pg_proc f WHERE f.pronamespace = n.oid), \
+    coalesce((SELECT pg_catalog.max(substring(pg_catalog.obj_description(f.oid, 'pg_proc') FROM '[0-9]+$')::int8) \
+        FROM pg_catalog.pg_proc f WHERE f.pronamespace = n.oid AND f.proname = 'check_fence'), 0) \
     FROM pg_catalog.pg_namespace n \
     LEFT JOIN pg_catalog.pg_class locks ON locks.relnamespace = n.oid AND locks.relname = 'locks' \
     WHERE n.nspname = $1";
 
-/// Checks the server, and makes the tables if `migrate` is set. Returns whether its messages
-/// arrive. `events`: with which connections they are received, and whether the user has chosen
-/// another address for them.
+/// Checks the server. Makes the tables, or replaces older functions, if `migrate` is set. Returns
+/// whether its messages arrive. `events`: with which connections they are received, and whether the
+/// user has chosen another address for them.
 pub(super) async fn self_test(
     server: &Server,
     migrate: bool,
@@ -51,12 +56,18 @@ pub(super) async fn self_test(
     has_events_url: bool,
 ) -> Result<bool, SelfTestError> {
     let (user, database) = check_server(server).await?;
-    if !check_tables(server, &user).await? {
+    let found = check_tables(server, &user).await?;
+    // Newer ones have the same calls.
+    if found.is_none_or(|found| found < FUNCTIONS) {
+        let (address, schema) = (server.address.clone(), server.schema.name.clone());
+        let missing = match found {
+            None => PostgresConnectError::NoTables { address, schema },
+            Some(found) => PostgresConnectError::OlderFunctions { address, schema, found },
+        };
         if !migrate {
-            let (address, schema) = (server.address.clone(), server.schema.name.clone());
-            return Err(PostgresConnectError::NoTables { address, schema }.into());
+            return Err(missing.into());
         }
-        make_tables(server, &user, &database).await?;
+        execute_migration(server, &user, &database, missing).await?;
         check_tables(server, &user).await?;
     }
     let arrives = message_arrives(server, events).await?;
@@ -110,16 +121,17 @@ async fn check_server(server: &Server) -> Result<(String, String), SelfTestError
     Ok((user, text(7)?))
 }
 
-/// Whether the tables are there, of this version and with all rights.
-async fn check_tables(server: &Server, user: &str) -> Result<bool, SelfTestError> {
+/// Whether the tables are there, of this version and with all rights. Returns the number of the
+/// functions.
+async fn check_tables(server: &Server, user: &str) -> Result<Option<u32>, SelfTestError> {
     let failed = |error| server.test_failed(error);
     let (address, schema) = (|| server.address.clone(), || server.schema.name.clone());
     let deadline = server.timeouts.call_deadline();
     let rows = query(&server.release_conn, TABLES, &[(&server.schema.name, Type::TEXT)], deadline).await;
     let rows = rows.map_err(failed)?;
-    let Some(row) = rows.first() else { return Ok(false) };
+    let Some(row) = rows.first() else { return Ok(None) };
     if !column(row, 0).map_err(failed)? {
-        return Ok(false);
+        return Ok(None);
     }
     let found: Option<&str> = column(row, 1).map_err(failed)?;
     if found != Some(VERSION) {
@@ -135,21 +147,30 @@ async fn check_tables(server: &Server, user: &str) -> Result<bool, SelfTestError
         );
         return Err(PostgresConnectError::MissingRights { address: address(), user, grant }.into());
     }
-    Ok(true)
+    Ok(Some(u32::try_from(column::<i64>(row, 4).map_err(failed)?).unwrap_or(u32::MAX)))
 }
 
-/// Executes the migration, as one transaction.
-async fn make_tables(server: &Server, user: &str, database: &str) -> Result<(), SelfTestError> {
-    let migration = server.schema.migration();
+/// Executes the migration.
+async fn execute_migration(
+    server: &Server,
+    user: &str,
+    database: &str,
+    missing: PostgresConnectError,
+) -> Result<(), SelfTestError> {
     let call = server.release_conn.ready().await;
     call.map_err(|error| server.test_failed(error.into()))?;
-    match execute_all(&server.release_conn, &migration, server.timeouts.connect).await {
+    let deadline = Instant::now() + server.timeouts.connect;
+    match query(&server.release_conn, &server.schema.migration(), &[], deadline).await {
         Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
-            let (address, user) = (server.address.clone(), user.to_owned());
+            let PostgresConnectError::NoTables { address, .. } = missing else { return Err(missing.into()) };
             let grant = format!("GRANT CREATE ON DATABASE \"{database}\" TO \"{user}\"");
-            Err(PostgresConnectError::MissingRights { address, user, grant }.into())
+            Err(PostgresConnectError::MissingRights { address, user: user.to_owned(), grant }.into())
         }
-        made => made.map_err(|error| server.test_failed(error)),
+        // "Tuple concurrently updated": another session has changed the rights of a function.
+        Err(error) if error.code() == Some(&SqlState::INTERNAL_ERROR) => {
+            Err(SelfTestError { is_transient: true, ..server.test_failed(error) })
+        }
+        made => made.map(drop).map_err(|error| server.test_failed(error)),
     }
 }
 

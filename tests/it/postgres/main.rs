@@ -11,6 +11,7 @@ mod application;
 mod clocks;
 mod conformance;
 mod connecting;
+mod upgrades;
 mod crashes;
 mod failover;
 mod fences;
