@@ -11,7 +11,7 @@ use std::{
 use futures_util::future::join_all;
 use tower_lock::{
     LockKey, PostgresStore,
-    store::{PostgresConnectError, Record, ReleaseReply},
+    store::{AcquireReply, IfBusy, PostgresConnectError, Record, ReleaseReply},
 };
 use tower_lock_testkit::wait::soon;
 
@@ -68,7 +68,9 @@ async fn functions_are_replaced_while_instances_work() {
         })
     });
     let calls: Vec<_> = calls.collect();
-    let (caller, pinned) = (Caller::new(&store, "b"), LockKey::from(("pinned",)));
+    let (caller, [held, pinned]) = (Caller::new(&store, "b"), ["held", "pinned"].map(|name| LockKey::from((name,))));
+    let holder = caller.id();
+    caller.granted(&held, &holder, LONG).await;
     let fence = caller.granted(&pinned, &caller.id(), LONG).await;
     let writer = environment.writer(&pinned, fence).await;
     let record = Record::new("paid", None);
@@ -80,6 +82,9 @@ async fn functions_are_replaced_while_instances_work() {
     }
     assert_eq!((environment.functions().await, environment.are_replaced().await), (current, true));
     sections.go_on("sections after the upgrade").await;
+    let second = caller.acquire(&held, &caller.id(), LONG, IfBusy::Fail).await;
+    assert!(matches!(second, Ok(AcquireReply::Busy { .. })), "{second:?}");
+    assert_eq!(caller.release(&held, &holder, Duration::ZERO).await, ReleaseReply::Freed);
     assert_eq!(environment.check_fence(&writer, &pinned, fence).await, Ok(()), "in the same transaction");
     environment.run(&writer, "COMMIT").await;
     is_over.store(true, SeqCst);
