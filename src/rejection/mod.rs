@@ -8,14 +8,13 @@ pub(crate) mod retry_after;
 use std::{borrow::Cow, error::Error, fmt, mem, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{Extensions, HeaderMap, HeaderValue, Response, StatusCode, header, request::Parts};
+use http::{Extensions, HeaderMap, HeaderValue, Response, StatusCode, request::Parts};
 use http_body::Body;
 use tower::BoxError;
 
 pub use self::body::RejectionBody;
 use self::{
     field_error::{FieldError, FieldLocation, FieldProblem},
-    problem::Problem,
     retry_after::{HoldEstimate, retry_after},
 };
 use crate::{
@@ -348,29 +347,6 @@ impl Rejection {
     #[must_use]
     pub fn to_response(&self) -> Response<RejectionBody> {
         self.response_with(HeaderMap::new(), Extensions::new())
-    }
-
-    /// The same with these headers and extensions.
-    fn response_with(&self, headers: HeaderMap, extensions: Extensions) -> Response<RejectionBody> {
-        let mut response = Problem {
-            code: self.code(),
-            title: self.title(),
-            status: self.status(),
-            detail: self.detail(),
-            outcome: self.outcome(),
-            retry_after: self.retry_after(),
-            original_status: match self {
-                Self::AnswerNotKept { original_status, .. } => Some(*original_status),
-                _ => None,
-            },
-        }
-        .into_response(headers, extensions);
-        if let Self::AnswerNotKept { location, etag, .. } = self {
-            let headers = response.headers_mut();
-            headers.extend(location.clone().map(|value| (header::LOCATION, value)));
-            headers.extend(etag.clone().map(|value| (header::ETAG, value)));
-        }
-        response
     }
 
     /// Whether the idempotency key of the request is the reason.

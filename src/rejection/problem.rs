@@ -2,38 +2,30 @@
 
 use std::{borrow::Cow, time::Duration};
 
-use http::{Extensions, HeaderMap, HeaderValue, Response, StatusCode, header};
+use http::{Extensions, HeaderMap, HeaderValue, Response, header};
 
-use super::body::RejectionBody;
+use super::{Rejection, body::RejectionBody};
 
 /// The address of the page that has a section for each type: below the `documentation` of the
 /// manifest. The source of the page is `docs/problem-types.md`.
 pub(super) const TYPE_BASE: &str = "https://docs.rs/tower-lock/latest/tower_lock/problem/#";
 
-/// The problem of one response, with three members for clients of this crate: `outcome`,
-/// `retry_after_ms` and `original_status`.
-pub(super) struct Problem {
-    /// The fragment of the type.
-    pub(super) code: &'static str,
-    pub(super) title: &'static str,
-    pub(super) status: StatusCode,
-    pub(super) detail: Cow<'static, str>,
-    pub(super) outcome: &'static str,
-    pub(super) retry_after: Option<Duration>,
-    pub(super) original_status: Option<StatusCode>,
-}
-
-impl Problem {
-    pub(super) fn into_response(self, mut headers: HeaderMap, extensions: Extensions) -> Response<RejectionBody> {
-        let Self { status, retry_after, .. } = self;
+impl Rejection {
+    /// The built-in response, with three members for clients of this crate: `outcome`,
+    /// `retry_after_ms` and `original_status`. It is made in these headers and extensions.
+    pub(super) fn response_with(&self, mut headers: HeaderMap, extensions: Extensions) -> Response<RejectionBody> {
         headers.reserve(3);
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        if let Some(after) = retry_after {
+        if let Some(after) = self.retry_after() {
             headers.insert(header::RETRY_AFTER, whole_seconds(after));
         }
+        if let Self::AnswerNotKept { location, etag, .. } = self {
+            headers.extend(location.clone().map(|value| (header::LOCATION, value)));
+            headers.extend(etag.clone().map(|value| (header::ETAG, value)));
+        }
         let mut response = Response::new(RejectionBody::full(self.to_json()));
-        *response.status_mut() = status;
+        *response.status_mut() = self.status();
         *response.headers_mut() = headers;
         *response.extensions_mut() = extensions;
         response
@@ -42,11 +34,11 @@ impl Problem {
     /// The members in JSON, in one allocation. Hand-written: a client that is rejected often should
     /// cost little.
     fn to_json(&self) -> String {
-        let Self { code, title, status, detail, outcome, retry_after, original_status } = self;
+        let (detail, status) = (self.detail(), self.status());
         let escaped;
-        let detail = match detail {
+        let detail = match &detail {
             // The built-in texts have no character to escape.
-            Cow::Borrowed(text) => text,
+            Cow::Borrowed(text) => *text,
             Cow::Owned(text) => {
                 escaped = serde_json::to_string(text).expect("a text can be serialized");
                 &escaped[1..escaped.len() - 1]
@@ -55,26 +47,26 @@ impl Problem {
         let (mut ms, mut original) = (itoa::Buffer::new(), "");
         let mut retry_after_ms = "";
         let (mut retry_name, mut original_name) = ("", "");
-        if let Some(after) = retry_after {
+        if let Some(after) = self.retry_after() {
             retry_name = r#","retry_after_ms":"#;
             retry_after_ms = ms.format(u64::try_from(after.as_millis()).unwrap_or(u64::MAX));
         }
-        if let Some(status) = original_status {
+        if let Self::AnswerNotKept { original_status, .. } = self {
             original_name = r#","original_status":"#;
-            original = status.as_str();
+            original = original_status.as_str();
         }
         [
             r#"{"type":""#,
             TYPE_BASE,
-            code,
+            self.code(),
             r#"","title":""#,
-            title,
+            self.title(),
             r#"","status":"#,
             status.as_str(),
             r#","detail":""#,
             detail,
             r#"","outcome":""#,
-            outcome,
+            self.outcome(),
             "\"",
             retry_name,
             retry_after_ms,
@@ -99,39 +91,40 @@ fn whole_seconds(after: Duration) -> HeaderValue {
 
 #[cfg(test)]
 mod tests {
+    use http::StatusCode;
+
     use super::*;
-    use crate::limits::{RETRY_AFTER_MAX, RETRY_AFTER_MIN};
+    use crate::{
+        limits::{RETRY_AFTER_MAX, RETRY_AFTER_MIN},
+        rejection::field_error::{FieldError, FieldLocation, FieldProblem},
+    };
 
     #[test]
     fn members_are_valid_json() {
-        let problem = |detail: Cow<'static, str>, retry_after, original_status| Problem {
-            code: "locked",
-            title: "Resource is locked",
-            status: StatusCode::CONFLICT,
-            detail,
-            outcome: "not-started",
-            retry_after,
-            original_status,
+        let field = FieldError {
+            location: FieldLocation::Query,
+            name: "a \"text\" of \\ and \n\"",
+            problem: FieldProblem::Missing,
         };
-        let long = Some(Duration::from_millis(1500));
-        for problem in [
-            problem("Wait.".into(), long, None),
-            problem("Wait.".into(), None, Some(StatusCode::CREATED)),
-            problem("a \"text\" of \\ and \n\"".to_owned().into(), long, Some(StatusCode::OK)),
+        let (original_status, location, etag) = (StatusCode::CREATED, None, None);
+        for rejection in [
+            Rejection::Busy { retry_after: Duration::from_millis(1500) },
+            Rejection::AnswerNotKept { original_status, location, etag },
+            Rejection::IdempotencyKeyInvalid { field },
         ] {
-            let json: serde_json::Value = serde_json::from_str(&problem.to_json()).expect("JSON");
+            let json: serde_json::Value = serde_json::from_str(&rejection.to_json()).expect("JSON");
             let mut expected = serde_json::json!({
-                "type": format!("{TYPE_BASE}locked"),
-                "title": problem.title,
-                "status": 409,
-                "detail": problem.detail,
-                "outcome": problem.outcome,
+                "type": format!("{TYPE_BASE}{}", rejection.code()),
+                "title": rejection.title(),
+                "status": rejection.status().as_u16(),
+                "detail": rejection.detail(),
+                "outcome": rejection.outcome(),
             });
-            if problem.retry_after.is_some() {
+            if rejection.retry_after().is_some() {
                 expected["retry_after_ms"] = 1500.into();
             }
-            if let Some(status) = problem.original_status {
-                expected["original_status"] = status.as_u16().into();
+            if matches!(rejection, Rejection::AnswerNotKept { .. }) {
+                expected["original_status"] = 201.into();
             }
             assert_eq!(json, expected);
         }
