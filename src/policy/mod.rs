@@ -209,24 +209,8 @@ macro_rules! settings {
 
 /// Setters of all settings, for a type with a method `policy(self, LockPolicy) -> Self`.
 macro_rules! request_setters {
-    (
-        calls { $($(#[$call_doc:meta])* $call:ident($call_arg:ident: $call_type:ty) $(checked by $call_check:ident)?,)* }
-        requests {
-            $($(#[$request_doc:meta])* $request:ident($request_arg:ident: $request_type:ty) $(checked by $check:ident)?,)*
-        }
-    ) => {
-        $(
-            $(#[$call_doc])*
-            pub fn $call(self, $call_arg: $call_type) -> Self {
-                self.policy($crate::LockPolicy::new().$call($call_arg))
-            }
-        )*
-        $(
-            $(#[$request_doc])*
-            pub fn $request(self, $request_arg: $request_type) -> Self {
-                self.policy($crate::LockPolicy::new().$request($request_arg))
-            }
-        )*
+    (calls { $($call:tt)* } requests { $($request:tt)* }) => {
+        $crate::policy::call_setters! { calls { $($call)* $($request)* } requests {} }
     };
 }
 
@@ -246,16 +230,8 @@ macro_rules! call_setters {
 }
 
 macro_rules! policy {
-    (
-        calls { $($(#[$call_doc:meta])* $call:ident($call_arg:ident: $call_type:ty) $(checked by $call_check:ident)?,)* }
-        requests {
-            $($(#[$request_doc:meta])* $request:ident($request_arg:ident: $request_type:ty) $(checked by $check:ident)?,)*
-        }
-    ) => {
-        policy! {
-            $($(#[$call_doc])* $call($call_arg: $call_type) $(checked by $call_check)?,)*
-            $($(#[$request_doc])* $request($request_arg: $request_type) $(checked by $check)?,)*
-        }
+    (calls { $($call:tt)* } requests { $($request:tt)* }) => {
+        policy! { $($call)* $($request)* }
     };
     ($($(#[$doc:meta])* $name:ident($arg:ident: $type:ty) $(checked by $check:ident)?,)*) => {
         /// Settings of requests and calls that acquire a lock.
