@@ -26,7 +26,8 @@ impl KeyRejection {
     }
 
     pub(crate) fn into_response(self, route: &Route, on_reject: &OnReject) -> Response<RejectionBody> {
-        match self {
+        let invalid_key = |status| Rejection::InvalidKey { status, field: None, extractor: None };
+        let (result, cause, rejection) = match self {
             Self::Response(mut response, extractor) => {
                 let extractor = extractor.map(short_type_name);
                 let status = response.status();
@@ -37,7 +38,7 @@ impl KeyRejection {
                 });
                 LockSpan::rejected_before_lock(route, "invalid_key", status, cause);
                 response.extensions_mut().insert(Rejection::InvalidKey { status, field: None, extractor });
-                response
+                return response;
             }
             Self::Rejection(rejection) => {
                 let result = match rejection {
@@ -52,21 +53,16 @@ impl KeyRejection {
                     }
                     _ => None,
                 };
-                LockSpan::rejected_before_lock(route, result, rejection.status(), cause);
-                on_reject.respond(rejection)
+                (result, cause, rejection)
             }
             Self::KeyCount(error) => {
-                let status = StatusCode::UNPROCESSABLE_ENTITY;
                 let cause = InvalidKeyCause { extractor: None, field: None, text: error.to_string() };
-                LockSpan::rejected_before_lock(route, "invalid_key", status, Some(cause));
-                on_reject.respond(Rejection::InvalidKey { status, field: None, extractor: None })
+                ("invalid_key", Some(cause), invalid_key(StatusCode::UNPROCESSABLE_ENTITY))
             }
-            Self::NoRoute => {
-                let status = StatusCode::NOT_FOUND;
-                LockSpan::rejected_before_lock(route, "no_route", status, None);
-                on_reject.respond(Rejection::InvalidKey { status, field: None, extractor: None })
-            }
-        }
+            Self::NoRoute => ("no_route", None, invalid_key(StatusCode::NOT_FOUND)),
+        };
+        LockSpan::rejected_before_lock(route, result, rejection.status(), cause);
+        on_reject.respond(rejection)
     }
 }
 
