@@ -118,7 +118,7 @@ pin_project! {
             };
             match pending {
                 Some(Ok(pending)) => pending.cancel(driver),
-                Some(Err((Ok(section), ..))) => drop(driver.end_guard(&section, GuardEnd::ReleasedAfterFailure)),
+                Some(Err((Ok(section), ..))) => drop(driver.end_guard(&section, GuardEnd::ReleasedAfterFailure, None)),
                 Some(Err((Err(_), ..))) | None => {}
             }
         }
@@ -426,7 +426,7 @@ impl PendingAcquire {
             driver.order.waits(owner.as_ref(), &key);
         }
         let request = LockRequest { waiter: (), wait, owner: owner.clone(), parent, limits, demand };
-        let requested = driver.request(&key, request);
+        let requested = driver.request(&key, request, None);
         Self::sent(key, requested, owner, Some(waiting))
     }
 
@@ -450,7 +450,7 @@ impl PendingAcquire {
         waiting.take();
         match waiter.close() {
             // It was granted, and not received: it counts as an empty section.
-            Some(Ok(section)) => drop(driver.end_guard(&section, GuardEnd::Undelivered)),
+            Some(Ok(section)) => drop(driver.end_guard(&section, GuardEnd::Undelivered, None)),
             Some(Err(_)) => {}
             None => drop(driver.cancel(&key, number)),
         }

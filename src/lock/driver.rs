@@ -23,6 +23,7 @@ use super::{
     lost_timers::LostTimers,
     order::LockOrder,
     renewal_queue::{Inserted, RenewalQueue},
+    together::Together,
 };
 use crate::{
     acquisition::AcquisitionIds,
@@ -116,7 +117,7 @@ struct AwaitedCall<T: Reply> {
 pub(super) trait Reply: Sized + Unpin + Send + 'static {
     const OPERATION: &'static str;
 
-    fn event(number: u64, reply: Result<Self, StoreError>) -> Event<TokioDriver>;
+    const EVENT: fn(u64, Result<Self, StoreError>) -> Event<TokioDriver>;
 }
 
 /// A timer of one key. If it is dropped before it fires, it is a lost timer.
@@ -192,22 +193,13 @@ impl Driver {
 
     // === events ===
 
-    /// Requests a lock.
+    /// Requests a lock. With `together`, its calls are made with those of other keys.
     pub(super) fn request(
         self: &Arc<Self>,
         key: &LockKey,
         request: LockRequest<()>,
+        together: Option<&mut Together>,
     ) -> Result<Requested<TokioDriver>, StoreError> {
-        self.check_request(key)?;
-        self.rearm_lost_timers();
-        let request = request.map_waiter(|()| Waiter::default);
-        let requested = self.drive(key, |table, cx, actions| table.request(key, cx, request, actions));
-        self.track_granted(&requested);
-        Ok(requested)
-    }
-
-    /// Whether the key may be requested now.
-    pub(super) fn check_request(&self, key: &LockKey) -> Result<(), StoreError> {
         self.check_process("acquire")?;
         let are_late = self.renewals.are_late(&self.clock, || self.store.server_of(key));
         if are_late && !self.shards.of(key).lock().table.contains(key) {
@@ -215,44 +207,91 @@ impl Driver {
             return Err(StoreError::new("lock", "acquire", StoreErrorKind::Overloaded)
                 .with_source("the renewals of held locks wait for their turn, and come first"));
         }
-        Ok(())
-    }
-
-    pub(super) fn track_granted(self: &Arc<Self>, requested: &Requested<TokioDriver>) {
-        if let Requested::Granted(section) = requested {
+        self.rearm_lost_timers();
+        let request = request.map_waiter(|()| Waiter::default);
+        let requested = self.drive(key, together, |table, cx, actions| table.request(key, cx, request, actions));
+        if let Requested::Granted(section) = &requested {
             self.track(Arc::clone(&section.grant), section.started_at);
         }
+        Ok(requested)
     }
 
     /// Cancels a request. Returns its position in the queue. `None`: its result was sent already,
     /// or is about to be.
     pub(super) fn cancel(self: &Arc<Self>, key: &LockKey, number: u64) -> Option<QueuePosition> {
-        self.drive(key, |table, cx, actions| table.cancel(key, cx, number, actions))
+        self.drive(key, None, |table, cx, actions| table.cancel(key, cx, number, actions))
     }
 
     /// Ends a guard. Returns the outcome. `None`: the store was called, and the outcome is sent to
     /// the [section](super::driver_data::SectionData) later.
-    pub(super) fn end_guard(self: &Arc<Self>, section: &Arc<Section>, end: GuardEnd) -> Option<ReleaseOutcome> {
+    pub(super) fn end_guard(
+        self: &Arc<Self>,
+        section: &Arc<Section>,
+        end: GuardEnd,
+        together: Option<&mut Together>,
+    ) -> Option<ReleaseOutcome> {
         if !self.is_of_this_process() {
-            return Some(Self::end_copy(section));
+            // A copy in a forked child: the parent holds the lock, and releases it.
+            section.grant.end(LockLost::Expired);
+            section.grant.data.ended.notify_waiters();
+            return Some(ReleaseOutcome::NotHeld);
         }
         let key = &section.grant.key;
-        let outcome = self.drive(key, |table, cx, actions| table.end_guard(cx, section, end, actions));
-        self.untrack_freed(section, outcome);
-        outcome
-    }
-
-    /// Ends the copy of a guard in a forked child: the parent holds the lock, and releases it.
-    pub(super) fn end_copy(section: &Section) -> ReleaseOutcome {
-        section.grant.end(LockLost::Expired);
-        section.grant.data.ended.notify_waiters();
-        ReleaseOutcome::NotHeld
-    }
-
-    pub(super) fn untrack_freed(&self, section: &Section, outcome: Option<ReleaseOutcome>) {
+        let outcome = self.drive(key, together, |table, cx, actions| table.end_guard(cx, section, end, actions));
         if outcome == Some(ReleaseOutcome::Released) {
             self.untrack(&section.grant);
         }
+        outcome
+    }
+
+    /// Requests locks of different keys.
+    pub(super) fn request_all(
+        self: &Arc<Self>,
+        requests: Vec<(LockKey, LockRequest<()>)>,
+    ) -> Vec<Result<Requested<TokioDriver>, StoreError>> {
+        self.together(|together| {
+            requests.into_iter().map(|(key, request)| self.request(&key, request, Some(&mut *together))).collect()
+        })
+    }
+
+    /// Ends guards of different keys in the same way, in this order. Returns their outcomes, as
+    /// [`end_guard`](Self::end_guard) does.
+    pub(super) fn end_guards<'a>(
+        self: &Arc<Self>,
+        sections: impl Iterator<Item = &'a Arc<Section>>,
+        end: &GuardEnd,
+    ) -> Vec<Option<ReleaseOutcome>> {
+        self.together(|together| {
+            sections.map(|section| self.end_guard(section, end.clone(), Some(&mut *together))).collect()
+        })
+    }
+
+    /// Runs a function that passes events to several keys, and makes their calls.
+    fn together<T>(self: &Arc<Self>, events: impl FnOnce(&mut Together) -> T) -> T {
+        let mut together = Together::default();
+        let result = events(&mut together);
+        if self.is_of_this_process() {
+            // As for one key, the releases come first.
+            self.call_all(together.releases, |requests| self.store.release(requests));
+            self.call_all(together.acquires, |requests| self.store.acquire(requests));
+        }
+        self.notify_if_idle();
+        result
+    }
+
+    fn call_all<T, R: Reply>(
+        self: &Arc<Self>,
+        calls: Vec<(LockKey, u64, T)>,
+        call: impl FnOnce(Many<T>) -> Many<StoreFuture<R>>,
+    ) {
+        if calls.is_empty() {
+            return;
+        }
+        let calls = calls.into_iter().map(|(key, number, request)| ((key, number), request));
+        let (targets, requests): (Vec<_>, Vec<_>) = calls.unzip();
+        let replies = call(requests.into_iter().collect());
+        let targets = targets.iter().map(|(key, number)| (key, *number));
+        self.await_replies(targets, replies, |key, event| self.handle_event(key, event));
     }
 
     pub(super) fn grant_lost(self: &Arc<Self>, grant: &Grant, why: LockLost) {
@@ -434,7 +473,7 @@ impl Driver {
 
     pub(super) fn handle_event(self: &Arc<Self>, key: &LockKey, event: Event<TokioDriver>) {
         if self.is_of_this_process() {
-            self.drive(key, |table, cx, actions| table.handle_event(key, cx, event, actions));
+            self.drive(key, None, |table, cx, actions| table.handle_event(key, cx, event, actions));
         }
     }
 
@@ -444,40 +483,30 @@ impl Driver {
 
     /// Passes an event to the table of this key, and executes its actions and those that follow
     /// from them. The mutex of the table is not locked meanwhile. A store that replies at once
-    /// needs no task.
+    /// needs no task. The calls that are made with those of other keys are left to the caller.
     fn drive<T>(
         self: &Arc<Self>,
         key: &LockKey,
+        together: Option<&mut Together>,
         event: impl FnOnce(&mut LockTable<TokioDriver>, EventContext<'_>, &mut Actions<TokioDriver>) -> T,
     ) -> T {
         let mut actions = Actions::new();
         let now = LazyNow::new(&self.clock);
-        let result = self.apply(key, &now, &mut actions, event);
-        self.carry_out(key, actions, now);
-        self.notify_if_idle();
-        result
-    }
-
-    /// Passes an event to the table of this key.
-    pub(super) fn apply<T>(
-        &self,
-        key: &LockKey,
-        now: &LazyNow<'_>,
-        actions: &mut Actions<TokioDriver>,
-        event: impl FnOnce(&mut LockTable<TokioDriver>, EventContext<'_>, &mut Actions<TokioDriver>) -> T,
-    ) -> T {
-        let Shard { table, ids } = &mut *self.shards.of(key).lock();
-        event(table, self.context(now, ids), actions)
-    }
-
-    /// Executes the actions of an event, those that follow from them, and those that become due.
-    pub(super) fn carry_out(self: &Arc<Self>, key: &LockKey, mut actions: Actions<TokioDriver>, now: LazyNow<'_>) {
+        let result = {
+            let Shard { table, ids } = &mut *self.shards.of(key).lock();
+            event(table, self.context(&now, ids), &mut actions)
+        };
+        if let Some(together) = together {
+            together.take(key, &mut actions.calls);
+        }
         if !actions.is_empty() {
             let waiting = self.execute_all(key, &mut actions, now);
             if !waiting.is_empty() {
                 self.send_waiting_releases(waiting);
             }
         }
+        self.notify_if_idle();
+        result
     }
 
     /// Executes the actions of an event, and those that follow from them. Returns the keys whose
@@ -616,7 +645,7 @@ impl Driver {
         let reply = match reply.into_ready() {
             Ok(reply) => {
                 self.record_reply(T::OPERATION, &reply);
-                return Some(T::event(number, reply));
+                return Some((T::EVENT)(number, reply));
             }
             Err(reply) => reply.on_reply(self, key, number).err()?,
         };
@@ -729,32 +758,23 @@ impl Driver {
 impl<T: Reply> ReceiveReply<T> for Driver {
     fn receive(self: Arc<Self>, key: &LockKey, number: u64, reply: Result<T, StoreError>) {
         self.record_reply(T::OPERATION, &reply);
-        self.handle_event(key, T::event(number, reply));
+        self.handle_event(key, (T::EVENT)(number, reply));
     }
 }
 
 impl Reply for AcquireReply {
     const OPERATION: &'static str = "acquire";
-
-    fn event(number: u64, reply: Result<Self, StoreError>) -> Event<TokioDriver> {
-        Event::Acquired(number, reply)
-    }
+    const EVENT: fn(u64, Result<Self, StoreError>) -> Event<TokioDriver> = Event::Acquired;
 }
 
 impl Reply for YieldReply {
     const OPERATION: &'static str = "yield";
-
-    fn event(number: u64, reply: Result<Self, StoreError>) -> Event<TokioDriver> {
-        Event::Yielded(number, reply)
-    }
+    const EVENT: fn(u64, Result<Self, StoreError>) -> Event<TokioDriver> = Event::Yielded;
 }
 
 impl Reply for ReleaseReply {
     const OPERATION: &'static str = "release";
-
-    fn event(number: u64, reply: Result<Self, StoreError>) -> Event<TokioDriver> {
-        Event::Released(number, reply)
-    }
+    const EVENT: fn(u64, Result<Self, StoreError>) -> Event<TokioDriver> = Event::Released;
 }
 
 impl<T: Reply> AwaitedCall<T> {

@@ -152,7 +152,7 @@ impl LockGuard {
 
     fn end(&mut self, end: GuardEnd) -> Option<ReleaseOutcome> {
         self.finish_metrics();
-        self.driver.end_guard(&self.section, end)
+        self.driver.end_guard(&self.section, end, None)
     }
 
     fn finish_metrics(&mut self) {

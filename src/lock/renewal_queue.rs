@@ -120,13 +120,8 @@ impl RenewalQueue {
         self.tracked.of(&grant.key).lock().remove(grant);
     }
 
-    /// All grants that are tracked.
-    #[cfg(feature = "signal")]
+    /// All tracked grants.
     pub(super) fn grants(&self) -> Vec<Arc<Grant>> {
-        self.all_grants()
-    }
-
-    fn all_grants(&self) -> Vec<Arc<Grant>> {
         let mut grants = Vec::new();
         for tracked in self.tracked.iter() {
             grants.extend(tracked.lock().grants());
@@ -201,7 +196,7 @@ impl RenewalQueue {
         task.handle = None;
         self.has_task.store(false, SeqCst);
         drop(task);
-        self.all_grants()
+        self.grants()
     }
 
     /// Lets this task end if no grant is tracked. Returns whether it may end.
