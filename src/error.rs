@@ -173,6 +173,17 @@ impl LockError {
     pub(super) fn busy(lease_left: Duration, ahead: usize) -> Self {
         Self::Busy { lease_left, ahead }
     }
+
+    /// The result of a call in spans and metrics.
+    pub(super) fn result(&self) -> &'static str {
+        match self {
+            Self::Busy { .. } | Self::WouldDeadlock => "locked",
+            Self::TimedOut { .. } => "timed_out",
+            Self::QueueFull { .. } => "queue_full",
+            Self::Store(_) => "store_unavailable",
+            Self::ShuttingDown => "shutting_down",
+        }
+    }
 }
 
 impl LockLost {

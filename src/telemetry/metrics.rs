@@ -152,13 +152,7 @@ mod enabled {
         }
 
         pub(crate) fn rejected(mut self, error: &LockError) {
-            self.record(match error {
-                LockError::Busy { .. } | LockError::WouldDeadlock => "locked",
-                LockError::TimedOut { .. } => "timed_out",
-                LockError::QueueFull { .. } => "queue_full",
-                LockError::Store(_) => "store_unavailable",
-                LockError::ShuttingDown => "shutting_down",
-            });
+            self.record(error.result());
         }
 
         pub(crate) fn recorded(mut self) {

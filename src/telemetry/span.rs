@@ -151,13 +151,7 @@ impl LockSpan {
     }
 
     pub(crate) fn rejected(&self, error: &LockError) {
-        let result = match error {
-            LockError::Busy { .. } | LockError::WouldDeadlock => "locked",
-            LockError::TimedOut { .. } => "timed_out",
-            LockError::QueueFull { .. } => "queue_full",
-            LockError::Store(_) => "store_unavailable",
-            LockError::ShuttingDown => "shutting_down",
-        };
+        let result = error.result();
         let wait_ms = self.wait_ms();
         self.result(result);
         self.span.record("wait_ms", wait_ms);
