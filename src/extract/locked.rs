@@ -7,11 +7,15 @@ use axum::{
 use http::{Extensions, Method, StatusCode, request::Parts};
 
 use crate::{
-    body::budget::Reservation,
-    key_source::{KeyRejection, RequestKeys},
+    body::{budget::Reservation, request_body::RequestBodyHandle},
+    key_source::{HeldView, KeyRejection},
     lock::{HeldLock, HeldLocks},
     lock_key::{LockKey, several::AllKeys},
-    middleware::{ClientConnection, context::RequestContext, keys::SortedKeys, request_lock::Held},
+    middleware::{
+        ClientConnection,
+        acquire::{Acquired, LockCall},
+        context::RequestContext,
+    },
     rejection::{Rejection, RejectionBody},
     telemetry::route::Route,
 };
@@ -81,12 +85,9 @@ pub trait HasLockKeys {
 /// value with several.
 ///
 /// The trait cannot be implemented outside of this crate.
-pub trait LockView<T: ?Sized>: Sized + Send {
+pub trait LockView<T: ?Sized>: HeldView {
     #[doc(hidden)]
-    fn keys(value: &T) -> RequestKeys;
-
-    #[doc(hidden)]
-    fn of(held: Held) -> Self;
+    fn keys(value: &T) -> AllKeys;
 }
 
 /// Extractor that locks the key of the value that it extracts.
@@ -172,18 +173,18 @@ where
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Response> {
         let target = LockTarget::new(&parts.method, &parts.extensions)?;
         let value = E::from_request_parts(parts, state).await.map_err(IntoResponse::into_response)?;
-        let keys = target.sorted(L::keys(&value))?;
+        let call = target.call(L::keys(&value))?;
         let _waits = target.context.start_waiting();
         // A client that does not wait need not send its body.
-        if let Some(rejection) = target.context.immediate_rejection(&target.route, &keys) {
+        if let Some(rejection) = call.immediate_rejection() {
             return Err(target.rejected(rejection));
         }
         // Before the lock: a client that does not send its body blocks no other request.
         let mut reservation = target.read_body(parts).await?;
-        let held = target.acquire(keys, reservation.as_mut()).await?;
+        let held: L = target.acquire(call, reservation.as_mut()).await?;
         // For extractors that follow, this is the innermost lock.
         held.clone().insert_into(&mut parts.extensions);
-        Ok(Self(value, L::of(held)))
+        Ok(Self(value, held))
     }
 }
 
@@ -202,9 +203,9 @@ where
         let mut reservation = target.read_body(&mut parts).await?;
         let request = Request::from_parts(parts, body);
         let value = E::from_request(request, state).await.map_err(IntoResponse::into_response)?;
-        let keys = target.sorted(L::keys(&value))?;
-        let held = target.acquire(keys, reservation.as_mut()).await?;
-        Ok(Self(value, L::of(held)))
+        let call = target.call(L::keys(&value))?;
+        let held = target.acquire(call, reservation.as_mut()).await?;
+        Ok(Self(value, held))
     }
 }
 
@@ -217,52 +218,55 @@ impl LockTarget {
         Ok(Self { context, method: method.clone(), route, client: extensions.get().cloned() })
     }
 
-    /// Reads the body of the request, so that the extractor or the handler finds it complete.
+    /// Reads the body of the request, so that the extractor or the handler finds it complete. The
+    /// reservation is needed while the request waits.
     async fn read_body(&self, head: &mut Parts) -> Result<Option<Reservation>, Response> {
-        self.context.read_body(&self.route, head).await.map_err(|response| response.map(RejectionBody::into_axum))
+        let Self { context, .. } = self;
+        if !context.buffers_body(&head.method) {
+            return Ok(None);
+        }
+        let Some(shared) = head.extensions.get::<RequestBodyHandle>().cloned() else { return Ok(None) };
+        let Some(mut body) = shared.take() else { return Ok(None) };
+        let mut reservation = None;
+        let read = context.body_reader(&mut body, &mut reservation).read(head).await;
+        read.map_err(|rejection| self.invalid_key(rejection))?;
+        shared.put_back(body);
+        Ok(reservation)
+    }
+
+    fn call(&self, keys: AllKeys) -> Result<LockCall<'_>, Response> {
+        LockCall::new(&self.context, &self.route, keys).map_err(|rejection| self.invalid_key(rejection))
+    }
+
+    fn invalid_key(&self, why: impl Into<KeyRejection>) -> Response {
+        self.context.invalid_key(&self.route, why).map(RejectionBody::into_axum)
     }
 
     fn rejected(&self, rejection: Rejection) -> Response {
         self.context.on_reject().respond(rejection).map(RejectionBody::into_axum)
     }
 
-    fn sorted(&self, keys: RequestKeys) -> Result<SortedKeys, Response> {
-        SortedKeys::new(keys).map_err(|error| {
-            let response = KeyRejection::from(error).into_response(&self.route, self.context.on_reject());
-            response.map(RejectionBody::into_axum)
-        })
-    }
-
     /// Acquires the lock and keeps it until the end of the response.
-    async fn acquire(&self, keys: SortedKeys, body: Option<&mut Reservation>) -> Result<Held, Response> {
+    async fn acquire<L: HeldView>(&self, call: LockCall<'_>, body: Option<&mut Reservation>) -> Result<L, Response> {
         let Self { context, method, route, client } = self;
-        let lock = context.acquire(route, keys, client.as_ref(), body).await;
-        let lock = lock.map_err(|rejection| self.rejected(rejection))?;
-        let held = lock.held();
+        let acquired = call.acquire(client.as_ref(), body).await;
+        let lock = acquired.and_then(Acquired::into_lock).map_err(|rejection| self.rejected(rejection))?;
+        let held = context.view(&lock);
         context.keep(lock).map_err(|_| setup_error(method, route, HANDLER_RETURNED))?;
-        Ok(held.of_request(context.request_scope()))
+        Ok(held)
     }
 }
 
 impl<T: HasLockKey + ?Sized> LockView<T> for HeldLock {
-    fn keys(value: &T) -> RequestKeys {
-        RequestKeys::One(value.lock_key().into())
-    }
-
-    fn of(held: Held) -> Self {
-        let Held::One(lock) = held else { unreachable!("one key was locked") };
-        lock
+    fn keys(value: &T) -> AllKeys {
+        let key: LockKey = value.lock_key().into();
+        key.into()
     }
 }
 
 impl<T: HasLockKeys + ?Sized> LockView<T> for HeldLocks {
-    fn keys(value: &T) -> RequestKeys {
-        RequestKeys::Several(value.lock_keys())
-    }
-
-    fn of(held: Held) -> Self {
-        let Held::Several(locks) = held else { unreachable!("several keys were locked") };
-        locks
+    fn keys(value: &T) -> AllKeys {
+        value.lock_keys()
     }
 }
 

@@ -172,7 +172,7 @@ pub trait Extractor<S, M, P>: Sized {
 )]
 pub trait KeyFnOutput<M> {
     /// See [`IntoLockKey::Keys`].
-    type Keys: Into<RequestKeys> + Send;
+    type Keys: RequestKeys;
 
     fn into_key(self) -> impl Future<Output = Result<Option<Self::Keys>, Response<RejectionBody>>> + Send;
 }

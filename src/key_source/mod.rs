@@ -8,10 +8,11 @@ pub(crate) mod fixed;
 
 use std::future::Future;
 
-use http::{Response, request::Parts};
+use http::{Extensions, Response, request::Parts};
 
 use crate::{
     body::reader::BodyReader,
+    lock::{HeldLock, HeldLocks},
     lock_key::{
         LockKey,
         part::KeyTuple,
@@ -38,7 +39,7 @@ use crate::{
 )]
 pub trait IntoLockKey {
     /// One key ([`LockKey`]), or several ([`AllKeys`]).
-    type Keys: Into<RequestKeys> + Send;
+    type Keys: RequestKeys;
 
     #[doc(hidden)]
     fn into_lock_key(self) -> Result<Option<Self::Keys>, Response<RejectionBody>>;
@@ -51,16 +52,24 @@ pub trait IntoLockKey {
     label = "several keys have no answer in common",
     note = "for a handler that also needs several locks, put a `LockLayer` with `key::all([..])` inside of the `ReplayLayer`"
 )]
-pub trait OneKey: Into<RequestKeys> {}
+pub trait OneKey: RequestKeys {}
 
 impl OneKey for LockKey {}
 
 /// The keys of one request.
 #[doc(hidden)]
-#[derive(Debug)]
-pub enum RequestKeys {
-    One(LockKey),
-    Several(AllKeys),
+pub trait RequestKeys: Into<AllKeys> + Send {
+    /// What the handler finds in the extensions.
+    type View: HeldView;
+}
+
+/// View of the locks of a request, for its handler.
+#[doc(hidden)]
+pub trait HeldView: Clone + Send + Sync + 'static {
+    fn of(locks: impl Iterator<Item = HeldLock>) -> Self;
+
+    /// Makes these the innermost locks.
+    fn insert_into(self, extensions: &mut Extensions);
 }
 
 /// Error type of a key function. It is converted into a response.
@@ -90,7 +99,7 @@ pub trait IntoKeyRejection {
 pub trait KeySource: Clone + Send + Sync + 'static {
     /// One key ([`LockKey`]), or several ([`AllKeys`]). A layer locks either. The scope of a
     /// [`ReplayLayer`](crate::ReplayLayer) is one key.
-    type Keys: Into<RequestKeys> + Send;
+    type Keys: RequestKeys;
 
     /// Derives the key. Rejections because of the head come before the body is read.
     #[doc(hidden)]
@@ -182,15 +191,33 @@ impl<T: IntoLockKey, E: IntoKeyRejection> IntoLockKey for Result<T, E> {
 
 // === impl RequestKeys ===
 
-impl From<LockKey> for RequestKeys {
-    fn from(key: LockKey) -> Self {
-        Self::One(key)
+impl RequestKeys for LockKey {
+    type View = HeldLock;
+}
+
+impl RequestKeys for AllKeys {
+    type View = HeldLocks;
+}
+
+impl HeldView for HeldLock {
+    fn of(mut locks: impl Iterator<Item = Self>) -> Self {
+        locks.next().expect("at least one key")
+    }
+
+    fn insert_into(self, extensions: &mut Extensions) {
+        extensions.insert(self);
     }
 }
 
-impl From<AllKeys> for RequestKeys {
-    fn from(keys: AllKeys) -> Self {
-        Self::Several(keys)
+impl HeldView for HeldLocks {
+    fn of(locks: impl Iterator<Item = HeldLock>) -> Self {
+        Self::new(locks)
+    }
+
+    fn insert_into(self, extensions: &mut Extensions) {
+        // That of an outer layer is not the innermost one any more.
+        extensions.remove::<HeldLock>();
+        extensions.insert(self);
     }
 }
 

@@ -2,6 +2,7 @@ use std::{
     fmt,
     future::{Future, IntoFuture},
     pin::Pin,
+    slice,
     sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
@@ -21,7 +22,7 @@ use crate::{
     lock_key::LockKey,
     owner::Owner,
     policy::{LockPolicy, call_setters, settings},
-    proto::{GuardEnd, LockRequest, QueuePosition, Requested, hold_limits::HoldLimits},
+    proto::{GuardEnd, LockRequest, QueuePosition, Requested},
     store::{Demand, StoreError},
     telemetry::{
         metrics::{AcquireMetrics, GuardMetrics},
@@ -55,39 +56,32 @@ use crate::{
 #[derive(Debug)]
 #[must_use = "nothing is locked before the call is awaited"]
 pub struct LockBuilder {
-    driver: Arc<Driver>,
     key: UnpolledKey,
-    /// What this call sets.
-    policy: LockPolicy,
-    owner: Option<Owner>,
-    handle: HandleSettings,
+    call: Call,
 }
 
 /// The key of a call until its first poll. The drop of a call that was never polled is logged.
 #[derive(Debug)]
 struct UnpolledKey(Option<LockKey>);
 
-/// The settings of a call that come from its handle.
+/// The settings of a call without HTTP.
 #[derive(Debug)]
-pub(super) struct HandleSettings {
+pub(super) struct Call {
+    pub(super) driver: Arc<Driver>,
+    /// What this call sets.
     pub(super) policy: LockPolicy,
+    pub(super) owner: Option<Owner>,
+    /// What its handle sets.
+    pub(super) of_handle: LockPolicy,
     pub(super) parent: Parent,
 }
 
-/// The parameters of a request for a lock.
+/// The parameters of a request for locks.
 #[derive(Debug)]
 pub(crate) struct LockParams {
-    pub(crate) key: LockKey,
-    /// Zero: rejected while another owner holds the key.
-    pub(crate) wait: Duration,
-    pub(crate) limits: HoldLimits,
-    pub(crate) owner: Option<Owner>,
-    /// The label of its metrics.
-    pub(crate) route: Option<Arc<str>>,
-    /// Whether it is that of a replay layer.
-    pub(crate) is_claim: bool,
-    /// What it asks of the key.
-    pub(crate) demand: Demand,
+    pub(crate) request: LockRequest<()>,
+    /// `None`: one of several keys, which count as one call.
+    pub(crate) metrics: Option<AcquireMetrics>,
 }
 
 pin_project! {
@@ -95,107 +89,82 @@ pin_project! {
     #[must_use = "futures do nothing unless you `.await` or poll them"]
     pub struct LockFuture {
         #[pin]
-        acquire: AcquireFuture,
+        state: State,
     }
 }
 
 pin_project! {
-    /// Future of a request for a lock, or for the record of its key.
+    /// What a call needs before and after its first poll shares its memory.
+    #[project = StateProject]
+    enum State {
+        Created { call: Option<LockBuilder> },
+        Sent { #[pin] request: AcquireFuture },
+    }
+}
+
+pin_project! {
+    /// Future of a request for one lock, or for the record of its key. The request was sent when
+    /// the future was created.
     pub(crate) struct AcquireFuture {
+        // `None` after its guard was returned.
         driver: Option<Arc<Driver>>,
+        // The result of a request that was not enqueued.
+        result: Option<Result<Arc<Section>, NotGranted>>,
+        // `None` without a wait for the result, and after it.
+        waiting: Option<Waiting>,
+        owner: Option<Owner>,
+        metrics: Option<AcquireMetrics>,
+        wait: Duration,
         #[pin]
-        state: State,
+        timer: Option<Sleep>,
+        // The timer of a call without a wait has fired once.
+        is_last_round: bool,
+        // The timeout coincided with the result, which is about to arrive.
+        is_result_pending: bool,
     }
 
     impl PinnedDrop for AcquireFuture {
         fn drop(this: Pin<&mut Self>) {
             let this = this.project();
+            // Before another waiter is woken: a recorder that blocks delays this task alone.
+            this.metrics.take();
             let Some(driver) = this.driver else { return };
-            let pending = match this.state.project() {
-                StateProject::Created { .. } => None,
-                StateProject::Sent { sent } => sent.take().map(|(pending, _)| pending),
-                StateProject::Waiting { pending, .. } => pending.take().map(Ok),
-            };
-            match pending {
-                Some(Ok(pending)) => pending.cancel(driver),
-                Some(Err((Ok(section), ..))) => drop(driver.end_guard(&section, GuardEnd::ReleasedAfterFailure, None)),
-                Some(Err((Err(_), ..))) | None => {}
+            match (this.waiting.take(), this.result.take()) {
+                (Some(waiting), _) => waiting.cancel(driver),
+                (None, Some(Ok(section))) => drop(driver.end_guard(&section, GuardEnd::ReleasedAfterFailure, None)),
+                (None, _) => {}
             }
         }
     }
 }
 
-pin_project! {
-    /// What a request needs before and after its first poll shares its memory.
-    #[project = StateProject]
-    enum State {
-        // Sent at the first poll.
-        Created { request: Option<Request> },
-        // Sent with those of other keys.
-        Sent { sent: Option<Sent> },
-        Waiting {
-            // `None` after completion.
-            pending: Option<PendingAcquire>,
-            wait: Duration,
-            #[pin]
-            timer: Option<Sleep>,
-            // The timer of a call without a wait has fired once.
-            is_last_round: bool,
-            // The timeout coincided with the result, which is about to arrive.
-            is_result_pending: bool,
-        },
-    }
-}
-
-/// A request that was not sent yet.
-enum Request {
-    Layer(LockParams),
-    /// A call without HTTP. Its settings are merged at the first poll, because the task that polls
-    /// decides on the owner and on the settings that are inherited.
-    Call {
-        key: UnpolledKey,
-        owner: Option<Owner>,
-        policy: LockPolicy,
-        handle: HandleSettings,
-        demand: Demand,
-    },
-}
-
-/// The result of a request, its owner, and its metrics. `None`: one of several keys, which count as
-/// one.
-type Finished = (Result<Arc<Section>, NotGranted>, Option<Owner>, Option<AcquireMetrics>);
-
-/// A request that was sent: with its wait, or with its result.
-type Sent = (Result<PendingAcquire, Finished>, Duration);
-
 /// A request whose result is awaited.
-struct PendingAcquire {
+struct Waiting {
     key: LockKey,
     number: u64,
     waiter: Waiter,
-    owner: Option<Owner>,
-    waiting: Option<AcquireMetrics>,
 }
 
 impl LockBuilder {
-    pub(super) fn new(driver: Arc<Driver>, key: LockKey, policy: LockPolicy, parent: Parent) -> Self {
-        let key = UnpolledKey(Some(key));
-        Self { driver, key, policy: LockPolicy::new(), owner: None, handle: HandleSettings { policy, parent } }
+    pub(super) fn new(call: Call, key: LockKey) -> Self {
+        Self { key: UnpolledKey(Some(key)), call }
     }
 
     settings!(call_setters);
 
     /// Sets each setting that this policy sets.
-    pub fn policy(self, policy: LockPolicy) -> Self {
-        Self { policy: policy.or(self.policy), ..self }
+    pub fn policy(mut self, policy: LockPolicy) -> Self {
+        self.call.policy = policy.or(self.call.policy);
+        self
     }
 
     /// Sets the owner. An owner that already holds the key gets another guard at once.
     ///
     /// Default: the owner of the [scope](Owner::scope) in which the call is awaited. Outside of a
     /// scope, a new owner.
-    pub fn owner(self, owner: &Owner) -> Self {
-        Self { owner: Some(owner.clone()), ..self }
+    pub fn owner(mut self, owner: &Owner) -> Self {
+        self.call.owner = Some(owner.clone());
+        self
     }
 
     /// Acquires the lock, runs the work under it, and releases it.
@@ -252,22 +221,44 @@ impl LockBuilder {
 
     /// The key, for another call than that for the lock.
     pub(super) fn into_key(self) -> (Arc<Driver>, LockKey) {
-        (self.driver, self.key.take())
+        (self.call.driver, self.key.take())
     }
 
     /// The owner of the call, for the scope of its work.
     pub(super) fn effective_owner(&self) -> Owner {
-        self.owner.clone().or_else(Owner::current).unwrap_or_else(Owner::new)
+        self.call.owner.clone().or_else(Owner::current).unwrap_or_else(Owner::new)
     }
 
     /// Requests the lock unless its key has a record.
     pub(super) fn claim(self) -> AcquireFuture {
-        self.acquire(Demand::new().unless_recorded())
+        self.send(Demand::new().unless_recorded())
     }
 
-    fn acquire(self, demand: Demand) -> AcquireFuture {
-        let Self { driver, key, policy, owner, handle } = self;
-        AcquireFuture::with_request(driver, Request::Call { key, owner, policy, handle, demand })
+    fn send(self, demand: Demand) -> AcquireFuture {
+        let (driver, params) = self.call.into_params(demand);
+        AcquireFuture::send(driver, self.key.take(), params)
+    }
+}
+
+impl Call {
+    /// The parameters of the call. Called at its first poll, because the task that polls decides on
+    /// the owner and on the settings that are inherited.
+    pub(super) fn into_params(self, demand: Demand) -> (Arc<Driver>, LockParams) {
+        let Self { driver, policy, owner, of_handle, parent } = self;
+        let (wait, limits) = match RequestScope::policy() {
+            Some(request) => {
+                let policy = policy.or(request).or(of_handle);
+                (policy.request_wait(), policy.request_hold_limits())
+            }
+            None => {
+                let policy = policy.or(of_handle);
+                (policy.call_wait(), policy.call_hold_limits())
+            }
+        };
+        let owner = owner.or_else(Owner::current);
+        let parent = if owner.is_none() { parent.get() } else { None };
+        let request = LockRequest { waiter: (), wait, owner, parent, limits, demand };
+        (driver, LockParams { request, metrics: Some(AcquireMetrics::start(None, false)) })
     }
 }
 
@@ -276,106 +267,7 @@ impl IntoFuture for LockBuilder {
     type IntoFuture = LockFuture;
 
     fn into_future(self) -> LockFuture {
-        LockFuture { acquire: self.acquire(Demand::new()) }
-    }
-}
-
-impl AcquireFuture {
-    pub(crate) fn new(driver: Arc<Driver>, params: LockParams) -> Self {
-        Self::with_request(driver, Request::Layer(params))
-    }
-
-    fn with_request(driver: Arc<Driver>, request: Request) -> Self {
-        Self { driver: Some(driver), state: State::Created { request: Some(request) } }
-    }
-
-    /// Sends requests of different keys together, now. Their metrics are those of the caller.
-    pub(super) fn send_all(driver: &Arc<Driver>, requests: Vec<(LockKey, LockRequest<()>)>) -> Vec<Self> {
-        let sent: Vec<_> =
-            requests.iter().map(|(key, request)| (key.clone(), request.owner.clone(), request.wait)).collect();
-        let sent = driver.request_all(requests).into_iter().zip(sent);
-        let future = |(requested, (key, owner, wait))| {
-            let sent = (PendingAcquire::sent(key, requested, owner, None), wait);
-            Self { driver: Some(Arc::clone(driver)), state: State::Sent { sent: Some(sent) } }
-        };
-        sent.map(future).collect()
-    }
-}
-
-impl Future for AcquireFuture {
-    type Output = Result<LockGuard, NotGranted>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut this = self.project();
-        let driver = this.driver.as_ref().expect("not polled after completion");
-        let sent = match this.state.as_mut().project() {
-            StateProject::Created { request } => {
-                let (params, parent) = request.take().expect("sent once").resolve();
-                let wait = params.wait;
-                Some((PendingAcquire::send(driver, params, parent), wait))
-            }
-            StateProject::Sent { sent } => sent.take(),
-            StateProject::Waiting { .. } => None,
-        };
-        if let Some((pending, wait)) = sent {
-            let pending = match pending {
-                Ok(pending) => Some(pending),
-                Err(finished) => return Poll::Ready(finish(this.driver, finished)),
-            };
-            this.state.set(State::Waiting {
-                pending,
-                wait,
-                timer: None,
-                is_last_round: false,
-                is_result_pending: false,
-            });
-        }
-        let StateProject::Waiting { pending: slot, wait, mut timer, is_last_round, is_result_pending } =
-            this.state.project()
-        else {
-            unreachable!("sent above")
-        };
-        let pending = slot.as_mut().expect("not polled after completion");
-        let mut result = loop {
-            if let Poll::Ready(result) = pending.waiter.poll_recv(cx) {
-                break result;
-            }
-            if *is_result_pending {
-                return Poll::Pending;
-            }
-            // The table replies to a call without a wait in time. Its timer is a safety net.
-            let waits = !wait.is_zero();
-            if timer.is_none() {
-                timer.set(Some(sleep(if waits { *wait } else { 2 * driver.store_timeout() })));
-            } else {
-                // Woken without a result: a runtime may have ended, with timers that have to fire.
-                driver.rearm_lost_timers();
-            }
-            if let Some(timer) = timer.as_mut().as_pin_mut() {
-                ready!(timer.poll(cx));
-            }
-            if !waits && !*is_last_round {
-                // After a stop of the process (SIGSTOP, a suspended machine) all timers fire at
-                // once, this one perhaps before the reply of the store is processed.
-                *is_last_round = true;
-                timer.set(None);
-                continue;
-            }
-            if let Some(position) = driver.cancel(&pending.key, pending.number) {
-                break Err(if waits { position.timeout_error() } else { no_reply_error(position) }.into());
-            }
-            // No longer in the queue: the result was just sent, or is about to be.
-            *is_result_pending = true;
-        };
-        // The table does not know the limit of the wait.
-        if let Err(NotGranted::Rejected(LockError::TimedOut { waited, .. })) = &mut result {
-            *waited = *wait;
-        }
-        let Some(PendingAcquire { owner, waiting, .. }) = slot.take() else { unreachable!("it was polled above") };
-        if let Ok(section) = &result {
-            section.delivered();
-        }
-        Poll::Ready(finish(this.driver, (result, owner, waiting)))
+        LockFuture { state: State::Created { call: Some(self) } }
     }
 }
 
@@ -383,21 +275,143 @@ impl Future for LockFuture {
     type Output = Result<LockGuard, LockError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.project().acquire.poll(cx).map_err(NotGranted::into_error)
+        let mut state = self.project().state;
+        loop {
+            match state.as_mut().project() {
+                StateProject::Created { call } => {
+                    let request = call.take().expect("sent once").send(Demand::new());
+                    state.set(State::Sent { request });
+                }
+                StateProject::Sent { request } => return request.poll(cx).map_err(NotGranted::into_error),
+            }
+        }
     }
 }
 
-impl Request {
-    /// The parameters, and the parent request of a call.
-    fn resolve(self) -> (LockParams, Option<Owner>) {
-        match self {
-            Self::Layer(params) => (params, None),
-            Self::Call { key, owner, policy, handle, demand } => {
-                let (wait, limits) = effective_settings(policy, handle.policy);
-                let key = key.take();
-                (LockParams { key, wait, limits, owner, route: None, is_claim: false, demand }, handle.parent.get())
-            }
+impl AcquireFuture {
+    /// Sends a request.
+    pub(super) fn send(driver: Arc<Driver>, key: LockKey, params: LockParams) -> Self {
+        let LockParams { request, metrics } = params;
+        if !request.wait.is_zero() {
+            driver.order.waits(request.owner.as_ref(), slice::from_ref(&key));
         }
+        let (owner, wait) = (request.owner.clone(), request.wait);
+        let requested = driver.request(&key, request, None);
+        Self::sent(driver, key, requested, owner, wait, metrics)
+    }
+
+    /// Sends requests of different keys together. Their metrics are those of the caller.
+    pub(super) fn send_all(driver: &Arc<Driver>, requests: Vec<(LockKey, LockRequest<()>)>) -> Vec<Self> {
+        let sent: Vec<_> =
+            requests.iter().map(|(key, request)| (key.clone(), request.owner.clone(), request.wait)).collect();
+        let sent = driver.request_all(requests).into_iter().zip(sent);
+        sent.map(|(requested, (key, owner, wait))| Self::sent(Arc::clone(driver), key, requested, owner, wait, None))
+            .collect()
+    }
+
+    fn sent(
+        driver: Arc<Driver>,
+        key: LockKey,
+        requested: Result<Requested<TokioDriver>, StoreError>,
+        owner: Option<Owner>,
+        wait: Duration,
+        metrics: Option<AcquireMetrics>,
+    ) -> Self {
+        let (result, waiting) = match requested {
+            Ok(Requested::Waiting(number, waiter)) => (None, Some(Waiting { key, number, waiter })),
+            Ok(Requested::Granted(section)) => (Some(Ok(section)), None),
+            Err(error) => (Some(Err(LockError::from(error).into())), None),
+        };
+        Self {
+            driver: Some(driver),
+            result,
+            waiting,
+            owner,
+            metrics,
+            wait,
+            timer: None,
+            is_last_round: false,
+            is_result_pending: false,
+        }
+    }
+
+    /// The result of a request that is awaited.
+    fn poll_waiting(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Arc<Section>, NotGranted>> {
+        let mut this = self.project();
+        let Waiting { key, number, waiter } = this.waiting.as_ref().expect("not polled after completion");
+        let driver = this.driver.as_ref().expect("not polled after completion");
+        let mut result = loop {
+            if let Poll::Ready(result) = waiter.poll_recv(cx) {
+                break result;
+            }
+            if *this.is_result_pending {
+                return Poll::Pending;
+            }
+            // The table replies to a call without a wait in time. Its timer is a safety net.
+            let waits = !this.wait.is_zero();
+            if this.timer.is_none() {
+                this.timer.set(Some(sleep(if waits { *this.wait } else { 2 * driver.store_timeout() })));
+            } else {
+                // Woken without a result: a runtime may have ended, with timers that have to fire.
+                driver.rearm_lost_timers();
+            }
+            if let Some(timer) = this.timer.as_mut().as_pin_mut() {
+                ready!(timer.poll(cx));
+            }
+            if !waits && !*this.is_last_round {
+                // After a stop of the process (SIGSTOP, a suspended machine) all timers fire at
+                // once, this one perhaps before the reply of the store is processed.
+                *this.is_last_round = true;
+                this.timer.set(None);
+                continue;
+            }
+            if let Some(position) = driver.cancel(key, *number) {
+                break Err(if waits { position.timeout_error() } else { no_reply_error(position) }.into());
+            }
+            // No longer in the queue: the result was just sent, or is about to be.
+            *this.is_result_pending = true;
+        };
+        *this.waiting = None;
+        match &mut result {
+            Ok(section) => section.delivered(),
+            // The table does not know the limit of the wait.
+            Err(NotGranted::Rejected(LockError::TimedOut { waited, .. })) => *waited = *this.wait,
+            Err(_) => {}
+        }
+        Poll::Ready(result)
+    }
+}
+
+impl Future for AcquireFuture {
+    type Output = Result<LockGuard, NotGranted>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let result = match self.as_mut().project().result.take() {
+            Some(result) => result,
+            None => ready!(self.as_mut().poll_waiting(cx)),
+        };
+        let this = self.project();
+        let metrics = this.metrics.take();
+        Poll::Ready(match result {
+            Ok(section) => {
+                if let Some(owner) = this.owner.take() {
+                    owner.acquired(Arc::clone(&section) as _);
+                }
+                let mut of_guard = GuardMetrics::new(&section.data.metrics);
+                if let Some(metrics) = metrics {
+                    metrics.granted(&mut of_guard);
+                }
+                Ok(LockGuard::new(this.driver.take().expect("not polled after completion"), section, of_guard))
+            }
+            Err(why) => {
+                match (&why, metrics) {
+                    (NotGranted::Recorded(_), Some(metrics)) => metrics.recorded(),
+                    (NotGranted::Rejected(error), Some(metrics)) => metrics.rejected(error),
+                    (_, None) => {}
+                }
+                Err(why)
+            }
+        })
     }
 }
 
@@ -415,82 +429,15 @@ impl Drop for UnpolledKey {
     }
 }
 
-impl PendingAcquire {
-    /// Sends a request. An error has its result.
-    fn send(driver: &Arc<Driver>, params: LockParams, parent: Option<Owner>) -> Result<Self, Finished> {
-        let LockParams { key, wait, limits, owner, route, is_claim, demand } = params;
-        let waiting = AcquireMetrics::start(route.as_ref(), is_claim);
-        let owner = owner.or_else(Owner::current);
-        let parent = parent.filter(|_| owner.is_none());
-        if !wait.is_zero() {
-            driver.order.waits(owner.as_ref(), &key);
-        }
-        let request = LockRequest { waiter: (), wait, owner: owner.clone(), parent, limits, demand };
-        let requested = driver.request(&key, request, None);
-        Self::sent(key, requested, owner, Some(waiting))
-    }
-
-    fn sent(
-        key: LockKey,
-        requested: Result<Requested<TokioDriver>, StoreError>,
-        owner: Option<Owner>,
-        waiting: Option<AcquireMetrics>,
-    ) -> Result<Self, Finished> {
-        match requested {
-            Ok(Requested::Waiting(number, waiter)) => Ok(Self { key, number, waiter, owner, waiting }),
-            Ok(Requested::Granted(section)) => Err((Ok(section), owner, waiting)),
-            Err(error) => Err((Err(LockError::from(error).into()), owner, waiting)),
-        }
-    }
-
+impl Waiting {
     /// Cancels the request. A lock that was granted to it goes to the next waiter.
     fn cancel(self, driver: &Arc<Driver>) {
-        let Self { key, number, waiter, owner: _, mut waiting } = self;
-        // Before another waiter is woken: a recorder that blocks delays this task alone.
-        waiting.take();
+        let Self { key, number, waiter } = self;
         match waiter.close() {
             // It was granted, and not received: it counts as an empty section.
             Some(Ok(section)) => drop(driver.end_guard(&section, GuardEnd::Undelivered, None)),
             Some(Err(_)) => {}
             None => drop(driver.cancel(&key, number)),
-        }
-    }
-}
-
-fn finish(driver: &mut Option<Arc<Driver>>, (result, owner, waiting): Finished) -> Result<LockGuard, NotGranted> {
-    match result {
-        Ok(section) => {
-            if let Some(owner) = owner {
-                owner.acquired(Arc::clone(&section) as _);
-            }
-            let metrics = match waiting {
-                Some(waiting) => waiting.granted(&section.data.metrics),
-                None => GuardMetrics::of_several(&section.data.metrics),
-            };
-            let driver = driver.take().expect("not polled after completion");
-            Ok(LockGuard::new(driver, section, metrics))
-        }
-        Err(why) => {
-            match (waiting, &why) {
-                (Some(waiting), NotGranted::Recorded(_)) => waiting.recorded(),
-                (Some(waiting), NotGranted::Rejected(error)) => waiting.rejected(error),
-                (None, _) => {}
-            }
-            Err(why)
-        }
-    }
-}
-
-/// The wait and the hold limits of a call without HTTP.
-pub(super) fn effective_settings(call: LockPolicy, handle: LockPolicy) -> (Duration, HoldLimits) {
-    match RequestScope::policy() {
-        Some(request) => {
-            let policy = call.or(request).or(handle);
-            (policy.request_wait(), policy.request_hold_limits())
-        }
-        None => {
-            let policy = call.or(handle);
-            (policy.call_wait(), policy.call_hold_limits())
         }
     }
 }
@@ -507,10 +454,10 @@ fn no_reply_error(position: QueuePosition) -> LockError {
 
 impl fmt::Debug for LockFuture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match &self.acquire.state {
-            State::Created { request: Some(_) } => "LockFuture(created)",
-            State::Waiting { pending: Some(_), .. } => "LockFuture(waiting)",
-            _ => "LockFuture(done)",
+        f.write_str(match &self.state {
+            State::Created { .. } => "LockFuture(created)",
+            State::Sent { request } if request.waiting.is_some() => "LockFuture(waiting)",
+            State::Sent { .. } => "LockFuture(done)",
         })
     }
 }

@@ -1,18 +1,10 @@
 use std::{
-    fmt,
     future::{Future, IntoFuture},
     pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
     time::Duration,
 };
 
-use super::{
-    LockGuards, LockManager,
-    acquire::{HandleSettings, effective_settings},
-    driver::Driver,
-    several::{SeveralParams, acquire_all},
-};
+use super::{LockGuards, LockManager, acquire::Call, several::acquire};
 use crate::{
     error::LockAllError,
     lock_key::{
@@ -21,6 +13,7 @@ use crate::{
     },
     owner::Owner,
     policy::{LockPolicy, call_setters, settings},
+    store::Demand,
 };
 
 /// Builder of a call for several locks. Nothing happens before it is awaited.
@@ -41,16 +34,9 @@ use crate::{
 #[derive(Debug)]
 #[must_use = "nothing is locked before the call is awaited"]
 pub struct LockAllBuilder {
-    driver: Arc<Driver>,
     keys: AllKeys,
-    policy: LockPolicy,
-    owner: Option<Owner>,
-    handle: HandleSettings,
+    call: Call,
 }
-
-/// Future of a [`LockAllBuilder`]. Returns [`LockGuards`].
-#[must_use = "futures do nothing unless you `.await` or poll them"]
-pub struct LockAllFuture(Pin<Box<dyn Future<Output = Result<LockGuards, LockAllError>> + Send>>);
 
 impl LockManager {
     /// Acquires the locks of all these keys together, or none of them. Waits up to 30 seconds by
@@ -85,14 +71,7 @@ impl LockManager {
     /// Run the work with [`LockGuards::while_held`], which ends it when a lock is lost, and then
     /// release the guards. An owner re-enters those of the keys that it holds.
     pub fn lock_all<K: Into<LockKey>>(&self, keys: impl IntoIterator<Item = K>) -> LockAllBuilder {
-        let handle = self.handle_settings();
-        LockAllBuilder {
-            driver: Arc::clone(self.driver()),
-            keys: all(keys),
-            policy: LockPolicy::new(),
-            owner: None,
-            handle,
-        }
+        LockAllBuilder { keys: all(keys), call: self.call() }
     }
 
     /// Acquires the locks of all these keys if they are free. Does not wait while another owner
@@ -109,43 +88,30 @@ impl LockAllBuilder {
     settings!(call_setters);
 
     /// Sets each setting that this policy sets.
-    pub fn policy(self, policy: LockPolicy) -> Self {
-        Self { policy: policy.or(self.policy), ..self }
+    pub fn policy(mut self, policy: LockPolicy) -> Self {
+        self.call.policy = policy.or(self.call.policy);
+        self
     }
 
     /// Sets the owner. Default: that of the [scope](Owner::scope) in which the call is awaited.
     /// Outside of a scope, a new owner.
-    pub fn owner(self, owner: &Owner) -> Self {
-        Self { owner: Some(owner.clone()), ..self }
+    pub fn owner(mut self, owner: &Owner) -> Self {
+        self.call.owner = Some(owner.clone());
+        self
     }
 }
 
 impl IntoFuture for LockAllBuilder {
     type Output = Result<LockGuards, LockAllError>;
-    type IntoFuture = LockAllFuture;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
 
-    fn into_future(self) -> LockAllFuture {
-        LockAllFuture(Box::pin(async move {
-            let Self { driver, keys, policy, owner, handle } = self;
-            let keys = keys.into_sorted()?;
-            let (wait, limits) = effective_settings(policy, handle.policy);
-            let parent = handle.parent.get();
-            let params = SeveralParams { keys, wait, limits, owner, parent, route: None };
-            acquire_all(driver, params).await.map_err(|(key, source)| LockAllError::NotAcquired { key, source })
-        }))
-    }
-}
-
-impl Future for LockAllFuture {
-    type Output = Result<LockGuards, LockAllError>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.0.as_mut().poll(cx)
-    }
-}
-
-impl fmt::Debug for LockAllFuture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockAllFuture").finish_non_exhaustive()
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let keys = self.keys.into_sorted()?;
+            let (driver, params) = self.call.into_params(Demand::new());
+            acquire(&driver, &keys, || params)
+                .await
+                .map_err(|(at, why)| LockAllError::NotAcquired { key: keys[at].clone(), source: why.into_error() })
+        })
     }
 }

@@ -7,6 +7,8 @@ use std::{
     time::Duration,
 };
 
+use smallvec::SmallVec;
+
 use super::{HeldLock, driver::Driver, driver_data::Section};
 use crate::{
     error::LockLost,
@@ -41,14 +43,15 @@ pub struct LockGuard {
     is_ended: bool,
 }
 
-/// Future of a release. Returns its [`ReleaseOutcome`].
+/// Future of the release of a lock, or of several together. Returns the outcome.
 ///
 /// The release was sent before the future was returned, and continues if the future is dropped.
 #[must_use = "the lock is released all the same; the result says whether it was held to the end"]
 pub struct ReleaseFuture {
-    outcome: Option<ReleaseOutcome>,
-    /// Has ended.
-    guard: LockGuard,
+    /// The sections whose outcome the store has not sent yet.
+    pending: SmallVec<[Arc<Section>; 1]>,
+    /// The most important one of the others.
+    outcome: Result<ReleaseOutcome, StoreError>,
 }
 
 impl LockGuard {
@@ -147,7 +150,7 @@ impl LockGuard {
 
     fn end_with(mut self, end: GuardEnd) -> ReleaseFuture {
         let outcome = self.end(end);
-        ReleaseFuture { outcome, guard: self }
+        ReleaseFuture::new().with(&self.section, outcome)
     }
 
     fn end(&mut self, end: GuardEnd) -> Option<ReleaseOutcome> {
@@ -162,11 +165,21 @@ impl LockGuard {
     }
 
     /// Ends guards of different keys together.
-    pub(super) fn end_all(mut guards: Vec<Self>, end: &GuardEnd) -> Vec<ReleaseFuture> {
-        let Some(driver) = guards.first().map(|guard| Arc::clone(&guard.driver)) else { return Vec::new() };
-        guards.iter_mut().for_each(Self::finish_metrics);
-        let outcomes = driver.end_guards(guards.iter().map(|guard| &guard.section), end);
-        outcomes.into_iter().zip(guards).map(|(outcome, guard)| ReleaseFuture { outcome, guard }).collect()
+    pub(super) fn end_all(mut guards: SmallVec<[Self; 1]>, end: GuardEnd) -> ReleaseFuture {
+        match &mut *guards {
+            [] => ReleaseFuture::new(),
+            [guard] => {
+                let outcome = guard.end(end);
+                ReleaseFuture::new().with(&guard.section, outcome)
+            }
+            [first, ..] => {
+                let driver = Arc::clone(&first.driver);
+                guards.iter_mut().for_each(Self::finish_metrics);
+                let outcomes = driver.end_guards(guards.iter().map(|guard| &guard.section), &end);
+                let ended = guards.iter().zip(outcomes);
+                ended.fold(ReleaseFuture::new(), |release, (guard, outcome)| release.with(&guard.section, outcome))
+            }
+        }
     }
 
     pub(super) fn metrics(&mut self) -> &mut GuardMetrics {
@@ -195,14 +208,49 @@ impl Drop for LockGuard {
     }
 }
 
+impl ReleaseFuture {
+    fn new() -> Self {
+        Self { pending: SmallVec::new(), outcome: Ok(ReleaseOutcome::Released) }
+    }
+
+    fn with(mut self, section: &Arc<Section>, outcome: Option<ReleaseOutcome>) -> Self {
+        match outcome {
+            Some(outcome) => keep_greater(&mut self.outcome, Ok(outcome)),
+            None => self.pending.push(Arc::clone(section)),
+        }
+        self
+    }
+}
+
 impl Future for ReleaseFuture {
+    /// That of several locks is the most important one: [`NotHeld`](ReleaseOutcome::NotHeld) if one
+    /// was lost before its release, [`StillHeld`](ReleaseOutcome::StillHeld) if other guards hold
+    /// one of the keys.
     type Output = Result<ReleaseOutcome, StoreError>;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match self.outcome {
-            Some(outcome) => Poll::Ready(Ok(outcome)),
-            None => self.guard.section.data.release_outcome.poll_recv(cx),
-        }
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self { pending, outcome } = &mut *self;
+        pending.retain(|section| match section.data.release_outcome.poll_recv(cx) {
+            Poll::Ready(next) => {
+                keep_greater(outcome, next);
+                false
+            }
+            Poll::Pending => true,
+        });
+        if pending.is_empty() { Poll::Ready(outcome.clone()) } else { Poll::Pending }
+    }
+}
+
+fn keep_greater(outcome: &mut Result<ReleaseOutcome, StoreError>, next: Result<ReleaseOutcome, StoreError>) {
+    let rank = |outcome: &Result<_, _>| match outcome {
+        Ok(ReleaseOutcome::Released) => 0,
+        Ok(ReleaseOutcome::HandedOff) => 1,
+        Ok(ReleaseOutcome::StillHeld) => 2,
+        Ok(ReleaseOutcome::NotHeld) => 3,
+        Err(_) => 4,
+    };
+    if rank(&next) > rank(outcome) {
+        *outcome = next;
     }
 }
 
@@ -214,6 +262,6 @@ impl fmt::Debug for LockGuard {
 
 impl fmt::Debug for ReleaseFuture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReleaseFuture").field("key", self.guard.key()).finish_non_exhaustive()
+        f.debug_struct("ReleaseFuture").field("outcome", &self.outcome).finish_non_exhaustive()
     }
 }

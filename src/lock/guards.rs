@@ -1,17 +1,12 @@
-use std::{
-    fmt,
-    future::Future,
-    pin::Pin,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{fmt, future::Future, mem, time::Duration};
 
-use super::{HeldLock, HeldLocks, LockGuard, ReleaseFuture};
+use smallvec::{SmallVec, smallvec};
+
+use super::{HeldLock, HeldLocks, LockGuard, ReleaseFuture, held::LossSignal};
 use crate::{
     error::LockLost,
     lock_key::LockKey,
-    proto::{GuardEnd, hold_limits::HoldLimits, section::ReleaseOutcome},
-    store::StoreError,
+    proto::{GuardEnd, hold_limits::HoldLimits},
     telemetry::metrics::AcquireMetrics,
 };
 
@@ -24,34 +19,64 @@ use crate::{
 #[must_use = "guards that are dropped block their keys for the lock-delay: call `release`"]
 pub struct LockGuards {
     /// In the order of the keys. Empty after the release.
-    guards: Vec<LockGuard>,
-    views: HeldLocks,
+    guards: SmallVec<[LockGuard; 1]>,
+    /// Nothing has run under the locks: their drop leaves the keys free.
+    are_unused: bool,
 }
-
-/// Future of the release of several locks. Returns their outcome.
-///
-/// The releases were sent before the future was returned, and continue if the future is dropped.
-#[must_use = "the locks are released all the same; the result says whether they were held to the end"]
-#[derive(Debug)]
-pub struct ReleaseAllFuture {
-    pending: Vec<ReleaseFuture>,
-    outcome: Result<ReleaseOutcome, StoreError>,
-}
-
-/// Guards of locks under which nothing has run. Their drop releases the locks at once.
-pub(super) struct UnusedGuards(pub(super) Vec<LockGuard>);
 
 impl LockGuards {
+    /// The guard of the only key of a call.
+    pub(super) fn one(guard: LockGuard) -> Self {
+        Self { guards: smallvec![guard], are_unused: false }
+    }
+
+    /// Guards of locks under which nothing has run.
+    pub(super) fn unused(guards: impl IntoIterator<Item = LockGuard>) -> Self {
+        Self { guards: guards.into_iter().collect(), are_unused: true }
+    }
+
+    /// The work under the locks starts: their limits count from now.
+    pub(super) fn start(&mut self, limits: HoldLimits, metrics: Option<AcquireMetrics>) {
+        self.are_unused = false;
+        self.guards.iter().for_each(|guard| guard.restart_limits(limits));
+        if let (Some(first), Some(metrics)) = (self.guards.first_mut(), metrics) {
+            metrics.granted(first.metrics());
+        }
+    }
+
+    pub(super) fn push(&mut self, guard: LockGuard) {
+        self.guards.push(guard);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.guards.len()
+    }
+
+    /// Whether the locks were released.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.guards.is_empty()
+    }
+
+    /// The guard of a call for one key.
+    pub(crate) fn single(&self) -> Option<&LockGuard> {
+        self.guards.first().filter(|_| self.guards.len() == 1)
+    }
+
+    pub(crate) fn views(&self) -> impl Iterator<Item = HeldLock> {
+        self.guards.iter().map(LockGuard::held_lock)
+    }
+
     /// Returns views of the locks. They can be cloned, and release nothing.
     #[must_use]
     pub fn held_locks(&self) -> HeldLocks {
-        self.views.clone()
+        HeldLocks::new(self.views())
     }
 
     /// Returns the lock of this key, if it is one of them.
     #[must_use]
-    pub fn get(&self, key: impl Into<LockKey>) -> Option<&HeldLock> {
-        self.views.get(key)
+    pub fn get(&self, key: impl Into<LockKey>) -> Option<HeldLock> {
+        let key = key.into();
+        self.guards.iter().find(|guard| *guard.key() == key).map(LockGuard::held_lock)
     }
 
     /// Runs a future while all locks are held. The future is not polled after one of them is lost.
@@ -60,7 +85,7 @@ impl LockGuards {
     ///
     /// Fails if a lock is lost before the future completes.
     pub async fn while_held<F: Future>(&self, work: F) -> Result<F::Output, LockLost> {
-        self.views.while_held(work).await
+        self.held_locks().while_held(work).await
     }
 
     /// Releases the locks together. The future returns the outcome.
@@ -75,25 +100,33 @@ impl LockGuards {
     /// # Cancel safety
     ///
     /// If the future is dropped, the locks are released nevertheless.
-    pub fn release(self) -> ReleaseAllFuture {
-        self.end_with(&GuardEnd::Released)
+    pub fn release(mut self) -> ReleaseFuture {
+        self.end(GuardEnd::Released)
     }
 
     /// Releases the locks after work that has failed: a
     /// [`min_hold`](crate::LockPolicy::min_hold) does not block the keys. Otherwise the same as
     /// [`release`](Self::release).
-    pub fn release_after_failure(self) -> ReleaseAllFuture {
-        self.end_with(&GuardEnd::ReleasedAfterFailure)
+    pub fn release_after_failure(mut self) -> ReleaseFuture {
+        self.end(GuardEnd::ReleasedAfterFailure)
     }
 
-    fn end_with(mut self, end: &GuardEnd) -> ReleaseAllFuture {
-        let pending = LockGuard::end_all(std::mem::take(&mut self.guards), end);
-        ReleaseAllFuture { pending, outcome: Ok(ReleaseOutcome::Released) }
+    /// Starts the release, once.
+    pub(crate) fn end(&mut self, end: GuardEnd) -> ReleaseFuture {
+        LockGuard::end_all(mem::take(&mut self.guards), end)
     }
 
     /// Why one of the locks is not held any more.
     pub(crate) fn loss(&self) -> Option<LockLost> {
-        self.views.loss()
+        self.guards.iter().find_map(LockGuard::loss)
+    }
+
+    /// Resolves when one of the locks is lost.
+    pub(crate) fn loss_signal(&self) -> LossSignal {
+        match self.single() {
+            Some(guard) => guard.held_lock().into_loss_signal(),
+            None => self.held_locks().into_loss_signal(),
+        }
     }
 
     /// The time since the last grant.
@@ -107,56 +140,11 @@ impl LockGuards {
     }
 }
 
-impl UnusedGuards {
-    /// The work under the locks starts: their limits count from now.
-    pub(super) fn start(mut self, limits: HoldLimits, metrics: AcquireMetrics) -> LockGuards {
-        let mut guards = std::mem::take(&mut self.0);
-        guards.iter().for_each(|guard| guard.restart_limits(limits));
-        if let Some(first) = guards.first_mut() {
-            metrics.granted_all(first.metrics());
-        }
-        let views = HeldLocks::new(guards.iter().map(LockGuard::held_lock));
-        LockGuards { guards, views }
-    }
-
-    pub(super) fn is_any_lost(&self) -> bool {
-        self.0.iter().any(|guard| guard.loss().is_some())
-    }
-}
-
-impl Drop for UnusedGuards {
+impl Drop for LockGuards {
     fn drop(&mut self) {
-        drop(LockGuard::end_all(std::mem::take(&mut self.0), &GuardEnd::ReleasedAfterFailure));
-    }
-}
-
-impl Future for ReleaseAllFuture {
-    /// The most important outcome: [`NotHeld`](ReleaseOutcome::NotHeld) if one lock was lost before
-    /// its release, [`StillHeld`](ReleaseOutcome::StillHeld) if other guards hold one of the keys.
-    type Output = Result<ReleaseOutcome, StoreError>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let Self { pending, outcome } = &mut *self;
-        pending.retain_mut(|release| match Pin::new(release).poll(cx) {
-            Poll::Ready(next) => {
-                if rank(&next) > rank(outcome) {
-                    *outcome = next;
-                }
-                false
-            }
-            Poll::Pending => true,
-        });
-        if pending.is_empty() { Poll::Ready(outcome.clone()) } else { Poll::Pending }
-    }
-}
-
-fn rank(outcome: &Result<ReleaseOutcome, StoreError>) -> u8 {
-    match outcome {
-        Ok(ReleaseOutcome::Released) => 0,
-        Ok(ReleaseOutcome::HandedOff) => 1,
-        Ok(ReleaseOutcome::StillHeld) => 2,
-        Ok(ReleaseOutcome::NotHeld) => 3,
-        Err(_) => 4,
+        if self.are_unused {
+            drop(self.end(GuardEnd::ReleasedAfterFailure));
+        }
     }
 }
 

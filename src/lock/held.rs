@@ -3,7 +3,7 @@ use std::{
     future::{Future, poll_fn},
     pin::{Pin, pin},
     sync::Arc,
-    task::Poll,
+    task::{Context, Poll},
     time::Duration,
 };
 
@@ -28,14 +28,17 @@ pub struct HeldLock {
     request: Option<RequestScope>,
 }
 
+/// Resolves when work must not continue, because its lock is lost.
+pub(crate) type LossSignal = Pin<Box<dyn Future<Output = LockLost> + Send>>;
+
 impl HeldLock {
     pub(crate) fn new(section: Arc<Section>, driver: Arc<Driver>) -> Self {
         Self { section, driver, request: None }
     }
 
-    /// Changes the request of a view in the extensions: a layer further in.
-    pub(crate) fn set_request(&mut self, request: RequestScope) {
-        self.request = Some(request);
+    /// The view for another request: that of a layer further in.
+    pub(crate) fn in_request(self, request: RequestScope) -> Self {
+        Self { request: Some(request), ..self }
     }
 
     pub(crate) fn request(&self) -> Option<&RequestScope> {
@@ -151,25 +154,47 @@ impl HeldLock {
     ///
     /// If the returned future is dropped, `work` is dropped.
     pub async fn while_held<F: Future>(&self, work: F) -> Result<F::Output, LockLost> {
-        let mut work = pin!(work);
         let mut lost = pin!(self.lost());
-        poll_fn(|cx| {
-            if let Some(why) = self.loss() {
-                return Poll::Ready(Err(why));
-            }
-            if let Poll::Ready(output) = work.as_mut().poll(cx) {
-                return Poll::Ready(self.loss().map_or(Ok(output), Err));
-            }
-            // After the work, because work that completes at once needs no timer.
-            lost.as_mut().poll(cx).map(Err)
-        })
-        .await
+        while_held(pin!(work), || self.loss(), |cx| lost.as_mut().poll(cx)).await
+    }
+
+    pub(super) fn into_loss_signal(self) -> LossSignal {
+        Box::pin(async move { self.lost().await })
     }
 
     /// Returns why the lock is not held any more, if it is not.
     pub(crate) fn loss(&self) -> Option<LockLost> {
         self.section.loss(self.driver.clock.now())
     }
+}
+
+/// Runs a future while there is no loss. It is not polled after one (I6).
+pub(crate) async fn while_held<F: Future>(
+    mut work: Pin<&mut F>,
+    loss: impl Fn() -> Option<LockLost>,
+    mut poll_lost: impl FnMut(&mut Context<'_>) -> Poll<LockLost>,
+) -> Result<F::Output, LockLost> {
+    poll_fn(|cx| {
+        if let Some(why) = loss() {
+            return Poll::Ready(Err(why));
+        }
+        if let Poll::Ready(output) = work.as_mut().poll(cx) {
+            // The output of a poll that outlasted the lock is not that of work under it.
+            return Poll::Ready(loss().map_or(Ok(output), Err));
+        }
+        // After the work, because work that completes at once needs no timer.
+        poll_lost(cx).map(Err)
+    })
+    .await
+}
+
+/// Polls all signals. Ready with the reason of the first one that is ready.
+pub(crate) fn poll_any(signals: &mut [LossSignal], cx: &mut Context<'_>) -> Poll<LockLost> {
+    let ready = signals.iter_mut().find_map(|signal| match signal.as_mut().poll(cx) {
+        Poll::Ready(why) => Some(why),
+        Poll::Pending => None,
+    });
+    ready.map_or(Poll::Pending, Poll::Ready)
 }
 
 impl fmt::Debug for HeldLock {

@@ -7,7 +7,7 @@ use std::{
 
 use tokio::{runtime, time::timeout};
 
-use super::{LockBuilder, LockStatus, acquire::HandleSettings, driver::Driver, request_scope::Parent, watchdog};
+use super::{LockBuilder, LockStatus, acquire::Call, driver::Driver, request_scope::Parent, watchdog};
 use crate::{
     acquisition::AcquisitionIds,
     clock::Clock,
@@ -188,11 +188,18 @@ impl LockManager {
     /// # }
     /// ```
     pub fn lock(&self, key: impl Into<LockKey>) -> LockBuilder {
-        LockBuilder::new(Arc::clone(self.driver()), key.into(), self.policy, self.parent.clone())
+        LockBuilder::new(self.call(), key.into())
     }
 
-    pub(super) fn handle_settings(&self) -> HandleSettings {
-        HandleSettings { policy: self.policy, parent: self.parent.clone() }
+    /// A call that sets nothing.
+    pub(super) fn call(&self) -> Call {
+        Call {
+            driver: Arc::clone(self.driver()),
+            policy: LockPolicy::new(),
+            owner: None,
+            of_handle: self.policy,
+            parent: self.parent.clone(),
+        }
     }
 
     /// Returns the state of this key in the store: its holder, the time of the grant, and the

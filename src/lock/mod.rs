@@ -27,17 +27,18 @@ mod watchdog;
 mod shuttle_tests;
 
 pub(crate) use self::{
-    acquire::{AcquireFuture, LockParams},
+    acquire::LockParams,
     driver::Driver,
     driver_data::NotGranted,
+    held::{LossSignal, poll_any, while_held},
     request_scope::{RequestInfo, RequestScope},
-    several::{SeveralParams, acquire_all},
+    several::acquire,
 };
 pub use self::{
     acquire::{LockBuilder, LockFuture},
-    all::{LockAllBuilder, LockAllFuture},
+    all::LockAllBuilder,
     guard::{LockGuard, ReleaseFuture},
-    guards::{LockGuards, ReleaseAllFuture},
+    guards::LockGuards,
     held::HeldLock,
     held_locks::HeldLocks,
     manager::{LockManager, LockManagerBuilder},

@@ -32,18 +32,14 @@ struct Pair {
 }
 
 impl LockOrder {
-    /// Records that a call of this owner waits for a key.
-    pub(super) fn waits(&self, owner: Option<&Owner>, key: &LockKey) {
-        let Some(owner) = owner.filter(|owner| owner.has_locks()) else { return };
-        let held = owner.held_keys();
-        if !held.contains(key) {
-            held.iter().for_each(|held| self.record(held, key));
+    /// Records that a call of this owner waits for these keys, in their order.
+    pub(super) fn waits(&self, owner: Option<&Owner>, keys: &[LockKey]) {
+        if let Some(owner) = owner.filter(|owner| owner.has_locks()) {
+            let held = owner.held_keys();
+            for key in keys.iter().filter(|key| !held.contains(key)) {
+                held.iter().for_each(|held| self.record(held, key));
+            }
         }
-    }
-
-    /// Records that a call of this owner waits for several keys, in their order.
-    pub(super) fn waits_for_all(&self, owner: Option<&Owner>, keys: &[LockKey]) {
-        keys.iter().for_each(|key| self.waits(owner, key));
         // The keys of one namespace are next to each other.
         let mut firsts: Vec<&LockKey> = Vec::new();
         for pair in keys.windows(2) {

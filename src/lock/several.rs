@@ -1,8 +1,8 @@
-//! The driver of [`Several`]: acquires several keys, all of them or none.
+//! Acquires one key, or several: all of them or none, in the steps of [`Several`].
 
 use std::{
     future::{Future, poll_fn},
-    pin::Pin,
+    pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll},
     time::Duration,
@@ -11,36 +11,21 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    HeldLock, LockGuard, LockGuards, acquire::AcquireFuture, driver::Driver, driver_data::NotGranted,
-    guards::UnusedGuards, held_locks::AnyLost,
+    HeldLocks, LockGuard, LockGuards,
+    acquire::{AcquireFuture, LockParams},
+    driver::Driver,
+    driver_data::NotGranted,
 };
 use crate::{
     error::LockError,
     lock_key::LockKey,
-    owner::Owner,
     proto::{
         LockRequest,
         hold_limits::HoldLimits,
         lease::Lease,
         several::{Next, Several},
     },
-    store::Demand,
-    telemetry::metrics::AcquireMetrics,
 };
-
-/// The parameters of a request for several locks.
-#[derive(Debug)]
-pub(crate) struct SeveralParams {
-    /// In order, each one once.
-    pub(crate) keys: Vec<LockKey>,
-    /// Zero: rejected while another owner holds one of the keys.
-    pub(crate) wait: Duration,
-    pub(crate) limits: HoldLimits,
-    pub(crate) owner: Option<Owner>,
-    pub(crate) parent: Option<Owner>,
-    /// The label of its metrics.
-    pub(crate) route: Option<Arc<str>>,
-}
 
 /// The requests of one step.
 struct Requests {
@@ -48,50 +33,76 @@ struct Requests {
     results: Vec<Option<Result<LockGuard, LockError>>>,
 }
 
-/// Acquires all keys, or none.
+/// Acquires these keys, which are in order, each one once: all of them, or none. The parameters are
+/// made when the first request is sent.
 ///
-/// An error has its key. It releases the keys that were acquired before, and so does a drop of the
-/// future. Nothing has run under them, so no time blocks them.
-pub(crate) async fn acquire_all(
-    driver: Arc<Driver>,
-    params: SeveralParams,
-) -> Result<LockGuards, (LockKey, LockError)> {
-    let metrics = AcquireMetrics::start(params.route.as_ref(), false);
-    match acquire_in_steps(&driver, &params).await {
-        Ok(guards) => Ok(guards.start(params.limits, metrics)),
-        Err((at, error)) => {
-            metrics.rejected(&error);
-            Err((params.keys[at].clone(), error))
+/// An error has the position of its key. It releases the keys that were acquired before, and so
+/// does a drop of the future. Nothing has run under them, so no time blocks them.
+#[expect(clippy::manual_async_fn, reason = "the future of an `async fn` contains its arguments twice")]
+pub(crate) fn acquire(
+    driver: &Arc<Driver>,
+    keys: &[LockKey],
+    params: impl FnOnce() -> LockParams,
+) -> impl Future<Output = Result<LockGuards, (usize, NotGranted)>> {
+    async move {
+        match keys {
+            [key] => match AcquireFuture::send(Arc::clone(driver), key.clone(), params()).await {
+                Ok(guard) => Ok(LockGuards::one(guard)),
+                Err(why) => Err((0, why)),
+            },
+            // In a box: the future of a request for one key does not contain this one.
+            keys => Box::pin(acquire_several(driver, keys, params())).await,
         }
     }
 }
 
-/// An error has the position of its key.
-async fn acquire_in_steps(driver: &Arc<Driver>, params: &SeveralParams) -> Result<UnusedGuards, (usize, LockError)> {
-    let started = Instant::now();
-    let mut held = UnusedGuards(Vec::with_capacity(params.keys.len()));
-    let waits = !params.wait.is_zero();
-    if waits {
-        driver.order.waits_for_all(params.owner.clone().or_else(Owner::current).as_ref(), &params.keys);
+async fn acquire_several(
+    driver: &Arc<Driver>,
+    keys: &[LockKey],
+    params: LockParams,
+) -> Result<LockGuards, (usize, NotGranted)> {
+    let LockParams { request, metrics } = params;
+    match acquire_in_steps(driver, keys, &request).await {
+        Ok(mut guards) => {
+            guards.start(request.limits, metrics);
+            Ok(guards)
+        }
+        Err((at, error)) => {
+            metrics.into_iter().for_each(|metrics| metrics.rejected(&error));
+            Err((at, error.into()))
+        }
     }
-    let mut several = Several::new(params.keys.len(), waits);
+}
+
+async fn acquire_in_steps(
+    driver: &Arc<Driver>,
+    keys: &[LockKey],
+    request: &LockRequest<()>,
+) -> Result<LockGuards, (usize, LockError)> {
+    let started = Instant::now();
+    let mut held = LockGuards::unused([]);
+    let waits = !request.wait.is_zero();
+    if waits {
+        driver.order.waits(request.owner.as_ref(), keys);
+    }
+    let mut several = Several::new(keys.len(), waits);
     loop {
         let step = several.step();
         // At least a nanosecond: a wait that is over has its timeout, and does not become a call
         // without a wait.
-        let left = params.wait.saturating_sub(started.elapsed()).max(Duration::from_nanos(1).min(params.wait));
-        let mut requests = Requests::send(driver, params, &params.keys[step.clone()], left);
+        let left = request.wait.saturating_sub(started.elapsed()).max(Duration::from_nanos(1).min(request.wait));
+        let mut requests = Requests::send(driver, request, &keys[step.clone()], left);
         let Some(error) = requests.finish(&mut held).await else {
             // Before anything else is requested.
-            held = UnusedGuards(Vec::with_capacity(params.keys.len()));
+            held = LockGuards::unused([]);
             several.lost();
             continue;
         };
-        let granted = held.0.len() - step.start;
+        let granted = held.len() - step.start;
         match (several.replied(granted, error.is_some()), error) {
             // Not after the wait: limits of zero would be lost again and again.
-            (Next::Done, _) if held.is_any_lost() && started.elapsed() < params.wait => {
-                held = UnusedGuards(Vec::new());
+            (Next::Done, _) if held.loss().is_some() && started.elapsed() < request.wait => {
+                held = LockGuards::unused([]);
                 several.lost();
             }
             (Next::Done, _) => return Ok(held),
@@ -101,7 +112,7 @@ async fn acquire_in_steps(driver: &Arc<Driver>, params: &SeveralParams) -> Resul
             (Next::Step, Some(LockError::Store(error))) if error.is_failover() && granted > 0 && waits => {}
             (_, error) => {
                 let error = error.expect("a key that is not granted has an error");
-                return Err((held.0.len(), with_wait(error, params.wait)));
+                return Err((held.len(), with_wait(error, request.wait)));
             }
         }
     }
@@ -109,15 +120,11 @@ async fn acquire_in_steps(driver: &Arc<Driver>, params: &SeveralParams) -> Resul
 
 impl Requests {
     /// Requests these keys together. The first one waits for at most this time.
-    fn send(driver: &Arc<Driver>, params: &SeveralParams, keys: &[LockKey], wait: Duration) -> Self {
-        let SeveralParams { limits, owner, parent, .. } = params;
-        let owner = owner.clone().or_else(Owner::current);
-        let parent = parent.clone().filter(|_| owner.is_none());
-        let limits = while_waiting(*limits, wait);
+    fn send(driver: &Arc<Driver>, request: &LockRequest<()>, keys: &[LockKey], wait: Duration) -> Self {
+        let limits = while_waiting(request.limits, wait);
         let request = |(at, key): (usize, &LockKey)| {
-            let (owner, parent, demand) = (owner.clone(), parent.clone(), Demand::new());
             let wait = if at == 0 { wait } else { Duration::ZERO };
-            (key.clone(), LockRequest { waiter: (), wait, owner, parent, limits, demand })
+            (key.clone(), LockRequest { wait, limits, ..request.clone() })
         };
         let futures = AcquireFuture::send_all(driver, keys.iter().enumerate().map(request).collect());
         let results = futures.iter().map(|_| None).collect();
@@ -126,15 +133,14 @@ impl Requests {
 
     /// Adds the guards of the keys before the first one that is not granted to those that are held.
     /// Returns its error, if there is one. `None`: a key that was held was lost meanwhile.
-    async fn finish(&mut self, held: &mut UnusedGuards) -> Option<Option<LockError>> {
-        let views: Vec<_> = held.0.iter().map(LockGuard::held_lock).collect();
-        self.wait(&views).await.ok()?;
+    async fn finish(&mut self, held: &mut LockGuards) -> Option<Option<LockError>> {
+        self.wait(held.held_locks()).await.ok()?;
         let mut error = None;
-        let mut unused = UnusedGuards(Vec::new());
+        let mut unused = LockGuards::unused([]);
         for result in self.results.drain(..).flatten() {
             match result {
-                Ok(guard) if error.is_none() => held.0.push(guard),
-                Ok(guard) => unused.0.push(guard),
+                Ok(guard) if error.is_none() => held.push(guard),
+                Ok(guard) => unused.push(guard),
                 Err(why) => error = error.or(Some(why)),
             }
         }
@@ -142,13 +148,13 @@ impl Requests {
     }
 
     /// Waits for all results. Fails if one of these locks is lost.
-    async fn wait(&mut self, held: &[HeldLock]) -> Result<(), ()> {
-        let mut lost = None;
+    async fn wait(&mut self, held: HeldLocks) -> Result<(), ()> {
+        let mut lost = pin!(held.lost());
         poll_fn(|cx| {
             if self.poll(cx).is_ready() {
                 return Poll::Ready(Ok(()));
             }
-            lost.get_or_insert_with(|| AnyLost::of(held)).poll(cx).map(|_| Err(()))
+            lost.as_mut().poll(cx).map(|_| Err(()))
         })
         .await
     }
@@ -169,17 +175,20 @@ impl Requests {
         }
         // The first key is waited for. Greater ones must not be held meanwhile.
         self.futures.truncate(1);
-        let unused = self.results.drain(1..).flatten().filter_map(Result::ok);
-        drop(UnusedGuards(unused.collect()));
+        self.release_from(1);
         Poll::Pending
+    }
+
+    /// Releases the keys of this step from this one on that were granted.
+    fn release_from(&mut self, first: usize) {
+        drop(LockGuards::unused(self.results.drain(first..).flatten().filter_map(Result::ok)));
     }
 }
 
 impl Drop for Requests {
     /// The keys that were granted in a step that has not ended.
     fn drop(&mut self) {
-        let unused = self.results.drain(..).flatten().filter_map(Result::ok);
-        drop(UnusedGuards(unused.collect()));
+        self.release_from(0);
     }
 }
 

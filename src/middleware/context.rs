@@ -12,47 +12,30 @@ use std::{
     time::Duration,
 };
 
-#[cfg(feature = "axum")]
-use http::Response;
-use http::{Extensions, Method, request::Parts};
+use http::{Extensions, Method, Response, request::Parts};
 use tokio::task::AbortHandle;
 
 use super::{
-    client::{ClientConnection, ClientId},
+    client::ClientId,
     config::LayerParams,
     disconnect::{DetachedHandlers, DetachedPermit, RouteId},
-    keys::SortedKeys,
     prefer,
-    request_lock::{AbortSignals, Guards, Held, RequestLock},
+    request_lock::{AbortSignals, RequestLock},
 };
-#[cfg(feature = "axum")]
-use crate::body::request_body::RequestBodyHandle;
-#[cfg(feature = "axum")]
-use crate::key_source::KeyRejection;
-#[cfg(feature = "axum")]
-use crate::rejection::RejectionBody;
 use crate::{
     body::{
         budget::{BodyBudget, Reservation},
         reader::BodyReader,
         request_body::{BodyObserver, RequestBody},
     },
-    error::{LockError, LockLost},
-    lock::{
-        AcquireFuture, Driver, HeldLock, HeldLocks, LockParams, NotGranted, RequestInfo, RequestScope, SeveralParams,
-        acquire_all,
-    },
-    lock_key::LockKey,
+    error::LockLost,
+    key_source::{HeldView, KeyRejection},
+    lock::{Driver, HeldLock, HeldLocks, RequestInfo, RequestScope},
     owner::{Identity, Owner},
     policy::LockPolicy,
-    rejection::{OnReject, Rejection},
-    store::{Demand, Record},
+    rejection::{OnReject, RejectionBody},
     sync::Mutex,
-    telemetry::{
-        metrics::AcquireMetrics,
-        route::Route,
-        span::{Claim, LockSpan},
-    },
+    telemetry::route::Route,
 };
 
 /// One request at one layer, shared by the layer, its future, the handler and the extractors.
@@ -163,34 +146,49 @@ impl RequestContext {
 
     /// The context of the innermost layer around this request.
     pub(crate) fn of(extensions: &Extensions) -> Option<Self> {
-        let lock = extensions.get().map(HeldLock::request);
-        let of_lock = lock.or_else(|| extensions.get().map(HeldLocks::request)).and_then(|request| {
-            // Views that the application has inserted: its handler runs in the innermost layer.
-            request.cloned().or_else(RequestScope::current)
+        let innermost = || extensions.get::<HeldLocks>()?.iter().next();
+        let of_lock = extensions.get().or_else(innermost).and_then(|lock: &HeldLock| {
+            // A view that the application has inserted: its handler runs in the innermost layer.
+            lock.request().cloned().or_else(RequestScope::current)
         });
         of_lock.and_then(RequestScope::downcast).map(Self).or_else(|| extensions.get().cloned())
     }
 
-    /// Inserts this context into the extensions for the handler, with the locks of its layer.
-    pub(super) fn insert_into(&self, extensions: &mut Extensions, held: Option<Held>) {
+    /// Inserts this context into the extensions for the handler of a layer that holds no lock.
+    pub(crate) fn insert_into(&self, extensions: &mut Extensions) {
+        self.insert_owner(extensions);
+        // Inside of the views, because each extension costs an allocation.
+        let in_request = |lock: &HeldLock| lock.clone().in_request(self.request_scope());
+        if let Some(lock) = extensions.get_mut::<HeldLock>() {
+            *lock = in_request(lock);
+        } else if let Some(locks) = extensions.get_mut::<HeldLocks>() {
+            *locks = HeldLocks::new(locks.iter().map(in_request));
+        } else {
+            extensions.insert(self.clone());
+        }
+    }
+
+    /// Inserts this context into the extensions for the handler, with the lock of its layer.
+    pub(super) fn insert_held<V: HeldView>(&self, lock: &RequestLock, extensions: &mut Extensions) {
+        self.insert_owner(extensions);
+        self.view::<V>(lock).insert_into(extensions);
+    }
+
+    /// The view of a lock of this request, for the layers and extractors further in.
+    pub(crate) fn view<V: HeldView>(&self, lock: &RequestLock) -> V {
+        V::of(lock.views().map(|view| view.in_request(self.request_scope())))
+    }
+
+    fn insert_owner(&self, extensions: &mut Extensions) {
         if let Some(owner) = extensions.get_mut::<Owner>()
             && !self.is_owned_by(owner)
         {
             *owner = self.owner();
         }
-        // Inside of the views, because each extension costs an allocation.
-        match held {
-            Some(held) => held.of_request(self.request_scope()).insert_into(extensions),
-            None => {
-                if let Some(lock) = extensions.get_mut::<HeldLock>() {
-                    lock.set_request(self.request_scope());
-                } else if let Some(locks) = extensions.get_mut::<HeldLocks>() {
-                    locks.set_request(self.request_scope());
-                } else {
-                    extensions.insert(self.clone());
-                }
-            }
-        }
+    }
+
+    pub(super) fn driver(&self) -> &Arc<Driver> {
+        &self.0.driver
     }
 
     pub(super) fn owner(&self) -> Owner {
@@ -231,8 +229,17 @@ impl RequestContext {
         &self.0.params.policy
     }
 
+    pub(super) fn params(&self) -> &LayerParams {
+        &self.0.params
+    }
+
     pub(crate) fn on_reject(&self) -> &OnReject {
         &self.0.params.on_reject
+    }
+
+    /// The response to a request without a key.
+    pub(crate) fn invalid_key(&self, route: &Route, why: impl Into<KeyRejection>) -> Response<RejectionBody> {
+        why.into().into_response(route, self.on_reject())
     }
 
     /// The route, as far as it is known now.
@@ -241,7 +248,7 @@ impl RequestContext {
         Route::from_extensions(extensions, self.0.params.name)
     }
 
-    // --- acquiring a lock
+    // --- before a lock is acquired
 
     /// Counts a lock request that waits, here and at each outer layer.
     pub(crate) fn start_waiting(&self) -> WaitingGuard<'_> {
@@ -266,242 +273,13 @@ impl RequestContext {
         BodyReader::new(body, reservation, &ManagerState::of(&self.0.driver).body_budget, self.policy())
     }
 
-    /// Reads the body of the request for an extractor, and puts it back for the handler.
-    ///
-    /// The reservation is needed while the request waits.
-    #[cfg(feature = "axum")]
-    pub(crate) async fn read_body(
-        &self,
-        route: &Route,
-        head: &mut Parts,
-    ) -> Result<Option<Reservation>, Response<RejectionBody>> {
-        if !self.buffers_body(&head.method) {
-            return Ok(None);
-        }
-        let Some(shared) = head.extensions.get::<RequestBodyHandle>().cloned() else { return Ok(None) };
-        let Some(mut body) = shared.take() else { return Ok(None) };
-        let mut reservation = None;
-        self.body_reader(&mut body, &mut reservation)
-            .read(head)
-            .await
-            .map_err(|rejection| KeyRejection::from(rejection).into_response(route, self.on_reject()))?;
-        shared.put_back(body);
-        Ok(reservation)
+    /// The wait of a request with this policy. The choice of the client wins.
+    pub(super) fn wait(&self, policy: &LockPolicy) -> Duration {
+        self.0.client_wait.unwrap_or_else(|| policy.request_wait())
     }
 
-    /// Acquires the lock of these keys for this request if its client is still connected. `body` is
-    /// the reservation of its complete body while it waits.
-    #[expect(clippy::manual_async_fn, reason = "the future of an `async fn` contains its arguments twice")]
-    pub(crate) fn acquire(
-        &self,
-        route: &Route,
-        keys: SortedKeys,
-        client: Option<&ClientConnection>,
-        body: Option<&mut Reservation>,
-    ) -> impl Future<Output = Result<RequestLock, Rejection>> {
-        async move {
-            let policy = &self.0.params.handler_policy;
-            self.reserve_for_waiting(route, self.most_wanted(&keys), body, policy, None)?;
-            let lock = match keys {
-                SortedKeys::One(key) => self.request_lock(route, key, policy, None).await,
-                SortedKeys::Several(keys) => Box::pin(self.request_several(route, keys, policy)).await,
-            };
-            let lock = match lock {
-                Ok(lock) => lock,
-                Err((why, span)) => return Err(self.rejected(&span, why.into_error(), policy)),
-            };
-            // The server may not have noticed the disconnect.
-            if client.is_some_and(ClientConnection::is_closed) {
-                lock.cancel();
-                return Err(Rejection::Disconnected);
-            }
-            Ok(lock)
-        }
-    }
-
-    /// Acquires the lock of a layer whose record answers the request: `Ok(Err(..))`. Another
-    /// request with the key is in flight if the key is busy.
-    pub(crate) async fn claim(
-        &self,
-        route: &Route,
-        key: LockKey,
-        claim: &Claim<'_>,
-        client: Option<&ClientConnection>,
-        body: Option<&mut Reservation>,
-    ) -> Result<Result<RequestLock, (Arc<Record>, LockSpan)>, Rejection> {
-        let policy = self.policy();
-        self.reserve_for_waiting(route, &key, body, policy, Some(claim)).map_err(Rejection::into_in_flight)?;
-        match self.request_lock(route, key, policy, Some(claim)).await {
-            Ok(lock) if client.is_some_and(ClientConnection::is_closed) => {
-                lock.cancel();
-                Err(Rejection::Disconnected)
-            }
-            Ok(lock) => Ok(Ok(lock)),
-            Err((NotGranted::Recorded(record), span)) => {
-                span.recorded();
-                Ok(Err((record, span)))
-            }
-            Err((NotGranted::Rejected(error), span)) => Err(self.rejected(&span, error, policy).into_in_flight()),
-        }
-    }
-
-    fn rejected(&self, span: &LockSpan, error: LockError, policy: &LockPolicy) -> Rejection {
-        span.rejected(&error);
-        Rejection::from_lock_error(error, &self.0.params.hold_estimate, policy.timeout_status())
-    }
-
-    /// The key for which a request most likely waits.
-    fn most_wanted<'a>(&self, keys: &'a SortedKeys) -> &'a LockKey {
-        match keys {
-            SortedKeys::One(key) => key,
-            SortedKeys::Several(keys) => {
-                let owner = self.owner();
-                let demand = |key: &&LockKey| self.0.driver.demand_for(key, &owner);
-                // The first one of those with the same demand.
-                keys.iter().rev().max_by_key(demand).expect("at least one key")
-            }
-        }
-    }
-
-    /// Ensures that the waiters of one key do not use the whole body budget.
-    fn reserve_for_waiting(
-        &self,
-        route: &Route,
-        key: &LockKey,
-        body: Option<&mut Reservation>,
-        policy: &LockPolicy,
-        claim: Option<&Claim<'_>>,
-    ) -> Result<(), Rejection> {
-        let Some(Err(why)) = body.map(|body| body.wait_for(key)) else { return Ok(()) };
-        // The holder of the key re-enters: rejected, it would give way to its own waiters.
-        if self.0.driver.hold_count(key, &self.owner()) > 0 {
-            return Ok(());
-        }
-        // A request that does not wait is rejected for its lock, not for its body.
-        Err(self.rejection_without_wait(route, key, policy, claim).unwrap_or_else(|| {
-            let rejection = Rejection::from(why);
-            LockSpan::rejected_before_lock(route, "body_buffer_full", rejection.status(), None);
-            rejection
-        }))
-    }
-
-    #[expect(clippy::manual_async_fn, reason = "the future of an `async fn` contains its arguments twice")]
-    fn request_lock(
-        &self,
-        route: &Route,
-        key: LockKey,
-        policy: &LockPolicy,
-        claim: Option<&Claim<'_>>,
-    ) -> impl Future<Output = Result<RequestLock, (NotGranted, LockSpan)>> {
-        async move {
-            let mut span = LockSpan::start(route, &key, claim, policy.shows_key());
-            if self.0.client_wait.is_some() {
-                self.0.is_wait_applied.store(true, Release);
-            }
-            let params = LockParams {
-                key,
-                wait: self.0.client_wait.unwrap_or_else(|| policy.request_wait()),
-                limits: policy.request_hold_limits(),
-                owner: Some(self.owner()),
-                route: route.label(),
-                is_claim: claim.is_some(),
-                demand: if claim.is_some() { Demand::new().unless_recorded() } else { Demand::new() },
-            };
-            match AcquireFuture::new(Arc::clone(&self.0.driver), params).await {
-                Ok(guard) => {
-                    span.granted(|| guard.hold_count(), guard.fencing_token());
-                    Ok(self.locked(Guards::One(guard), span, policy))
-                }
-                Err(why) => Err((why, span)),
-            }
-        }
-    }
-
-    async fn request_several(
-        &self,
-        route: &Route,
-        keys: Vec<LockKey>,
-        policy: &LockPolicy,
-    ) -> Result<RequestLock, (NotGranted, LockSpan)> {
-        let mut span = LockSpan::start_several(route, &keys, policy.shows_key());
-        if self.0.client_wait.is_some() {
-            self.0.is_wait_applied.store(true, Release);
-        }
-        let params = SeveralParams {
-            keys,
-            wait: self.0.client_wait.unwrap_or_else(|| policy.request_wait()),
-            limits: policy.request_hold_limits(),
-            owner: Some(self.owner()),
-            parent: None,
-            route: route.label(),
-        };
-        match acquire_all(Arc::clone(&self.0.driver), params).await {
-            Ok(guards) => {
-                span.granted_several();
-                Ok(self.locked(Guards::Several(guards), span, policy))
-            }
-            Err((key, error)) => {
-                span.not_acquired(&key, policy.shows_key());
-                Err((error.into(), span))
-            }
-        }
-    }
-
-    fn locked(&self, guards: Guards, span: LockSpan, policy: &LockPolicy) -> RequestLock {
-        RequestLock::new(guards, span, Arc::clone(&self.0.params.hold_estimate), policy)
-    }
-
-    /// The rejection of a request that does not wait and would be rejected anyway: its body need
-    /// not be sent.
-    pub(crate) fn immediate_rejection(&self, route: &Route, keys: &SortedKeys) -> Option<Rejection> {
-        let policy = &self.0.params.handler_policy;
-        match keys {
-            SortedKeys::One(key) => self.rejection_without_wait(route, key, policy, None),
-            SortedKeys::Several(keys) => {
-                let (key, error) =
-                    keys.iter().find_map(|key| Some((key, self.error_without_wait(route, key, policy, None)?)))?;
-                let span = LockSpan::start_several(route, keys, policy.shows_key());
-                span.not_acquired(key, policy.shows_key());
-                Some(self.rejected(&span, error, policy))
-            }
-        }
-    }
-
-    /// The same for a [claim](Self::claim).
-    pub(crate) fn immediate_claim_rejection(
-        &self,
-        route: &Route,
-        key: &LockKey,
-        claim: &Claim<'_>,
-    ) -> Option<Rejection> {
-        self.rejection_without_wait(route, key, self.policy(), Some(claim)).map(Rejection::into_in_flight)
-    }
-
-    fn rejection_without_wait(
-        &self,
-        route: &Route,
-        key: &LockKey,
-        policy: &LockPolicy,
-        claim: Option<&Claim<'_>>,
-    ) -> Option<Rejection> {
-        let error = self.error_without_wait(route, key, policy, claim)?;
-        Some(self.rejected(&LockSpan::start(route, key, claim, policy.shows_key()), error, policy))
-    }
-
-    fn error_without_wait(
-        &self,
-        route: &Route,
-        key: &LockKey,
-        policy: &LockPolicy,
-        claim: Option<&Claim<'_>>,
-    ) -> Option<LockError> {
-        if !self.0.client_wait.unwrap_or_else(|| policy.request_wait()).is_zero() {
-            return None;
-        }
-        let metrics = || AcquireMetrics::start(route.label().as_ref(), claim.is_some());
-        let error = self.0.driver.rejection_without_wait(key, &self.owner(), metrics)?;
+    pub(super) fn set_wait_applied(&self) {
         self.0.is_wait_applied.store(self.0.client_wait.is_some(), Release);
-        Some(error)
     }
 
     /// The wait that the client chose, if it was used.

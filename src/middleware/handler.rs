@@ -11,11 +11,8 @@ use http::{Request, Response, request::Parts};
 use pin_project_lite::pin_project;
 use tower::{Service, ServiceExt};
 
-use super::{request_lock::Held, request_locks::RequestLocks};
-use crate::{
-    body::{budget::Reservation, request_body::RequestBody},
-    error::LockLost,
-};
+use super::{request_locks::RequestLocks, response::HandlerResult};
+use crate::body::{budget::Reservation, request_body::RequestBody};
 
 /// A request and its locks. Fields are dropped in order: the resources of the request before the
 /// locks.
@@ -64,41 +61,35 @@ impl<S> LockedRequest<S> {
     }
 
     /// Runs the inner service under the locks. The reservation of the body ends when the service is
-    /// called. The handler finds `held` in the extensions.
-    pub(crate) fn run<B>(
-        &mut self,
-        held: Option<Held>,
-    ) -> impl Future<Output = Result<Result<Response<B>, S::Error>, LockLost>>
+    /// called.
+    pub(crate) async fn run<B>(&mut self) -> HandlerResult<B, S::Error>
     where
         S: Service<Request<RequestBody>, Response = Response<B>>,
     {
         let Self { inner, head, body, reservation, locks } = self;
-        locks.context().insert_into(&mut head.as_mut().expect("before the call").extensions, held);
-        async move {
-            let (context, span) = (locks.context(), locks.span().filter(|span| span.is_enabled()));
-            let done = {
-                let inner = inner.as_mut().expect("before the call");
-                let handler = async {
-                    // Only now: a request that waits must not use capacity of the inner service.
-                    let ready = inner.ready().await?;
-                    // The body no longer waits.
-                    *reservation = None;
-                    context.set_running(true);
-                    let mut call = || {
-                        let body = mem::take(body).observed_by(|| context.body_observer(), context.policy());
-                        ready.call(Request::from_parts(head.take().expect("before the call"), body))
-                    };
-                    match span {
-                        Some(span) => span.instrument_handler(call).await,
-                        None => call().await,
-                    }
+        let (context, span) = (locks.context(), locks.span().filter(|span| span.is_enabled()));
+        let done = {
+            let inner = inner.as_mut().expect("before the call");
+            let handler = async {
+                // Only now: a request that waits must not use capacity of the inner service.
+                let ready = inner.ready().await?;
+                // The body no longer waits.
+                *reservation = None;
+                context.set_running(true);
+                let mut call = || {
+                    let body = mem::take(body).observed_by(|| context.body_observer(), context.policy());
+                    ready.call(Request::from_parts(head.take().expect("before the call"), body))
                 };
-                locks.run(pin!(context.request_scope().scope(handler))).await
+                match span {
+                    Some(span) => span.instrument_handler(call).await,
+                    None => call().await,
+                }
             };
-            // Its resources are dropped before the locks are released.
-            *inner = None;
-            done
-        }
+            locks.run(pin!(context.request_scope().scope(handler))).await
+        };
+        // Its resources are dropped before the locks are released.
+        *inner = None;
+        done
     }
 }
 

@@ -14,7 +14,7 @@ use super::{
     future::ResponseFuture,
     handler::Pipeline,
     request_locks::RequestLocks,
-    response::{HandlerEnd, ResponseBody, finish_response},
+    response::{ResponseBody, finish_response},
 };
 use crate::{
     body::request_body::RequestBody,
@@ -149,10 +149,9 @@ where
         let request_locks = RequestLocks::new(self.config.locks.driver(), params, &head);
         let context = request_locks.context().clone();
         head.extensions.insert(inherited);
-        context.insert_into(&mut head.extensions, None);
-        let method = head.method.clone();
+        context.insert_into(&mut head.extensions);
         // For extractors, which only Axum has.
-        if cfg!(feature = "axum") && context.buffers_body(&method) {
+        if cfg!(feature = "axum") && context.buffers_body(&head.method) {
             let (shared, handle) = body.share();
             body = shared;
             if let Some(handle) = handle {
@@ -165,9 +164,10 @@ where
         let handler = scope.clone().scope_sync(|| self.inner.call(request));
         let handler = async move {
             let done = request_locks.run(pin!(scope.scope(handler))).await;
-            Ok(HandlerEnd { locks: request_locks, method, done })
+            Ok((request_locks, done))
         };
-        ResponseFuture::locking(context, Box::pin(Pipeline::new(handler, finish_response)))
+        let pipeline = Pipeline::new(handler, finish_response);
+        ResponseFuture::locking(context, Box::pin(pipeline))
     }
 }
 

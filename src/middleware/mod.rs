@@ -8,7 +8,7 @@ mod reject;
 mod client;
 mod manager_layer;
 pub(crate) mod context;
-pub(crate) mod keys;
+pub(crate) mod acquire;
 mod disconnect;
 mod prefer;
 pub(crate) mod handler;

@@ -7,7 +7,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use http::request::Parts;
+use http::{Method, request::Parts};
 use smallvec::SmallVec;
 use tokio::{runtime::Handle, time::timeout};
 
@@ -15,13 +15,14 @@ use super::{
     config::LayerParams,
     context::RequestContext,
     record::{Ending, Recorder},
-    request_lock::{AbortSignals, Release, RequestLock, poll_any},
+    request_lock::{AbortSignals, RequestLock},
 };
 use crate::{
     body::pace::TooSlow,
     error::LockLost,
     limits::{RECORD_WAIT, RELEASE_WAIT},
-    lock::{Driver, ReleaseOutcome},
+    lock::{Driver, ReleaseFuture, ReleaseOutcome, poll_any, while_held},
+    proto::GuardEnd,
     rejection::Rejection,
     store::NewRecord,
     telemetry::span::LockSpan,
@@ -32,6 +33,9 @@ use crate::{
 /// Owned by the response future first, then by the response body.
 pub(crate) struct RequestLocks {
     context: RequestContext,
+    /// The method, as far as its response depends on it.
+    pub(super) is_head: bool,
+    pub(super) is_connect: bool,
     /// The owner of the request is open until this layer has ended its part.
     keeps_owner_open: bool,
     /// The context accepts no more locks.
@@ -44,14 +48,14 @@ pub(crate) struct RequestLocks {
     /// Decides on the record of the lock of the layer. Only a layer that keeps answers has it.
     recorder: Option<Box<dyn Recorder>>,
     /// The record that the lock of the layer leaves.
-    record: Option<Box<NewRecord>>,
+    record: Option<Arc<NewRecord>>,
     /// The response is sent only with this record.
     requires_record: bool,
 }
 
 /// Releases that have started, in order.
 struct Releases {
-    pending: SmallVec<[(Release, RequestLock); 1]>,
+    pending: SmallVec<[(ReleaseFuture, RequestLock); 1]>,
     /// The last one leaves a record.
     leaves_record: bool,
     is_recorded: bool,
@@ -63,6 +67,8 @@ impl RequestLocks {
         let (context, keeps_owner_open) = RequestContext::new(driver, params, head);
         Self {
             context,
+            is_head: head.method == Method::HEAD,
+            is_connect: head.method == Method::CONNECT,
             keeps_owner_open,
             is_closed: false,
             locks: SmallVec::new(),
@@ -90,26 +96,19 @@ impl RequestLocks {
     /// Runs the handler while all locks are held (I6). It is in the
     /// [scope](RequestContext::request_scope) of its request, and marks its own
     /// [start](RequestContext::set_running).
-    pub(crate) async fn run<F: Future>(&self, mut handler: Pin<&mut F>) -> Result<F::Output, LockLost> {
+    pub(crate) async fn run<F: Future>(&self, handler: Pin<&mut F>) -> Result<F::Output, LockLost> {
         let mut signals = AbortSignals::new();
         let abort_reason = || self.abort_reason().or_else(|| self.context.abort_reason(self.locks.len()));
-        let done = poll_fn(|cx| {
-            if let Some(why) = abort_reason() {
-                return Poll::Ready(Err(why));
-            }
-            if let Poll::Ready(done) = handler.as_mut().poll(cx) {
-                // The result of a poll that outlasted the lock is not the result of work under it.
-                return Poll::Ready(abort_reason().map_or(Ok(done), Err));
-            }
-            // After the first poll only: a handler that is ready at once needs no timer. This also
-            // adds the locks that the handler has acquired by now.
+        let poll_abort = |cx: &mut Context<'_>| {
+            // After the first poll only. This also adds the locks that the handler has acquired by
+            // now.
             if signals.is_empty() {
                 signals = self.abort_signals();
             }
             self.context.add_abort_signals(&mut signals, self.locks.len());
-            poll_any(&mut signals, cx).map(Err)
-        })
-        .await;
+            poll_any(&mut signals, cx)
+        };
+        let done = while_held(handler, abort_reason, poll_abort).await;
         self.context.set_running(false);
         done
     }
@@ -162,13 +161,13 @@ impl RequestLocks {
     pub(super) fn set_ending(&mut self, ending: Ending<'_>) {
         let Some(recorder) = self.recorder.take() else { return };
         self.requires_record = recorder.is_required();
-        self.record = recorder.record(ending).map(Box::new);
+        self.record = recorder.record(ending).map(Arc::new);
     }
 
     /// Sets the record that is left, without a recorder.
     pub(crate) fn set_record(&mut self, record: NewRecord) {
         self.recorder = None;
-        self.record = Some(Box::new(record));
+        self.record = Some(Arc::new(record));
     }
 
     /// A lock was lost while the handler ran or its response streamed. The drop releases all locks
@@ -194,15 +193,12 @@ impl RequestLocks {
     /// handler has returned, so that a retry does not run.
     pub(super) fn abandon(mut self) {
         self.set_ending(Ending::Streamed);
-        let Some(record) = self.record.take() else { return };
-        self.close_owner();
-        self.close();
-        self.context.clear_lock_count();
-        while let Some(lock) = self.locks.pop() {
-            if self.locks.is_empty() {
-                drop(lock.release_with_record(*record));
-                return;
+        if self.record.is_some() {
+            self.close_all();
+            while self.locks.len() > 1 {
+                self.locks.pop();
             }
+            drop(self.start_releases());
         }
     }
 
@@ -229,21 +225,26 @@ impl RequestLocks {
     /// Starts the releases, in reverse order. The lock of the layer is the last one, and leaves the
     /// record.
     fn start_releases(&mut self) -> Releases {
-        // First, so that nothing re-enters a lock that is released.
-        self.close_owner();
-        self.close();
-        self.context.clear_lock_count();
+        self.close_all();
         let mut releases = Releases { pending: SmallVec::new(), leaves_record: false, is_recorded: false };
         while let Some(lock) = self.locks.pop() {
             releases.pending.push(match self.record.take_if(|_| self.locks.is_empty()) {
                 Some(record) => {
                     releases.leaves_record = true;
-                    lock.release_with_record(*record)
+                    lock.release(GuardEnd::Recorded(record))
                 }
-                None => lock.release(self.has_failed),
+                None if self.has_failed => lock.release(GuardEnd::ReleasedAfterFailure),
+                None => lock.release(GuardEnd::Released),
             });
         }
         releases
+    }
+
+    fn close_all(&mut self) {
+        // First, so that nothing re-enters a lock that is released.
+        self.close_owner();
+        self.close();
+        self.context.clear_lock_count();
     }
 }
 
@@ -251,7 +252,7 @@ impl Releases {
     /// Completes when all of them have. Logs a lock that had been lost before.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         while let Some((release, lock)) = self.pending.first_mut() {
-            let outcome = ready!(release.poll(cx));
+            let outcome = ready!(Pin::new(release).poll(cx));
             if matches!(outcome, Ok(ReleaseOutcome::NotHeld)) {
                 lock.span.released_late();
             }
@@ -277,9 +278,7 @@ impl Drop for RequestLocks {
         self.context.clear_lock_count();
         if !self.context.handler_started() {
             // The handler was not started, so nothing needs the lock-delay.
-            for lock in self.locks.drain(..) {
-                drop(lock.release(true));
-            }
+            self.locks.drain(..).for_each(RequestLock::release_unused);
         }
     }
 }

@@ -11,17 +11,16 @@ use http_body::Body;
 use tower::{BoxError, Service, ServiceExt, util::Oneshot};
 
 use super::{
+    acquire::{Acquired, LockCall},
     config::LayerConfig,
     future::ResponseFuture,
     handler::{LockedRequest, Pipeline},
-    keys::SortedKeys,
-    request_lock::Held,
     request_locks::RequestLocks,
     response::{HandlerEnd, ResponseBody, ResponseResult, finish_response},
 };
 use crate::{
     body::request_body::RequestBody,
-    key_source::{KeyRejection, KeySource},
+    key_source::{KeySource, RequestKeys},
     rejection::RejectionBody,
 };
 
@@ -79,7 +78,8 @@ where
         let locks = RequestLocks::new(self.config.route.locks.driver(), self.config.params(&head), &head);
         let context = locks.context().clone();
         let handler = run_locked(Arc::clone(&self.config), LockedRequest::new(inner, head, body, locks));
-        ResponseFuture::locking(context, Box::pin(Pipeline::new(handler, finish_response)))
+        let pipeline = Pipeline::new(handler, finish_response);
+        ResponseFuture::locking(context, Box::pin(pipeline))
     }
 }
 
@@ -96,62 +96,61 @@ where
     ResB: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
     async move {
-        let lock = match lock_request(&config, &mut request).await {
-            Ok(lock) => lock,
+        // Ends here: the future would contain a response beside the handler.
+        let is_locked = match acquire_lock(&config, &mut request).await {
+            Ok(is_locked) => is_locked,
             Err(response) => return Err(Ok(response.map(ResponseBody::rejected))),
         };
-        let Some(lock) = lock else {
+        if !is_locked {
             return Err(request.pass_through().await.map(|response| response.map(ResponseBody::pass_through)));
-        };
-        let method = request.head().method.clone();
-        let done = request.run(Some(lock)).await;
-        Ok(HandlerEnd { locks: request.locks, method, done })
+        }
+        let done = request.run().await;
+        Ok((request.locks, done))
     }
 }
 
-/// Acquires the lock of a request. `None` if it has no key. Fails with the response to a request
-/// that is rejected.
-async fn lock_request<S, K: KeySource>(
+/// Acquires the lock of a request. Returns false if it has no key. Fails with the response to a
+/// request that is rejected.
+#[expect(clippy::manual_async_fn, reason = "the future of an `async fn` contains its arguments twice")]
+fn acquire_lock<S, K: KeySource>(
     config: &LayerConfig<K>,
     request: &mut LockedRequest<S>,
-) -> Result<Option<Held>, Response<RejectionBody>> {
-    let LockedRequest { head, body, reservation, locks, .. } = request;
-    let head = head.as_mut().expect("before the call");
-    let context = locks.context();
-    let waits = context.start_waiting();
-    let route = context.known_route();
-    let mut reader = context.body_reader(body, reservation);
-    let keys = match config.key.extract_key(head, &mut reader).await {
-        Ok(Some(keys)) => {
-            config.without_key.count(true, route);
-            keys.into()
+) -> impl Future<Output = Result<bool, Response<RejectionBody>>> {
+    async move {
+        let LockedRequest { head, body, reservation, locks, .. } = request;
+        let head = head.as_mut().expect("before the call");
+        let context = locks.context();
+        let waits = context.start_waiting();
+        let route = context.known_route();
+        let mut reader = context.body_reader(body, reservation);
+        let call = match config.key.extract_key(head, &mut reader).await {
+            Ok(Some(keys)) => {
+                config.without_key.count(true, route);
+                LockCall::new(context, route, keys.into())
+            }
+            Ok(None) => {
+                config.without_key.count(false, route);
+                leave_for_extractors(head, Unlocked::NoKey);
+                return Ok(false);
+            }
+            Err(rejection) => Err(rejection.or_no_route(head)),
+        };
+        let call = call.map_err(|rejection| context.invalid_key(route, rejection))?;
+        // Before the lock: a client that does not send its body blocks no other request.
+        if context.buffers_body(&head.method) {
+            if let Some(rejection) = call.immediate_rejection() {
+                return Err(context.on_reject().respond_to(head, rejection));
+            }
+            reader.read(head).await.map_err(|rejection| context.invalid_key(route, rejection))?;
         }
-        Ok(None) => {
-            config.without_key.count(false, route);
-            leave_for_extractors(head, Unlocked::NoKey);
-            return Ok(None);
-        }
-        Err(rejection) => return Err(rejection.or_no_route(head).into_response(route, context.on_reject())),
-    };
-    let keys = match SortedKeys::new(keys) {
-        Ok(keys) => keys,
-        Err(error) => return Err(KeyRejection::from(error).into_response(route, context.on_reject())),
-    };
-    // Before the lock: a client that does not send its body blocks no other request.
-    if context.buffers_body(&head.method) {
-        if let Some(rejection) = context.immediate_rejection(route, &keys) {
-            return Err(context.on_reject().respond_to(head, rejection));
-        }
-        if let Err(rejection) = reader.read(head).await {
-            return Err(KeyRejection::from(rejection).into_response(route, context.on_reject()));
-        }
+        let acquired = call.acquire(head.extensions.get(), reservation.as_mut()).await;
+        let lock = acquired.and_then(Acquired::into_lock);
+        let lock = lock.map_err(|rejection| context.on_reject().respond_to(head, rejection))?;
+        drop(waits);
+        context.insert_held::<<K::Keys as RequestKeys>::View>(&lock, &mut head.extensions);
+        locks.add(lock);
+        Ok(true)
     }
-    let lock = context.acquire(route, keys, head.extensions.get(), reservation.as_mut()).await;
-    let lock = lock.map_err(|rejection| context.on_reject().respond_to(head, rejection))?;
-    drop(waits);
-    let held = lock.held();
-    locks.add(lock);
-    Ok(Some(held))
 }
 
 /// Leaves a value for the extractors of the handler, which only Axum has.

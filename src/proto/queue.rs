@@ -6,7 +6,7 @@ use super::hold_limits::HoldLimits;
 use crate::{clock::BootInstant, owner::Owner, store::Demand};
 
 /// One request for a key.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct LockRequest<W> {
     /// The receiver of the result.
     pub waiter: W,

@@ -21,15 +21,16 @@ use super::{
 };
 use crate::{
     body::request_body::RequestBody,
-    key_source::{KeyRejection, KeySource, RequestKeys},
-    lock_key::LockKey,
+    key_source::{HeldView, KeyRejection, KeySource},
+    lock::HeldLock,
+    lock_key::{LockKey, several::AllKeys},
     middleware::{
+        acquire::{Acquired, LockCall},
         context::RequestContext,
         future::ResponseFuture,
         handler::LockedRequest,
-        request_lock::Held,
         request_locks::RequestLocks,
-        response::{self, HandlerEnd, ResponseBody},
+        response::{self, ResponseBody},
         service::leave_for_extractors,
     },
     rejection::Rejection,
@@ -130,9 +131,11 @@ where
         };
     let LockedRequest { head, reservation, .. } = &mut request;
     let client = head.as_ref().and_then(|head| head.extensions.get());
-    let lock = match context.claim(route, key.clone(), &idempotency_key.claim(), client, reservation.as_mut()).await {
-        Ok(Ok(lock)) => lock,
-        Ok(Err((record, span))) => {
+    let call = LockCall::claim(&context, key.clone(), idempotency_key.claim());
+    let lock = match call.acquire(client, reservation.as_mut()).await {
+        Ok(Acquired::Held(lock)) => lock,
+        Ok(Acquired::Recorded(record, span)) => {
+            span.recorded();
             let mut answer = replay(&record, &fingerprint);
             // The store has dropped the body. The application may have it.
             if let (Err(Rejection::AnswerNotKept { .. }), Some(find_answer)) = (&answer, &config.find_answer)
@@ -164,7 +167,7 @@ where
         lock.release_unused();
         return Ok(response);
     }
-    let Held::One(held_lock) = lock.held() else { unreachable!("the key is one") };
+    let held_lock = HeldLock::of(lock.views());
     request.locks.add(lock);
     request.locks.set_recorder(AnswerRecorder::new(Arc::clone(&config.answers), fingerprint, scope));
     if let Some(find_answer) = &config.find_answer {
@@ -179,9 +182,9 @@ where
     }
     count(route, request.locks.span(), "first");
     request.head().extensions.insert(Once::new(held_lock, fingerprint, Arc::clone(&config.answers)));
-    let method = request.head().method.clone();
-    let done = request.run(None).await;
-    response::finish_response(HandlerEnd { locks: request.locks, method, done }).await
+    context.insert_into(&mut request.head().extensions);
+    let done = request.run().await;
+    response::finish_response((request.locks, done)).await
 }
 
 /// The key and the fingerprint of a request. `None` if it has no key and needs none, has no scope,
@@ -211,19 +214,19 @@ async fn keyed_request<K: KeySource, S>(
         leave_for_extractors(head, Unrecorded::NoScope);
         return Ok(None);
     };
-    let scope = one_key(scope);
+    let scope = one_key(scope)?;
     let key = idempotency_key.lock_key(&scope);
     // An outer layer with this scope keeps the answer. Its lock is held.
     if head.extensions.get().is_some_and(|outer: &Once| outer.is_running(&key)) {
         return Ok(None);
     }
-    if let Some(rejection) = context.immediate_claim_rejection(context.known_route(), &key, &idempotency_key.claim()) {
+    if let Some(rejection) = LockCall::claim(context, key.clone(), idempotency_key.claim()).immediate_rejection() {
         return Err(rejection.into());
     }
     let values = values.extract_key(head, body).await?;
     let content = body.read(head).await?;
     let fingerprint = match values {
-        Some(values) => Fingerprint::of_values(head, &one_key(values)),
+        Some(values) => Fingerprint::of_values(head, &one_key(values)?),
         // One reader may use the first media type, and another one the last.
         None if head.headers.get_all(CONTENT_TYPE).iter().nth(1).is_some() => {
             return Err(Rejection::duplicate_content_type().into());
@@ -234,11 +237,8 @@ async fn keyed_request<K: KeySource, S>(
 }
 
 /// The key of a source whose type has one, which the constructors of the layer require.
-fn one_key(keys: impl Into<RequestKeys>) -> LockKey {
-    match keys.into() {
-        RequestKeys::One(key) => key,
-        RequestKeys::Several(_) => unreachable!("the scope and the fingerprint have one key"),
-    }
+fn one_key(keys: impl Into<AllKeys>) -> Result<LockKey, KeyRejection> {
+    Ok(keys.into().into_sorted()?.swap_remove(0))
 }
 
 /// The answer in a record, for a request with this fingerprint.

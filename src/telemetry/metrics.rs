@@ -138,17 +138,10 @@ mod enabled {
             Self { route, is_claim, started: Instant::now(), is_recorded: false }
         }
 
-        pub(crate) fn granted(mut self, section: &SectionMetrics) -> GuardMetrics {
+        /// Counts the hold of the call as that of this guard, the first one of its keys.
+        pub(crate) fn granted(mut self, guard: &mut GuardMetrics) {
             self.record("granted");
-            let mut guard = GuardMetrics::of_several(section);
             guard.route = (!self.is_claim).then(|| Arc::clone(&self.route));
-            guard
-        }
-
-        /// Counts several keys as one call, and their hold as that of this guard.
-        pub(crate) fn granted_all(mut self, first: &mut GuardMetrics) {
-            self.record("granted");
-            first.route = Some(Arc::clone(&self.route));
         }
 
         pub(crate) fn rejected(mut self, error: &LockError) {
@@ -186,7 +179,7 @@ mod enabled {
 
     impl GuardMetrics {
         /// A guard that is counted as held, and not as a call.
-        pub(crate) fn of_several(section: &SectionMetrics) -> Self {
+        pub(crate) fn new(section: &SectionMetrics) -> Self {
             if section.guards.fetch_add(1, Ordering::AcqRel) == 0 {
                 isolated(|| gauge!("tower_lock_held").increment(1));
             }
@@ -283,11 +276,7 @@ mod disabled {
             Self(())
         }
 
-        pub(crate) fn granted(self, _: &SectionMetrics) -> GuardMetrics {
-            GuardMetrics(())
-        }
-
-        pub(crate) fn granted_all(self, _: &mut GuardMetrics) {}
+        pub(crate) fn granted(self, _: &mut GuardMetrics) {}
 
         pub(crate) fn rejected(self, _: &LockError) {}
 
@@ -295,7 +284,7 @@ mod disabled {
     }
 
     impl GuardMetrics {
-        pub(crate) fn of_several(_: &SectionMetrics) -> Self {
+        pub(crate) fn new(_: &SectionMetrics) -> Self {
             Self(())
         }
 

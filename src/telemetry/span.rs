@@ -62,32 +62,20 @@ impl CapturedSpan {
 }
 
 impl LockSpan {
-    pub(crate) fn start(route: &Route, key: &LockKey, claim: Option<&Claim<'_>>, shows_key: bool) -> Self {
+    pub(crate) fn start(route: &Route, keys: &[LockKey], claim: Option<&Claim<'_>>, shows_key: bool) -> Self {
         let span = open(route);
         if !span.is_disabled() {
-            if shows_key {
-                span.record("key", key.as_str());
-                if let Some(Claim { idempotency_key }) = claim {
-                    span.record("idempotency_key", idempotency_key);
-                }
-            } else {
-                span.record("key", key.redacted());
+            match keys {
+                [key] if shows_key => span.record("key", key.as_str()),
+                keys => span.record("key", shown(keys, shows_key)),
+            };
+            if keys.len() > 1 {
+                span.record("keys", keys.len());
+            }
+            if let Some(Claim { idempotency_key }) = claim.filter(|_| shows_key) {
+                span.record("idempotency_key", idempotency_key);
             }
         }
-        Self::new(span)
-    }
-
-    /// The span of a request for several keys.
-    pub(crate) fn start_several(route: &Route, keys: &[LockKey], shows_key: bool) -> Self {
-        let span = open(route);
-        span.record("keys", keys.len());
-        if !span.is_disabled() {
-            span.record("key", shown(keys, shows_key));
-        }
-        Self::new(span)
-    }
-
-    fn new(span: Span) -> Self {
         let is_shown = !span.is_disabled() || tracing::enabled!(target: "tower_lock", Level::DEBUG);
         Self { span, is_granted: false, has_result: AtomicBool::new(false), started: is_shown.then(Instant::now) }
     }
@@ -132,16 +120,15 @@ impl LockSpan {
         }
     }
 
-    pub(crate) fn granted(&mut self, depth: impl FnOnce() -> u32, fence: FencingToken) {
+    /// `depth_and_fence` are those of a request for one key.
+    pub(crate) fn granted(&mut self, depth_and_fence: impl FnOnce() -> Option<(u32, FencingToken)>) {
         self.is_granted = true;
         if !self.span.is_disabled() {
-            self.span.record("wait_ms", self.wait_ms()).record("depth", depth()).record("fence", fence.as_u64());
+            self.span.record("wait_ms", self.wait_ms());
+            if let Some((depth, fence)) = depth_and_fence() {
+                self.span.record("depth", depth).record("fence", fence.as_u64());
+            }
         }
-    }
-
-    pub(crate) fn granted_several(&mut self) {
-        self.is_granted = true;
-        self.span.record("wait_ms", self.wait_ms());
     }
 
     /// Which one of several keys was not acquired.

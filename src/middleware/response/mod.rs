@@ -9,7 +9,7 @@ mod shared;
 use std::future::{Future, poll_fn};
 
 use bytes::Bytes;
-use http::{HeaderMap, Method, Response, StatusCode, header};
+use http::{HeaderMap, Response, StatusCode, header};
 use http_body::Body;
 use tokio::time::timeout;
 use tower::BoxError;
@@ -25,20 +25,19 @@ use crate::{error::LockLost, rejection::Rejection};
 /// The response to a request, or the error of the inner service.
 pub(crate) type ResponseResult<B, E> = Result<Response<ResponseBody<B>>, E>;
 
-/// The result of a handler, and the locks that it ran under.
-pub(crate) struct HandlerEnd<B, E> {
-    pub(crate) locks: RequestLocks,
-    pub(crate) method: Method,
-    pub(crate) done: Result<Result<Response<B>, E>, LockLost>,
-}
+/// The result of a handler under its locks.
+pub(crate) type HandlerResult<B, E> = Result<Result<Response<B>, E>, LockLost>;
+
+/// The locks that the handler ran under, and its result.
+pub(crate) type HandlerEnd<B, E> = (RequestLocks, HandlerResult<B, E>);
 
 /// Turns the result of the handler into the response, and releases the locks or moves them to its
 /// body.
-pub(crate) fn finish_response<B, E>(end: HandlerEnd<B, E>) -> impl Future<Output = ResponseResult<B, E>>
+#[expect(clippy::manual_async_fn, reason = "the future of an `async fn` contains its arguments twice")]
+pub(crate) fn finish_response<B, E>((mut locks, done): HandlerEnd<B, E>) -> impl Future<Output = ResponseResult<B, E>>
 where
     B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
-    let HandlerEnd { mut locks, method, done } = end;
     async move {
         if locks.recorder().is_some() {
             // A disconnect before the record is left must not prevent it.
@@ -69,14 +68,14 @@ where
                 return Ok(aborted(locks, why));
             }
         }
-        if locks.context().policy().releases_at_head() || starts_tunnel(&method, head.status) {
+        if locks.context().policy().releases_at_head() || starts_tunnel(locks.is_connect, head.status) {
             locks.set_ending(Ending::ReleasedAtHead);
             return Ok(match locks.release_all().await {
                 Ok(()) => Response::from_parts(head, ResponseBody::pass_through(body)),
                 Err(why) => rejected(&locks, why),
             });
         }
-        if !has_content(&method, head.status) || body.is_end_stream() {
+        if !has_content(locks.is_head, head.status) || body.is_end_stream() {
             let empty = ResponseBody::without_content(&body);
             drop(body);
             locks.set_ending(Ending::Complete(&[]));
@@ -141,13 +140,13 @@ fn rejected<B>(locks: &RequestLocks, rejection: Rejection) -> Response<ResponseB
 }
 
 /// Whether another protocol follows the head, without an end.
-fn starts_tunnel(method: &Method, status: StatusCode) -> bool {
-    status == StatusCode::SWITCHING_PROTOCOLS || (method == Method::CONNECT && status.is_success())
+fn starts_tunnel(is_connect: bool, status: StatusCode) -> bool {
+    status == StatusCode::SWITCHING_PROTOCOLS || (is_connect && status.is_success())
 }
 
 /// Whether the response has content (RFC 9110, section 6.4).
-fn has_content(method: &Method, status: StatusCode) -> bool {
-    method != Method::HEAD && !matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
+fn has_content(is_head: bool, status: StatusCode) -> bool {
+    !is_head && !matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
 }
 
 fn content_length(headers: &HeaderMap) -> Option<u64> {

@@ -14,10 +14,8 @@ use tower::BoxError;
 use crate::{
     body::pace::{Pace, TooSlow},
     error::LockLost,
-    middleware::{
-        request_lock::{AbortSignals, poll_any},
-        request_locks::RequestLocks,
-    },
+    lock::poll_any,
+    middleware::{request_lock::AbortSignals, request_locks::RequestLocks},
     sync::Mutex,
 };
 

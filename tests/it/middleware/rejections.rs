@@ -232,6 +232,6 @@ async fn errors_describe_the_problem_and_keep_their_source() {
     assert_eq!(lost, "the lock was lost: it was revoked, or the store has lost its data");
     store.fault_all(Fault::None);
     let release = locks.lock(("k",)).await.expect("free").release();
-    assert_eq!(format!("{release:?}"), "ReleaseFuture { key: LockKey(k), .. }");
+    assert_eq!(format!("{release:?}"), "ReleaseFuture { outcome: Ok(Released), .. }");
     release.await.expect("the store is up");
 }

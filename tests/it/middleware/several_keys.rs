@@ -121,16 +121,19 @@ async fn view_of_one_lock_names_the_view_of_several() {
         .route("/unlocked", post(show).route_layer(layer()))
         .route("/bare", post(show));
     let two = r#"{"accounts": [1, 2]}"#;
-    for path in ["/one", "/maybe", "/outer"] {
-        let response = post_json(&app, path, two).await;
-        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
-        assert!(text(response).await.contains("Use `HeldLocks`"), "{path}");
+    // The view depends on the key function, and not on the number of its keys.
+    let single = r#"{"accounts": [1]}"#;
+    for (path, body) in [("/one", two), ("/maybe", two), ("/outer", two), ("/one", single), ("/outer", single)] {
+        let response = post_json(&app, path, body).await;
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR, "{path}: {body}");
+        assert!(text(response).await.contains("Use `HeldLocks`"), "{path}: {body}");
     }
     for (path, body, answer) in [
         ("/inner", two, "one 2"),
         ("/all-of-one", two, "one true"),
         ("/none", r#"{"accounts": [0]}"#, "false"),
         ("/unlocked", two, "account:1 true, account:2 true"),
+        ("/unlocked", single, "account:1 true"),
     ] {
         assert_eq!(text(post_json(&app, path, body).await).await, answer, "{path}");
     }

@@ -1,0 +1,179 @@
+//! Acquires the locks of a request, or says at once that it would be rejected.
+
+use std::{future::Future, sync::Arc};
+
+use http::StatusCode;
+use smallvec::smallvec;
+
+use super::{client::ClientConnection, config::LayerParams, context::RequestContext, request_lock::RequestLock};
+use crate::{
+    body::budget::Reservation,
+    error::LockError,
+    key_source::KeyRejection,
+    lock::{LockParams, NotGranted, acquire},
+    lock_key::{
+        LockKey,
+        several::{AllKeys, SortedKeys},
+    },
+    policy::LockPolicy,
+    proto::LockRequest,
+    rejection::{Rejection, retry_after::HoldEstimate},
+    store::{Demand, Record},
+    telemetry::{
+        metrics::AcquireMetrics,
+        route::Route,
+        span::{Claim, LockSpan},
+    },
+};
+
+/// A request for the lock of one key, or of several together.
+pub(crate) struct LockCall<'a> {
+    context: &'a RequestContext,
+    route: &'a Route,
+    keys: SortedKeys,
+    /// By a layer whose record answers the request. Another request with the key is in flight if
+    /// the key is busy.
+    claim: Option<Claim<'a>>,
+}
+
+/// The result of a call that is not rejected.
+pub(crate) enum Acquired {
+    Held(RequestLock),
+    /// The answer to a claim, and the span of its request.
+    Recorded(Arc<Record>, LockSpan),
+}
+
+impl<'a> LockCall<'a> {
+    pub(crate) fn new(context: &'a RequestContext, route: &'a Route, keys: AllKeys) -> Result<Self, KeyRejection> {
+        Ok(Self { context, route, keys: keys.into_sorted()?, claim: None })
+    }
+
+    pub(crate) fn claim(context: &'a RequestContext, key: LockKey, claim: Claim<'a>) -> Self {
+        Self { context, route: context.known_route(), keys: smallvec![key], claim: Some(claim) }
+    }
+
+    fn policy(&self) -> &'a LockPolicy {
+        let LayerParams { policy, handler_policy, .. } = self.context.params();
+        if self.claim.is_some() { policy } else { handler_policy }
+    }
+
+    fn start_span(&self) -> LockSpan {
+        LockSpan::start(self.route, &self.keys, self.claim.as_ref(), self.policy().shows_key())
+    }
+
+    /// The rejection of a request that does not wait and would be rejected anyway: its body need
+    /// not be sent.
+    pub(crate) fn immediate_rejection(&self) -> Option<Rejection> {
+        let Self { context, route, keys, claim } = self;
+        if !context.wait(self.policy()).is_zero() {
+            return None;
+        }
+        let owner = context.owner();
+        let metrics = || AcquireMetrics::start(route.label().as_ref(), claim.is_some());
+        let error = |key: &LockKey| context.driver().rejection_without_wait(key, &owner, metrics);
+        let (at, error) = keys.iter().enumerate().find_map(|(at, key)| Some((at, error(key)?)))?;
+        context.set_wait_applied();
+        Some(self.rejected(&self.start_span(), at, error))
+    }
+
+    /// Acquires the lock if the client is still connected. `body` is the reservation of the
+    /// complete body of the request while it waits.
+    #[expect(clippy::manual_async_fn, reason = "the future of an `async fn` contains its arguments twice")]
+    pub(crate) fn acquire(
+        &self,
+        client: Option<&ClientConnection>,
+        body: Option<&mut Reservation>,
+    ) -> impl Future<Output = Result<Acquired, Rejection>> {
+        async move {
+            self.reserve_for_waiting(body)?;
+            let mut span = self.start_span();
+            self.context.set_wait_applied();
+            let acquired = acquire(self.context.driver(), &self.keys, || self.params()).await;
+            let guards = match acquired {
+                Ok(guards) => guards,
+                Err((_, NotGranted::Recorded(record))) => return Ok(Acquired::Recorded(record, span)),
+                Err((at, NotGranted::Rejected(error))) => return Err(self.rejected(&span, at, error)),
+            };
+            span.granted(|| guards.single().map(|guard| (guard.hold_count(), guard.fencing_token())));
+            let lock = RequestLock::new(guards, span, Arc::clone(&self.context.params().hold_estimate), self.policy());
+            // The server may not have noticed the disconnect.
+            if client.is_some_and(ClientConnection::is_closed) {
+                lock.cancel();
+                return Err(Rejection::Disconnected);
+            }
+            Ok(Acquired::Held(lock))
+        }
+    }
+
+    fn params(&self) -> LockParams {
+        let policy = self.policy();
+        let demand = Demand { unless_recorded: self.claim.is_some() };
+        let request = LockRequest {
+            waiter: (),
+            wait: self.context.wait(policy),
+            owner: Some(self.context.owner()),
+            parent: None,
+            limits: policy.request_hold_limits(),
+            demand,
+        };
+        let metrics = AcquireMetrics::start(self.route.label().as_ref(), self.claim.is_some());
+        LockParams { request, metrics: Some(metrics) }
+    }
+
+    /// The rejection because of the key at this position.
+    fn rejected(&self, span: &LockSpan, at: usize, error: LockError) -> Rejection {
+        let policy = self.policy();
+        if self.keys.len() > 1 {
+            span.not_acquired(&self.keys[at], policy.shows_key());
+        }
+        span.rejected(&error);
+        let rejection =
+            Rejection::from_lock_error(error, &self.context.params().hold_estimate, policy.timeout_status());
+        if self.claim.is_some() { rejection.into_in_flight() } else { rejection }
+    }
+
+    /// Ensures that the waiters of one key do not use the whole body budget.
+    fn reserve_for_waiting(&self, body: Option<&mut Reservation>) -> Result<(), Rejection> {
+        let Some(body) = body else { return Ok(()) };
+        let key = self.most_wanted();
+        let Err(why) = body.wait_for(key) else { return Ok(()) };
+        // The holder of the key re-enters: rejected, it would give way to its own waiters.
+        if self.context.driver().hold_count(key, &self.context.owner()) > 0 {
+            return Ok(());
+        }
+        // A request that does not wait is rejected for its lock, not for its body.
+        Err(self.immediate_rejection().unwrap_or_else(|| {
+            let rejection = Rejection::from(why);
+            LockSpan::rejected_before_lock(self.route, "body_buffer_full", rejection.status(), None);
+            rejection
+        }))
+    }
+
+    /// The key for which the request most likely waits.
+    fn most_wanted(&self) -> &LockKey {
+        match &*self.keys {
+            [key] => key,
+            // The first one of those with the same demand.
+            keys => {
+                let owner = self.context.owner();
+                let demand = |key: &&LockKey| self.context.driver().demand_for(key, &owner);
+                keys.iter().rev().max_by_key(demand).expect("at least one key")
+            }
+        }
+    }
+}
+
+impl Acquired {
+    /// The lock of a request that is no claim: a store that replies with a record all the same
+    /// violates its contract.
+    pub(crate) fn into_lock(self) -> Result<RequestLock, Rejection> {
+        match self {
+            Self::Held(lock) => Ok(lock),
+            Self::Recorded(record, span) => {
+                let error = NotGranted::Recorded(record).into_error();
+                span.rejected(&error);
+                Err(Rejection::from_lock_error(error, &HoldEstimate::default(), StatusCode::CONFLICT))
+            }
+        }
+    }
+}
