@@ -17,8 +17,8 @@ use crate::{
     policy::LockPolicy,
     process, proto,
     store::{
-        self, ConnectError, ForceReleaseReply, ForceReleaseRequest, KeyStatus, LockStore, NamedStore, StoreError,
-        StoreErrorKind, StoreFuture,
+        self, ConnectError, ForceReleaseReply, ForceReleaseRequest, KeyStatus, ListReply, ListRequest, LockStore,
+        NamedStore, StoreError, StoreErrorKind, StoreFuture,
     },
     sync::Mutex,
     telemetry::{metrics, notice, report::Report},
@@ -211,6 +211,39 @@ impl LockManager {
     /// Fails if the store does not reply within its [call timeout](LockStore::call_timeout).
     pub async fn inspect(&self, key: impl Into<LockKey>) -> Result<LockStatus, StoreError> {
         self.driver().inspect(key.into()).await
+    }
+
+    /// Returns one page of the keys that are held, blocked or waited for, with their states. Changes
+    /// nothing.
+    ///
+    /// Ask for the next page with [`ListRequest::after`] and the `next` of this one. A key that is
+    /// held from the first page to the last one is listed at least once, and may be listed twice.
+    ///
+    /// ```
+    /// # use tower_lock::{LockManager, MemoryStore, store::{ListRequest, StoreError}};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), StoreError> {
+    /// # let locks = LockManager::new(MemoryStore::new());
+    /// let mut request = ListRequest::new(100).contended_only(true);
+    /// loop {
+    ///     let page = locks.list(request).await?;
+    ///     for entry in &page.entries {
+    ///         println!("{}: {} wait", entry.key, entry.status.waiting);
+    ///     }
+    ///     let Some(next) = page.next else { break };
+    ///     request = ListRequest::new(100).contended_only(true).after(next);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store does not reply within its [call timeout](LockStore::call_timeout), or with
+    /// [`StoreErrorKind::Unsupported`](crate::store::StoreErrorKind::Unsupported) if the page before
+    /// is that of another store.
+    pub async fn list(&self, request: ListRequest) -> Result<ListReply, StoreError> {
+        self.driver().within("list", |store| store.list(request)).await
     }
 
     /// Revokes the lock from its holder.

@@ -11,9 +11,9 @@ use tokio::{
     time::{Instant, sleep},
 };
 use tower_lock::{
-    LockError, LockLayer, LockLost, LockManager, Owner, Rejection,
+    LockError, LockKey, LockLayer, LockLost, LockManager, Owner, Rejection,
     lock::ReleaseOutcome,
-    store::{ForceReleaseReply, StoreErrorKind},
+    store::{ForceReleaseReply, ListRequest, StoreErrorKind},
     test_util::{Fault, StoreOp, TestStore},
 };
 use tower_lock_testkit::{
@@ -52,6 +52,38 @@ async fn inspect_reports_holder_lease_and_waiters() {
     let asked = Instant::now();
     assert_eq!(two.inspect(key()).await.expect_err("silent").operation(), "inspect");
     assert_eq!(asked.elapsed(), Duration::from_millis(500));
+}
+
+#[tokio::test(start_paused = true)]
+async fn listing_has_pages_of_keys_with_their_states() {
+    let store = TestStore::new();
+    let (one, two) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
+    let held = one.lock_all((0..5).map(|number| ("n", number))).await.expect("free");
+    let waiter = tokio::spawn(two.lock(("n", 3)).into_future());
+    settle().await;
+    let list = async |limit, contended_only| {
+        let (mut entries, mut pages, mut next) = (Vec::new(), 0, None);
+        loop {
+            let request = ListRequest::new(limit).contended_only(contended_only);
+            let page = two.list(next.into_iter().fold(request, ListRequest::after)).await.expect("up");
+            entries.extend(page.entries.into_iter().map(|entry| (entry.key, entry.status.waiting)));
+            pages += 1;
+            next = page.next;
+            if next.is_none() {
+                entries.sort_unstable();
+                return (entries, pages);
+            }
+        }
+    };
+    let all: Vec<_> = (0..5).map(|number| (LockKey::from(("n", number)), usize::from(number == 3))).collect();
+    assert_eq!(list(100, false).await, (all.clone(), 1));
+    let (listed, pages) = list(2, false).await;
+    assert!(listed == all && pages > 2, "{pages} pages: {listed:?}");
+    assert_eq!(list(100, true).await.0, [all[3].clone()]);
+    store.fault_all(Fault::Hang);
+    assert_eq!(two.list(ListRequest::new(1)).await.expect_err("silent").operation(), "list");
+    waiter.abort();
+    drop(held);
 }
 
 #[test]
