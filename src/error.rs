@@ -1,3 +1,5 @@
+//! The errors of acquiring a lock, and of holding it.
+
 use std::{fmt, time::Duration};
 
 use thiserror::Error;

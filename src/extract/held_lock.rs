@@ -1,3 +1,5 @@
+//! The locks of the layers as arguments of a handler.
+
 use std::{convert::Infallible, fmt};
 
 use axum::{

@@ -1,3 +1,5 @@
+//! An extractor that acquires the lock of the value that it has extracted.
+
 use std::ops::Deref;
 
 use axum::{

@@ -1,3 +1,5 @@
+//! The answer of a request, in the transaction of its handler, as an argument.
+
 use std::fmt;
 
 use axum::{

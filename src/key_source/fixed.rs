@@ -1,3 +1,5 @@
+//! One key for all requests of a layer.
+
 use std::future::{Future, ready};
 
 use http::request::Parts;

@@ -1,3 +1,5 @@
+//! One call of `lock` or `try_lock`, from its settings to its guard.
+
 use std::{
     fmt,
     future::{Future, IntoFuture},

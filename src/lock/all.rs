@@ -1,3 +1,5 @@
+//! One call for the locks of several keys.
+
 use std::{
     future::{Future, IntoFuture},
     pin::Pin,

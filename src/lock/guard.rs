@@ -1,3 +1,5 @@
+//! A held lock: its guard, and its release.
+
 use std::{
     fmt,
     future::Future,

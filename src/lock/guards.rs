@@ -1,3 +1,5 @@
+//! The guards of one lock or of several, which are released together.
+
 use std::{fmt, future::Future, mem, time::Duration};
 
 use smallvec::{SmallVec, smallvec};

@@ -1,3 +1,5 @@
+//! A held lock, as the code under it sees it: its remaining time and its loss.
+
 use std::{
     fmt,
     future::{Future, poll_fn},

@@ -1,3 +1,5 @@
+//! Several held locks, as the code under them sees them.
+
 use std::{
     fmt,
     future::{Future, poll_fn},

@@ -1,3 +1,5 @@
+//! Work that one process of a fleet does at a time.
+
 use std::{
     future::{Future, poll_fn},
     pin::{Pin, pin},

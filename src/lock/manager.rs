@@ -1,3 +1,5 @@
+//! The manager of the locks in one store.
+
 use std::{
     error::Error as _,
     fmt,

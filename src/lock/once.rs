@@ -1,3 +1,5 @@
+//! Work that runs once for its key.
+
 use std::{convert::Infallible, time::Duration};
 
 use super::{HeldLock, LockBuilder, LockManager, LockStatus, driver_data::NotGranted};

@@ -1,3 +1,5 @@
+//! The response of a locked service, and its handler after a disconnect.
+
 use std::{
     fmt,
     future::Future,

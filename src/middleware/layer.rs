@@ -1,3 +1,5 @@
+//! The layer that locks requests, and its settings.
+
 use std::{fmt, sync::Arc};
 
 use bytes::Bytes;

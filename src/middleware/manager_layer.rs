@@ -1,3 +1,5 @@
+//! The layer that a whole router needs: settings, and locks of extractors.
+
 use std::{
     pin::pin,
     sync::Arc,

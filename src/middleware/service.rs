@@ -1,3 +1,5 @@
+//! A request at a lock layer: key, body, lock, inner service, response.
+
 use std::{
     fmt,
     future::Future,

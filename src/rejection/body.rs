@@ -1,3 +1,5 @@
+//! The body of a rejection as a type, for clients in Rust.
+
 use std::{
     fmt,
     pin::Pin,

@@ -1,3 +1,5 @@
+//! Why a field of a request gives no key.
+
 use std::fmt;
 
 use http::StatusCode;

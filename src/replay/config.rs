@@ -1,3 +1,5 @@
+//! The configuration of a layer that keeps answers.
+
 use std::{future::Future, pin::Pin, sync::Arc};
 
 use bytes::Bytes;

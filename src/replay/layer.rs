@@ -1,3 +1,5 @@
+//! The layer that keeps answers, and its settings.
+
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
 use bytes::Bytes;

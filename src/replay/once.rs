@@ -1,3 +1,5 @@
+//! The answer of a request, in the transaction of its handler.
+
 use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;

@@ -1,3 +1,5 @@
+//! A request at a layer that keeps answers: key, body, fingerprint, claim, answer.
+
 use std::{
     fmt,
     pin::pin,

@@ -1,6 +1,7 @@
 //! Stores of locks: the trait [`LockStore`] and its implementations.
 //!
-//! `LockStore` is **unstable**: support for replicas and clusters may add methods.
+//! `LockStore` is **unstable**: locks that several holders share, and leases of a process, may add
+//! methods.
 
 use std::{fmt, sync::Arc, time::Duration};
 

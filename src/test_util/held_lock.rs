@@ -1,3 +1,5 @@
+//! Held locks for the unit tests of handlers.
+
 use std::sync::Arc;
 
 use crate::{FencingToken, HeldLock, LockKey, LockManager, MemoryStore, proto::section::Section};
