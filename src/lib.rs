@@ -8,8 +8,8 @@
 //! # High-level features
 //!
 //! - Keys are derived from extractors, from named fields of the request, or from extracted values.
-//! - Locks are kept in memory, or in a Redis (one server, Sentinel, Cluster, Redlock) or a PostgreSQL
-//!   that all instances share.
+//! - Locks are kept in memory, or in a Redis (one server, Sentinel, Cluster, Redlock) or a
+//!   PostgreSQL that all instances share.
 //! - A lock is renewed while its handler runs. A handler that loses its lock is aborted.
 //! - Each section of a key has a larger [`FencingToken`], so that a database can reject a stale
 //!   writer.
@@ -251,7 +251,7 @@ pub mod guide {
     //! - [Redis in production](redis_in_production): sizing, permissions, failures, a runbook
     //! - [PostgreSQL in production](postgres_in_production): rights, poolers, failures, a runbook
     //! - [Locks and transactions](locks_and_transactions): the check of a lock in a transaction
-    //! - [Topologies](topologies): one Redis, Sentinel, Cluster, Redlock, PostgreSQL; what a failover costs
+    //! - [Topologies](topologies): one Redis, Sentinel, Cluster, Redlock, PostgreSQL; failovers
     //! - [Recipes](recipes): a nightly job, sessions, server-sent events, gRPC, an outbox
 
     #[cfg_attr(not(doctest), doc = include_str!("links.md"))]

@@ -215,8 +215,8 @@ impl LockManager {
         self.driver().inspect(key.into()).await
     }
 
-    /// Returns one page of the keys that are held, blocked or waited for, with their states. Changes
-    /// nothing.
+    /// Returns one page of the keys that are held, blocked or waited for, with their states.
+    /// Changes nothing.
     ///
     /// Ask for the next page with [`ListRequest::after`] and the `next` of this one. A key that is
     /// held from the first page to the last one is listed at least once, and may be listed twice.
@@ -241,9 +241,9 @@ impl LockManager {
     ///
     /// # Errors
     ///
-    /// Fails if the store does not reply within its [call timeout](LockStore::call_timeout), or with
-    /// [`StoreErrorKind::Unsupported`](crate::store::StoreErrorKind::Unsupported) if the page before
-    /// is that of another store.
+    /// Fails if the store does not reply within its [call timeout](LockStore::call_timeout), or
+    /// with [`StoreErrorKind::Unsupported`](crate::store::StoreErrorKind::Unsupported) if the page
+    /// before is that of another store.
     pub async fn list(&self, request: ListRequest) -> Result<ListReply, StoreError> {
         self.driver().within("list", |store| store.list(request)).await
     }

@@ -108,8 +108,8 @@ impl RedisStoreBuilder {
     /// | `redis+sentinel://user:password@s1:26379,s2:26379,s3:26379/mymaster/database` | the master that these sentinels name, which the store follows when it moves |
     /// | `redis+cluster://user:password@a:6379,b:6379,c:6379` | the Redis Cluster of these nodes, which name the others |
     ///
-    /// `rediss` in place of `redis` means TLS (feature `redis-tls`), also to the sentinels. User and
-    /// password are those of the servers. Name at least three sentinels, and as many nodes of a
+    /// `rediss` in place of `redis` means TLS (feature `redis-tls`), also to the sentinels. User
+    /// and password are those of the servers. Name at least three sentinels, and as many nodes of a
     /// Cluster as are seldom down together.
     ///
     /// The sentinels are asked together, and the newest configuration among their replies counts. A

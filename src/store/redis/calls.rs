@@ -1,8 +1,8 @@
-//! Scripts on their way to a server, and their replies on the way back.
+//! Sends scripts to the server of their keys, and reads the replies.
 //!
-//! Requests that share a call become one script, on a Cluster one for each slot. The scripts for one
-//! server are sent together. A node of a Cluster that does not have a slot says which one has it,
-//! and has executed nothing: that script is sent there, within its deadline and its validity.
+//! Requests that share a call become one script, on a Cluster one for each slot. The scripts for
+//! one server are sent together. A node of a Cluster that does not have a slot says which one has
+//! it, and has executed nothing: that script is sent there, within its deadline and its validity.
 
 use std::sync::Arc;
 

@@ -176,8 +176,8 @@ impl Call for Together<ReleaseRequest> {
 }
 
 impl Shared {
-    /// Sends requests in one script, on a Cluster in one for each slot. The replies are in the order
-    /// of the requests.
+    /// Sends requests in one script, on a Cluster in one for each slot. The replies are in the
+    /// order of the requests.
     async fn send_shared<R, T>(self: &Arc<Self>, requests: Vec<R>, called: BootInstant) -> Vec<Result<T, StoreError>>
     where
         R: Shareable + Clone + Send + Sync + 'static,
@@ -223,8 +223,8 @@ impl Shared {
 // === renew ===
 
 /// Extends the leases: in one script for all keys of a server, on a Cluster in one for each key,
-/// because a key whose slot moves is renewed where it is. A master that is down delays no renewal at
-/// the others.
+/// because a key whose slot moves is renewed where it is. A master that is down delays no renewal
+/// at the others.
 pub(super) async fn renew(
     servers: &Servers<Shared>,
     requests: Vec<RenewRequest>,

@@ -40,7 +40,7 @@ fn benchmarks_have_no_features_of_tests() {
 /// Each folder of `src/` and each path on the page exist, and each file says in its first line what
 /// it is for.
 #[test]
-fn architecture_page_has_each_folder_and_files_say_their_purpose() {
+fn architecture_page_has_each_folder_and_files_a_purpose() {
     let page = read("docs/architecture.md");
     let tree = section(&page, "## The tree", "\n## ");
     let is_source = |path: &Path| path.extension().is_some_and(|end| end == "rs" || end == "lua" || end == "sql");

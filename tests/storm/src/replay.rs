@@ -518,7 +518,8 @@ impl ReplayOutcome {
             self.ran_again()
         );
         assert_eq!(self.killed.len(), storm.crashes, "{:?}", self.killed);
-        // Their number depends on how many requests share a call, and so on the speed of the machine.
+        // Their number depends on how many requests share a call, and so on the speed of the
+        // machine.
         assert!(self.faults > 0);
         assert!(replayed > self.clients.len() / 2, "{replayed} replayed");
         // A process that is killed after a commit leaves no record of it.

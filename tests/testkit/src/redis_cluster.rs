@@ -358,8 +358,8 @@ impl RedisCluster {
         for node in &all {
             self.ok(*node, &["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &self.nodes[to].id]).await;
         }
-        // The new master has taken the next epoch. If another one took the same, the slot would have
-        // two masters until one of them gives way.
+        // The new master has taken the next epoch. If another one took the same, the slot would
+        // have two masters until one of them gives way.
         until("all nodes know the epoch of the move", async || {
             let mut epochs = BTreeSet::new();
             for node in &all {

@@ -87,8 +87,9 @@ impl Group {
         Instant::now() + self.timeouts.call / Self::LIMITS_PER_CALL
     }
 
-    /// Asks all servers at once, and waits until each key is decided, or the limit. A server that was slow before is not waited for. Calls that have no
-    /// reply then go on in a task: they were sent, and show whether their connections work.
+    /// Asks all servers at once, and waits until each key is decided, or the limit. A server that
+    /// was slow before is not waited for. Calls that have no reply then go on in a task: they were
+    /// sent, and show whether their connections work.
     pub(super) async fn ask<T, F>(
         &self,
         keys: usize,

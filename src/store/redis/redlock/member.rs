@@ -52,8 +52,8 @@ impl Members {
         }
     }
 
-    /// Notes that the server with this index has this id. One server with two indexes would have two
-    /// votes.
+    /// Notes that the server with this index has this id. One server with two indexes would have
+    /// two votes.
     fn admit(&self, index: usize, run_id: &str) -> Result<(), RedisConnectError> {
         let mut run_ids = self.run_ids.lock();
         let other = run_ids.iter().position(|known| known.as_deref() == Some(run_id)).filter(|other| *other != index);

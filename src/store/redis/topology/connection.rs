@@ -264,10 +264,10 @@ async fn send(
 ) -> RedisResult<(Vec<RedisResult<Value>>, RedisResult<Vec<Value>>)> {
     let mut replies: Vec<RedisResult<Value>> = Vec::new();
     let mut wait = Ok(Vec::new());
-    // By their hashes; by its text if the server does not know one. Not by `SCRIPT LOAD`: the script
-    // cache may be flushed before the script runs. The text is sent once, because the later calls
-    // follow the one that loads it. If that one is redirected meanwhile, it loads nothing, and each
-    // of the others is sent with the text.
+    // By their hashes; by its text if the server does not know one. Not by `SCRIPT LOAD`: the
+    // script cache may be flushed before the script runs. The text is sent once, because the later
+    // calls follow the one that loads it. If that one is redirected meanwhile, it loads nothing,
+    // and each of the others is sent with the text.
     for attempt in 0..3 {
         let is_open = |at: &usize| replies.get(*at).is_none_or(|reply| reply.as_ref().is_err_and(is_unknown_script));
         let open: Vec<_> = (0..scripts.len()).filter(is_open).collect();

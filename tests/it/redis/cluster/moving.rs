@@ -1,7 +1,7 @@
 //! Slots that move from one master to another, or stop half-way.
 //!
-//! A script declares its keys, so that a master refuses it whole while one of them is elsewhere. Only
-//! a renewal, which has one key, is executed where that key is.
+//! A script declares its keys, so that a master refuses it whole while one of them is elsewhere.
+//! Only a renewal, which has one key, is executed where that key is.
 
 use std::{sync::Arc, time::Duration};
 
@@ -134,9 +134,7 @@ fn waits<T: std::fmt::Debug>(reply: Result<T, StoreError>) {
     assert_eq!(error.kind(), StoreErrorKind::Failover, "{error:?}");
 }
 
-/// Guarantee: G1.
-/// Guarantee: G11.
-/// Guarantee: G18.
+/// Guarantee: G1, G3, G8, G11, G18.
 #[tokio::test]
 async fn half_moved_keys_are_refused_whole_but_renewed() {
     let Some(m) = Move::new().await else { return };
@@ -199,8 +197,7 @@ async fn release_in_a_slot_that_moves_frees_the_key_or_waits() {
 }
 
 /// The lock-delay of an aborted handler, and that of an operator.
-/// Guarantee: G3.
-/// Guarantee: G8.
+/// Guarantee: G3, G8.
 #[tokio::test]
 async fn lock_that_is_ended_in_a_slot_that_moves_is_blocked() {
     let Some(m) = Move::new().await else { return };

@@ -1,7 +1,7 @@
 -- acquire: grants keys, or enqueues. A repeated call finds the grants or the queue entries of the
 -- first one (I8). No key occurs twice: two requests would both find it free.
 --
--- KEYS   n locks; their queues; the record of a single lock, if it stands in place of a grant; fence
+-- KEYS   n locks; their queues; the record of a single lock, if a record stands for a grant; fence
 --        of a raw key: its reservation, which raw.lua removes
 -- ARGV   of a raw key: those that raw.lua removes
 --        1 prefix of the channels of processes; 2 time at which the call expires, in microseconds

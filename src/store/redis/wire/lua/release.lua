@@ -4,7 +4,7 @@
 -- A blocked key has another field, so that no delayed copy of a renewal, an acquire or a release
 -- matches it (I10).
 --
--- KEYS   n locks; their queues; the record that the holder of a single lock leaves, if it does; fence
+-- KEYS   n locks; their queues; the record of a single lock, if its holder leaves one; fence
 --        of a raw key: its reservation, which raw.lua removes
 -- ARGV   of a raw key: those that raw.lua removes
 --        1 prefix of the channels of processes; 2 lease of an offer, ms
@@ -56,8 +56,8 @@ end
 local all_freed, pcall_redis = true, redis.pcall
 for i = 1, n do
   local has_block = ARGV[2 * i + 2] ~= '0'
-  -- Before HDEL: a lock that was deleted cannot be made again while its slot moves. PEXPIRE is first,
-  -- because Redis accepts it when it is out of memory, too.
+  -- Before HDEL: a lock that was deleted cannot be made again while its slot moves. PEXPIRE is
+  -- first, because Redis accepts it when it is out of memory, too.
   if has_block and pcall_redis('HEXISTS', KEYS[i], ARGV[2 * i + 1]) == 1 then
     redis.call('PEXPIRE', KEYS[i], ARGV[2 * i + 2])
     redis.call('HSET', KEYS[i], ARGV[2 * i + 1] .. ':end', 1)
