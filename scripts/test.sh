@@ -2,23 +2,23 @@
 # Runs all tests, and installs their requirements.
 #
 #   scripts/test.sh           the format, and all tests, with all features
-#   scripts/test.sh --checks  lints, docs, the library with each feature alone, its unit tests
-#                             without features; none of the tests above
+#   scripts/test.sh --checks  lints, docs, licences, bans and sources of all dependencies, the
+#                             library with each feature alone, its unit tests without features;
+#                             none of the tests above
 #   scripts/test.sh --busy    the tests beside four busy loops, to find those that depend on timing
 #   scripts/test.sh --servers the tests on Redis, also with Redis 8, Valkey 8 and Valkey 9 in its
 #                             place, and those on PostgreSQL with PostgreSQL 18; it downloads
 #                             them (Linux on x86-64); none of the other tests
-#   scripts/test.sh --long    all of these and slower checks: licences, bans, sources of all
-#                             dependencies, their lowest versions, types of other crates in the
-#                             public API, each pair of features, the package as users build it,
-#                             broken locks that a storm must detect, messages of the compiler,
-#                             repeated storms, Redisson beside this crate, 110,000 simulations,
-#                             schedules of threads, benchmarks
+#   scripts/test.sh --long    all of these and slower checks: the lowest versions of dependencies,
+#                             types of other crates in the public API, each pair of features, the
+#                             package as users build it, broken locks that a storm must detect,
+#                             messages of the compiler, repeated storms, Redisson beside this
+#                             crate, 110,000 simulations, schedules of threads, benchmarks
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 busy= long= checks= servers=
-usage() { sed -n '2,17s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+usage() { sed -n '2,16s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 loops=()
 for argument in "$@"; do
     case $argument in
@@ -177,7 +177,9 @@ lints_and_docs() {
     if have clippy; then step clippy cargo clippy --workspace --all-features --all-targets -- -D warnings; fi
     step docs env RUSTDOCFLAGS='-D warnings' cargo doc --quiet --workspace --all-features --no-deps
 }
+dependencies() { cargo deny --log-level error check bans licenses sources; }
 if [ "$checks" ]; then
+    if have deny; then step dependencies dependencies; else skipped+=('licences and bans of dependencies:  cargo install --locked cargo-deny'); fi
     lints_and_docs
     step 'each feature' each_feature
     step 'unit tests without features' unit_tests_without_features
@@ -322,10 +324,6 @@ external_types() {
         || cargo install --quiet --locked cargo-check-external-types --version 0.5.0
     RUSTDOC=$PWD/scripts/rustdoc.sh cargo check-external-types --all-features
 }
-dependencies() {
-    have deny || cargo install --quiet --locked cargo-deny
-    cargo deny --log-level error check bans licenses sources
-}
 feature_pairs() {
     have hack || cargo install --quiet --locked cargo-hack
     RUSTFLAGS="${RUSTFLAGS:-} -D warnings" cargo hack --quiet check --quiet -p tower-lock --lib --feature-powerset --depth 2 \
@@ -370,6 +368,7 @@ schedules() {
 }
 
 if [ "$long" ]; then
+    have deny || cargo install --quiet --locked cargo-deny
     step dependencies dependencies
     if rustc --version | grep -q '^rustc 1\.95\.'; then
         step 'types of other crates' external_types

@@ -30,7 +30,7 @@ const CALLERS: usize = 3;
 fn open(wire: &Wire) -> (Socket, impl Future<Output = ()> + Send + 'static) {
     let (state, reader) = Socket::parts(Box::new(wire.clone()), None);
     let task = Handle::current().spawn(async {}).abort_handle();
-    (Socket { state, _reader: Arc::new(ReaderTask(task)) }, reader)
+    (Socket { state, reader: Arc::new(ReaderTask(task)) }, reader)
 }
 
 fn text(caller: usize) -> String {
