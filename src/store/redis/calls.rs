@@ -104,9 +104,9 @@ async fn finish<C: Call>(
         match reply {
             Ok((value, replicated)) => {
                 at.check_fence(&value, call.key());
-                match C::PURPOSE.connection(&at.server).checked(call.reply(&at, &value, replicated)).transpose() {
-                    Some(reply) => return (at, reply),
-                    None => {}
+                let reply = C::PURPOSE.connection(&at.server).checked(call.reply(&at, &value, replicated));
+                if let Some(reply) = reply.transpose() {
+                    return (at, reply);
                 }
             }
             Err(error) => match at.next_node(call, error, tries_left).await {

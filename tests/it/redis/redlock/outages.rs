@@ -140,10 +140,19 @@ async fn grant_that_comes_after_the_release_does_not_stay() {
     let locks = LockManager::builder(servers.store().await).lease(LONGEST).build();
     locks.lock(key()).await.expect("free").release().await.expect("held");
     servers.wait_until_clean().await;
-    servers.proxies[2].all().hold(Direction::Up);
+    // The connection of the votes. A release on another one would be executed before them.
+    let asked = std::sync::Arc::new(std::sync::Mutex::new(None));
+    let seen = std::sync::Arc::clone(&asked);
+    servers.proxies[2].observe(move |request| {
+        seen.lock().expect("not poisoned").get_or_insert(request.connection);
+    });
+    locks.lock(key()).await.expect("free").release().await.expect("held");
+    servers.wait_until_clean().await;
+    let votes = asked.lock().expect("not poisoned").expect("a vote is first");
+    servers.proxies[2].connection(votes).hold(Direction::Up);
     let before = scripts(&servers.redis[2]).await;
     locks.lock(key()).await.expect("two servers are enough").release().await.expect("held");
-    servers.proxies[2].all().heal();
+    servers.proxies[2].connection(votes).heal();
     until("all were executed", async || scripts(&servers.redis[2]).await >= before + 3).await;
     servers.wait_until_clean().await;
 }
