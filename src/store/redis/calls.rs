@@ -74,8 +74,8 @@ pub(super) async fn send_one<C: Call>(shared: &Arc<Shared>, call: C) -> Outcome<
 
 /// Sends scripts together. The outcomes are in their order.
 pub(super) async fn send<C: Call>(shared: &Arc<Shared>, calls: &[C]) -> Vec<Outcome<C::Reply>> {
-    let deadline = shared.server.timeouts.call_deadline();
     shared.subscribe(calls).await;
+    let deadline = shared.server.timeouts.call_deadline();
     let scripts = calls.iter().map(|call| call.script(shared)).collect::<Result<Vec<_>, _>>();
     let sent = match scripts {
         Ok(scripts) => C::PURPOSE.send(&shared.server, &scripts, false, deadline).await,

@@ -14,7 +14,9 @@
 //!    Every server raises its counter to the fence. The acquisition holds the key when a majority
 //!    has raised.
 //!
-//! A release goes to all servers; the others of its majority are not waited for. A renewal counts
+//! A release goes to all servers; the others of its majority are not waited for. All calls to one
+//! server are on one connection, which keeps their order: a release finds the grant of its votes. A
+//! server that does not confirm a release keeps the lock until its lease ends. A renewal counts
 //! if a majority has extended the lease. The deadline of a holder counts from before the vote (I3),
 //! less the drift: so the time that vote and raise took is a part of its lease, as Redlock demands,
 //! and each call expires at the server.

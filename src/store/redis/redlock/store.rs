@@ -59,6 +59,7 @@ use crate::{
 /// [`list`](LockStore::list) does not have such keys. Other programs, and stores with the same
 /// prefix on one of the servers, hold the key at that server alone.
 ///
+/// Each server has one connection: a release is executed after the votes and the raise before it.
 /// When a server begins or ceases to reply, that is logged: the others hide it.
 /// [`health`](LockStore::health) passes while a majority replies.
 pub struct RedlockStore {
