@@ -1,6 +1,6 @@
 //! Calls for acquires: many requests share one.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc};
 
 use futures_util::future::join_all;
 use tokio_postgres::types::Type;
@@ -14,7 +14,6 @@ use super::{
 };
 use crate::{
     clock::BootInstant,
-    limits::MAX_WAITING_REQUESTS,
     store::{
         AcquireReply, AcquireRequest, IfBusy, StoreError,
         remote::batching::{SendRequests, SharedCalls, send_alone},
@@ -22,20 +21,8 @@ use crate::{
 };
 
 impl SendRequests<AcquireRequest> for Shared {
-    type Reply = AcquireReply;
-
-    const STORE: &'static str = "postgres";
-    const OPERATION: &'static str = "acquire";
-
-    const MAX_WAITING: usize = MAX_WAITING_REQUESTS;
-
-    fn calls(&self) -> &SharedCalls<AcquireRequest, AcquireReply> {
+    fn calls(&self) -> &SharedCalls<AcquireRequest> {
         &self.acquires
-    }
-
-    /// The rest of its validity is left for the call.
-    fn may_wait(request: &AcquireRequest) -> Option<Duration> {
-        Some(request.valid_for / 2)
     }
 
     async fn send(

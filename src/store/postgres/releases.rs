@@ -1,6 +1,6 @@
 //! Calls for releases: many requests share one.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use tokio_postgres::types::Type;
 
@@ -21,20 +21,8 @@ use crate::{
 };
 
 impl SendRequests<ReleaseRequest> for Shared {
-    type Reply = ReleaseReply;
-
-    const STORE: &'static str = "postgres";
-    const OPERATION: &'static str = "release";
-
-    /// A release is not refused: each was reserved before its acquire.
-    const MAX_WAITING: usize = usize::MAX;
-
-    fn calls(&self) -> &SharedCalls<ReleaseRequest, ReleaseReply> {
+    fn calls(&self) -> &SharedCalls<ReleaseRequest> {
         &self.releases
-    }
-
-    fn may_wait(_: &ReleaseRequest) -> Option<Duration> {
-        None
     }
 
     async fn send(

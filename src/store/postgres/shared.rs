@@ -9,12 +9,14 @@ use super::{
     error::CallError,
     messages::Messages,
     replies::column,
+    schema::name,
     server::Server,
 };
 use crate::{
     clock::{BootInstant, Clock},
+    lock_key::LockKey,
     store::{
-        AcquireReply, AcquireRequest, ReleaseReply, ReleaseRequest,
+        AcquireRequest, ReleaseRequest, StoreError,
         remote::{
             batching::{Sender, SharedCalls},
             server_clock::ServerClock,
@@ -29,13 +31,11 @@ pub(super) struct Shared {
     pub(super) server_clock: Mutex<ServerClock>,
     pub(super) server: Arc<Server>,
     pub(super) messages: Arc<Messages>,
-    pub(super) acquires: SharedCalls<AcquireRequest, AcquireReply>,
-    pub(super) releases: SharedCalls<ReleaseRequest, ReleaseReply>,
+    pub(super) acquires: SharedCalls<AcquireRequest>,
+    pub(super) releases: SharedCalls<ReleaseRequest>,
 }
 
 impl Shared {
-    /// See [`Sender::stale_after`].
-    const STALE_AFTER_CALLS: u32 = 4;
     /// Tries of a call that expired only because the estimate of the server's clock was too low. An
     /// expired call does nothing, and its reply has the server's time.
     const MAX_TRIES: usize = 3;
@@ -80,12 +80,14 @@ impl Drop for Shared {
 }
 
 impl Sender for Shared {
+    const STORE: &'static str = "postgres";
+
     fn now(&self) -> BootInstant {
         self.clock.now()
     }
 
-    fn stale_after(&self) -> Duration {
-        Self::STALE_AFTER_CALLS * self.server.timeouts.call
+    fn check(&self, operation: &'static str, key: &LockKey, _: bool) -> Result<(), StoreError> {
+        name(key).map(drop).map_err(|error| self.server.store_error(operation, error.into()))
     }
 }
 

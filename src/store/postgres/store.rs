@@ -18,7 +18,8 @@ use crate::{
     store::{
         AcquireReply, AcquireRequest, Cursor, DeleteRecordReply, EventSink, ForceReleaseReply, ForceReleaseRequest,
         KeyStatus, ListEntry, ListReply, ListRequest, LockStore, Many, ReleaseReply, ReleaseRequest, RenewReply,
-        RenewRequest, StoreFuture, StoreTraits, YieldReply, YieldRequest, remote::batching::SharedCalls,
+        RenewRequest, StoreFuture, StoreTraits, YieldReply, YieldRequest,
+        remote::batching::{Sender, SharedCalls},
     },
 };
 
@@ -89,11 +90,7 @@ impl LockStore for PostgresStore {
     }
 
     fn acquire(&self, requests: Many<AcquireRequest>) -> Many<StoreFuture<AcquireReply>> {
-        let refused = |request: &AcquireRequest| {
-            let error = name(&request.key).err()?;
-            Some(Err(self.shared.server.store_error("acquire", error.into())))
-        };
-        SharedCalls::push_valid(&self.shared, requests, refused)
+        SharedCalls::push(&self.shared, requests, self.shared.now())
     }
 
     fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
@@ -102,9 +99,7 @@ impl LockStore for PostgresStore {
     }
 
     fn release(&self, requests: Many<ReleaseRequest>) -> Many<StoreFuture<ReleaseReply>> {
-        // No lock can have this name, and the caller would repeat the release for a lease.
-        let refused = |request: &ReleaseRequest| name(&request.key).err().map(|_| Ok(ReleaseReply::NotHolder));
-        SharedCalls::push_valid(&self.shared, requests, refused)
+        SharedCalls::push(&self.shared, requests, self.shared.now())
     }
 
     fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {

@@ -14,7 +14,6 @@ use super::{
 };
 use crate::{
     clock::BootInstant,
-    limits::MAX_WAITING_REQUESTS,
     lock_key::LockKey,
     store::{
         AcquireReply, AcquireRequest, DeleteRecordReply, ForceReleaseReply, ForceReleaseRequest, IfBusy, KeyStatus,
@@ -45,25 +44,13 @@ pub(super) type Each<T> = Vec<Result<T, CallError>>;
 // === acquire ===
 
 impl SendRequests<AcquireRequest> for Shared {
-    type Reply = AcquireReply;
-
-    const STORE: &'static str = "redis";
-    const OPERATION: &'static str = "acquire";
-
-    const MAX_WAITING: usize = MAX_WAITING_REQUESTS;
-
-    fn calls(&self) -> &SharedCalls<AcquireRequest, AcquireReply> {
+    fn calls(&self) -> &SharedCalls<AcquireRequest> {
         &self.acquires
     }
 
     /// The wait for replicas blocks the connection: a call beside another one would wait, too.
     fn shares_waits(&self) -> bool {
         self.server.min_replicas.is_some()
-    }
-
-    /// The rest of its validity is left for the call.
-    fn may_wait(request: &AcquireRequest) -> Option<Duration> {
-        Some(request.valid_for / 2)
     }
 
     async fn send(
@@ -131,20 +118,8 @@ fn valid_for(requests: &[AcquireRequest]) -> Duration {
 // === release ===
 
 impl SendRequests<ReleaseRequest> for Shared {
-    type Reply = ReleaseReply;
-
-    const STORE: &'static str = "redis";
-    const OPERATION: &'static str = "release";
-
-    /// A release is not refused: each was reserved before its acquire.
-    const MAX_WAITING: usize = usize::MAX;
-
-    fn calls(&self) -> &SharedCalls<ReleaseRequest, ReleaseReply> {
+    fn calls(&self) -> &SharedCalls<ReleaseRequest> {
         &self.releases
-    }
-
-    fn may_wait(_: &ReleaseRequest) -> Option<Duration> {
-        None
     }
 
     async fn send(
@@ -178,12 +153,14 @@ impl Call for Together<ReleaseRequest> {
 impl Shared {
     /// Sends requests in one script, on a Cluster in one for each slot. The replies are in the
     /// order of the requests.
-    async fn send_shared<R, T>(self: &Arc<Self>, requests: Vec<R>, called: BootInstant) -> Vec<Result<T, StoreError>>
+    async fn send_shared<R: Shareable>(
+        self: &Arc<Self>,
+        requests: Vec<R>,
+        called: BootInstant,
+    ) -> Vec<Result<R::Reply, StoreError>>
     where
-        R: Shareable + Clone + Send + Sync + 'static,
-        T: Send + Unpin + 'static,
-        Self: SendRequests<R, Reply = T>,
-        Together<R>: Call<Reply = Each<T>>,
+        Self: SendRequests<R>,
+        Together<R>: Call<Reply = Each<R::Reply>>,
     {
         let nodes = self.nodes();
         let slot_of = |request: &R| nodes.as_ref().map_or(0, |nodes| nodes.slot(request.key()));
@@ -203,7 +180,7 @@ impl Shared {
         let outcomes = send(self, &calls).await;
         let mut replies = Vec::new();
         for (Together { requests, .. }, (at, outcome)) in calls.into_iter().zip(outcomes) {
-            let store_error = |error| at.server.store_error(<Together<R> as Call>::OPERATION, error);
+            let store_error = |error| at.server.store_error(R::OPERATION, error);
             let each: Vec<_> = match outcome {
                 Ok(each) => each.into_iter().map(|reply| reply.map_err(store_error)).collect(),
                 Err(error) if requests.len() > 1 && error.may_be_of_one_key() => {

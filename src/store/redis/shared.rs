@@ -23,7 +23,7 @@ use crate::{
     limits::WARN_INTERVAL,
     lock_key::LockKey,
     store::{
-        AcquireReply, AcquireRequest, EventSink, ReleaseReply, ReleaseRequest,
+        AcquireReply, AcquireRequest, EventSink, ReleaseRequest, StoreError,
         remote::{
             batching::{Sender, SharedCalls},
             server_clock::ServerClock,
@@ -38,8 +38,8 @@ pub(super) struct Shared {
     pub(super) server_clock: Mutex<ServerClock>,
     pub(super) server: Arc<Server>,
     pub(super) messages: Arc<Messages>,
-    pub(super) acquires: SharedCalls<AcquireRequest, AcquireReply>,
-    pub(super) releases: SharedCalls<ReleaseRequest, ReleaseReply>,
+    pub(super) acquires: SharedCalls<AcquireRequest>,
+    pub(super) releases: SharedCalls<ReleaseRequest>,
     /// The sinks of the managers, for nodes that join a Cluster later.
     pub(super) sinks: Arc<Sinks>,
     /// The nodes of the Cluster that the server belongs to.
@@ -54,9 +54,6 @@ pub(super) struct Shared {
 pub(super) type Sinks = Mutex<Vec<EventSink>>;
 
 impl Shared {
-    /// See [`Sender::stale_after`].
-    const STALE_AFTER_CALLS: u32 = 4;
-
     pub(super) fn nodes(&self) -> Option<Arc<Nodes<Self>>> {
         self.nodes.as_ref()?.upgrade()
     }
@@ -138,12 +135,15 @@ impl Drop for Shared {
 }
 
 impl Sender for Shared {
+    const STORE: &'static str = "redis";
+
     fn now(&self) -> BootInstant {
         self.clock.now()
     }
 
-    fn stale_after(&self) -> Duration {
-        Self::STALE_AFTER_CALLS * self.server.timeouts.call
+    fn check(&self, operation: &'static str, key: &LockKey, _: bool) -> Result<(), StoreError> {
+        let name = self.server.keyspace.lock(key);
+        name.map(drop).map_err(|error| self.server.store_error(operation, error.into()))
     }
 }
 

@@ -20,7 +20,7 @@ use crate::{
     store::{
         AcquireReply, AcquireRequest, DeleteRecordReply, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus,
         ListReply, ListRequest, LockStore, Many, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreFuture,
-        StoreTraits, YieldReply, YieldRequest, remote::batching::SharedCalls,
+        StoreTraits, YieldReply, YieldRequest,
     },
 };
 
@@ -109,16 +109,7 @@ impl LockStore for RedisStore {
     }
 
     fn acquire(&self, requests: Many<AcquireRequest>) -> Many<StoreFuture<AcquireReply>> {
-        fn push(shared: &Arc<Shared>, requests: Many<AcquireRequest>) -> Many<StoreFuture<AcquireReply>> {
-            let refused = |request: &AcquireRequest| {
-                let error = shared.server.keyspace.lock(&request.key).err()?;
-                Some(Err(shared.server.store_error("acquire", error.into())))
-            };
-            SharedCalls::push_valid(shared, requests, refused)
-        }
-        self.servers.call("acquire", requests, push, |request, waited| {
-            request.valid_for = request.valid_for.saturating_sub(waited);
-        })
+        self.servers.push(requests)
     }
 
     fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
@@ -127,14 +118,7 @@ impl LockStore for RedisStore {
     }
 
     fn release(&self, requests: Many<ReleaseRequest>) -> Many<StoreFuture<ReleaseReply>> {
-        fn push(shared: &Arc<Shared>, requests: Many<ReleaseRequest>) -> Many<StoreFuture<ReleaseReply>> {
-            // No lock can have this name, and the caller would repeat the release for a lease.
-            let refused = |request: &ReleaseRequest| {
-                shared.server.keyspace.lock(&request.key).err().map(|_| Ok(ReleaseReply::NotHolder))
-            };
-            SharedCalls::push_valid(shared, requests, refused)
-        }
-        self.servers.call("release", requests, push, |_, _| {})
+        self.servers.push(requests)
     }
 
     fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {

@@ -1,8 +1,11 @@
 //! Which requests share the next call of a script or a function of the server. Pure.
 
+use std::time::Duration;
+
 use crate::{
+    limits::MAX_WAITING_REQUESTS,
     lock_key::{KeyMap, LockKey},
-    store::{AcquireRequest, QueueConfig, ReleaseRequest},
+    store::{AcquireReply, AcquireRequest, QueueConfig, ReleaseReply, ReleaseRequest, StoreError, StoreErrorKind},
 };
 
 /// The most requests in one call. Redis executes one call after the other, and PostgreSQL locks the
@@ -10,17 +13,38 @@ use crate::{
 pub const MAX_REQUESTS_PER_CALL: usize = 64;
 
 /// A request that can share a call with others.
-pub trait Shareable {
+pub trait Shareable: Clone + Send + Sync + 'static {
+    /// The reply to the request.
+    type Reply: Send + Unpin + 'static;
+    /// The name of the operation, for errors.
+    const OPERATION: &'static str;
+    /// The most requests that wait for a call. Further ones fail.
+    const MAX_WAITING: usize;
+
     /// Its key.
     fn key(&self) -> &LockKey;
     /// The terms that all requests of a call have in common.
     fn terms(&self) -> &QueueConfig;
+    /// Whether the request takes or leaves a record.
+    fn has_record(&self) -> bool;
+    /// How long the request may wait before it is sent. Otherwise it fails.
+    fn may_wait(&self) -> Option<Duration>;
+    /// The reply without a call, for this reason.
+    fn refused(error: StoreError) -> Result<Self::Reply, StoreError>;
+
     /// Whether it has a call of its own: because of its record, or because a raw key has messages
     /// to other programs.
-    fn is_alone(&self) -> bool;
+    fn is_alone(&self) -> bool {
+        self.has_record() || self.key().is_raw()
+    }
 }
 
 impl Shareable for AcquireRequest {
+    type Reply = AcquireReply;
+
+    const OPERATION: &'static str = "acquire";
+    const MAX_WAITING: usize = MAX_WAITING_REQUESTS;
+
     fn key(&self) -> &LockKey {
         &self.key
     }
@@ -29,12 +53,27 @@ impl Shareable for AcquireRequest {
         &self.queue
     }
 
-    fn is_alone(&self) -> bool {
-        self.demand.takes_record() || self.key.is_raw()
+    fn has_record(&self) -> bool {
+        self.demand.takes_record()
+    }
+
+    /// The rest of its validity is left for the call.
+    fn may_wait(&self) -> Option<Duration> {
+        Some(self.valid_for / 2)
+    }
+
+    fn refused(error: StoreError) -> Result<AcquireReply, StoreError> {
+        Err(error)
     }
 }
 
 impl Shareable for ReleaseRequest {
+    type Reply = ReleaseReply;
+
+    const OPERATION: &'static str = "release";
+    /// A release is not refused: each was reserved before its acquire.
+    const MAX_WAITING: usize = usize::MAX;
+
     fn key(&self) -> &LockKey {
         &self.key
     }
@@ -43,8 +82,17 @@ impl Shareable for ReleaseRequest {
         &self.queue
     }
 
-    fn is_alone(&self) -> bool {
-        self.record.is_some() || self.key.is_raw()
+    fn has_record(&self) -> bool {
+        self.record.is_some()
+    }
+
+    fn may_wait(&self) -> Option<Duration> {
+        None
+    }
+
+    /// No lock can have an invalid name, and the caller would repeat the release for a lease.
+    fn refused(error: StoreError) -> Result<ReleaseReply, StoreError> {
+        if error.kind() == StoreErrorKind::InvalidKey { Ok(ReleaseReply::NotHolder) } else { Err(error) }
     }
 }
 
@@ -66,8 +114,6 @@ pub fn next_call<'a, R: Shareable + 'a>(requests: impl IntoIterator<Item = &'a R
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::{
         acquisition::AcquisitionIds,

@@ -15,6 +15,7 @@ use super::{
 };
 use crate::{
     clock::BootInstant,
+    lock_key::LockKey,
     store::{Many, ReplySender, StoreError, StoreErrorKind, StoreFuture},
     sync::Mutex,
 };
@@ -28,27 +29,26 @@ const LONG_CALL: Duration = Duration::from_millis(2);
 const MAX_CALLS: usize = 8;
 
 /// The requests of one kind, and the calls under way.
-pub(crate) struct SharedCalls<R, T> {
-    state: Mutex<State<R, T>>,
+pub(crate) struct SharedCalls<R: Shareable> {
+    state: Mutex<State<R>>,
 }
 
-struct State<R, T> {
-    waiting: VecDeque<Waiting<R, T>>,
+struct State<R: Shareable> {
+    waiting: VecDeque<Waiting<R>>,
     /// The calls under way, one for each task.
-    calls: Vec<InFlight<T>>,
+    calls: Vec<InFlight<R::Reply>>,
     next_task: u64,
     /// The error of the last call, if it has failed and may be repeated.
     failed: Option<StoreError>,
 }
 
-struct Waiting<R, T> {
+struct Waiting<R: Shareable> {
     request: R,
     called: BootInstant,
-    reply: ReplySender<T>,
+    reply: ReplySender<R::Reply>,
 }
 
-/// A call under way. Its senders are here and not in the task, because the runtime of the task may
-/// stop.
+/// A call under way.
 struct InFlight<T> {
     task: u64,
     since: BootInstant,
@@ -57,37 +57,27 @@ struct InFlight<T> {
 
 /// The state of a store.
 pub(crate) trait Sender: Send + Sync + 'static {
+    /// The name of the store, for errors.
+    const STORE: &'static str;
+
     fn now(&self) -> BootInstant;
 
-    /// The time of a call after which its task counts as stopped: nothing drives its runtime.
-    fn stale_after(&self) -> Duration;
+    /// Why the store refuses a request about this key without a call.
+    fn check(&self, operation: &'static str, key: &LockKey, has_record: bool) -> Result<(), StoreError>;
 }
 
 /// Sends the requests of one kind.
 pub(crate) trait SendRequests<R: Shareable>: Sender {
-    type Reply: Send + Unpin + 'static;
-
-    /// The name of the store, for errors.
-    const STORE: &'static str;
-    /// The name of the operation, for errors.
-    const OPERATION: &'static str;
-
-    /// The most requests that wait. Further ones fail.
-    const MAX_WAITING: usize;
-
-    fn calls(&self) -> &SharedCalls<R, Self::Reply>;
+    fn calls(&self) -> &SharedCalls<R>;
 
     /// Whether requests wait also for the end of a call that takes long, to share the next one.
     fn shares_waits(&self) -> bool {
         false
     }
 
-    /// How long a request may wait before it is sent. Otherwise it fails.
-    fn may_wait(request: &R) -> Option<Duration>;
-
     /// The error of a request that was not sent. `failed`: the error of the call before it.
     fn not_sent(failed: Option<&StoreError>) -> StoreError {
-        let overloaded = || StoreError::new(Self::STORE, Self::OPERATION, StoreErrorKind::Overloaded);
+        let overloaded = || StoreError::new(Self::STORE, R::OPERATION, StoreErrorKind::Overloaded);
         match failed {
             // It has waited for a server that moves, and may go on waiting.
             Some(error) if error.is_failover() => error.clone(),
@@ -102,7 +92,7 @@ pub(crate) trait SendRequests<R: Shareable>: Sender {
         self: &Arc<Self>,
         requests: Vec<R>,
         called: BootInstant,
-    ) -> impl Future<Output = Vec<Result<Self::Reply, StoreError>>> + Send;
+    ) -> impl Future<Output = Vec<Result<R::Reply, StoreError>>> + Send;
 }
 
 /// Sends one call after the other while requests wait.
@@ -113,11 +103,11 @@ struct Task<R: Shareable, S: SendRequests<R>> {
 }
 
 /// Sends each request in a call of its own, and returns the replies in their order.
-pub(crate) fn send_alone<R: Shareable + Send + 'static, S: SendRequests<R>>(
+pub(crate) fn send_alone<R: Shareable, S: SendRequests<R>>(
     sender: &Arc<S>,
     requests: Vec<R>,
     called: BootInstant,
-) -> BoxFuture<'static, Vec<Result<S::Reply, StoreError>>> {
+) -> BoxFuture<'static, Vec<Result<R::Reply, StoreError>>> {
     let sender = Arc::clone(sender);
     Box::pin(async move {
         let calls = requests.into_iter().map(|request| sender.send(vec![request], called));
@@ -125,39 +115,21 @@ pub(crate) fn send_alone<R: Shareable + Send + 'static, S: SendRequests<R>>(
     })
 }
 
-impl<R, T> Default for SharedCalls<R, T> {
+impl<R: Shareable> Default for SharedCalls<R> {
     fn default() -> Self {
         Self { state: Mutex::new(State { waiting: VecDeque::new(), calls: Vec::new(), next_task: 0, failed: None }) }
     }
 }
 
-impl<R, T> SharedCalls<R, T>
-where
-    R: Shareable + Send + 'static,
-    T: Send + Unpin + 'static,
-{
-    /// Sends these requests with the next call, but for those that are refused: their replies are
-    /// ready.
-    pub(crate) fn push_valid<S: SendRequests<R, Reply = T>>(
+impl<R: Shareable> SharedCalls<R> {
+    /// Sends these requests with the next call, but for those that the store refuses: their replies
+    /// are ready. The validity of the requests counts from `called`, however late their futures are
+    /// polled.
+    pub(crate) fn push<S: SendRequests<R>>(
         sender: &Arc<S>,
         requests: Many<R>,
-        refused: impl Fn(&R) -> Option<Result<T, StoreError>>,
-    ) -> Many<StoreFuture<T>> {
-        if requests.iter().all(|request| refused(request).is_none()) {
-            return Self::push(sender, requests, sender.now());
-        }
-        let push = |request| match refused(&request) {
-            Some(reply) => StoreFuture::ready(reply),
-            None => Self::push(sender, request.into(), sender.now()).into_single(),
-        };
-        requests.map(push)
-    }
-
-    /// The validity of the requests counts from `called`, however late their futures are polled.
-    fn push<S>(sender: &Arc<S>, requests: Many<R>, called: BootInstant) -> Many<StoreFuture<T>>
-    where
-        S: SendRequests<R, Reply = T>,
-    {
+        called: BootInstant,
+    ) -> Many<StoreFuture<R::Reply>> {
         let Ok(runtime) = Handle::try_current() else {
             // The caller polls the futures in a runtime.
             let push_later = |request: R| {
@@ -167,19 +139,20 @@ where
             return requests.map(push_later);
         };
         let mut state = sender.calls().state.lock();
-        let push = |request| {
-            if state.waiting.len() >= S::MAX_WAITING {
+        let push = |request: R| {
+            if let Err(error) = sender.check(R::OPERATION, request.key(), request.has_record()) {
+                return StoreFuture::ready(R::refused(error));
+            }
+            if state.waiting.len() >= R::MAX_WAITING {
                 return StoreFuture::ready(Err(S::not_sent(state.failed.as_ref())));
             }
-            let (reply, future) = StoreFuture::channel(S::STORE, S::OPERATION);
+            let (reply, future) = StoreFuture::channel(S::STORE, R::OPERATION);
             state.waiting.push_back(Waiting { request, called, reply });
             future
         };
         let futures = requests.map(push);
-        let (stale, task) = state.restart(&**sender);
+        let task = state.next_task(&**sender);
         drop(state);
-        // Their requests fail now.
-        drop(stale);
         if let Some(number) = task {
             Task::start(sender, number, &runtime);
         }
@@ -187,42 +160,39 @@ where
     }
 }
 
-impl<R: Shareable, T> State<R, T> {
+impl<R: Shareable> State<R> {
     /// Whether the next call may be sent beside those of the tasks other than this one.
     fn may_call<S: SendRequests<R>>(&self, sender: &S, task: Option<u64>, now: BootInstant) -> bool {
         let others = || self.calls.iter().filter(|call| Some(call.task) != task);
-        let is_long = |call: &InFlight<T>| now.saturating_duration_since(call.since) > LONG_CALL;
+        let is_long = |call: &InFlight<_>| now.saturating_duration_since(call.since) > LONG_CALL;
         let is_full = self.waiting.len() >= MAX_REQUESTS_PER_CALL;
         let is_alone = self.waiting.front().is_some_and(|waiting| waiting.request.is_alone());
-        let may_overtake = |call: &InFlight<T>| is_long(call) && !sender.shares_waits();
+        let may_overtake = |call: &InFlight<_>| is_long(call) && !sender.shares_waits();
         others().count() < MAX_CALLS && (is_full || is_alone || others().all(may_overtake))
     }
 
-    /// Takes the calls whose tasks have stopped with their runtimes, and the number of a task to
-    /// start if requests wait for one.
-    fn restart<S: SendRequests<R>>(&mut self, sender: &S) -> (Vec<InFlight<T>>, Option<u64>) {
-        let (now, stale_after) = (sender.now(), sender.stale_after());
-        let is_stale = |call: &InFlight<T>| now.saturating_duration_since(call.since) > stale_after;
-        let stale = self.calls.extract_if(.., |call| is_stale(call)).collect();
-        let starts = !self.waiting.is_empty() && self.may_call(sender, None, now);
-        if starts {
-            self.next_task += 1;
-            self.calls.push(InFlight { task: self.next_task, since: now, replies: Vec::new() });
+    /// The number of a task to start, if requests wait for one.
+    fn next_task<S: SendRequests<R>>(&mut self, sender: &S) -> Option<u64> {
+        let now = sender.now();
+        if self.waiting.is_empty() || !self.may_call(sender, None, now) {
+            return None;
         }
-        (stale, starts.then_some(self.next_task))
+        self.next_task += 1;
+        self.calls.push(InFlight { task: self.next_task, since: now, replies: Vec::new() });
+        Some(self.next_task)
     }
 
     /// The requests that have waited too long to be sent.
-    fn take_late(&mut self, now: BootInstant, may_wait: fn(&R) -> Option<Duration>) -> Vec<Waiting<R, T>> {
-        let is_late = |waiting: &Waiting<R, T>| {
-            may_wait(&waiting.request).is_some_and(|limit| now.saturating_duration_since(waiting.called) > limit)
+    fn take_late(&mut self, now: BootInstant) -> Vec<Waiting<R>> {
+        let is_late = |waiting: &Waiting<R>| {
+            waiting.request.may_wait().is_some_and(|limit| now.saturating_duration_since(waiting.called) > limit)
         };
         let late = self.waiting.iter().take_while(|waiting| is_late(waiting)).count();
         self.waiting.drain(..late).collect()
     }
 }
 
-impl<R: Shareable + Send + 'static, S: SendRequests<R>> Task<R, S> {
+impl<R: Shareable, S: SendRequests<R>> Task<R, S> {
     fn start(sender: &Arc<S>, number: u64, runtime: &Handle) {
         let task = Self { sender: Arc::clone(sender), number, request: PhantomData };
         poll_and_spawn(task.run(), runtime);
@@ -233,7 +203,6 @@ impl<R: Shareable + Send + 'static, S: SendRequests<R>> Task<R, S> {
             let replies = self.sender.send(requests, called).await;
             let failed = replies.iter().find_map(|reply| reply.as_ref().err().filter(|error| error.is_transient()));
             let senders = self.take_senders(failed.cloned());
-            // A task that counted as stopped has none.
             for (sender, reply) in senders.into_iter().zip(replies) {
                 sender.send(reply);
             }
@@ -245,7 +214,7 @@ impl<R: Shareable + Send + 'static, S: SendRequests<R>> Task<R, S> {
     fn next_call(&self) -> Option<(Vec<R>, BootInstant)> {
         let now = self.sender.now();
         let mut state = self.sender.calls().state.lock();
-        let late = state.take_late(now, S::may_wait);
+        let late = state.take_late(now);
         let may_call = state.may_call(&*self.sender, Some(self.number), now);
         let count = next_call(state.waiting.iter().map(|waiting| &waiting.request));
         let State { waiting, calls, .. } = &mut *state;
@@ -277,7 +246,7 @@ impl<R: Shareable + Send + 'static, S: SendRequests<R>> Task<R, S> {
         next
     }
 
-    fn take_senders(&self, failed: Option<StoreError>) -> Vec<ReplySender<S::Reply>> {
+    fn take_senders(&self, failed: Option<StoreError>) -> Vec<ReplySender<R::Reply>> {
         let mut state = self.sender.calls().state.lock();
         state.failed = failed;
         let call = state.calls.iter_mut().find(|call| call.task == self.number);
@@ -298,7 +267,7 @@ impl<R: Shareable, S: SendRequests<R>> Drop for Task<R, S> {
     }
 }
 
-impl<R, T> fmt::Debug for SharedCalls<R, T> {
+impl<R: Shareable> fmt::Debug for SharedCalls<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.state.lock();
         f.debug_struct("SharedCalls").field("waiting", &state.waiting.len()).field("calls", &state.calls.len()).finish()
@@ -307,7 +276,7 @@ impl<R, T> fmt::Debug for SharedCalls<R, T> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
     use futures_util::FutureExt;
     use tokio::{
@@ -324,38 +293,27 @@ mod tests {
         store::{Record, ReleaseReply, ReleaseRequest},
     };
 
-    const STALE_AFTER: Duration = Duration::from_secs(2);
-
     #[derive(Default)]
     struct Server {
-        calls: SharedCalls<ReleaseRequest, ReleaseReply>,
-        seconds: AtomicU64,
+        calls: SharedCalls<ReleaseRequest>,
         hangs: AtomicBool,
     }
 
     impl Sender for Server {
+        const STORE: &'static str = "test";
+
         fn now(&self) -> BootInstant {
-            BootInstant::from_nanos(self.seconds.load(SeqCst) * 1_000_000_000)
+            BootInstant::default()
         }
 
-        fn stale_after(&self) -> Duration {
-            STALE_AFTER
+        fn check(&self, _: &'static str, _: &LockKey, _: bool) -> Result<(), StoreError> {
+            Ok(())
         }
     }
 
     impl SendRequests<ReleaseRequest> for Server {
-        type Reply = ReleaseReply;
-
-        const STORE: &'static str = "test";
-        const OPERATION: &'static str = "release";
-        const MAX_WAITING: usize = 100;
-
-        fn calls(&self) -> &SharedCalls<ReleaseRequest, ReleaseReply> {
+        fn calls(&self) -> &SharedCalls<ReleaseRequest> {
             &self.calls
-        }
-
-        fn may_wait(_: &ReleaseRequest) -> Option<Duration> {
-            None
         }
 
         async fn send(
@@ -381,7 +339,7 @@ mod tests {
     }
 
     fn push(server: &Arc<Server>) -> StoreFuture<ReleaseReply> {
-        SharedCalls::push_valid(server, release().into(), |_| None).into_single()
+        SharedCalls::push(server, release().into(), server.now()).into_single()
     }
 
     #[test]
@@ -398,7 +356,7 @@ mod tests {
             run_tasks().await;
             server.hangs.store(false, SeqCst);
             let alone = release().record(Record::new("head", None), Duration::from_secs(60));
-            let alone = SharedCalls::push_valid(&server, alone.into(), |_| None).into_single();
+            let alone = SharedCalls::push(&server, alone.into(), server.now()).into_single();
             let reply = timeout(Duration::from_secs(5), alone).await;
             assert_eq!(reply.expect("in time").expect("a reply"), ReleaseReply::Freed);
             let shared = push(&server);
@@ -406,24 +364,5 @@ mod tests {
             assert!(shared.now_or_never().is_none(), "it shares the next call");
             assert!(hangs.now_or_never().is_none());
         });
-    }
-
-    /// The runtimes exist, and nothing drives them any more.
-    #[test]
-    fn calls_of_stopped_runtimes_delay_no_later_call() {
-        let server = Arc::new(Server::default());
-        server.hangs.store(true, SeqCst);
-        let stopped: Vec<_> = (0..=MAX_CALLS).map(|_| runtime()).collect();
-        for runtime in &stopped {
-            server.seconds.fetch_add(STALE_AFTER.as_secs() + 1, SeqCst);
-            runtime.block_on(async {
-                drop(push(&server));
-                yield_now().await;
-            });
-        }
-        server.hangs.store(false, SeqCst);
-        server.seconds.fetch_add(STALE_AFTER.as_secs() + 1, SeqCst);
-        let reply = runtime().block_on(async { timeout(Duration::from_secs(5), push(&server)).await });
-        assert_eq!(reply.expect("in time").expect("a reply"), ReleaseReply::Freed);
     }
 }

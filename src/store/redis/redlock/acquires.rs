@@ -8,14 +8,14 @@ use tokio::{
 };
 
 use super::{
-    group::{Answers, Group, STORE},
+    group::{Answers, Group},
     node::{Node, Raises, Validity, Votes, Withdrawal},
     quorum::{Ballot, Raise, Replies},
 };
 use crate::{
     acquisition::AcquisitionId,
     clock::BootInstant,
-    limits::{MAX_WAITING_REQUESTS, REDLOCK_POLL, REDLOCK_REVOTE_DELAY, REDLOCK_SPLIT_POLL, REDLOCK_VOTES_MAX},
+    limits::{REDLOCK_POLL, REDLOCK_REVOTE_DELAY, REDLOCK_SPLIT_POLL, REDLOCK_VOTES_MAX},
     lock_key::LockKey,
     store::{
         AcquireReply, AcquireRequest, IfBusy, StoreError,
@@ -40,20 +40,8 @@ enum Outcome {
 }
 
 impl SendRequests<AcquireRequest> for Group {
-    type Reply = AcquireReply;
-
-    const STORE: &'static str = STORE;
-    const OPERATION: &'static str = "acquire";
-
-    const MAX_WAITING: usize = MAX_WAITING_REQUESTS;
-
-    fn calls(&self) -> &SharedCalls<AcquireRequest, AcquireReply> {
+    fn calls(&self) -> &SharedCalls<AcquireRequest> {
         &self.acquires
-    }
-
-    /// The rest of its validity is left for the call.
-    fn may_wait(request: &AcquireRequest) -> Option<Duration> {
-        Some(request.valid_for / 2)
     }
 
     async fn send(

@@ -1,6 +1,6 @@
 //! The servers of a store, and one question to all of them.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc};
 
 use futures_util::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use tokio::{
@@ -11,8 +11,9 @@ use tokio::{
 use super::{node::Node, quorum::Replies};
 use crate::{
     clock::{BootInstant, Clock},
+    lock_key::LockKey,
     store::{
-        AcquireReply, AcquireRequest, ReleaseReply, ReleaseRequest, StoreError, StoreErrorKind,
+        AcquireRequest, ReleaseRequest, StoreError, StoreErrorKind,
         redis::{error::CallError, operations::Each, topology::connection::Timeouts, wire::Keyspace},
         remote::batching::{Sender, SharedCalls},
     },
@@ -27,8 +28,8 @@ pub(super) struct Group {
     pub(super) keyspace: Keyspace,
     pub(super) timeouts: Timeouts,
     pub(super) clock: Clock,
-    pub(super) acquires: SharedCalls<AcquireRequest, AcquireReply>,
-    pub(super) releases: SharedCalls<ReleaseRequest, ReleaseReply>,
+    pub(super) acquires: SharedCalls<AcquireRequest>,
+    pub(super) releases: SharedCalls<ReleaseRequest>,
 }
 
 /// The replies of the servers to one question about several keys.
@@ -60,8 +61,14 @@ struct NoMajority {
     errors: Vec<String>,
 }
 
+/// Error of a request that a store without records refuses.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "`RedlockStore` keeps no records: use one Redis, Sentinel or a Cluster (`RedisStore`) for `ReplayLayer` and `once`"
+)]
+struct NoRecords;
+
 impl Group {
-    const STALE_AFTER_CALLS: u32 = 4;
     /// A server that does not reply delays a decision of the others by this part of a call. An
     /// acquire asks twice.
     const LIMITS_PER_CALL: u32 = 3;
@@ -233,12 +240,18 @@ fn is_transient(kind: StoreErrorKind) -> bool {
 }
 
 impl Sender for Group {
+    const STORE: &'static str = STORE;
+
     fn now(&self) -> BootInstant {
         self.clock.now()
     }
 
-    fn stale_after(&self) -> Duration {
-        Self::STALE_AFTER_CALLS * self.timeouts.call
+    fn check(&self, operation: &'static str, key: &LockKey, has_record: bool) -> Result<(), StoreError> {
+        if has_record {
+            return Err(StoreError::new(STORE, operation, StoreErrorKind::Unsupported).with_source(NoRecords));
+        }
+        let invalid = |error| StoreError::new(STORE, operation, StoreErrorKind::InvalidKey).with_source(error);
+        self.keyspace.lock(key).map(drop).map_err(invalid)
     }
 }
 

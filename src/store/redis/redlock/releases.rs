@@ -1,11 +1,8 @@
 //! Releases and renewals: all servers, and the decision of a majority.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use super::{
-    group::{Group, STORE},
-    node::Node,
-};
+use super::{group::Group, node::Node};
 use crate::{
     clock::BootInstant,
     store::{
@@ -16,20 +13,8 @@ use crate::{
 };
 
 impl SendRequests<ReleaseRequest> for Group {
-    type Reply = ReleaseReply;
-
-    const STORE: &'static str = STORE;
-    const OPERATION: &'static str = "release";
-
-    /// A release is not refused: each was reserved before its acquire.
-    const MAX_WAITING: usize = usize::MAX;
-
-    fn calls(&self) -> &SharedCalls<ReleaseRequest, ReleaseReply> {
+    fn calls(&self) -> &SharedCalls<ReleaseRequest> {
         &self.releases
-    }
-
-    fn may_wait(_: &ReleaseRequest) -> Option<Duration> {
-        None
     }
 
     /// On all servers, also those that have not granted the key: their vote may have come late.

@@ -1,9 +1,9 @@
 //! The store: each operation, decided by a majority of the servers.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, future::ready, sync::Arc, time::Duration};
 
 use super::{
-    group::{Group, STORE},
+    group::Group,
     list,
     node::{Node, Validity},
     quorum::Raise,
@@ -13,9 +13,9 @@ use crate::{
     store::{
         AcquireReply, AcquireRequest, DeleteRecordReply, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy,
         KeyStatus, ListReply, ListRequest, LockStore, Many, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest,
-        StoreError, StoreErrorKind, StoreFuture, StoreTraits, YieldReply, YieldRequest,
-        redis::wire::{InvalidName, RaiseRequest},
-        remote::batching::{SendRequests, SharedCalls},
+        StoreError, StoreFuture, StoreTraits, YieldReply, YieldRequest,
+        redis::wire::RaiseRequest,
+        remote::batching::{SendRequests, Sender, SharedCalls},
     },
 };
 
@@ -66,16 +66,26 @@ pub struct RedlockStore {
     group: Arc<Group>,
 }
 
-/// Error of a request that a store without records refuses.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "`RedlockStore` keeps no records: use one Redis, Sentinel or a Cluster (`RedisStore`) for `ReplayLayer` and `once`"
-)]
-struct NoRecords;
-
 impl RedlockStore {
     pub(super) fn new(group: Arc<Group>) -> Self {
         Self { group }
+    }
+
+    /// Asks the servers, unless the request is refused without them.
+    fn call<T, F>(
+        &self,
+        operation: &'static str,
+        key: &LockKey,
+        has_record: bool,
+        run: impl FnOnce(Arc<Group>) -> F,
+    ) -> StoreFuture<T>
+    where
+        F: Future<Output = Result<T, StoreError>> + Send + 'static,
+    {
+        match self.group.check(operation, key, has_record) {
+            Ok(()) => StoreFuture::new(run(Arc::clone(&self.group))),
+            Err(error) => StoreFuture::ready(Err(error)),
+        }
     }
 }
 
@@ -84,12 +94,7 @@ impl LockStore for RedlockStore {
     fn subscribe(&self, _: EventSink) {}
 
     fn acquire(&self, requests: Many<AcquireRequest>) -> Many<StoreFuture<AcquireReply>> {
-        SharedCalls::push_valid(&self.group, requests, |request| {
-            if request.demand.takes_record() {
-                return Some(Err(no_records("acquire")));
-            }
-            Some(Err(invalid("acquire", self.group.keyspace.lock(&request.key).err()?)))
-        })
+        SharedCalls::push(&self.group, requests, self.group.now())
     }
 
     fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
@@ -101,39 +106,22 @@ impl LockStore for RedlockStore {
     }
 
     fn release(&self, requests: Many<ReleaseRequest>) -> Many<StoreFuture<ReleaseReply>> {
-        SharedCalls::push_valid(&self.group, requests, |request| {
-            if request.record.is_some() {
-                return Some(Err(no_records("release")));
-            }
-            // No lock can have this name, and the caller would repeat the release for a lease.
-            self.group.keyspace.lock(&request.key).err().map(|_| Ok(ReleaseReply::NotHolder))
-        })
+        SharedCalls::push(&self.group, requests, self.group.now())
     }
 
     fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {
-        if request.demand.takes_record() {
-            return StoreFuture::ready(Err(no_records("yield")));
-        }
-        if let Err(error) = self.group.keyspace.lock(&request.key) {
-            return StoreFuture::ready(Err(invalid("yield", error)));
-        }
-        let (group, called) = (Arc::clone(&self.group), self.group.clock.now());
-        StoreFuture::new(async move {
-            let validity = Validity { called, valid_for: request.valid_for };
-            group.extend_or_acquire(request, validity).await
-        })
+        let validity = Validity { called: self.group.clock.now(), valid_for: request.valid_for };
+        let (key, has_record) = (request.key.clone(), request.demand.takes_record());
+        self.call("yield", &key, has_record, |group| async move { group.extend_or_acquire(request, validity).await })
     }
 
-    fn delete_record(&self, _: LockKey) -> StoreFuture<DeleteRecordReply> {
-        StoreFuture::ready(Err(no_records("delete-record")))
+    fn delete_record(&self, key: LockKey) -> StoreFuture<DeleteRecordReply> {
+        self.call("delete-record", &key, true, |_| ready(Ok(DeleteRecordReply::NotFound)))
     }
 
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
-        if let Err(error) = self.group.keyspace.lock(&key) {
-            return StoreFuture::ready(Err(invalid("inspect", error)));
-        }
-        let group = Arc::clone(&self.group);
-        StoreFuture::new(async move { Ok(group.inspect("inspect", &key).await?.0) })
+        let of = key.clone();
+        self.call("inspect", &key, false, |group| async move { Ok(group.inspect("inspect", &of).await?.0) })
     }
 
     fn list(&self, request: ListRequest) -> StoreFuture<ListReply> {
@@ -142,11 +130,8 @@ impl LockStore for RedlockStore {
     }
 
     fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
-        if let Err(error) = self.group.keyspace.lock(&request.key) {
-            return StoreFuture::ready(Err(invalid("force-release", error)));
-        }
-        let group = Arc::clone(&self.group);
-        StoreFuture::new(async move { group.force(request).await })
+        let key = request.key.clone();
+        self.call("force-release", &key, false, |group| async move { group.force(request).await })
     }
 
     fn traits(&self) -> StoreTraits {
@@ -159,7 +144,7 @@ impl LockStore for RedlockStore {
 
     fn health(&self) -> StoreFuture<()> {
         let group = Arc::clone(&self.group);
-        StoreFuture::new(async move { group.check().await })
+        StoreFuture::new(async move { group.check_majority().await })
     }
 }
 
@@ -201,20 +186,12 @@ impl Group {
         outcome.map_err(|()| self.store_error("force-release", 0, &answers))
     }
 
-    async fn check(&self) -> Result<(), StoreError> {
+    async fn check_majority(&self) -> Result<(), StoreError> {
         let deadline = self.timeouts.call_deadline();
         let check = |node: Arc<Node>| async move { Ok(vec![Ok(node.shared.server.check_writes(deadline).await?)]) };
         let answers = self.ask(1, deadline, check, |_, replies| replies.has_majority() || !replies.may_decide()).await;
         if answers.keys[0].has_majority() { Ok(()) } else { Err(self.store_error("health", 0, &answers)) }
     }
-}
-
-fn no_records(operation: &'static str) -> StoreError {
-    StoreError::new(STORE, operation, StoreErrorKind::Unsupported).with_source(NoRecords)
-}
-
-fn invalid(operation: &'static str, error: InvalidName) -> StoreError {
-    StoreError::new(STORE, operation, StoreErrorKind::InvalidKey).with_source(error)
 }
 
 impl fmt::Debug for RedlockStore {

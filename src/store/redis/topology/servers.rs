@@ -1,15 +1,22 @@
 //! The servers of a store, and the server of a key.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc};
 
 use super::{
     cluster::{Node, Nodes},
     connection::Timeouts,
 };
 use crate::{
-    clock::{BootInstant, Clock},
+    clock::Clock,
     lock_key::LockKey,
-    store::{Many, StoreError, StoreFuture, redis::error::CallError, remote::batch::Shareable},
+    store::{
+        Many, StoreError, StoreFuture,
+        redis::error::CallError,
+        remote::{
+            batch::Shareable,
+            batching::{SendRequests, SharedCalls},
+        },
+    },
 };
 
 /// The servers of a store, by key.
@@ -64,47 +71,36 @@ impl<S: Node> Servers<S> {
         }
     }
 
-    /// Calls the server of each request, with all its requests together. The replies are in the
-    /// order of the requests. `wait` shortens the validity of a request whose server is not known
-    /// yet.
-    pub(crate) fn call<R: Shareable + Send + 'static, T: Send + Unpin + 'static>(
-        &self,
-        operation: &'static str,
-        requests: Many<R>,
-        call: fn(&Arc<S>, Many<R>) -> Many<StoreFuture<T>>,
-        wait: fn(&mut R, Duration),
-    ) -> Many<StoreFuture<T>> {
+    /// Sends each request with the next call to its server. The replies are in the order of the
+    /// requests.
+    pub(crate) fn push<R: Shareable>(&self, requests: Many<R>) -> Many<StoreFuture<R::Reply>>
+    where
+        S: SendRequests<R>,
+    {
         let nodes = match self {
-            Self::One(only) => return call(only, requests),
+            Self::One(only) => return SharedCalls::push(only, requests, only.now()),
             Self::Cluster(nodes) => nodes,
         };
         let (groups, unknown) = nodes.groups(requests.into_iter().enumerate(), |(_, request)| request.key());
-        let later = |(place, request)| (place, call_later(nodes, operation, request, call, wait));
+        let later = |(index, request)| (index, push_later(nodes, request));
         let mut futures: Vec<_> = unknown.into_iter().map(later).collect();
         for (server, requests) in groups {
-            let (places, requests): (Vec<_>, Vec<_>) = requests.into_iter().unzip();
-            futures.extend(places.into_iter().zip(call(&server, requests.into_iter().collect())));
+            let (indices, requests): (Vec<_>, Vec<_>) = requests.into_iter().unzip();
+            let sent = SharedCalls::push(&server, requests.into_iter().collect(), server.now());
+            futures.extend(indices.into_iter().zip(sent));
         }
-        futures.sort_unstable_by_key(|(place, _)| *place);
+        futures.sort_unstable_by_key(|(index, _)| *index);
         futures.into_iter().map(|(_, future)| future).collect()
     }
 }
 
-/// Calls a server when the map of the slots is known.
-fn call_later<S: Node, R: Shareable + Send + 'static, T: Send + Unpin + 'static>(
-    nodes: &Arc<Nodes<S>>,
-    operation: &'static str,
-    mut request: R,
-    call: fn(&Arc<S>, Many<R>) -> Many<StoreFuture<T>>,
-    wait: fn(&mut R, Duration),
-) -> StoreFuture<T> {
+/// Sends a request when the map of the slots is known. Its validity counts from now.
+fn push_later<S: Node + SendRequests<R>, R: Shareable>(nodes: &Arc<Nodes<S>>, request: R) -> StoreFuture<R::Reply> {
     let nodes = Arc::clone(nodes);
-    let clock = Clock::default();
-    let called: BootInstant = clock.now();
+    let called = Clock::default().now();
     StoreFuture::new(async move {
-        let server = nodes.find(nodes.slot(request.key()), operation).await?;
-        wait(&mut request, clock.now().saturating_duration_since(called));
-        call(&server, request.into()).into_single().await
+        let server = nodes.find(nodes.slot(request.key()), R::OPERATION).await?;
+        SharedCalls::push(&server, request.into(), called).into_single().await
     })
 }
 
