@@ -1,8 +1,7 @@
 //! The rules of the contract. Pure: time is an argument, and events are outputs.
 
 use std::{
-    cmp::{Ordering, Reverse},
-    collections::{BinaryHeap, VecDeque, hash_map},
+    collections::{BTreeSet, VecDeque, hash_map},
     time::{Duration, UNIX_EPOCH},
 };
 
@@ -26,15 +25,8 @@ pub(super) struct Keys {
     last_fence: u64,
     /// The number of states at which expired ones are removed.
     sweep_threshold: usize,
-    /// Blocked keys without a holder, the earliest end first. An entry may be out of date.
-    blocked: BinaryHeap<Reverse<Blocked>>,
-}
-
-/// A key that is blocked.
-#[derive(Debug)]
-struct Blocked {
-    until: BootInstant,
-    key: LockKey,
+    /// Blocked keys without a holder, by the end of the block. An entry may be out of date.
+    blocked: BTreeSet<(BootInstant, LockKey)>,
 }
 
 /// The state of one key. A free key without waiters has no state.
@@ -167,7 +159,7 @@ impl Keys {
         }
         state.expires_at = cx.now.saturating_add(request.block_for);
         if !state.is_free(cx.now) {
-            self.blocked.push(Reverse(Blocked { until: state.expires_at, key: request.key.clone() }));
+            self.blocked.insert((state.expires_at, request.key.clone()));
             return ReleaseReply::Freed;
         }
         if state.offer_next(cx, &request.key, request.queue, &mut self.last_fence, None) {
@@ -237,7 +229,7 @@ impl Keys {
             (Some(Grant { id, .. }), _) => {
                 state.expires_at = cx.now.saturating_add(request.block_for);
                 state.revoked = Some(Box::new((id.clone(), state.expires_at)));
-                self.blocked.push(Reverse(Blocked { until: state.expires_at, key: request.key.clone() }));
+                self.blocked.insert((state.expires_at, request.key.clone()));
                 cx.events.push(StoreEvent::Revoked { key: request.key.clone(), id: id.clone() });
                 ForceReleaseReply::Revoked { holder: id }
             }
@@ -305,47 +297,24 @@ impl Keys {
     }
 
     /// Removes the states of keys whose block has ended, a few with each acquisition, and shrinks
-    /// the tables: a client that causes many lock-delays leaves no memory behind.
+    /// the table: a client that causes many lock-delays leaves no memory behind.
     fn prune_unblocked(&mut self, now: BootInstant) {
         for _ in 0..Self::PRUNED_PER_ACQUIRE {
-            if self.blocked.peek().is_none_or(|Reverse(first)| first.until > now) {
+            if self.blocked.first().is_none_or(|(until, _)| *until > now) {
                 break;
             }
-            let Some(Reverse(Blocked { key, .. })) = self.blocked.pop() else { break };
-            if let hash_map::Entry::Occupied(occupied) = self.by_key.entry(key)
+            if let Some((_, key)) = self.blocked.pop_first()
+                && let hash_map::Entry::Occupied(occupied) = self.by_key.entry(key)
                 && occupied.get().is_garbage(now)
             {
                 occupied.remove();
             }
         }
         // The cost of a shrink is proportional to the entries that remain.
-        if self.blocked.capacity() / 4 > self.blocked.len().max(Self::SWEEP_MIN_LEN) {
-            self.blocked.shrink_to(2 * self.blocked.len());
-        }
         if self.by_key.capacity() / 4 > self.by_key.len().max(Self::SWEEP_MIN_LEN) {
             self.by_key.shrink_to(2 * self.by_key.len());
             self.sweep_threshold = 2 * self.by_key.len();
         }
-    }
-}
-
-impl PartialEq for Blocked {
-    fn eq(&self, other: &Self) -> bool {
-        self.until == other.until
-    }
-}
-
-impl Eq for Blocked {}
-
-impl PartialOrd for Blocked {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Blocked {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.until.cmp(&other.until)
     }
 }
 
@@ -792,6 +761,6 @@ mod tests {
         }
         let Keys { by_key, blocked, .. } = &store.keys;
         assert_eq!((by_key.len(), blocked.len()), (0, 0));
-        assert!(by_key.capacity() < 1024 && blocked.capacity() < 1024, "{} {}", by_key.capacity(), blocked.capacity());
+        assert!(by_key.capacity() < 1024, "{}", by_key.capacity());
     }
 }
