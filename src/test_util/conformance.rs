@@ -11,7 +11,7 @@
 //! ```
 //!
 //! The suite takes some seconds, because leases of a real store expire in real time. The store may
-//! contain other keys; those of the suite begin with `conformance`.
+//! contain other keys. Those of the suite begin with `conformance`, and expire.
 
 use std::{
     future::Future,
@@ -65,7 +65,6 @@ const CLAUSES: &[(ForTraits, &[(&str, Clause)])] = &[
             renewal_and_repeated_acquire_never_shorten_a_lease,
             fences_rise_and_stay_below_the_limit,
             holder_has_the_time_of_its_grant,
-            acquire_without_queue_leaves_no_entry,
             released_key_can_stay_blocked,
             yield_without_waiters_extends_under_a_new_fence,
             yield_of_a_lost_key_is_an_acquire,
@@ -296,9 +295,8 @@ async fn key_has_one_holder_until_it_is_released(w: World) {
     w.granted(&a).await;
     let left = w.busy(&b).await;
     assert!(left <= LEASE && left > Duration::ZERO, "{}: a lease of {left:?}", w.clause);
-    w.same(w.release(&a, Duration::ZERO).await, ReleaseReply::Freed, "the id gives it back");
+    w.same(w.release(&a, Duration::ZERO).await, ReleaseReply::Freed, "no waiter is left");
     w.granted(&b).await;
-    w.release(&b, Duration::ZERO).await;
 }
 
 async fn repeated_acquire_finds_its_grant(w: World) {
@@ -311,7 +309,6 @@ async fn repeated_acquire_finds_its_grant(w: World) {
     w.busy(&b).await;
     w.same(w.release(&a, Duration::ZERO).await, ReleaseReply::Freed, "once is enough");
     w.granted(&b).await;
-    w.release(&b, Duration::ZERO).await;
 }
 
 async fn release_of_others_and_second_release_change_nothing(w: World) {
@@ -325,7 +322,6 @@ async fn release_of_others_and_second_release_change_nothing(w: World) {
     w.granted(&b).await;
     w.same(w.release(&a, Duration::ZERO).await, ReleaseReply::NotHolder, "a late copy");
     w.busy(&a).await;
-    w.release(&b, Duration::ZERO).await;
 }
 
 async fn lease_expires_and_late_release_changes_nothing(w: World) {
@@ -337,7 +333,6 @@ async fn lease_expires_and_late_release_changes_nothing(w: World) {
     w.same(w.release(&a, Duration::ZERO).await, ReleaseReply::NotHolder, "its lease has expired");
     w.same(w.renew(&[&a]).await, vec![RenewReply::NotHolder], "and it cannot come back");
     w.busy(&a).await;
-    w.release(&b, Duration::ZERO).await;
 }
 
 async fn only_the_holder_renews_and_replies_are_in_order(w: World) {
@@ -351,7 +346,6 @@ async fn only_the_holder_renews_and_replies_are_in_order(w: World) {
         w.same(replies, vec![RenewReply::NotHolder, RenewReply::Extended, RenewReply::NotHolder], "one by one");
     }
     w.busy(&b).await;
-    w.release(&a, Duration::ZERO).await;
 }
 
 async fn renewal_and_repeated_acquire_never_shorten_a_lease(w: World) {
@@ -368,7 +362,6 @@ async fn renewal_and_repeated_acquire_never_shorten_a_lease(w: World) {
     let _ = w.send(request).await.unwrap_or_else(|error| panic!("{}: {error}", w.clause));
     let left = w.busy(&b).await;
     assert!(left > LEASE / 2, "{}: a repeated acquire left {left:?}", w.clause);
-    w.release(&a, Duration::ZERO).await;
 }
 
 async fn fences_rise_and_stay_below_the_limit(w: World) {
@@ -403,17 +396,6 @@ async fn holder_has_the_time_of_its_grant(w: World) {
     w.renew(&[&a]).await;
     w.granted(&a).await;
     w.same(since().await, first, "a renewal is no new grant");
-    w.release(&a, Duration::ZERO).await;
-}
-
-async fn acquire_without_queue_leaves_no_entry(w: World) {
-    let p = w.process();
-    let (a, b) = (p.ids.next(), p.ids.next());
-    w.granted(&a).await;
-    w.busy(&b).await;
-    w.same(w.release(&a, Duration::ZERO).await, ReleaseReply::Freed, "no waiters");
-    w.granted(&a).await;
-    w.release(&a, Duration::ZERO).await;
 }
 
 async fn release_offers_the_key_to_the_first_waiter(w: World) {
@@ -454,7 +436,6 @@ async fn offer_that_expires_goes_to_the_next_waiter(w: World) {
     w.release(&a, Duration::ZERO).await;
     sleep(OFFER_TTL + Duration::from_millis(50)).await;
     w.granted(&c).await;
-    w.release(&c, Duration::ZERO).await;
 }
 
 async fn expired_key_is_offered_to_the_first_waiter(w: World) {
@@ -466,7 +447,6 @@ async fn expired_key_is_offered_to_the_first_waiter(w: World) {
     w.busy(&c).await;
     w.offered(&q, &b).await;
     w.granted(&b).await;
-    w.release(&b, Duration::ZERO).await;
 }
 
 async fn repeated_acquire_keeps_its_queue_position(w: World) {
@@ -496,7 +476,6 @@ async fn release_leaves_the_queue_and_passes_an_offer_on(w: World) {
     w.same(w.release(&c, Duration::ZERO).await, ReleaseReply::HandedOff, "and on");
     w.offered(&p, &d).await;
     w.granted(&d).await;
-    w.release(&d, Duration::ZERO).await;
 }
 
 async fn dead_process_is_skipped(w: World) {
@@ -511,7 +490,6 @@ async fn dead_process_is_skipped(w: World) {
     w.release(&a, Duration::ZERO).await;
     w.offered(&p, &c).await;
     w.granted(&c).await;
-    w.release(&c, Duration::ZERO).await;
 }
 
 async fn dead_process_delays_the_next_by_an_offer(w: World) {
@@ -524,7 +502,6 @@ async fn dead_process_delays_the_next_by_an_offer(w: World) {
     w.release(&a, Duration::ZERO).await;
     sleep(OFFER_TTL + Duration::from_millis(50)).await;
     w.granted(&c).await;
-    w.release(&c, Duration::ZERO).await;
 }
 
 async fn connection_of_the_holder_is_known(w: World) {
@@ -536,7 +513,6 @@ async fn connection_of_the_holder_is_known(w: World) {
     drop(p.alive);
     sleep(NOTICE_TIMEOUT).await;
     w.same(connected().await, Some(false), "the sink is closed");
-    w.release(&a, Duration::ZERO).await;
 }
 
 async fn free_key_goes_to_the_first_acquire(w: World) {
@@ -556,7 +532,6 @@ async fn free_key_goes_to_the_first_acquire(w: World) {
     }
     w.same(w.release(&c, Duration::ZERO).await, ReleaseReply::Freed, "to no waiter");
     w.granted(&b).await;
-    w.release(&b, Duration::ZERO).await;
 }
 
 async fn queue_has_a_capacity(w: World) {
@@ -585,7 +560,6 @@ async fn released_key_can_stay_blocked(w: World) {
     w.same(w.queued(&b).await, 0, "still blocked");
     sleep(LEASE / 2 + Duration::from_millis(50)).await;
     w.granted(&b).await;
-    w.release(&b, Duration::ZERO).await;
 }
 
 async fn yield_without_waiters_extends_under_a_new_fence(w: World) {
@@ -616,7 +590,6 @@ async fn yield_offers_the_key_and_enqueues_the_next_id(w: World) {
     w.same(w.release(&b, Duration::ZERO).await, ReleaseReply::HandedOff, "offered back");
     w.offered(&p, &next).await;
     w.granted(&next).await;
-    w.release(&next, Duration::ZERO).await;
 }
 
 async fn yield_of_a_lost_key_is_an_acquire(w: World) {
@@ -644,7 +617,6 @@ async fn copy_of_a_yield_changes_nothing(w: World) {
     w.same(w.queued(&b).await, 0, "the waiter still waits");
     let handed_off = if w.store.traits().ordered { ReleaseReply::HandedOff } else { ReleaseReply::Freed };
     w.same(w.release(&a, Duration::ZERO).await, handed_off, "to the waiter, and not to the next id");
-    w.release(&b, Duration::ZERO).await;
 }
 
 async fn yield_to_a_queued_next_id_grants_or_keeps_one_entry(w: World) {
@@ -692,7 +664,6 @@ async fn expired_call_is_not_executed(w: World) {
     sleep(valid_for * 5).await;
     let in_time = w.inspect().await.holder().is_some();
     w.same(matches!(reply.await, Ok(YieldReply::NotHolder(_))) && !in_time, false, "a yield is late");
-    w.release(&b, Duration::ZERO).await;
 }
 
 async fn inspect_reports_holder_and_waiters(w: World) {
@@ -732,7 +703,6 @@ async fn revoked_key_stays_blocked_and_its_holder_is_notified(w: World) {
     w.same(w.queued(&b).await, 0, "its lock-delay lasts");
     sleep(LEASE / 2 + Duration::from_millis(50)).await;
     w.granted(&b).await;
-    w.release(&b, Duration::ZERO).await;
 }
 
 async fn force_release_frees_a_blocked_key_for_the_queue(w: World) {
@@ -834,7 +804,6 @@ async fn request_for_a_record_is_refused(w: World) {
     let status = w.inspect().await;
     let holder = status.holder().map(|holder| (holder.id.clone(), holder.fence));
     w.same((holder, status.waiting), (Some((b.clone(), fence)), 0), "nothing has changed");
-    w.release(&b, Duration::ZERO).await;
 }
 
 async fn record_stands_in_place_of_a_grant(w: World) {
@@ -964,7 +933,6 @@ async fn deleted_record_stands_for_nothing(w: World) {
     w.busy(&c).await;
     sleep(LEASE + Duration::from_millis(50)).await;
     w.same(w.recorded(&c, IfBusy::Fail).await, None, "a grant in its place");
-    w.release(&c, Duration::ZERO).await;
 }
 
 async fn requests_of_one_call_have_replies_of_their_own(w: World) {
