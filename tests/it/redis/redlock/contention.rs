@@ -64,13 +64,13 @@ async fn eight_contenders_exclude_each_other_and_all_finish() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn contenders_exclude_each_other_while_servers_fail() {
     let Some(servers) = servers(3).await else { return };
-    let instances = join_all(["a", "b", "c"].map(|name| servers.hasty_instance(name))).await;
+    let instances = join_all(["a", "b", "c"].map(|name| servers.instance(name))).await;
     let (exclusion, is_over) = (Exclusion::default(), Arc::new(AtomicBool::new(false)));
     let contenders = instances.iter().cloned().map(|locks| {
         let (exclusion, is_over) = (exclusion.clone(), Arc::clone(&is_over));
         tokio::spawn(async move {
             while !is_over.load(SeqCst) {
-                if let Ok(guard) = locks.lock(key()).wait(ms(500)).await {
+                if let Ok(guard) = locks.lock(key()).wait(LONGEST).await {
                     exclusion.section(guard).await;
                 }
             }
