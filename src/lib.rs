@@ -254,57 +254,38 @@ pub mod guide {
     //! - [Topologies](topologies): one Redis, Sentinel, Cluster, Redlock, PostgreSQL; failovers
     //! - [Recipes](recipes): a nightly job, sessions, server-sent events, gRPC, an outbox
 
-    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
-    #[cfg_attr(not(doctest), doc = include_str!("../docs/guide/which-lock.md"))]
-    pub mod which_lock {}
-    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
-    #[doc = include_str!("../docs/guide/getting-started.md")]
-    pub mod getting_started {}
-    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
-    #[doc = include_str!("../docs/guide/keys.md")]
-    pub mod keys {}
-    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
-    #[doc = include_str!("../docs/guide/waiting-and-rejections.md")]
-    pub mod waiting_and_rejections {}
-    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
-    #[doc = include_str!("../docs/guide/layer-order.md")]
-    pub mod layer_order {}
-    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
-    #[doc = include_str!("../docs/guide/configuration.md")]
-    pub mod configuration {}
-    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
-    #[doc = include_str!("../docs/guide/streaming-and-disconnects.md")]
-    pub mod streaming_and_disconnects {}
-    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
-    #[cfg_attr(not(doctest), doc = include_str!("../docs/guide/idempotency.md"))]
-    pub mod idempotency {}
-    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
-    #[doc = include_str!("../docs/guide/nested-locks.md")]
-    pub mod nested_locks {}
-    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
-    #[doc = include_str!("../docs/guide/observability.md")]
-    pub mod observability {}
-    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
-    #[doc = include_str!("../docs/guide/testing-handlers.md")]
-    pub mod testing_handlers {}
-    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
-    #[doc = include_str!("../docs/guide/without-http.md")]
-    pub mod without_http {}
-    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
-    #[doc = include_str!("../docs/guide/redis-in-production.md")]
-    pub mod redis_in_production {}
-    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
-    #[doc = include_str!("../docs/guide/postgres-in-production.md")]
-    pub mod postgres_in_production {}
-    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
-    #[cfg_attr(not(doctest), doc = include_str!("../docs/guide/locks-and-transactions.md"))]
-    pub mod locks_and_transactions {}
-    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
-    #[doc = include_str!("../docs/guide/topologies.md")]
-    pub mod topologies {}
-    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
-    #[cfg_attr(not(doctest), doc = include_str!("../docs/guide/recipes.md"))]
-    pub mod recipes {}
+    macro_rules! pages {
+        ($examples:meta: $($page:ident = $file:literal,)*) => {$(
+            #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
+            #[cfg_attr($examples, doc = include_str!(concat!("../docs/guide/", $file)))]
+            pub mod $page {}
+        )*};
+    }
+
+    pages! {
+        all():
+        getting_started = "getting-started.md",
+        keys = "keys.md",
+        waiting_and_rejections = "waiting-and-rejections.md",
+        layer_order = "layer-order.md",
+        configuration = "configuration.md",
+        streaming_and_disconnects = "streaming-and-disconnects.md",
+        nested_locks = "nested-locks.md",
+        observability = "observability.md",
+        testing_handlers = "testing-handlers.md",
+        without_http = "without-http.md",
+        redis_in_production = "redis-in-production.md",
+        postgres_in_production = "postgres-in-production.md",
+        topologies = "topologies.md",
+    }
+    // The examples crate tests the code of these, which needs a database.
+    pages! {
+        not(doctest):
+        which_lock = "which-lock.md",
+        idempotency = "idempotency.md",
+        locks_and_transactions = "locks-and-transactions.md",
+        recipes = "recipes.md",
+    }
 }
 
 /// The other pages of `docs/`.
