@@ -353,10 +353,10 @@ impl AcquireFuture {
             let waits = !this.wait.is_zero();
             if this.timer.is_none() {
                 this.timer.set(Some(sleep(if waits { *this.wait } else { 2 * driver.store_timeout() })));
-            } else {
-                // Woken without a result: a runtime may have ended, with timers that have to fire.
-                driver.rearm_lost_timers();
             }
+            // A runtime may have ended with timers that have to fire. If that was before the waker of
+            // this task was known, nothing has woken it.
+            driver.rearm_lost_timers();
             if let Some(timer) = this.timer.as_mut().as_pin_mut() {
                 ready!(timer.poll(cx));
             }
@@ -468,6 +468,25 @@ impl fmt::Debug for LockFuture {
 mod tests {
     use super::*;
     use crate::store::StoreErrorKind;
+
+    /// The timer for the end of the lock-delay is lost after the request, and before its first poll.
+    #[cfg(feature = "memory")]
+    #[test]
+    fn waiter_fires_a_timer_that_was_lost_before_its_first_poll() {
+        let runtime = || {
+            let mut builder = tokio::runtime::Builder::new_current_thread();
+            builder.enable_time().start_paused(true).build().expect("a runtime")
+        };
+        let (locks, first, second) = (crate::LockManager::in_memory(), runtime(), runtime());
+        let guard = first.block_on(locks.lock(("k",)).into_future()).expect("free");
+        let waiting = {
+            let _entered = second.enter();
+            locks.lock(("k",)).wait(Duration::from_secs(60)).send(Demand::new())
+        };
+        first.block_on(async move { drop(guard) });
+        drop(first);
+        assert!(second.block_on(waiting).is_ok(), "granted after the lock-delay");
+    }
 
     /// Guarantee: G6.
     #[test]
