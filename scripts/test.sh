@@ -13,12 +13,13 @@
 #                             types of other crates in the public API, each pair of features, the
 #                             package as users build it, broken locks that a storm must detect,
 #                             messages of the compiler, repeated storms, Redisson beside this
-#                             crate, 110,000 simulations, schedules of threads, benchmarks
+#                             crate, 110,000 simulations, schedules of threads, random bytes for
+#                             parsers, benchmarks
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 busy= long= checks= servers=
-usage() { sed -n '2,16s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+usage() { sed -n '2,17s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 loops=()
 for argument in "$@"; do
     case $argument in
@@ -362,6 +363,14 @@ simulations() {
         cargo run --quiet -p tower-lock-simulator -- 1000000 1010000 ${option:+--option "$option"}
     done
 }
+# Bytes that other programs write. A failure leaves its input in `fuzz/artifacts`.
+parsers() {
+    local target
+    have fuzz || cargo install --quiet --locked cargo-fuzz
+    for target in reply slot_map answer url json_field; do
+        cargo fuzz run --sanitizer none "$target" -- -max_total_time=60 -max_len=4096 -verbosity=0
+    done
+}
 schedules() {
     SCHEDULES=10000 RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/shuttle.sh \
         cargo test -p tower-lock --lib --no-default-features --features redis shuttle_tests
@@ -394,6 +403,7 @@ if [ "$long" ]; then
     step 'unit tests without features' unit_tests_without_features
     lints_and_docs
     step 'thread schedules' schedules
+    step parsers parsers
     step 'command of the README' cargo run --quiet --example reward_claim -- --demo
     step benchmarks cargo bench --quiet -p tower-lock-benches
     # On a disk, which is what it measures.

@@ -167,6 +167,11 @@ pub mod test_util;
 #[path = "internals.rs"]
 pub mod __internals;
 
+#[cfg(fuzzing)]
+#[doc(hidden)]
+#[path = "../fuzz/parsers.rs"]
+pub mod parsers;
+
 mod proto;
 #[allow(unreachable_pub, reason = "public in `key`")]
 mod key_source;

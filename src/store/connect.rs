@@ -99,7 +99,7 @@ async fn connect_redis(scheme: &str, url: &str) -> Result<NamedStore, ConnectErr
 }
 
 /// The scheme in lower case, and the rest after it. `memory:` needs no `//`.
-fn split(url: &str) -> Result<(String, &str), String> {
+pub(crate) fn split(url: &str) -> Result<(String, &str), String> {
     let is_memory = |(scheme, rest): &(&str, &str)| scheme.eq_ignore_ascii_case("memory") && !rest.starts_with("//");
     match url.trim().split_once(':').filter(is_memory) {
         Some((_, rest)) => Ok(("memory".to_owned(), rest)),

@@ -22,10 +22,10 @@ mod memory;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 pub(crate) mod remote;
 #[cfg(feature = "postgres")]
-mod postgres;
+pub(crate) mod postgres;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
-mod connect;
+pub(crate) mod connect;
 
 #[cfg(feature = "memory")]
 #[cfg_attr(docsrs, doc(cfg(feature = "memory")))]

@@ -29,7 +29,7 @@ pub(crate) fn split_scheme(url: &str) -> Result<(String, &str), String> {
 fn is_host(text: &str) -> bool {
     let (host, rest) = text.split_once(':').unwrap_or((text, ""));
     let is_name = host.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c));
-    let is_port = rest.chars().all(|c| c.is_ascii_digit() || c == '/');
+    let is_port = rest.chars().all(|c| c.is_ascii_digit() || c == '/') && !rest.starts_with('/');
     is_name && is_port && (host == "localhost" || host.contains('.') && !rest.is_empty())
 }
 
@@ -51,6 +51,7 @@ mod tests {
             ("ann:12345", None),
             ("ann:s3cret", None),
             ("s3.cret:p@w", None),
+            ("s3.cret:/12", None),
             ("redis:6379", None),
         ] {
             let defect = split_scheme(url).expect_err(url);

@@ -14,7 +14,7 @@ use super::{error::PostgresConnectError, tls::Roots};
 
 /// The settings of a URL.
 #[derive(Clone)]
-pub(super) struct Address {
+pub(crate) struct Address {
     pub(super) config: Config,
     /// Host and port, without user and password.
     pub(super) display: String,
@@ -35,7 +35,7 @@ pub(super) struct OwnParameters {
 }
 
 impl Address {
-    pub(super) fn parse(url: &str) -> Result<Self, PostgresConnectError> {
+    pub(crate) fn parse(url: &str) -> Result<Self, PostgresConnectError> {
         let url = url.trim();
         let scheme = url.split_once("://").map(|(scheme, _)| scheme);
         if !["postgres", "postgresql"].map(Some).contains(&scheme) {

@@ -8,7 +8,7 @@
 
 // In the order of a call: from the URL to the reply.
 mod builder;
-mod address;
+pub(crate) mod address;
 mod self_test;
 mod store;
 mod shared;

@@ -15,7 +15,7 @@ mod shared;
     reason = "public for the simulator alone: feature `__internals`"
 )]
 pub mod wire;
-pub(super) mod topology;
+pub(crate) mod topology;
 mod messages;
 mod wakeups;
 pub(super) mod error;

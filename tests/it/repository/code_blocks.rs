@@ -151,7 +151,7 @@ fn assert_exists(packages: &[Value], name: &str, dependency: &Value) {
 }
 
 /// The commands of the pages, each with the file that runs it, and the text there.
-const COMMANDS: [(&str, &str, &str); 28] = [
+const COMMANDS: [(&str, &str, &str); 29] = [
     ("scripts/test.sh", ".github/workflows/ci.yml", " scripts/test.sh\n"),
     ("scripts/test.sh --checks", ".github/workflows/ci.yml", " scripts/test.sh --checks\n"),
     ("cargo run --example reward_claim", "scripts/test.sh", " cargo run --quiet --example reward_claim"),
@@ -186,6 +186,7 @@ const COMMANDS: [(&str, &str, &str); 28] = [
     ),
     ("cargo test -p compile-fail", "scripts/test.sh", " --test compile_fail"),
     ("cargo test --lib shuttle_tests", "scripts/test.sh", "RUSTC_WORKSPACE_WRAPPER"),
+    ("cargo fuzz run --sanitizer none reply -- -max_len=4096", "scripts/test.sh", "cargo fuzz run --sanitizer none"),
     ("cargo run -p tower-lock-simulator -- 0 10000", "scripts/test.sh", SIMULATOR),
     ("cargo run -p tower-lock-simulator -- 2549 --trace", "scripts/test.sh", SIMULATOR),
     ("cargo run -p tower-lock-simulator -- 0 1000 --option force", "scripts/test.sh", "'' force flush"),

@@ -4,20 +4,20 @@
 //! a server is found, and what happens when it moves, is in one [`Topology`] for each kind of
 //! deployment.
 
-mod url;
-pub(in crate::store) mod parameters;
+pub(crate) mod url;
+pub(crate) mod parameters;
 pub(in crate::store) mod address;
 mod servers;
 mod locate;
 mod single;
 mod sentinel;
 pub(in crate::store) mod cluster;
-pub(in crate::store) mod slot_map;
+pub(crate) mod slot_map;
 mod pool;
 pub(in crate::store) mod server;
 pub(in crate::store) mod connection;
 pub(in crate::store) mod endpoint;
-pub(in crate::store) mod socket;
+pub(crate) mod socket;
 pub(in crate::store) mod replicas;
 
 pub(in crate::store) use self::{

@@ -10,7 +10,7 @@ const _: () = assert!(MAX_RECORD_HEAD_BYTES + MAX_RECORD_BODY_BYTES < MAX_REPLY_
 /// Finds the end of the first reply of a buffer that grows. A value is a line, or a line with a
 /// length and that many bytes, or a line with a number and that many values.
 #[derive(Debug)]
-pub(super) struct FrameLength {
+pub(crate) struct FrameLength {
     /// The bytes of the values that are complete.
     complete: usize,
     /// The values that follow.
@@ -25,7 +25,7 @@ impl Default for FrameLength {
 
 /// The bytes are no reply that ends.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Invalid {
+pub(crate) enum Invalid {
     /// The reply has more than [`MAX_REPLY_BYTES`].
     TooLong,
     /// No value of RESP2 begins like this. Its end is not known, so that what follows cannot be
@@ -35,7 +35,7 @@ pub(super) enum Invalid {
 
 impl FrameLength {
     /// The length of the first reply. `None`: more bytes are needed.
-    pub(super) fn of(&mut self, buffer: &[u8]) -> Result<Option<usize>, Invalid> {
+    pub(crate) fn of(&mut self, buffer: &[u8]) -> Result<Option<usize>, Invalid> {
         while self.values_left > 0 {
             let Some((&kind, rest)) = buffer.get(self.complete..).and_then(<[u8]>::split_first) else { break };
             if !b"+-:$*".contains(&kind) {

@@ -3,7 +3,7 @@
 //! A call is written where it is polled, so a lone call passes no other task on its way out. One
 //! task reads. A reply wakes its caller and nothing else: both run on the same worker.
 
-mod frame;
+pub(crate) mod frame;
 #[cfg(all(test, tower_lock_shuttle))]
 mod shuttle_tests;
 #[cfg(test)]
