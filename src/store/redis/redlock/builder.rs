@@ -2,7 +2,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use deadpool_redis::redis::{Client, RedisError};
 use futures_util::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use tokio::time::{Instant, sleep, timeout_at};
 
@@ -21,16 +20,17 @@ use crate::{
     store::redis::{
         RedisConnectError,
         assembly::{Parts, RETRY_INTERVAL},
+        builder::same,
         error::CallError,
         self_test::{SelfTestError, self_test_without_messages},
         topology::{
             Endpoint, Topology,
             address::{Address, Deployment},
             connection::Timeouts,
-            parameters::UrlSettings,
         },
         wire::Keyspace,
     },
+    store::remote::tls::TlsSettings,
 };
 
 /// Builder for a [`RedlockStore`] with non-default settings.
@@ -51,6 +51,7 @@ pub struct RedlockStoreBuilder {
     prefix: Option<String>,
     connect_timeout: Option<Duration>,
     call_timeout: Option<Duration>,
+    tls: TlsSettings,
 }
 
 /// A server that is not tested yet.
@@ -88,8 +89,30 @@ impl RedlockStoreBuilder {
         Self { call_timeout: Some(timeout), ..self }
     }
 
+    /// Trusts these certificates, in PEM, in place of those of the system.
+    ///
+    /// This is for `rediss` URLs (feature `redis-tls`). With any other URL, or with a text without a
+    /// certificate, connecting fails with [`RedisConnectError::InvalidTls`].
+    pub fn tls_roots(self, pem: impl Into<Vec<u8>>) -> Self {
+        Self { tls: self.tls.with_roots(pem.into()), ..self }
+    }
+
+    /// Shows this certificate to the servers, and proves it with this key, which is not encrypted.
+    /// Both are in PEM. The certificates between it and its root may follow.
+    ///
+    /// This is for `rediss` URLs (feature `redis-tls`). With any other URL, or if the key is not
+    /// that of the certificate, connecting fails with [`RedisConnectError::InvalidTls`].
+    pub fn tls_client_certificate(self, certificate: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
+        Self { tls: self.tls.with_client_certificate(certificate.into(), key.into()), ..self }
+    }
+
     /// Connects to 3, 5, 7 or 9 servers. Each URL is `redis://user:password@host:port/database`,
-    /// `rediss://` for TLS (feature `redis-tls`), or `unix:///path`.
+    /// `rediss://` for TLS (feature `redis-tls`), or `unix:///path`. One URL can name all of them:
+    /// `redis+redlock://user:password@a:6379,b:6379,c:6379`.
+    ///
+    /// A URL may have the parameter `prefix`, as [`prefix`](Self::prefix), and with TLS those of
+    /// [`RedisStoreBuilder::connect`](crate::store::RedisStoreBuilder::connect): `sslrootcert`,
+    /// `sslcert` and `sslkey`.
     ///
     /// Returns when a majority of the servers has passed the self-test, and the others have passed
     /// it, cannot be reached, or have had the [call timeout](Self::call_timeout) for it. A server
@@ -105,13 +128,7 @@ impl RedlockStoreBuilder {
         self,
         urls: impl IntoIterator<Item = U>,
     ) -> Result<RedlockStore, RedisConnectError> {
-        self.connect_to(single_servers(urls)?).await
-    }
-
-    /// Connects to the servers of one URL, which may have a prefix.
-    pub(in crate::store) async fn connect_to(self, addresses: Vec<Address>) -> Result<RedlockStore, RedisConnectError> {
-        let prefix = addresses.first().and_then(|address| address.settings.prefix.clone());
-        let (store, candidates, timeouts) = Self { prefix: self.prefix.or(prefix), ..self }.build(addresses)?;
+        let (store, candidates, timeouts) = self.build(urls)?;
         // Boxed: the nested future type is too deep for the default limit of the caller's compiler.
         let tested: BoxFuture<'_, _> = Box::pin(test(candidates, timeouts));
         tested.await?;
@@ -132,11 +149,31 @@ impl RedlockStoreBuilder {
         self,
         urls: impl IntoIterator<Item = U>,
     ) -> Result<RedlockStore, RedisConnectError> {
-        Ok(self.build(single_servers(urls)?)?.0)
+        Ok(self.build(urls)?.0)
     }
 
-    fn build(self, addresses: Vec<Address>) -> Result<(RedlockStore, Vec<Candidate>, Timeouts), RedisConnectError> {
-        let prefix = self.prefix.as_deref().unwrap_or(REDIS_PREFIX);
+    fn build<U: AsRef<str>>(
+        self,
+        urls: impl IntoIterator<Item = U>,
+    ) -> Result<(RedlockStore, Vec<Candidate>, Timeouts), RedisConnectError> {
+        let invalid = |defect: &str| Err(RedisConnectError::InvalidUrl(defect.into()));
+        let (mut prefix, mut endpoints) = (self.prefix, Vec::new());
+        // One more than allowed is enough to know that there are too many.
+        for url in urls.into_iter().take(REDLOCK_SERVERS_MAX + 1) {
+            let Address { deployment, settings } = Address::parse(url.as_ref(), &self.tls)?;
+            prefix = same("prefix", prefix, settings.prefix)?;
+            match deployment {
+                _ if settings.min_replicas.is_some() => {
+                    return invalid("the servers of a RedlockStore have no replicas");
+                }
+                Deployment::Server(endpoint) => endpoints.push(endpoint),
+                Deployment::Redlock(servers) => endpoints.extend(servers),
+                Deployment::Sentinel { .. } | Deployment::Cluster(_) => {
+                    return invalid("each server of a RedlockStore is independent: no sentinels, and no Cluster");
+                }
+            }
+        }
+        let prefix = prefix.as_deref().unwrap_or(REDIS_PREFIX);
         let keyspace = Keyspace::new(prefix).map_err(|_| RedisConnectError::InvalidPrefix(prefix.to_owned()))?;
         let checked = |setting, value: Option<Duration>, default, max| match value.unwrap_or(default) {
             value if (REDIS_TIMEOUT_MIN..=max).contains(&value) => Ok(value),
@@ -146,11 +183,11 @@ impl RedlockStoreBuilder {
             call: checked("call_timeout", self.call_timeout, STORE_CALL_TIMEOUT, STORE_CALL_TIMEOUT_MAX)?,
             connect: checked("connect_timeout", self.connect_timeout, CONNECT_TIMEOUT, CONNECT_TIMEOUT_MAX)?,
         };
-        if !(REDLOCK_SERVERS_MIN..=REDLOCK_SERVERS_MAX).contains(&addresses.len()) || addresses.len().is_multiple_of(2)
+        if !(REDLOCK_SERVERS_MIN..=REDLOCK_SERVERS_MAX).contains(&endpoints.len()) || endpoints.len().is_multiple_of(2)
         {
-            return Err(RedisConnectError::InvalidServerCount(addresses.len()));
+            return Err(RedisConnectError::InvalidServerCount(endpoints.len()));
         }
-        let members = Members::new(addresses.iter().map(|address| address.display.clone()).collect());
+        let members = Members::new(endpoints.iter().map(ToString::to_string).collect());
         members.check_addresses()?;
         let parts = Parts {
             user: String::new(),
@@ -160,21 +197,20 @@ impl RedlockStoreBuilder {
             background: Background::default(),
             sinks: Arc::default(),
         };
-        let candidate = |(index, Address { info, display, user, .. }): (usize, Address)| {
-            let client = Client::open(info).map_err(|error: RedisError| RedisConnectError::InvalidUrl(error.into()))?;
+        let candidate = |(index, endpoint): (usize, Endpoint)| {
+            let (user, address) = (endpoint.user(), endpoint.to_string());
             let member = Arc::new(Member {
-                endpoint: Endpoint::new(client, timeouts.connect, timeouts.call),
+                endpoint,
                 index,
                 user: user.clone(),
                 keyspace: keyspace.clone(),
                 members: Arc::clone(&members),
             });
             let topology: Arc<dyn Topology> = Arc::<Member>::clone(&member);
-            let shared = Parts { user, ..parts.clone() }.server(topology, display, None);
-            Ok(Candidate { member, node: Node::new(shared) })
+            let shared = Parts { user, ..parts.clone() }.server(topology, address, None);
+            Candidate { member, node: Node::new(shared) }
         };
-        let candidates: Vec<_> =
-            addresses.into_iter().enumerate().map(candidate).collect::<Result<_, RedisConnectError>>()?;
+        let candidates: Vec<_> = endpoints.into_iter().enumerate().map(candidate).collect();
         let nodes = candidates.iter().map(|candidate| Arc::clone(&candidate.node)).collect();
         let group = Group::new(nodes, keyspace, timeouts);
         Ok((RedlockStore::new(group), candidates, timeouts))
@@ -241,24 +277,6 @@ impl Candidate {
         shared.server_clock().observe(server_us, shared.clock.now());
         Ok(())
     }
-}
-
-/// The addresses of servers, each at a URL of its own. One more than allowed is enough to know that
-/// there are too many.
-fn single_servers<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Result<Vec<Address>, RedisConnectError> {
-    urls.into_iter().take(REDLOCK_SERVERS_MAX + 1).map(|url| single_server(url.as_ref())).collect()
-}
-
-fn single_server(url: &str) -> Result<Address, RedisConnectError> {
-    let address = Address::parse(url)?;
-    let defect = if !matches!(address.deployment, Deployment::Server) {
-        "each URL of a RedlockStore is that of one server: no sentinels, and no Cluster"
-    } else if address.settings != UrlSettings::default() {
-        "a URL of a RedlockStore has no parameters: its builder has the prefix"
-    } else {
-        return Ok(address);
-    };
-    Err(RedisConnectError::InvalidUrl(defect.into()))
 }
 
 impl RedlockStore {

@@ -444,16 +444,14 @@ async fn map_of(server: &Server) -> Result<SlotMap, CallError> {
 }
 
 async fn map_of_seed(seed: &Endpoint) -> Result<SlotMap, CallError> {
-    let mut connected = seed.connect().await?;
-    connected.check().await?;
-    let replies = connected.call(&map_commands()).await;
+    let replies = seed.connect().await?.call(&map_commands()).await;
     let replies = replies.map_err(|error| match error.detail() {
         Some(detail) if detail.contains("cluster support disabled") => CallError::NotCluster(seed.to_string()),
         _ => error.into(),
     })?;
     let Value::Array(replies) = replies else { return Err(CallError::NoMaster) };
     let [info, slots] = <[Value; 2]>::try_from(replies).map_err(|_| CallError::NoMaster)?;
-    SlotMap::parse(&seed.host(), info, &slots).ok_or(CallError::NoMaster)
+    SlotMap::parse(seed.host(), info, &slots).ok_or(CallError::NoMaster)
 }
 
 impl<S> ClusterNode<S> {
@@ -464,11 +462,7 @@ impl<S> ClusterNode<S> {
 
 impl<S: Node> Topology for ClusterNode<S> {
     fn connect<'a>(&'a self, _named: &'a OnceLock<Arc<str>>) -> BoxFuture<'a, Result<Connected, CallError>> {
-        Box::pin(async {
-            let mut connected = self.endpoint.connect().await?;
-            connected.check().await?;
-            Ok(connected)
-        })
+        Box::pin(async { Ok(Connected::Socket(self.endpoint.connect().await?)) })
     }
 
     fn subscribe(&self, on_message: OnMessage) -> BoxFuture<'_, Result<Subscriptions, CallError>> {

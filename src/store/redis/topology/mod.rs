@@ -13,7 +13,6 @@ mod single;
 mod sentinel;
 pub(in crate::store) mod cluster;
 pub(in crate::store) mod slot_map;
-mod pool;
 pub(in crate::store) mod server;
 pub(in crate::store) mod connection;
 pub(in crate::store) mod endpoint;
@@ -24,7 +23,6 @@ pub(in crate::store) use self::{
     cluster::{ClusterNode, Nodes},
     endpoint::Endpoint,
     locate::{Signs, Topology},
-    pool::Pooled,
     sentinel::Sentinels,
     servers::Servers,
     single::Single,
