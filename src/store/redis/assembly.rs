@@ -49,7 +49,7 @@ impl Parts {
         let Self { keyspace, user, timeouts, background, .. } = self.clone();
         let make = move |name: &NodeName, nodes: &Weak<Nodes<Shared>>| {
             let endpoint = one.at(&name.host, name.port);
-            let topology = Arc::new(ClusterNode::new(endpoint, name.clone(), Weak::clone(nodes)));
+            let topology = Arc::new(ClusterNode { endpoint, name: name.clone(), nodes: Weak::clone(nodes) });
             let parts = Self { keyspace: self.keyspace.at_node(&name.id), ..self.clone() };
             parts.server(topology, name.to_string(), Some(Weak::clone(nodes)))
         };
@@ -145,12 +145,12 @@ fn nodes_error(nodes: &Nodes<Shared>, error: CallError) -> SelfTestError {
     match error.of_connect() {
         CallError::NotCluster(address) => RedisConnectError::NotCluster { address: address.clone() }.into(),
         CallError::Redis(refusal) if refusal.code() == Some("NOPERM") => {
-            let (user, refusals) = (nodes.user().to_owned(), vec![error.to_string()]);
+            let (user, refusals) = (nodes.user.clone(), vec![error.to_string()]);
             RedisConnectError::PermissionDenied { address, user, refusals }.into()
         }
         _ => {
             let is_transient = error.is_transient();
-            let source = error.with_hint(None, nodes.user());
+            let source = error.with_hint(None, &nodes.user);
             SelfTestError { error: RedisConnectError::Unreachable { address, source }, is_transient }
         }
     }

@@ -7,18 +7,17 @@ use deadpool_redis::Pool;
 use super::{
     assembly::{Parts, test},
     error::RedisConnectError,
-    shared::Sinks,
     store::RedisStore,
     topology::{
         Sentinels, Single,
         address::{Address, Deployment},
         connection::Timeouts,
+        parameters::UrlSettings,
         replicas::MinReplicas,
     },
     wire::Keyspace,
 };
 use crate::{
-    background::Background,
     limits::{
         CONNECT_TIMEOUT, CONNECT_TIMEOUT_MAX, REDIS_PREFIX, REDIS_TIMEOUT_MIN, STORE_CALL_TIMEOUT,
         STORE_CALL_TIMEOUT_MAX,
@@ -40,11 +39,11 @@ use crate::{
 #[derive(Clone, Debug, Default)]
 #[must_use = "a builder does nothing until it connects"]
 pub struct RedisStoreBuilder {
-    prefix: Option<String>,
+    pub(super) prefix: Option<String>,
     connect_timeout: Option<Duration>,
     call_timeout: Option<Duration>,
     min_replicas: Option<MinReplicas>,
-    tls: TlsSettings,
+    pub(super) tls: TlsSettings,
 }
 
 impl RedisStoreBuilder {
@@ -200,10 +199,39 @@ impl RedisStoreBuilder {
     }
 
     fn build(self, pool: Option<Pool>, url: &str) -> Result<RedisStore, RedisConnectError> {
+        let invalid = |defect: &str| Err(RedisConnectError::InvalidUrl(defect.into()));
         let Address { deployment, settings } = Address::parse(url, &self.tls)?;
-        let prefix = same("prefix", self.prefix, settings.prefix)?;
+        let parts = self.parts(settings)?;
+        let (call_timeout, sinks) = (parts.timeouts.call, Arc::clone(&parts.sinks));
+        let servers = match (deployment, pool) {
+            (Deployment::Server(endpoint), pool) => {
+                let user = if pool.is_some() { "the user of the pool".to_owned() } else { endpoint.user() };
+                let address = endpoint.to_string();
+                let server = Single { endpoint, pool, call_timeout };
+                Parts { user, ..parts }.one(Arc::new(server), address)
+            }
+            (Deployment::Sentinel { .. } | Deployment::Cluster(_), Some(_)) => {
+                return invalid("connections of a pool lead to one server");
+            }
+            (Deployment::Sentinel { master, sentinels, server }, None) => {
+                let user = server.user();
+                let sentinels = Sentinels::new(master, sentinels, server, call_timeout, parts.background.clone());
+                let address = sentinels.to_string();
+                Parts { user, ..parts }.one(Arc::new(sentinels), address)
+            }
+            (Deployment::Cluster(seeds), None) => Parts { user: seeds[0].user(), ..parts }.cluster(seeds),
+            (Deployment::Redlock(_), _) => {
+                return invalid("independent servers are a `RedlockStore`; `LockManager::connect` connects to them");
+            }
+        };
+        Ok(RedisStore::new(servers, sinks))
+    }
+
+    /// What all servers have in common, but for the user.
+    pub(super) fn parts(self, of_url: UrlSettings) -> Result<Parts, RedisConnectError> {
+        let prefix = same("prefix", self.prefix, of_url.prefix)?;
         let prefix = prefix.as_deref().unwrap_or(REDIS_PREFIX);
-        let min_replicas = same("min_replicas", self.min_replicas, settings.min_replicas)?;
+        let min_replicas = same("min_replicas", self.min_replicas, of_url.min_replicas)?;
         let min_replicas = min_replicas.filter(|replicas| replicas.count > 0);
         let keyspace = Keyspace::new(prefix).map_err(|_| RedisConnectError::InvalidPrefix(prefix.to_owned()))?;
         let checked = |setting, value: Option<Duration>, default, max| match value.unwrap_or(default) {
@@ -219,39 +247,8 @@ impl RedisStoreBuilder {
         {
             return Err(RedisConnectError::InvalidTimeout { setting: "min_replicas", value: timeout });
         }
-        let invalid = |defect: &str| Err(RedisConnectError::InvalidUrl(defect.into()));
-        let background = Background::default();
-        let sinks = Arc::<Sinks>::default();
-        let parts = |user| Parts {
-            user,
-            keyspace,
-            timeouts,
-            min_replicas,
-            background: background.clone(),
-            sinks: Arc::clone(&sinks),
-        };
-        let servers = match (deployment, pool) {
-            (Deployment::Server(endpoint), pool) => {
-                let user = if pool.is_some() { "the user of the pool".to_owned() } else { endpoint.user() };
-                let address = endpoint.to_string();
-                let server = Single { endpoint, pool, call_timeout: timeouts.call };
-                parts(user).one(Arc::new(server), address)
-            }
-            (Deployment::Sentinel { .. } | Deployment::Cluster(_), Some(_)) => {
-                return invalid("connections of a pool lead to one server");
-            }
-            (Deployment::Sentinel { master, sentinels, server }, None) => {
-                let user = server.user();
-                let sentinels = Sentinels::new(master, sentinels, server, timeouts.call, background.clone());
-                let address = sentinels.to_string();
-                parts(user).one(Arc::new(sentinels), address)
-            }
-            (Deployment::Cluster(seeds), None) => parts(seeds[0].user()).cluster(seeds),
-            (Deployment::Redlock(_), _) => {
-                return invalid("independent servers are a `RedlockStore`; `LockManager::connect` connects to them");
-            }
-        };
-        Ok(RedisStore::new(servers, sinks))
+        let (user, background, sinks) = Default::default();
+        Ok(Parts { user, keyspace, timeouts, min_replicas, background, sinks })
     }
 }
 

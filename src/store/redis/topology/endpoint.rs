@@ -190,6 +190,11 @@ impl fmt::Debug for Connected {
     }
 }
 
+/// The addresses of servers, without users and passwords.
+pub(super) fn list(endpoints: &[Endpoint]) -> String {
+    endpoints.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
 /// A command for each channel: one of several channels has a reply for each, or one error.
 fn for_each(command: &str, channels: &[String]) -> Vec<Cmd> {
     let of_channel = |channel| {

@@ -9,6 +9,7 @@ pub(in crate::store) mod parameters;
 pub(in crate::store) mod address;
 mod servers;
 mod locate;
+mod newest;
 mod single;
 mod sentinel;
 pub(in crate::store) mod cluster;

@@ -15,9 +15,8 @@ use std::{
 
 use deadpool_redis::redis::{RedisError, RedisResult, cmd, from_redis_value, make_extension_error};
 use futures_util::{
-    FutureExt, StreamExt,
+    FutureExt,
     future::{BoxFuture, join_all},
-    stream::FuturesUnordered,
 };
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
@@ -25,6 +24,7 @@ use tracing::{info, warn};
 use super::{
     endpoint::{Connected, Endpoint, Subscriptions},
     locate::{Signs, Topology},
+    newest::newest,
     replicas::is_replica,
     socket::{OnMessage, Socket},
 };
@@ -71,9 +71,6 @@ struct MasterReply {
 }
 
 impl Sentinels {
-    /// How long to wait for the sentinels beyond a majority. In a failover one of them knows the
-    /// new master first.
-    const GRACE: Duration = Duration::from_millis(50);
     /// Between two connects to a sentinel that is down.
     const RECONNECT_DELAY: Duration = Duration::from_secs(1);
 
@@ -98,17 +95,8 @@ impl Sentinels {
     /// partitioned has an older one. Sentinels that write one address in two ways lead to the same
     /// reply each time.
     async fn newest_reply(&self) -> RedisResult<MasterReply> {
-        let mut replies: FuturesUnordered<_> = self.nodes.iter().map(|node| self.reply_of(node)).collect();
-        let (mut newest, mut failures) = (None::<MasterReply>, Vec::new());
-        loop {
-            let most_have_replied = replies.len() < self.nodes.len().div_ceil(2);
-            let limit = if most_have_replied && newest.is_some() { Self::GRACE } else { self.call_timeout };
-            match timeout(limit, replies.next()).await {
-                Ok(Some(Ok(reply))) => newest = newest.max(Some(reply)),
-                Ok(Some(Err(failure))) => failures.push(failure),
-                Ok(None) | Err(_) => break,
-            }
-        }
+        let asked = self.nodes.iter().map(|node| self.reply_of(node));
+        let (newest, failures) = newest(asked, MasterReply::gt, self.call_timeout).await;
         let were_reachable = self.are_reachable.swap(newest.is_some(), Ordering::Relaxed);
         self.log_reachable(were_reachable, newest.is_some());
         newest.ok_or_else(|| {
