@@ -22,6 +22,7 @@ use crate::{
             },
             wire::SLOTS,
         },
+        remote::tls::TlsSettings,
     },
 };
 
@@ -85,7 +86,7 @@ pub fn url(data: &[u8]) {
         }
         Err(error) => has_no_secret(&error),
     }
-    if let Err(error) = Address::parse(&url) {
+    if let Err(error) = Address::parse(&url, &TlsSettings::default()) {
         has_no_secret(&format!("{error:?} {error}"));
     }
 }

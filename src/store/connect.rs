@@ -7,7 +7,7 @@ use super::memory::MemoryStore;
 #[cfg(feature = "postgres")]
 use super::postgres::{PostgresConnectError, PostgresStore};
 #[cfg(feature = "redis")]
-use super::redis::{RedisConnectError, RedisStore, RedlockStore, redlock_servers};
+use super::redis::{RedisConnectError, RedisStore, RedlockStore};
 use super::{LockStore, scheme::split_scheme};
 
 /// Error of [`LockManager::connect`](crate::LockManager::connect).
@@ -91,7 +91,7 @@ pub(crate) async fn connect(url: &str) -> Result<NamedStore, ConnectError> {
 #[cfg(feature = "redis")]
 async fn connect_redis(scheme: &str, url: &str) -> Result<NamedStore, ConnectError> {
     let store: Arc<dyn LockStore> = if scheme.ends_with("+redlock") {
-        Arc::new(RedlockStore::builder().connect_to(redlock_servers(url)?).await?)
+        Arc::new(RedlockStore::connect([url]).await?)
     } else {
         Arc::new(RedisStore::connect(url).await?)
     };

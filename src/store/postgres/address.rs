@@ -3,14 +3,15 @@
 //! An error shows no part of the URL, because each part may be one of a password with a character
 //! that was not escaped.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use tokio_postgres::{
     Config,
     config::{Host, SslMode, TargetSessionAttrs},
 };
 
-use super::{error::PostgresConnectError, tls::Roots};
+use super::error::PostgresConnectError;
+use crate::store::remote::tls::TlsSettings;
 
 /// The settings of a URL.
 #[derive(Clone)]
@@ -18,8 +19,8 @@ pub(crate) struct Address {
     pub(super) config: Config,
     /// Host and port, without user and password.
     pub(super) display: String,
-    /// The roots for TLS. `None`: the URL does not require it.
-    pub(super) tls: Option<Roots>,
+    /// `None`: the URL does not require it.
+    pub(super) tls: Option<TlsSettings>,
     pub(super) own: OwnParameters,
 }
 
@@ -27,7 +28,7 @@ pub(crate) struct Address {
 #[derive(Clone, Default)]
 pub(super) struct OwnParameters {
     requires_tls: bool,
-    root_certificates: Option<String>,
+    tls: TlsSettings,
     pub(super) schema: Option<String>,
     pub(super) migrate: Option<bool>,
     pub(super) connections: Option<usize>,
@@ -35,7 +36,8 @@ pub(super) struct OwnParameters {
 }
 
 impl Address {
-    pub(crate) fn parse(url: &str) -> Result<Self, PostgresConnectError> {
+    /// `tls`: the settings of the builder.
+    pub(crate) fn parse(url: &str, tls: &TlsSettings) -> Result<Self, PostgresConnectError> {
         let url = url.trim();
         let scheme = url.split_once("://").map(|(scheme, _)| scheme);
         if !["postgres", "postgresql"].map(Some).contains(&scheme) {
@@ -58,9 +60,9 @@ impl Address {
         if config.get_application_name().is_none() {
             config.application_name("tower-lock");
         }
-        let roots = own.root_certificates.take().map_or(Roots::System, Roots::File);
-        let tls = own.requires_tls.then_some(roots);
-
+        let of_url = std::mem::take(&mut own.tls);
+        let tls = TlsSettings::of_connection(tls, of_url, own.requires_tls, "add `sslmode=verify-full`")
+            .map_err(PostgresConnectError::InvalidTls)?;
         Ok(Self { display: display(&config), config, tls, own })
     }
 }
@@ -80,7 +82,7 @@ impl OwnParameters {
             return Err(invalid(NOT_ENCODED));
         }
         let mut own = Self::default();
-        let (mut others, mut names) = (Vec::new(), HashSet::new());
+        let (mut others, mut names, mut tls) = (Vec::new(), HashSet::new(), HashMap::new());
         for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
             let (name, value) = parameter
                 .split_once('=')
@@ -104,13 +106,14 @@ impl OwnParameters {
                     return Err(invalid("its parameter `prefix` is one of Redis: `schema` separates two applications"));
                 }
                 ("events_url", _) => own.events_url = Some(text),
-                ("sslrootcert", _) => own.root_certificates = Some(text),
+                ("sslrootcert" | "sslcert" | "sslkey", _) => drop(tls.insert(name.clone(), text)),
                 _ => others.push(parameter.replace('@', "%40")),
             }
             if !names.insert(name) {
                 return Err(invalid("one of its parameters is set twice"));
             }
         }
+        own.tls = TlsSettings::from_url(|name| tls.remove(name));
         let rest = if others.is_empty() { before.to_owned() } else { format!("{before}?{}", others.join("&")) };
         Ok((own, rest))
     }
@@ -143,26 +146,29 @@ fn invalid(defect: &str) -> PostgresConnectError {
 mod tests {
     use super::*;
 
+    fn parse(url: &str) -> Result<Address, PostgresConnectError> {
+        Address::parse(url, &TlsSettings::default())
+    }
+
     #[test]
     fn url_has_servers_and_parameters() {
-        let address = Address::parse(
-            "postgres://ann:s3cret@a,b:5433/app?migrate=true&schema=my%20shop&connections=4&connect_timeout=3",
-        );
+        let address =
+            parse("postgres://ann:s3cret@a,b:5433/app?migrate=true&schema=my%20shop&connections=4&connect_timeout=3");
         let address = address.expect("a URL");
         assert_eq!(address.display, "a:5432,b:5433");
         assert_eq!((address.own.schema.as_deref(), address.own.migrate), (Some("my shop"), Some(true)));
         assert_eq!(address.own.connections, Some(4));
         assert_eq!(address.config.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
         assert_eq!(address.config.get_dbname(), Some("app"));
-        assert_eq!(Address::parse("postgresql://a").expect("a URL").display, "a:5432");
-        let address = Address::parse("postgres://ann:s3%3Fcret@a/app?schema=shop").expect("a URL");
+        assert_eq!(parse("postgresql://a").expect("a URL").display, "a:5432");
+        let address = parse("postgres://ann:s3%3Fcret@a/app?schema=shop").expect("a URL");
         assert_eq!(
             (address.config.get_password(), address.own.schema.as_deref()),
             (Some(&b"s3?cret"[..]), Some("shop"))
         );
-        let address = Address::parse("postgres://a/app?user=ann@eu&password=s3cret&schema=shop").expect("a URL");
+        let address = parse("postgres://a/app?user=ann@eu&password=s3cret&schema=shop").expect("a URL");
         assert_eq!((address.display.as_str(), address.config.get_user()), ("a:5432", Some("ann@eu")));
-        assert_eq!(Address::parse("postgres:///app?host=/run/pg&user=ann").expect("a URL").display, "/run/pg:5432");
+        assert_eq!(parse("postgres:///app?host=/run/pg&user=ann").expect("a URL").display, "/run/pg:5432");
     }
 
     #[test]
@@ -174,12 +180,12 @@ mod tests {
             ("postgres://db/app", "postgres://db/app"),
         ] {
             for url in ["bob@pooler:6432/app?", "pooler/app?schema=shop&", "bob:s%3F3@pooler/app?"] {
-                let address = Address::parse(&format!("postgres://{url}events_url={text}")).expect(text);
+                let address = parse(&format!("postgres://{url}events_url={text}")).expect(text);
                 assert!(address.display.starts_with("pooler:"), "{url}: {}", address.display);
                 assert_eq!(address.own.events_url.as_deref(), Some(expected), "{url}");
             }
         }
-        let config = Address::parse(events).expect("a URL").config;
+        let config = parse(events).expect("a URL").config;
         assert_eq!(config.get_password(), Some(&b"s3@c+ret"[..]));
     }
 
@@ -203,7 +209,7 @@ mod tests {
             "postgres://ann:s3cret@host:s3cret",
             "postgres://ann:s3cret@host?sslmode=s3cret",
         ] {
-            let Err(error) = Address::parse(url) else { panic!("{url}") };
+            let Err(error) = parse(url) else { panic!("{url}") };
             assert!(!format!("{error:?}").contains("s3cret"), "{url}: {error:?}");
         }
     }
@@ -211,23 +217,49 @@ mod tests {
     #[test]
     fn tls_is_used_if_the_url_requires_it() {
         let tls = |query: &str| {
-            let address = Address::parse(&format!("postgres://ann@host/app?connect_timeout=3{query}")).expect(query);
+            let address = parse(&format!("postgres://ann@host/app?connect_timeout=3{query}")).expect(query);
             assert_eq!(address.config.get_ssl_mode() == SslMode::Require, address.tls.is_some(), "{query}");
-            address.tls
+            address.tls.map(|tls| format!("{tls:?}"))
         };
-        for query in ["", "&sslmode=disable", "&sslmode=allow", "&sslmode=prefer", "&sslrootcert=a.pem"] {
+        for query in ["", "&sslmode=disable", "&sslmode=allow", "&sslmode=prefer"] {
             assert_eq!(tls(query), None, "{query}");
         }
-        for query in
-            ["&application_name=a@b&sslmode=require", "&sslmode=require&options=-c%20a.b=c@d", "&ssl%6dode=require"]
-        {
-            assert_eq!(tls(query), Some(Roots::System), "{query}");
+        let system = tls("&sslmode=require");
+        assert!(system.is_some());
+        for query in [
+            "&application_name=a@b&sslmode=require",
+            "&sslmode=require&options=-c%20a.b=c@d",
+            "&ssl%6dode=require",
+            "&sslmode=verify-ca",
+            "&sslmode=verify-full",
+        ] {
+            assert_eq!(tls(query), system, "{query}");
         }
         let url = "postgres://host/app?sslmode=require&application_name=a@b";
-        assert!(Address::parse(url).expect("a URL").tls.is_some(), "without a user");
-        for mode in ["require", "verify-ca", "verify-full"] {
-            assert_eq!(tls(&format!("&sslmode={mode}")), Some(Roots::System), "{mode}");
+        assert!(parse(url).expect("a URL").tls.is_some(), "without a user");
+        let files = tls("&sslrootcert=/a.pem&sslmode=require&sslkey=/c.pem&sslcert=/b.pem").expect("TLS");
+        assert!(["\"/a.pem\"", "\"/b.pem\"", "\"/c.pem\""].iter().all(|path| files.contains(path)), "{files}");
+    }
+
+    #[test]
+    fn setting_of_tls_is_never_ignored() {
+        for (query, defect) in [
+            ("sslrootcert=a.pem", "`sslrootcert` needs a URL with TLS: add `sslmode=verify-full`"),
+            ("sslcert=a.pem&sslkey=b.pem&sslmode=prefer", "`sslcert` needs a URL with TLS"),
+        ] {
+            let Err(error) = parse(&format!("postgres://ann:s3cret@host/app?{query}")) else { panic!("{query}") };
+            let text = error.to_string();
+            assert!(text.contains(defect) && !text.contains("s3cret"), "{text}");
         }
-        assert_eq!(tls("&sslrootcert=/a.pem&sslmode=require"), Some(Roots::File("/a.pem".to_owned())));
+        for (builder, query) in [
+            (TlsSettings::default().with_roots(Vec::new()), "sslrootcert=a.pem"),
+            (TlsSettings::default().with_client_certificate(Vec::new(), Vec::new()), "sslcert=a.pem&sslkey=b.pem"),
+        ] {
+            for (query, defect) in [(query, "are set: remove one"), ("connect_timeout=3", "")] {
+                let url = format!("postgres://host/app?sslmode=require&{query}");
+                let error = Address::parse(&url, &builder).map_or_else(|error| error.to_string(), |_| String::new());
+                assert!(error.contains(defect) && error.is_empty() == defect.is_empty(), "{error}");
+            }
+        }
     }
 }

@@ -23,7 +23,7 @@ use crate::{
         CONNECT_TIMEOUT, CONNECT_TIMEOUT_MAX, POSTGRES_CONNECTIONS, POSTGRES_CONNECTIONS_MAX, POSTGRES_CONNECTIONS_MIN,
         POSTGRES_SCHEMA, POSTGRES_TIMEOUT_MIN, STORE_CALL_TIMEOUT, STORE_CALL_TIMEOUT_MAX,
     },
-    store::remote::link::RECONNECT_DELAY,
+    store::remote::{link::RECONNECT_DELAY, tls::TlsSettings},
 };
 
 /// Builder for a [`PostgresStore`] with non-default settings.
@@ -46,6 +46,7 @@ pub struct PostgresStoreBuilder {
     connections: Option<usize>,
     connect_timeout: Option<Duration>,
     call_timeout: Option<Duration>,
+    tls: TlsSettings,
 }
 
 impl PostgresStoreBuilder {
@@ -110,6 +111,25 @@ impl PostgresStoreBuilder {
         Self { call_timeout: Some(timeout), ..self }
     }
 
+    /// Trusts these certificates, in PEM, in place of those of the system.
+    ///
+    /// This is for a URL with TLS (feature `postgres-tls`), and for that of
+    /// [`events_url`](Self::events_url). With a URL without TLS, or with a text without a
+    /// certificate, connecting fails with [`PostgresConnectError::InvalidTls`].
+    pub fn tls_roots(self, pem: impl Into<Vec<u8>>) -> Self {
+        Self { tls: self.tls.with_roots(pem.into()), ..self }
+    }
+
+    /// Shows this certificate to the server, and proves it with this key, which is not encrypted.
+    /// Both are in PEM. The certificates between it and its root may follow.
+    ///
+    /// This is for a URL with TLS (feature `postgres-tls`), and for that of
+    /// [`events_url`](Self::events_url). With a URL without TLS, or if the key is not that of the
+    /// certificate, connecting fails with [`PostgresConnectError::InvalidTls`].
+    pub fn tls_client_certificate(self, certificate: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
+        Self { tls: self.tls.with_client_certificate(certificate.into(), key.into()), ..self }
+    }
+
     /// Returns the SQL text that makes the schema, its tables and its functions, and replaces
     /// functions of an older release, for a tool that executes migrations.
     ///
@@ -134,7 +154,8 @@ impl PostgresStoreBuilder {
     /// | `connections` | as [`connections`](Self::connections) |
     /// | `events_url` | as [`events_url`](Self::events_url), with `%26` for `&` and `%25` for `%` |
     /// | `sslmode` | `require`, `verify-ca` or `verify-full`: TLS. Any other: none |
-    /// | `sslrootcert` | the file of the trusted certificates |
+    /// | `sslrootcert` | the file of the trusted certificates, as [`tls_roots`](Self::tls_roots) |
+    /// | `sslcert`, `sslkey` | the files of a certificate and its key, as [`tls_client_certificate`](Self::tls_client_certificate) |
     /// | `host`, `port`, `user`, `password`, `dbname` and others | as in libpq |
     ///
     /// TLS needs the feature `postgres-tls`. The certificate and the name of the server are always
@@ -150,10 +171,10 @@ impl PostgresStoreBuilder {
     /// Fails with a [`PostgresConnectError`]. If the server cannot be reached, connecting is
     /// retried until [`connect_timeout`](Self::connect_timeout) has passed.
     pub async fn connect(self, url: &str) -> Result<PostgresStore, PostgresConnectError> {
-        let mut address = Address::parse(url)?;
+        let mut address = Address::parse(url, &self.tls)?;
         let own = std::mem::take(&mut address.own);
         let events = same("events_url", self.events_url, own.events_url)?;
-        let events = events.as_deref().map(Address::parse).transpose()?;
+        let events = events.map(|url| Address::parse(&url, &self.tls)).transpose()?;
         let schema = schema(same("schema", self.schema, own.schema)?.as_deref())?;
         let migrate = same("migrate", self.migrate, own.migrate)?.unwrap_or(false);
         let connections = same("connections", self.connections, own.connections)?.unwrap_or(POSTGRES_CONNECTIONS);

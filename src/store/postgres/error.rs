@@ -10,7 +10,10 @@ use crate::{
         CONNECT_TIMEOUT_MAX, POSTGRES_CONNECTIONS_MAX, POSTGRES_CONNECTIONS_MIN, POSTGRES_TIMEOUT_MIN,
         STORE_CALL_TIMEOUT_MAX,
     },
-    store::{StoreError, StoreErrorKind, remote::link::LinkError},
+    store::{
+        StoreError, StoreErrorKind,
+        remote::{link::LinkError, tls},
+    },
 };
 
 /// Error of connecting to PostgreSQL with [`PostgresStore`](crate::PostgresStore).
@@ -29,10 +32,10 @@ pub enum PostgresConnectError {
          tower-lock"
     )]
     TlsNotEnabled,
-    /// The trusted certificates cannot be read: those of the system, or of the file that the
-    /// parameter `sslrootcert` of the URL names.
-    #[error("could not read the trusted certificates of the system, or of the file that `sslrootcert` names")]
-    NoRoots(#[source] Box<dyn Error + Send + Sync>),
+    /// A certificate or a key cannot be used. The text names its parameter or its method, and its
+    /// file.
+    #[error("TLS to PostgreSQL: {0}")]
+    InvalidTls(String),
     /// The name of the schema is not 1 to 63 characters of `[a-z0-9_]`, begins with a digit, or
     /// begins with `pg_`.
     #[error("invalid schema `{0}`: a schema is 1 to 63 of [a-z0-9_], and begins with a letter, and not with `pg_`")]
@@ -248,11 +251,10 @@ impl CallError {
             Self::ConnectFailed(error) => error.classify(),
             Self::Server(error) => match error.code() {
                 Some(code) => classify_code(code),
-                None if error.to_string().contains("TLS") => (
-                    StoreErrorKind::Refused,
-                    "is the certificate of the server for this host, and do its roots trust it? `sslrootcert` of the \
-                         URL, or `SSL_CERT_FILE`, names other roots",
-                ),
+                None if error.to_string().contains("TLS") => {
+                    let hint = tls::hint(&error_chain(error));
+                    (StoreErrorKind::Refused, hint.unwrap_or("does the server have TLS (`ssl = on`)?"))
+                }
                 None => (Unavailable, "is the server up, and the address correct?"),
             },
             Self::ConnectTimeout => (Unavailable, "is the server up, and the address correct?"),

@@ -6,7 +6,6 @@ use std::{
     time::Duration,
 };
 
-use deadpool_redis::redis::{Client, ConnectionAddr, ConnectionInfo, RedisResult};
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};
 
@@ -43,28 +42,18 @@ impl Parts {
         Servers::One(self.server(topology, address, None))
     }
 
-    /// A store on a Cluster that has these nodes. `info` has the login and the TLS of all nodes.
-    pub(super) fn cluster(self, info: ConnectionInfo, nodes: Vec<ConnectionInfo>) -> RedisResult<Servers<Shared>> {
-        let Timeouts { call, connect } = self.timeouts;
-        let endpoint = move |info| Ok(Endpoint::new(Client::open(info)?, connect, call));
-        let seeds = nodes.into_iter().map(endpoint).collect::<RedisResult<_>>()?;
-        // Of another kind than the seeds, a node could not be reached.
-        endpoint(info.clone())?;
+    /// A store on a Cluster that has these nodes.
+    pub(super) fn cluster(self, seeds: Vec<Endpoint>) -> Servers<Shared> {
+        // Each node has the login and the TLS of all of them.
+        let one = seeds[0].clone();
         let Self { keyspace, user, timeouts, background, .. } = self.clone();
         let make = move |name: &NodeName, nodes: &Weak<Nodes<Shared>>| {
-            let address = match info.addr().clone() {
-                ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
-                    ConnectionAddr::TcpTls { host: name.host.clone(), port: name.port, insecure, tls_params }
-                }
-                _ => ConnectionAddr::Tcp(name.host.clone(), name.port),
-            };
-            let client = Client::open(info.clone().set_addr(address)).expect("only host and port differ");
-            let endpoint = Endpoint::new(client, connect, call);
-            let topology = Arc::new(ClusterNode::new(endpoint, name.clone(), Weak::clone(nodes)));
+            let endpoint = one.at(&name.host, name.port);
+            let topology = Arc::new(ClusterNode { endpoint, name: name.clone(), nodes: Weak::clone(nodes) });
             let parts = Self { keyspace: self.keyspace.at_node(&name.id), ..self.clone() };
             parts.server(topology, name.to_string(), Some(Weak::clone(nodes)))
         };
-        Ok(Servers::Cluster(Nodes::new(seeds, Box::new(make), keyspace, user, timeouts, background)))
+        Servers::Cluster(Nodes::new(seeds, Box::new(make), keyspace, user, timeouts, background))
     }
 
     pub(super) fn server(
@@ -156,12 +145,12 @@ fn nodes_error(nodes: &Nodes<Shared>, error: CallError) -> SelfTestError {
     match error.of_connect() {
         CallError::NotCluster(address) => RedisConnectError::NotCluster { address: address.clone() }.into(),
         CallError::Redis(refusal) if refusal.code() == Some("NOPERM") => {
-            let (user, refusals) = (nodes.user().to_owned(), vec![error.to_string()]);
+            let (user, refusals) = (nodes.user.clone(), vec![error.to_string()]);
             RedisConnectError::PermissionDenied { address, user, refusals }.into()
         }
         _ => {
             let is_transient = error.is_transient();
-            let source = error.with_hint(None, nodes.user());
+            let source = error.with_hint(None, &nodes.user);
             SelfTestError { error: RedisConnectError::Unreachable { address, source }, is_transient }
         }
     }

@@ -2,30 +2,27 @@
 
 use std::{sync::Arc, time::Duration};
 
-use deadpool_redis::{
-    Pool,
-    redis::{Client, IntoConnectionInfo, RedisError},
-};
+use deadpool_redis::Pool;
 
 use super::{
     assembly::{Parts, test},
     error::RedisConnectError,
-    shared::Sinks,
     store::RedisStore,
     topology::{
-        Endpoint, Pooled, Sentinels, Single, Topology,
-        address::{Address, Deployment, SentinelAddresses},
+        Sentinels, Single,
+        address::{Address, Deployment},
         connection::Timeouts,
+        parameters::UrlSettings,
         replicas::MinReplicas,
     },
     wire::Keyspace,
 };
 use crate::{
-    background::Background,
     limits::{
         CONNECT_TIMEOUT, CONNECT_TIMEOUT_MAX, REDIS_PREFIX, REDIS_TIMEOUT_MIN, STORE_CALL_TIMEOUT,
         STORE_CALL_TIMEOUT_MAX,
     },
+    store::remote::tls::TlsSettings,
 };
 
 /// Builder for a [`RedisStore`] with non-default settings.
@@ -42,10 +39,11 @@ use crate::{
 #[derive(Clone, Debug, Default)]
 #[must_use = "a builder does nothing until it connects"]
 pub struct RedisStoreBuilder {
-    prefix: Option<String>,
+    pub(super) prefix: Option<String>,
     connect_timeout: Option<Duration>,
     call_timeout: Option<Duration>,
     min_replicas: Option<MinReplicas>,
+    pub(super) tls: TlsSettings,
 }
 
 impl RedisStoreBuilder {
@@ -99,6 +97,26 @@ impl RedisStoreBuilder {
         Self { min_replicas: Some(MinReplicas { count, timeout }), ..self }
     }
 
+    /// Trusts these certificates, in PEM, in place of those of the system.
+    ///
+    /// This is for a `rediss` URL (feature `redis-tls`), and holds for the connections to the
+    /// servers and to the sentinels. With any other URL, or with a text without a certificate,
+    /// connecting fails with [`RedisConnectError::InvalidTls`].
+    pub fn tls_roots(self, pem: impl Into<Vec<u8>>) -> Self {
+        Self { tls: self.tls.with_roots(pem.into()), ..self }
+    }
+
+    /// Shows this certificate to the servers and to the sentinels, and proves it with this key,
+    /// which is not encrypted. Both are in PEM. The certificates between it and its root may
+    /// follow.
+    ///
+    /// This is for a `rediss` URL (feature `redis-tls`), whose servers have `tls-auth-clients yes`.
+    /// With any other URL, or if the key is not that of the certificate, connecting fails with
+    /// [`RedisConnectError::InvalidTls`].
+    pub fn tls_client_certificate(self, certificate: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
+        Self { tls: self.tls.with_client_certificate(certificate.into(), key.into()), ..self }
+    }
+
     /// Connects to a URL:
     ///
     /// | URL | server |
@@ -126,6 +144,8 @@ impl RedisStoreBuilder {
     /// | `prefix` | as [`prefix`](Self::prefix) |
     /// | `min_replicas` | as [`min_replicas`](Self::min_replicas), within 100 ms |
     /// | `min_replicas_timeout_ms` | another time for it, in milliseconds |
+    /// | `sslrootcert` | the file of the trusted certificates, as [`tls_roots`](Self::tls_roots) |
+    /// | `sslcert`, `sslkey` | the files of a certificate and its key, as [`tls_client_certificate`](Self::tls_client_certificate) |
     /// | `sentinel_username`, `sentinel_password` | those of all sentinels |
     /// | `db`, `user`, `pass` | database, user and password of `unix:///path` |
     ///
@@ -137,7 +157,7 @@ impl RedisStoreBuilder {
     /// Fails with a [`RedisConnectError`]. If the server cannot be reached, connecting is retried
     /// until [`connect_timeout`](Self::connect_timeout) has passed.
     pub async fn connect(self, url: &str) -> Result<RedisStore, RedisConnectError> {
-        let store = self.build(None, Address::parse(url)?)?;
+        let store = self.build(None, url)?;
         test(store.servers()).await?;
         Ok(store)
     }
@@ -154,39 +174,64 @@ impl RedisStoreBuilder {
     ///
     /// Fails if the URL, the prefix or a timeout is invalid.
     pub fn connect_lazy(self, url: &str) -> Result<RedisStore, RedisConnectError> {
-        let store = self.build(None, Address::parse(url)?)?;
+        let store = self.build(None, url)?;
         store.start();
         Ok(store)
     }
 
-    /// Takes the connections for calls from a pool, and opens one for messages to this address.
+    /// Takes the connections for calls from a pool, and opens one for messages to this URL.
     ///
     /// A pool has no connections for pub/sub. Two connections are for calls, and a third one with
     /// [`min_replicas`](Self::min_replicas). They are not returned to the pool. A broken one is
     /// replaced by another of the pool. Enable `TCP_NODELAY` in the pool, because otherwise a call
-    /// can take 40 ms. Replies on connections of a pool are not bounded in length.
+    /// can take 40 ms. Replies on connections of a pool are not bounded in length, and their TLS is
+    /// that of the pool.
     ///
-    /// The crate `redis` reads the address, and ignores the parameters of
-    /// [`connect`](Self::connect).
+    /// The URL is that of one server, with the parameters of [`connect`](Self::connect).
     ///
     /// # Errors
     ///
     /// The same as [`connect`](Self::connect).
-    pub async fn from_pool(
-        self,
-        pool: Pool,
-        address: impl IntoConnectionInfo,
-    ) -> Result<RedisStore, RedisConnectError> {
-        let address = address.into_connection_info().map_err(|error| RedisConnectError::InvalidUrl(error.into()))?;
-        let store = self.build(Some(pool), Address::from_info(address)?)?;
+    pub async fn from_pool(self, pool: Pool, url: &str) -> Result<RedisStore, RedisConnectError> {
+        let store = self.build(Some(pool), url)?;
         test(store.servers()).await?;
         Ok(store)
     }
 
-    fn build(self, pool: Option<Pool>, address: Address) -> Result<RedisStore, RedisConnectError> {
-        let prefix = same("prefix", self.prefix, address.settings.prefix)?;
+    fn build(self, pool: Option<Pool>, url: &str) -> Result<RedisStore, RedisConnectError> {
+        let invalid = |defect: &str| Err(RedisConnectError::InvalidUrl(defect.into()));
+        let Address { deployment, settings } = Address::parse(url, &self.tls)?;
+        let parts = self.parts(settings)?;
+        let (call_timeout, sinks) = (parts.timeouts.call, Arc::clone(&parts.sinks));
+        let servers = match (deployment, pool) {
+            (Deployment::Server(endpoint), pool) => {
+                let user = if pool.is_some() { "the user of the pool".to_owned() } else { endpoint.user() };
+                let address = endpoint.to_string();
+                let server = Single { endpoint, pool, call_timeout };
+                Parts { user, ..parts }.one(Arc::new(server), address)
+            }
+            (Deployment::Sentinel { .. } | Deployment::Cluster(_), Some(_)) => {
+                return invalid("connections of a pool lead to one server");
+            }
+            (Deployment::Sentinel { master, sentinels, server }, None) => {
+                let user = server.user();
+                let sentinels = Sentinels::new(master, sentinels, server, call_timeout, parts.background.clone());
+                let address = sentinels.to_string();
+                Parts { user, ..parts }.one(Arc::new(sentinels), address)
+            }
+            (Deployment::Cluster(seeds), None) => Parts { user: seeds[0].user(), ..parts }.cluster(seeds),
+            (Deployment::Redlock(_), _) => {
+                return invalid("independent servers are a `RedlockStore`; `LockManager::connect` connects to them");
+            }
+        };
+        Ok(RedisStore::new(servers, sinks))
+    }
+
+    /// What all servers have in common, but for the user.
+    pub(super) fn parts(self, of_url: UrlSettings) -> Result<Parts, RedisConnectError> {
+        let prefix = same("prefix", self.prefix, of_url.prefix)?;
         let prefix = prefix.as_deref().unwrap_or(REDIS_PREFIX);
-        let min_replicas = same("min_replicas", self.min_replicas, address.settings.min_replicas)?;
+        let min_replicas = same("min_replicas", self.min_replicas, of_url.min_replicas)?;
         let min_replicas = min_replicas.filter(|replicas| replicas.count > 0);
         let keyspace = Keyspace::new(prefix).map_err(|_| RedisConnectError::InvalidPrefix(prefix.to_owned()))?;
         let checked = |setting, value: Option<Duration>, default, max| match value.unwrap_or(default) {
@@ -202,41 +247,18 @@ impl RedisStoreBuilder {
         {
             return Err(RedisConnectError::InvalidTimeout { setting: "min_replicas", value: timeout });
         }
-        let invalid = |error: RedisError| RedisConnectError::InvalidUrl(error.into());
-        let Timeouts { call, connect } = timeouts;
-        let background = Background::default();
-        let endpoint = |info| Ok(Endpoint::new(Client::open(info).map_err(invalid)?, connect, call));
-        let user = if pool.is_some() { "the user of the pool".to_owned() } else { address.user };
-        let sinks = Arc::<Sinks>::default();
-        let parts =
-            Parts { user, keyspace, timeouts, min_replicas, background: background.clone(), sinks: Arc::clone(&sinks) };
-        let (topology, display): (Arc<dyn Topology>, _) = match (address.deployment, pool) {
-            (Deployment::Server, None) => (Arc::new(Single(endpoint(address.info)?)), address.display),
-            (Deployment::Server, Some(pool)) => {
-                let pooled = Pooled { pool, messages: endpoint(address.info)?, call_timeout: call };
-                (Arc::new(pooled), address.display)
-            }
-            (Deployment::Sentinel(_) | Deployment::Cluster(_), Some(_)) => {
-                return Err(RedisConnectError::InvalidUrl("connections of a pool lead to one server".into()));
-            }
-            (Deployment::Cluster(nodes), None) => {
-                let servers = parts.cluster(address.info, nodes).map_err(invalid)?;
-                return Ok(RedisStore::new(servers, sinks));
-            }
-            (Deployment::Sentinel(SentinelAddresses { master, nodes }), None) => {
-                let sentinels =
-                    Sentinels::new(master, nodes, address.info, connect, call, background.clone()).map_err(invalid)?;
-                let display = sentinels.to_string();
-                (Arc::new(sentinels), display)
-            }
-        };
-        Ok(RedisStore::new(parts.one(topology, display), sinks))
+        let (user, background, sinks) = Default::default();
+        Ok(Parts { user, keyspace, timeouts, min_replicas, background, sinks })
     }
 }
 
 /// The setting of the builder, or that of the URL. If one of two were ignored, two services could
 /// lock under different names without an error.
-fn same<T: PartialEq>(name: &str, builder: Option<T>, url: Option<T>) -> Result<Option<T>, RedisConnectError> {
+pub(super) fn same<T: PartialEq>(
+    name: &str,
+    builder: Option<T>,
+    url: Option<T>,
+) -> Result<Option<T>, RedisConnectError> {
     match (builder, url) {
         (Some(builder), Some(url)) if builder != url => {
             Err(RedisConnectError::InvalidUrl(format!("its parameter `{name}` is not that of the builder").into()))

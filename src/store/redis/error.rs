@@ -10,7 +10,7 @@ use deadpool_redis::{
 use super::wire::{InvalidName, UnexpectedReply, escape_control};
 use crate::{
     limits::{CONNECT_TIMEOUT_MAX, REDIS_TIMEOUT_MIN, STORE_CALL_TIMEOUT_MAX},
-    store::{StoreError, StoreErrorKind},
+    store::{StoreError, StoreErrorKind, remote::tls},
 };
 
 /// Error of connecting to Redis with [`RedisStore`](crate::RedisStore) or
@@ -26,6 +26,10 @@ pub enum RedisConnectError {
     /// The URL requires TLS (`rediss://`), and the crate was built without the feature `redis-tls`.
     #[error("`rediss://` requires TLS, and tower-lock was built without it: add the feature `redis-tls` of tower-lock")]
     TlsNotEnabled,
+    /// A certificate or a key cannot be used. The text names its parameter or its method, and its
+    /// file.
+    #[error("TLS to Redis: {0}")]
+    InvalidTls(String),
     /// The prefix is not 1 to 64 characters of `[A-Za-z0-9._-]`, or it is `tower-lock`.
     #[error("invalid prefix `{0}`: a prefix is 1 to 64 of [A-Za-z0-9._-], and not `tower-lock`")]
     InvalidPrefix(String),
@@ -382,8 +386,10 @@ fn classify_kind(error: &RedisError) -> (StoreErrorKind, &'static str) {
         }
         _ if is_unsent(error) => (Overloaded, "is the server slow, or are too many calls made at once?"),
         _ if error.is_timeout() => (Timeout, NO_REPLY_HINT),
-        _ if error.to_string().contains("certificate") => (Refused, certificate_hint(&error.to_string())),
-        _ => (Unavailable, "is the server up, and the address correct?"),
+        _ => match tls::hint(&error.to_string()) {
+            Some(hint) => (Refused, hint),
+            None => (Unavailable, "is the server up, and the address correct?"),
+        },
     }
 }
 
@@ -393,20 +399,6 @@ fn is_unsent(error: &RedisError) -> bool {
     let source = error.source().and_then(<dyn Error>::downcast_ref::<Arc<dyn Error + Send + Sync>>);
     let io = source.and_then(|source| source.downcast_ref::<io::Error>());
     io.is_some_and(|io| io.kind() == io::ErrorKind::ResourceBusy)
-}
-
-/// A hint for a rejected certificate, by the text of rustls.
-fn certificate_hint(text: &str) -> &'static str {
-    let mentions = |texts: &[&str]| texts.iter().any(|part| text.contains(part));
-    if mentions(&["NotValidForName", "not valid for name"]) {
-        "the certificate is for another host name: connect by a name that it has, or issue it for this one"
-    } else if mentions(&["Expired", "expired"]) {
-        "the certificate has expired, or the clock of this machine is wrong: renew it"
-    } else if mentions(&["NotValidYet", "not valid yet"]) {
-        "the certificate is not valid yet, or the clock of this machine is wrong"
-    } else {
-        "does this system trust the issuer of the certificate? `SSL_CERT_FILE` names other roots"
-    }
 }
 
 /// The text of a Redis error: the code first, as the server sent it.
@@ -481,15 +473,17 @@ mod tests {
     #[cfg(feature = "redis-tls")]
     #[test]
     fn rejected_certificate_names_its_defect() {
-        use rustls::{CertificateError, Error};
+        use rustls::{AlertDescription, CertificateError, Error};
 
         for (error, hint) in [
-            (CertificateError::NotValidForName, "for another host name"),
-            (CertificateError::Expired, "has expired"),
-            (CertificateError::NotValidYet, "not valid yet"),
-            (CertificateError::UnknownIssuer, "`SSL_CERT_FILE`"),
+            (CertificateError::NotValidForName.into(), "for another host name"),
+            (CertificateError::Expired.into(), "has expired"),
+            (CertificateError::NotValidYet.into(), "not valid yet"),
+            (CertificateError::UnknownIssuer.into(), "`SSL_CERT_FILE`"),
+            (Error::AlertReceived(AlertDescription::CertificateRequired), "does the server require a certificate"),
+            (Error::AlertReceived(AlertDescription::CertificateExpired), "does the server require a certificate"),
         ] {
-            let io = std::io::Error::new(std::io::ErrorKind::InvalidData, Error::InvalidCertificate(error));
+            let io = std::io::Error::new(std::io::ErrorKind::InvalidData, error);
             let error = CallError::Redis(RedisError::from(io));
             assert_eq!(error.kind(), StoreErrorKind::Refused);
             let text = error.with_hint(None, "").to_string();

@@ -22,7 +22,6 @@ pub(super) mod error;
 mod list;
 pub(crate) mod redlock;
 
-pub(crate) use self::topology::address::redlock_servers;
 pub use self::{
     builder::RedisStoreBuilder,
     error::RedisConnectError,

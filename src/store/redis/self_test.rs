@@ -49,7 +49,7 @@ pub(super) async fn self_test(
             false => on_message(to, payload),
         }
     };
-    let mut subscriptions = server.subscribe(Box::new(on_test_message)).await.map_err(failed)?;
+    let subscriptions = server.subscribe(Box::new(on_test_message)).await.map_err(failed)?;
     match timeout(timeouts.call, subscriptions.subscribe(std::slice::from_ref(&channel))).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) if error.code() == Some("NOPERM") => {

@@ -1,6 +1,6 @@
 //! Connecting: what is missing, and what the error says.
 
-use std::{net::Ipv4Addr, sync::Arc, time::Duration};
+use std::{fs, net::Ipv4Addr, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use tower_lock::{
@@ -307,17 +307,16 @@ async fn tls_requires_a_trusted_certificate_of_the_host() {
         let url = environment.url().replace("127.0.0.1", host);
         environment.builder().migrate(true).connect(&format!("{url}?{parameters}")).await
     };
-    for (host, parameters) in [
-        ("localhost", "sslmode=require".to_owned()),
-        ("127.0.0.1", format!("sslmode=require&{trusted}")),
-        ("127.0.0.1", format!("sslmode=verify-full&{trusted}")),
+    let other_host = "for another host name";
+    for (host, parameters, hint) in [
+        ("localhost", "sslmode=require".to_owned(), "`sslrootcert`"),
+        ("127.0.0.1", format!("sslmode=require&{trusted}"), other_host),
+        ("127.0.0.1", format!("sslmode=verify-full&{trusted}"), other_host),
     ] {
         let error = connect(host, &parameters).await.expect_err(&parameters);
         let text = format!("{error:?}");
-        assert!(text.contains("certificate") && text.contains("`sslrootcert`"), "{host} {parameters}: {text}");
+        assert!(text.contains("certificate") && text.contains(hint), "{host} {parameters}: {text}");
     }
-    let error = connect("localhost", "sslmode=require&sslrootcert=/none").await.expect_err("no file");
-    assert!(matches!(error, PostgresConnectError::NoRoots(_)), "{error:?}");
     for mode in ["require", "verify-ca", "verify-full"] {
         let store = connect("localhost", &format!("sslmode={mode}&{trusted}")).await.expect(mode);
         let encrypted = "SELECT count(*) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) \
@@ -327,4 +326,28 @@ async fn tls_requires_a_trusted_certificate_of_the_host() {
         locks.lock(("k",)).await.expect("free").release().await.expect("held");
     }
     connect("127.0.0.1", "sslmode=prefer").await.expect("without TLS");
+
+    // With a certificate of the client, which the server requires from now on.
+    environment.execute("ALTER SYSTEM SET ssl_ca_file = 'server.crt'").await;
+    let file = |name: &str| server.data().join(name);
+    let rules = fs::read_to_string(file("pg_hba.conf")).expect("a file");
+    let of_tls = "hostssl all all all trust clientcert=verify-ca\n";
+    fs::write(file("pg_hba.conf"), format!("{of_tls}{rules}")).expect("a file");
+    environment.execute("SELECT pg_reload_conf()").await;
+    until("it requires a certificate", async || {
+        connect("localhost", &format!("sslmode=require&{trusted}"))
+            .await
+            .is_err_and(|error| format!("{error:?}").contains("certificate"))
+    })
+    .await;
+    let certificate = format!("sslcert={}&sslkey={}", file("server.crt").display(), file("server.key").display());
+    let store = connect("localhost", &format!("sslmode=verify-full&{trusted}&{certificate}")).await.expect("by files");
+    LockManager::new(store).lock(("k",)).await.expect("free").release().await.expect("held");
+    let read = |name: &str| fs::read(file(name)).expect("a file");
+    let url = format!("{}?sslmode=verify-full", environment.url().replace("127.0.0.1", "localhost"));
+    let builder = environment.builder().tls_roots(read("server.crt"));
+    let error = builder.clone().connect(&url).await.expect_err("no certificate");
+    assert!(format!("{error:?}").contains("certificate"), "{error:?}");
+    let store = builder.tls_client_certificate(read("server.crt"), read("server.key")).connect(&url).await;
+    LockManager::new(store.expect("by texts")).lock(("k",)).await.expect("free").release().await.expect("held");
 }

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     error::Error,
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
@@ -11,9 +12,16 @@ use std::{
 };
 
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::TcpListener,
     runtime::{Builder, Handle, Runtime},
+};
+use tokio_rustls::{
+    TlsAcceptor,
+    rustls::{
+        self, ServerConfig,
+        pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    },
 };
 use tower_lock::{
     LockError, LockKey, LockManager, RedisStore,
@@ -29,9 +37,7 @@ use tower_lock_testkit::{
     wait::{ms, soon, until},
 };
 
-use crate::support::{
-    LONG, NAME, QUEUE, acquire, certificate, connect, environment, granted, hasty, listen_with_tls, pass, served,
-};
+use crate::support::{LONG, NAME, QUEUE, acquire, certificate, connect, environment, granted, hasty, pass, served};
 
 async fn works(store: RedisStore) {
     pass(&LockManager::new(store)).await;
@@ -65,7 +71,7 @@ async fn store_takes_its_connections_from_a_pool() {
     // One for each of the two connections of the store, and one for other users of the pool.
     let pool = Config::from_url(&url).create_pool(Some(PoolRuntime::Tokio1)).expect("a pool");
     pool.resize(1);
-    let store = limits::redis().from_pool(pool.clone(), url.as_str()).await.expect("by a pool");
+    let store = limits::redis().from_pool(pool.clone(), &url).await.expect("by a pool");
     drop(soon("a connection for others", pool.get()).await.expect("a connection"));
     works(store).await;
 }
@@ -476,31 +482,6 @@ async fn evicting_server_is_warned_of() {
     }
 }
 
-#[tokio::test]
-async fn tls_connects_and_rejects_untrusted_certificates() {
-    use tower_lock::deadpool_redis::{
-        Manager, Pool,
-        redis::{Client, TlsCertificates},
-    };
-    let Some(environment) = environment().await else { return };
-    let folder = environment.redis.folder();
-    if !certificate(folder) {
-        return tower_lock_testkit::skipped("TLS", "openssl");
-    }
-    let Some(port) = listen_with_tls(&environment.redis, folder).await else {
-        return tower_lock_testkit::skipped("TLS", "a redis-server with TLS");
-    };
-    let url = format!("rediss://localhost:{port}");
-    let error = limits::redis().connect_timeout(limits::OUTAGE).connect(&url).await.expect_err("untrusted");
-    let text = whole(&error);
-    assert!(text.contains("certificate") && text.contains("`SSL_CERT_FILE` names other roots"), "{text}");
-    let ours = std::fs::read(folder.join("crt")).expect("made");
-    let client = Client::build_with_tls(url, TlsCertificates { client_tls: None, root_cert: Some(ours) });
-    let address = client.expect("a certificate").get_connection_info().clone();
-    let pool = Pool::builder(Manager::new(address.clone()).expect("an address")).build().expect("a pool");
-    works(limits::redis().from_pool(pool, address).await.expect("a trusted certificate")).await;
-}
-
 fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
@@ -682,28 +663,57 @@ async fn connect_error_hides_the_password() {
 /// Guarantee: G15.
 #[tokio::test]
 async fn endless_reply_is_cut_and_does_not_fill_memory() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let url = format!("redis://{}", listener.local_addr().expect("bound"));
-    let most = Arc::new(AtomicUsize::new(0));
-    let sent = Arc::clone(&most);
-    tokio::spawn(async move {
-        while let Ok((mut client, _)) = listener.accept().await {
-            let sent = Arc::clone(&sent);
-            tokio::spawn(async move {
-                let part = vec![b'x'; 1 << 16];
-                let mut bytes = client.write(b"+").await.unwrap_or(0);
-                while let Ok(written) = client.write(&part).await {
-                    bytes += written;
-                    sent.fetch_max(bytes, SeqCst);
+    let Some(environment) = environment().await else { return };
+    let folder = environment.redis.folder();
+    let certificate = certificate(folder).then(|| ["crt", "key"].map(|name| folder.join(name)));
+    if certificate.is_none() {
+        tower_lock_testkit::skipped("an endless reply with TLS", "openssl");
+    }
+    for certificate in [None].into_iter().chain(certificate.map(Some)) {
+        let acceptor = certificate.as_ref().map(|[crt, key]| acceptor(crt, key));
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let most = Arc::new(AtomicUsize::new(0));
+        let sent = Arc::clone(&most);
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let sent = Arc::clone(&sent);
+                match &acceptor {
+                    None => drop(tokio::spawn(send_endless(client, sent))),
+                    Some(tls) => {
+                        let accepts = tls.accept(client);
+                        tokio::spawn(async move { send_endless(accepts.await.expect("trusted"), sent).await });
+                    }
                 }
-            });
+            }
+        });
+        let mut url = format!("redis://{address}");
+        if let Some([crt, _]) = &certificate {
+            url = format!("rediss://{address}?sslrootcert={}", crt.display());
         }
-    });
-    let locks = LockManager::new(limits::redis().connect_lazy(&url).expect("an address"));
-    until("it is cut", async || whole(&locks.health().await.expect_err("no Redis")).contains("more than 2048 KiB"))
-        .await;
-    drop(locks);
-    // The limit, and the socket buffers of both sides.
-    let most = most.load(SeqCst);
-    assert!(most > 2 << 20 && most < 64 << 20, "{most}");
+        let locks = LockManager::new(limits::redis().connect_lazy(&url).expect("an address"));
+        until("it is cut", async || whole(&locks.health().await.expect_err("no Redis")).contains("more than 2048 KiB"))
+            .await;
+        drop(locks);
+        // The limit, and the socket buffers of both sides.
+        let most = most.load(SeqCst);
+        assert!(most > 2 << 20 && most < 64 << 20, "{url}: {most}");
+    }
+}
+
+async fn send_endless(mut client: impl AsyncWrite + Unpin, sent: Arc<AtomicUsize>) {
+    let part = vec![b'x'; 1 << 16];
+    let mut bytes = client.write(b"+").await.unwrap_or(0);
+    while let Ok(written) = client.write(&part).await {
+        bytes += written;
+        sent.fetch_max(bytes, SeqCst);
+    }
+}
+
+fn acceptor(crt: &Path, key: &Path) -> TlsAcceptor {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().expect("known");
+    let (crt, key) = (CertificateDer::from_pem_file(crt), PrivateKeyDer::from_pem_file(key));
+    let config = config.with_no_client_auth().with_single_cert(vec![crt.expect("made")], key.expect("made"));
+    Arc::new(config.expect("a pair")).into()
 }

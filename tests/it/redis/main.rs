@@ -6,6 +6,7 @@
 #![allow(clippy::disallowed_methods, reason = "tests run within a runtime and wait in real time")]
 
 mod support;
+mod tls;
 
 mod bounds;
 mod conformance;

@@ -1,16 +1,9 @@
 //! Connecting to sentinels, and to the master that they name.
 
-use std::{env, process::Command};
-
 use tower_lock::{LockManager, RedisStore};
 use tower_lock_testkit::{RedisServer, SentinelGroup, limits, locks::key, log::Log, skipped, wait::until};
 
-use crate::support::{certificate, instance_of, listen_with_tls, sentinel_group};
-
-async fn works(url: &str) {
-    let store = limits::redis().connect(url).await.unwrap_or_else(|error| panic!("{url}: {error:?}"));
-    LockManager::new(store).lock(key()).await.expect("free").release().await.expect("it is up");
-}
+use crate::support::{instance_of, sentinel_group};
 
 #[tokio::test]
 async fn passwords_of_sentinels_and_servers_can_differ() {
@@ -93,45 +86,4 @@ async fn smallest_acl_of_sentinels_suffices() {
     held.release().await.expect("it is up");
     let log = group.sentinel_command(0, &["ACL", "LOG"]).await;
     assert!(log.items().is_empty(), "{log:?}");
-}
-
-/// The trusted roots of a process are those of `SSL_CERT_FILE`: the child has another one.
-#[tokio::test]
-async fn tls_of_sentinels_and_servers_can_differ() {
-    const CHILD: &str = "URLS_OF_CHILD";
-    if let Ok(urls) = env::var(CHILD) {
-        for url in urls.split(' ') {
-            works(url).await;
-        }
-        return;
-    }
-    if !RedisServer::is_available() {
-        return skipped("TLS of sentinels", "redis-server");
-    }
-    let certificates = RedisServer::start().await;
-    if !certificate(certificates.folder()) {
-        return skipped("TLS of sentinels", "openssl");
-    }
-    if listen_with_tls(&certificates, certificates.folder()).await.is_none() {
-        return skipped("TLS of sentinels", "a redis-server with TLS");
-    }
-    let group = SentinelGroup::options().tls(certificates.folder()).start(1).await;
-    let port = listen_with_tls(&group.servers()[0], certificates.folder()).await.expect("it has TLS");
-    group.monitor("tls", port).await;
-    let tls = group.sentinel_tls_addresses().join(",");
-    let password = SentinelGroup::PASSWORD;
-    let urls = [format!("rediss+sentinel://:{password}@{tls}/tls")];
-    for url in &urls {
-        let error = RedisStore::connect(url).await.expect_err("not trusted");
-        let text = format!("{error:?}");
-        assert!(text.contains("certificate") && !text.contains(password), "{text}");
-    }
-    let child = Command::new(env::current_exe().expect("a path"))
-        .args(["--exact", "sentinels::tls_of_sentinels_and_servers_can_differ"])
-        .env("SSL_CERT_FILE", certificates.folder().join("crt"))
-        .env(CHILD, urls.join(" "))
-        .output()
-        .expect("it starts");
-    let output = String::from_utf8_lossy(&child.stdout);
-    assert!(child.status.success() && output.contains(" 1 passed;"), "{output}");
 }

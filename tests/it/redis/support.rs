@@ -170,7 +170,7 @@ pub(crate) async fn instance_of(group: &SentinelGroup, name: &str) -> LockManage
     LockManager::builder(connect(&group.url()).await).instance(name).build()
 }
 
-/// A self-signed certificate for this machine.
+/// Makes a self-signed certificate of this machine, for servers and clients.
 pub(crate) fn certificate(folder: &std::path::Path) -> bool {
     let script = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key -out crt -days 2 \
                   -subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1 -addext basicConstraints=critical,CA:false";
@@ -178,7 +178,8 @@ pub(crate) fn certificate(folder: &std::path::Path) -> bool {
     made.is_ok_and(|made| made.status.success())
 }
 
-/// Lets a server also listen with the certificate of this folder, and returns the port.
+/// Lets a server also listen with the certificate of this folder, for clients that have it, too, and
+/// returns the port.
 pub(crate) async fn listen_with_tls(server: &RedisServer, folder: &Path) -> Option<u16> {
     let file = |name: &str| folder.join(name).to_str().expect("text").to_owned();
     let port = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr().expect("bound").port();
@@ -186,7 +187,7 @@ pub(crate) async fn listen_with_tls(server: &RedisServer, folder: &Path) -> Opti
         ("tls-cert-file", file("crt")),
         ("tls-key-file", file("key")),
         ("tls-ca-cert-file", file("crt")),
-        ("tls-auth-clients", "no".to_owned()),
+        ("tls-auth-clients", "yes".to_owned()),
         ("tls-port", port.to_string()),
     ] {
         // A server that was built without TLS ends here.

@@ -51,7 +51,8 @@ impl SentinelOptions {
         Self { sentinel_password: Some(password.to_owned()), ..self }
     }
 
-    /// Lets the sentinels also listen with TLS. The folder has the files `crt` and `key`.
+    /// Lets the sentinels also listen with TLS, for clients with a certificate. The folder has the
+    /// files `crt` and `key`.
     pub fn tls(self, folder: &Path) -> Self {
         Self { certificate: Some(folder.to_owned()), ..self }
     }
@@ -265,7 +266,7 @@ impl Sentinel {
             lines.push(format!("tls-cert-file {}", file("crt")));
             lines.push(format!("tls-key-file {}", file("key")));
             lines.push(format!("tls-ca-cert-file {}", file("crt")));
-            lines.push("tls-auth-clients no".to_owned());
+            lines.push("tls-auth-clients yes".to_owned());
         }
         let file = folder.path().join("sentinel.conf");
         fs::write(&file, lines.join("\n") + "\n").expect("a file");

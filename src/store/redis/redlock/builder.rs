@@ -2,7 +2,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use deadpool_redis::redis::{Client, RedisError};
 use futures_util::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use tokio::time::{Instant, sleep, timeout_at};
 
@@ -13,23 +12,20 @@ use super::{
     store::RedlockStore,
 };
 use crate::{
-    background::Background,
-    limits::{
-        CONNECT_TIMEOUT, CONNECT_TIMEOUT_MAX, REDIS_PREFIX, REDIS_TIMEOUT_MIN, REDLOCK_SERVERS_MAX,
-        REDLOCK_SERVERS_MIN, STORE_CALL_TIMEOUT, STORE_CALL_TIMEOUT_MAX,
-    },
+    limits::{REDLOCK_SERVERS_MAX, REDLOCK_SERVERS_MIN},
     store::redis::{
         RedisConnectError,
         assembly::{Parts, RETRY_INTERVAL},
+        builder::{RedisStoreBuilder, same},
         error::CallError,
         self_test::{SelfTestError, self_test_without_messages},
+        shared::Shared,
         topology::{
             Endpoint, Topology,
             address::{Address, Deployment},
             connection::Timeouts,
             parameters::UrlSettings,
         },
-        wire::Keyspace,
     },
 };
 
@@ -47,17 +43,10 @@ use crate::{
 /// ```
 #[derive(Clone, Debug, Default)]
 #[must_use = "a builder does nothing until it connects"]
-pub struct RedlockStoreBuilder {
-    prefix: Option<String>,
-    connect_timeout: Option<Duration>,
-    call_timeout: Option<Duration>,
-}
+pub struct RedlockStoreBuilder(RedisStoreBuilder);
 
 /// A server that is not tested yet.
-struct Candidate {
-    member: Arc<Member>,
-    node: Arc<Node>,
-}
+type Candidate = (Arc<Member>, Arc<Node>);
 
 impl RedlockStoreBuilder {
     /// Sets the prefix of the names of all locks. Default: `lock`.
@@ -67,7 +56,7 @@ impl RedlockStoreBuilder {
     /// [`RedisConnectError::InvalidPrefix`]. A [`RedisStore`](crate::RedisStore) on one of the
     /// servers needs another prefix, too: it would lock there alone.
     pub fn prefix(self, prefix: impl Into<String>) -> Self {
-        Self { prefix: Some(prefix.into()), ..self }
+        Self(self.0.prefix(prefix))
     }
 
     /// Sets the timeout of connecting, which includes DNS, TCP, TLS and AUTH. Default: 2 seconds.
@@ -75,7 +64,7 @@ impl RedlockStoreBuilder {
     /// The timeout is from 50 ms to 60 s. With any other, connecting fails with
     /// [`RedisConnectError::InvalidTimeout`]. [`connect`](Self::connect) retries within this time.
     pub fn connect_timeout(self, timeout: Duration) -> Self {
-        Self { connect_timeout: Some(timeout), ..self }
+        Self(self.0.connect_timeout(timeout))
     }
 
     /// Sets the timeout of one call. Default: 500 ms.
@@ -85,11 +74,33 @@ impl RedlockStoreBuilder {
     /// majority for a third of the timeout each time: use at least six times the slowest usual
     /// round trip. A grant that is not confirmed ends on each server after this time.
     pub fn call_timeout(self, timeout: Duration) -> Self {
-        Self { call_timeout: Some(timeout), ..self }
+        Self(self.0.call_timeout(timeout))
+    }
+
+    /// Trusts these certificates, in PEM, in place of those of the system.
+    ///
+    /// This is for `rediss` URLs (feature `redis-tls`). With any other URL, or with a text without a
+    /// certificate, connecting fails with [`RedisConnectError::InvalidTls`].
+    pub fn tls_roots(self, pem: impl Into<Vec<u8>>) -> Self {
+        Self(self.0.tls_roots(pem))
+    }
+
+    /// Shows this certificate to the servers, and proves it with this key, which is not encrypted.
+    /// Both are in PEM. The certificates between it and its root may follow.
+    ///
+    /// This is for `rediss` URLs (feature `redis-tls`). With any other URL, or if the key is not
+    /// that of the certificate, connecting fails with [`RedisConnectError::InvalidTls`].
+    pub fn tls_client_certificate(self, certificate: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
+        Self(self.0.tls_client_certificate(certificate, key))
     }
 
     /// Connects to 3, 5, 7 or 9 servers. Each URL is `redis://user:password@host:port/database`,
-    /// `rediss://` for TLS (feature `redis-tls`), or `unix:///path`.
+    /// `rediss://` for TLS (feature `redis-tls`), or `unix:///path`. One URL can name all of them:
+    /// `redis+redlock://user:password@a:6379,b:6379,c:6379`.
+    ///
+    /// A URL may have the parameter `prefix`, as [`prefix`](Self::prefix), and with TLS those of
+    /// [`RedisStoreBuilder::connect`](crate::store::RedisStoreBuilder::connect): `sslrootcert`,
+    /// `sslcert` and `sslkey`.
     ///
     /// Returns when a majority of the servers has passed the self-test, and the others have passed
     /// it, cannot be reached, or have had the [call timeout](Self::call_timeout) for it. A server
@@ -105,13 +116,7 @@ impl RedlockStoreBuilder {
         self,
         urls: impl IntoIterator<Item = U>,
     ) -> Result<RedlockStore, RedisConnectError> {
-        self.connect_to(single_servers(urls)?).await
-    }
-
-    /// Connects to the servers of one URL, which may have a prefix.
-    pub(in crate::store) async fn connect_to(self, addresses: Vec<Address>) -> Result<RedlockStore, RedisConnectError> {
-        let prefix = addresses.first().and_then(|address| address.settings.prefix.clone());
-        let (store, candidates, timeouts) = Self { prefix: self.prefix.or(prefix), ..self }.build(addresses)?;
+        let (store, candidates, timeouts) = self.build(urls)?;
         // Boxed: the nested future type is too deep for the default limit of the caller's compiler.
         let tested: BoxFuture<'_, _> = Box::pin(test(candidates, timeouts));
         tested.await?;
@@ -132,52 +137,54 @@ impl RedlockStoreBuilder {
         self,
         urls: impl IntoIterator<Item = U>,
     ) -> Result<RedlockStore, RedisConnectError> {
-        Ok(self.build(single_servers(urls)?)?.0)
+        Ok(self.build(urls)?.0)
     }
 
-    fn build(self, addresses: Vec<Address>) -> Result<(RedlockStore, Vec<Candidate>, Timeouts), RedisConnectError> {
-        let prefix = self.prefix.as_deref().unwrap_or(REDIS_PREFIX);
-        let keyspace = Keyspace::new(prefix).map_err(|_| RedisConnectError::InvalidPrefix(prefix.to_owned()))?;
-        let checked = |setting, value: Option<Duration>, default, max| match value.unwrap_or(default) {
-            value if (REDIS_TIMEOUT_MIN..=max).contains(&value) => Ok(value),
-            value => Err(RedisConnectError::InvalidTimeout { setting, value }),
-        };
-        let timeouts = Timeouts {
-            call: checked("call_timeout", self.call_timeout, STORE_CALL_TIMEOUT, STORE_CALL_TIMEOUT_MAX)?,
-            connect: checked("connect_timeout", self.connect_timeout, CONNECT_TIMEOUT, CONNECT_TIMEOUT_MAX)?,
-        };
-        if !(REDLOCK_SERVERS_MIN..=REDLOCK_SERVERS_MAX).contains(&addresses.len()) || addresses.len().is_multiple_of(2)
-        {
-            return Err(RedisConnectError::InvalidServerCount(addresses.len()));
+    fn build<U: AsRef<str>>(
+        self,
+        urls: impl IntoIterator<Item = U>,
+    ) -> Result<(RedlockStore, Vec<Candidate>, Timeouts), RedisConnectError> {
+        let invalid = |defect: &str| Err(RedisConnectError::InvalidUrl(defect.into()));
+        let (mut settings, mut endpoints) = (self.0, Vec::new());
+        // One more than allowed is enough to know that there are too many.
+        for url in urls.into_iter().take(REDLOCK_SERVERS_MAX + 1) {
+            let Address { deployment, settings: of_url } = Address::parse(url.as_ref(), &settings.tls)?;
+            settings.prefix = same("prefix", settings.prefix, of_url.prefix)?;
+            match deployment {
+                _ if of_url.min_replicas.is_some() => {
+                    return invalid("the servers of a RedlockStore have no replicas");
+                }
+                Deployment::Server(endpoint) => endpoints.push(endpoint),
+                Deployment::Redlock(servers) => endpoints.extend(servers),
+                Deployment::Sentinel { .. } | Deployment::Cluster(_) => {
+                    return invalid("each server of a RedlockStore is independent: no sentinels, and no Cluster");
+                }
+            }
         }
-        let members = Members::new(addresses.iter().map(|address| address.display.clone()).collect());
+        let parts = settings.parts(UrlSettings::default())?;
+        if !(REDLOCK_SERVERS_MIN..=REDLOCK_SERVERS_MAX).contains(&endpoints.len()) || endpoints.len().is_multiple_of(2)
+        {
+            return Err(RedisConnectError::InvalidServerCount(endpoints.len()));
+        }
+        let members = Members::new(endpoints.iter().map(ToString::to_string).collect());
         members.check_addresses()?;
-        let parts = Parts {
-            user: String::new(),
-            keyspace: keyspace.clone(),
-            timeouts,
-            min_replicas: None,
-            background: Background::default(),
-            sinks: Arc::default(),
-        };
-        let candidate = |(index, Address { info, display, user, .. }): (usize, Address)| {
-            let client = Client::open(info).map_err(|error: RedisError| RedisConnectError::InvalidUrl(error.into()))?;
+        let candidate = |(index, endpoint): (usize, Endpoint)| {
+            let (user, address) = (endpoint.user(), endpoint.to_string());
             let member = Arc::new(Member {
-                endpoint: Endpoint::new(client, timeouts.connect, timeouts.call),
+                endpoint,
                 index,
                 user: user.clone(),
-                keyspace: keyspace.clone(),
+                keyspace: parts.keyspace.clone(),
                 members: Arc::clone(&members),
             });
             let topology: Arc<dyn Topology> = Arc::<Member>::clone(&member);
-            let shared = Parts { user, ..parts.clone() }.server(topology, display, None);
-            Ok(Candidate { member, node: Node::new(shared) })
+            let shared = Parts { user, ..parts.clone() }.server(topology, address, None);
+            (member, Node::new(shared))
         };
-        let candidates: Vec<_> =
-            addresses.into_iter().enumerate().map(candidate).collect::<Result<_, RedisConnectError>>()?;
-        let nodes = candidates.iter().map(|candidate| Arc::clone(&candidate.node)).collect();
-        let group = Group::new(nodes, keyspace, timeouts);
-        Ok((RedlockStore::new(group), candidates, timeouts))
+        let candidates: Vec<_> = endpoints.into_iter().enumerate().map(candidate).collect();
+        let nodes = candidates.iter().map(|(_, node)| Arc::clone(node)).collect();
+        let group = Group::new(nodes, parts.keyspace, parts.timeouts);
+        Ok((RedlockStore::new(group), candidates, parts.timeouts))
     }
 }
 
@@ -185,10 +192,10 @@ impl RedlockStoreBuilder {
 async fn test(candidates: Vec<Candidate>, timeouts: Timeouts) -> Result<(), RedisConnectError> {
     let (servers, deadline) = (candidates.len(), Instant::now() + timeouts.connect);
     let test = |index: usize, delay: Duration| {
-        let candidate = &candidates[index];
+        let (member, node) = &candidates[index];
         async move {
             sleep(delay).await;
-            (index, candidate.test().await)
+            (index, test_one(member, &node.shared).await)
         }
     };
     let mut tests: FuturesUnordered<_> = (0..servers).map(|index| test(index, Duration::ZERO)).collect();
@@ -216,7 +223,7 @@ async fn test(candidates: Vec<Candidate>, timeouts: Timeouts) -> Result<(), Redi
             Ok(None) | Err(_) if is_majority => return Ok(()),
             Ok(None) | Err(_) => {
                 let no_reply =
-                    |index: usize| format!("no reply of Redis at {}", candidates[index].node.shared.server.address);
+                    |index: usize| format!("no reply of Redis at {}", candidates[index].1.shared.server.address);
                 let errors = results.into_iter().enumerate();
                 let errors =
                     errors.filter_map(|(index, result)| result.map_or_else(|| Some(no_reply(index)), Result::err));
@@ -226,39 +233,17 @@ async fn test(candidates: Vec<Candidate>, timeouts: Timeouts) -> Result<(), Redi
     }
 }
 
-impl Candidate {
-    /// Connects once, so that a defect is an error of its own kind, and then executes every
-    /// command.
-    async fn test(&self) -> Result<(), SelfTestError> {
-        let shared = &self.node.shared;
-        let (address, user) = (&shared.server.address, &shared.server.user);
-        let failed = |error: CallError| SelfTestError {
-            is_transient: error.is_transient(),
-            error: RedisConnectError::Unreachable { address: address.clone(), source: error.with_hint(None, user) },
-        };
-        self.member.connect_checked().await.map_err(|error| error.map_or_else(failed, SelfTestError::from))?;
-        let server_us = self_test_without_messages(&shared.server).await?;
-        shared.server_clock().observe(server_us, shared.clock.now());
-        Ok(())
-    }
-}
-
-/// The addresses of servers, each at a URL of its own. One more than allowed is enough to know that
-/// there are too many.
-fn single_servers<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Result<Vec<Address>, RedisConnectError> {
-    urls.into_iter().take(REDLOCK_SERVERS_MAX + 1).map(|url| single_server(url.as_ref())).collect()
-}
-
-fn single_server(url: &str) -> Result<Address, RedisConnectError> {
-    let address = Address::parse(url)?;
-    let defect = if !matches!(address.deployment, Deployment::Server) {
-        "each URL of a RedlockStore is that of one server: no sentinels, and no Cluster"
-    } else if address.settings != UrlSettings::default() {
-        "a URL of a RedlockStore has no parameters: its builder has the prefix"
-    } else {
-        return Ok(address);
+/// Connects once, so that a defect is an error of its own kind, and then executes every command.
+async fn test_one(member: &Member, shared: &Shared) -> Result<(), SelfTestError> {
+    let (address, user) = (&shared.server.address, &shared.server.user);
+    let failed = |error: CallError| SelfTestError {
+        is_transient: error.is_transient(),
+        error: RedisConnectError::Unreachable { address: address.clone(), source: error.with_hint(None, user) },
     };
-    Err(RedisConnectError::InvalidUrl(defect.into()))
+    member.connect_checked().await.map_err(|error| error.map_or_else(failed, SelfTestError::from))?;
+    let server_us = self_test_without_messages(&shared.server).await?;
+    shared.server_clock().observe(server_us, shared.clock.now());
+    Ok(())
 }
 
 impl RedlockStore {

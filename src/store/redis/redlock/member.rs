@@ -74,9 +74,8 @@ impl Member {
     /// Connects, and checks the server. `Err(Ok(_))`: it can be no member.
     pub(super) async fn connect_checked(&self) -> Result<Connected, Result<RedisConnectError, CallError>> {
         let failed = |error: RedisError| Err(CallError::from(error));
-        let mut connected = self.endpoint.connect().await.map_err(failed)?;
-        connected.check().await.map_err(failed)?;
-        let info = connected.call(&["server", "replication"].map(info)).await.map_err(|error| {
+        let socket = self.endpoint.connect().await.map_err(failed)?;
+        let info = socket.call(&["server", "replication"].map(info)).await.map_err(|error| {
             if error.code() != Some("NOPERM") {
                 return failed(error);
             }
@@ -87,16 +86,11 @@ impl Member {
             })
         })?;
         self.check(&info).map_err(Ok)?;
-        self.load_scripts(&mut connected).await;
-        Ok(connected)
-    }
-
-    /// Loads the scripts, so that calls are executed in the order in which they are sent: a call of
-    /// an unknown script is sent again, behind those after it. The calls themselves have the error,
-    /// if there is one.
-    async fn load_scripts(&self, connected: &mut Connected) {
-        let calls = self.keyspace.redlock_scripts().map(|call| call.eval());
-        let _ = connected.call_each(&calls).await;
+        // Loads the scripts, so that calls are executed in the order in which they are sent: a call
+        // of an unknown script is sent again, behind those after it. The calls themselves have the
+        // error, if there is one.
+        let _ = socket.call_each(&self.keyspace.redlock_scripts().map(|call| call.eval())).await;
+        Ok(Connected::Socket(socket))
     }
 
     fn check(&self, info: &Value) -> Result<(), RedisConnectError> {

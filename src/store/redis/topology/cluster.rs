@@ -12,18 +12,19 @@ use std::{
 };
 
 use deadpool_redis::redis::{Cmd, Value, cmd};
-use futures_util::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use futures_util::future::BoxFuture;
 use tokio::{
     runtime::Handle,
-    sync::Notify,
+    sync::Semaphore,
     time::{Instant, sleep, timeout, timeout_at},
 };
 use tracing::{info, warn};
 
 use super::{
     connection::Timeouts,
-    endpoint::{Connected, Endpoint, Subscriptions},
+    endpoint::{Connected, Endpoint, Subscriptions, list},
     locate::Topology,
+    newest::newest,
     server::Server,
     slot_map::{NodeName, Redirect, SlotMap},
     socket::OnMessage,
@@ -60,10 +61,10 @@ pub(crate) struct Nodes<S> {
     make: MakeNode<S>,
     this: Weak<Self>,
     state: Mutex<State<S>>,
-    /// Notified at the end of each refresh.
-    refreshed: Notify,
+    /// One permit: for the refresh under way.
+    refreshing: Semaphore,
     keyspace: Keyspace,
-    user: String,
+    pub(crate) user: String,
     pub(crate) timeouts: Timeouts,
     background: Background,
 }
@@ -74,8 +75,7 @@ struct State<S> {
     others: HashMap<NodeName, Arc<S>>,
     /// Why no node has replied to the last refresh.
     failure: Option<Arc<CallError>>,
-    /// The start of the refresh under way.
-    refreshing_since: Option<Instant>,
+    /// The end of the last refresh.
     refreshed_at: Option<Instant>,
 }
 
@@ -91,30 +91,13 @@ type Group<S, T> = (Arc<S>, Vec<T>);
 
 /// How one node is found.
 pub(crate) struct ClusterNode<S> {
-    endpoint: Endpoint,
-    name: NodeName,
-    nodes: Weak<Nodes<S>>,
-}
-
-/// A refresh under way. Its drop lets another one begin.
-struct Refreshing<'a, S> {
-    nodes: &'a Nodes<S>,
-    since: Instant,
-}
-
-/// What a node that was asked knows. Of two replies the larger one counts.
-#[derive(Debug)]
-struct NodeReply {
-    map: SlotMap,
-    /// The node has the slot, as another one said.
-    is_hinted: bool,
+    pub(crate) endpoint: Endpoint,
+    pub(crate) name: NodeName,
+    pub(crate) nodes: Weak<Nodes<S>>,
 }
 
 /// How old a map may be. Each node asks for it each second, and one of them is enough.
 const MAX_AGE: Duration = Duration::from_millis(500);
-/// How long to wait for the nodes beyond a majority of those that are asked. In a failover some of
-/// them know the new master first.
-const GRACE: Duration = Duration::from_millis(50);
 /// The nodes that are asked for the map.
 const MAX_ASKED: usize = 7;
 /// The nodes that only redirections have named.
@@ -133,23 +116,13 @@ impl<S: Node> Nodes<S> {
             seeds,
             make,
             this: Weak::clone(this),
-            state: Mutex::new(State {
-                view: None,
-                others: HashMap::new(),
-                failure: None,
-                refreshing_since: None,
-                refreshed_at: None,
-            }),
-            refreshed: Notify::new(),
+            state: Mutex::new(State { view: None, others: HashMap::new(), failure: None, refreshed_at: None }),
+            refreshing: Semaphore::new(1),
             keyspace,
             user,
             timeouts,
             background,
         })
-    }
-
-    pub(crate) fn user(&self) -> &str {
-        &self.user
     }
 
     /// Asks for the map in the background, until a node replies.
@@ -274,34 +247,20 @@ impl<S: Node> Nodes<S> {
     /// Asks the nodes for the map. One refresh is under way at a time; its result counts for all
     /// that wait.
     async fn refresh(&self, hint: Option<Arc<S>>) -> Result<(), CallError> {
-        let refreshed = self.refreshed.notified();
-        tokio::pin!(refreshed);
-        // A refresh that ends between the next two lines notifies this one, too.
-        refreshed.as_mut().enable();
-        let Some(refreshing) = self.begin_refresh() else {
-            let _ = timeout(self.timeouts.call, refreshed).await;
-            let failure = self.state.lock().failure.clone();
-            return failure.map_or(Ok(()), |error| Err(CallError::Common(error)));
-        };
-        let newest = self.newest_map(hint).await.map_err(Arc::new);
-        self.note_failure(newest.as_ref().err());
-        let result = newest.map(|map| self.apply(map)).map_err(CallError::Common);
-        drop(refreshing);
-        result
-    }
-
-    fn begin_refresh(&self) -> Option<Refreshing<'_, S>> {
         let since = Instant::now();
-        let mut state = self.state.lock();
         // Nothing drives the runtime of one that takes longer, or the named nodes do not reply, and
         // another one beside it does no harm.
-        let limit = 2 * self.timeouts.call;
-        if state.refreshing_since.is_some_and(|since| since.elapsed() < limit) {
-            return None;
+        let _refreshing = timeout(self.timeouts.call, self.refreshing.acquire()).await;
+        {
+            let state = self.state.lock();
+            if state.refreshed_at.is_some_and(|at| at > since) {
+                return state.failure.clone().map_or(Ok(()), |error| Err(CallError::Common(error)));
+            }
         }
-        state.refreshing_since = Some(since);
-        drop(state);
-        Some(Refreshing { nodes: self, since })
+        let newest = self.newest_map(hint).await.map_err(Arc::new);
+        let refreshed = newest.map(|map| self.apply(map));
+        self.note(refreshed.as_ref().err());
+        refreshed.map_err(CallError::Common)
     }
 
     /// The newest map that a node knows. A node that was partitioned has an older one.
@@ -311,27 +270,24 @@ impl<S: Node> Nodes<S> {
         nodes.retain(|node| hint.as_ref().is_none_or(|hint| !Arc::ptr_eq(node, hint)));
         nodes.truncate(MAX_ASKED);
         let hinted = hint.iter().map(|node| (node, true));
-        let asked = hinted.chain(nodes.iter().map(|node| (node, false))).map(|(node, is_hinted)| async move {
-            let map = map_of(node.server()).await?;
-            Ok(NodeReply { map, is_hinted })
-        });
-        let known = newest(asked.collect(), self.timeouts.call).await;
-        if known.is_ok() {
-            return known;
+        let asked = hinted.chain(nodes.iter().map(|node| (node, false)));
+        let maps = asked.map(|(node, is_hinted)| async move { Ok((map_of(node.server()).await?, is_hinted)) });
+        // Of two nodes with one configuration, that counts which has the slot, as another one said.
+        let rank = |(map, is_hinted): &(SlotMap, bool)| (map.epoch, *is_hinted);
+        let (known, failures) = newest(maps, |one, other| rank(one) > rank(other), self.timeouts.call).await;
+        if let Some((map, _)) = known {
+            return Ok(map);
         }
         // All of them may have been replaced.
-        let asked = self
-            .seeds
-            .iter()
-            .map(|seed| async move { Ok(NodeReply { map: map_of_seed(seed).await?, is_hinted: false }) });
-        let by_seeds = newest(asked.collect(), self.timeouts.connect).await;
-        by_seeds.or_else(|error| if nodes.is_empty() { Err(error) } else { known })
+        let is_newer = |one: &SlotMap, other: &SlotMap| one.epoch > other.epoch;
+        let (by_seeds, of_seeds) = newest(self.seeds.iter().map(map_of_seed), is_newer, self.timeouts.connect).await;
+        let failures = if nodes.is_empty() { of_seeds } else { failures };
+        by_seeds.ok_or_else(|| failures.into_iter().next_back().unwrap_or(CallError::ConnectTimeout))
     }
 
     /// Replaces the map. Nodes that stay keep their connections.
     fn apply(&self, map: SlotMap) {
         let mut state = self.state.lock();
-        state.refreshed_at = Some(Instant::now());
         let former = state.view.clone();
         if former.as_ref().is_some_and(|former| former.map == map) {
             return;
@@ -358,9 +314,12 @@ impl<S: Node> Nodes<S> {
         joined.iter().for_each(Node::joined);
     }
 
-    /// Notes the result of a refresh, and logs a change.
-    fn note_failure(&self, failure: Option<&Arc<CallError>>) {
-        let former = std::mem::replace(&mut self.state.lock().failure, failure.cloned());
+    /// Notes the end of a refresh, and logs a change.
+    fn note(&self, failure: Option<&Arc<CallError>>) {
+        let mut state = self.state.lock();
+        state.refreshed_at = Some(Instant::now());
+        let former = std::mem::replace(&mut state.failure, failure.cloned());
+        drop(state);
         let is_reachable = failure.is_none();
         if former.is_none() == is_reachable {
             return;
@@ -394,37 +353,6 @@ impl<S> View<S> {
     }
 }
 
-impl<S> Drop for Refreshing<'_, S> {
-    fn drop(&mut self) {
-        self.nodes.state.lock().refreshing_since.take_if(|since| *since == self.since);
-        self.nodes.refreshed.notify_waiters();
-    }
-}
-
-/// The newest of these replies.
-async fn newest<F>(mut replies: FuturesUnordered<F>, limit: Duration) -> Result<SlotMap, CallError>
-where
-    F: Future<Output = Result<NodeReply, CallError>>,
-{
-    let asked = replies.len();
-    let (mut newest, mut failure) = (None::<NodeReply>, CallError::ConnectTimeout);
-    loop {
-        let most_have_replied = replies.len() < asked.div_ceil(2);
-        let limit = if most_have_replied && newest.is_some() { GRACE } else { limit };
-        match timeout(limit, replies.next()).await {
-            Ok(Some(Ok(reply))) => {
-                let rank = |reply: &NodeReply| (reply.map.epoch, reply.is_hinted);
-                if newest.as_ref().is_none_or(|newest| rank(&reply) > rank(newest)) {
-                    newest = Some(reply);
-                }
-            }
-            Ok(Some(Err(error))) => failure = error,
-            Ok(None) | Err(_) => break,
-        }
-    }
-    newest.map(|reply| reply.map).ok_or(failure)
-}
-
 fn map_commands() -> [Cmd; 2] {
     let command = |name: &str| {
         let mut command = cmd("CLUSTER");
@@ -444,31 +372,18 @@ async fn map_of(server: &Server) -> Result<SlotMap, CallError> {
 }
 
 async fn map_of_seed(seed: &Endpoint) -> Result<SlotMap, CallError> {
-    let mut connected = seed.connect().await?;
-    connected.check().await?;
-    let replies = connected.call(&map_commands()).await;
-    let replies = replies.map_err(|error| match error.detail() {
+    let replies = seed.connect().await?.call(&map_commands()).await.map_err(|error| match error.detail() {
         Some(detail) if detail.contains("cluster support disabled") => CallError::NotCluster(seed.to_string()),
         _ => error.into(),
     })?;
     let Value::Array(replies) = replies else { return Err(CallError::NoMaster) };
     let [info, slots] = <[Value; 2]>::try_from(replies).map_err(|_| CallError::NoMaster)?;
-    SlotMap::parse(&seed.host(), info, &slots).ok_or(CallError::NoMaster)
-}
-
-impl<S> ClusterNode<S> {
-    pub(crate) fn new(endpoint: Endpoint, name: NodeName, nodes: Weak<Nodes<S>>) -> Self {
-        Self { endpoint, name, nodes }
-    }
+    SlotMap::parse(seed.host(), info, &slots).ok_or(CallError::NoMaster)
 }
 
 impl<S: Node> Topology for ClusterNode<S> {
     fn connect<'a>(&'a self, _named: &'a OnceLock<Arc<str>>) -> BoxFuture<'a, Result<Connected, CallError>> {
-        Box::pin(async {
-            let mut connected = self.endpoint.connect().await?;
-            connected.check().await?;
-            Ok(connected)
-        })
+        Box::pin(async { Ok(Connected::Socket(self.endpoint.connect().await?)) })
     }
 
     fn subscribe(&self, on_message: OnMessage) -> BoxFuture<'_, Result<Subscriptions, CallError>> {
@@ -511,10 +426,7 @@ impl<S: Node> Topology for ClusterNode<S> {
 impl<S> fmt::Display for Nodes<S> {
     /// The addresses that the user has named, without users and passwords.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (at, seed) in self.seeds.iter().enumerate() {
-            write!(f, "{}{seed}", if at == 0 { "" } else { ", " })?;
-        }
-        Ok(())
+        f.write_str(&list(&self.seeds))
     }
 }
 

@@ -123,7 +123,7 @@ impl SharedConnection {
     /// last use.
     pub(crate) async fn command(&self, command: &Cmd, deadline: Instant) -> Result<Value, CallError> {
         let call = || async {
-            let send = |mut connected: Connected| async move { connected.call(std::slice::from_ref(command)).await };
+            let send = |mut connected: Connected| async move { connected.call(command).await };
             let is_broken = |reply: &RedisResult<Value>| self.is_broken(reply.as_ref().err().into_iter());
             Ok(self.link.call(deadline, send, is_broken).await??)
         };

@@ -9,11 +9,11 @@ pub(crate) mod parameters;
 pub(in crate::store) mod address;
 mod servers;
 mod locate;
+mod newest;
 mod single;
 mod sentinel;
 pub(in crate::store) mod cluster;
 pub(crate) mod slot_map;
-mod pool;
 pub(in crate::store) mod server;
 pub(in crate::store) mod connection;
 pub(in crate::store) mod endpoint;
@@ -24,7 +24,6 @@ pub(in crate::store) use self::{
     cluster::{ClusterNode, Nodes},
     endpoint::Endpoint,
     locate::{Signs, Topology},
-    pool::Pooled,
     sentinel::Sentinels,
     servers::Servers,
     single::Single,

@@ -58,16 +58,26 @@ impl Parameters {
     }
 }
 
+/// Those of sentinels are last.
+const ALL: [&str; 8] = [
+    "prefix",
+    "min_replicas",
+    "min_replicas_timeout_ms",
+    "sslrootcert",
+    "sslcert",
+    "sslkey",
+    "sentinel_username",
+    "sentinel_password",
+];
+
 impl UrlKind {
     /// Redlock has no replicas that count.
     fn parameters(self) -> &'static [&'static str] {
         match self {
-            Self::Server | Self::Cluster => &["prefix", "min_replicas", "min_replicas_timeout_ms"],
+            Self::Server | Self::Cluster => &ALL[..6],
+            Self::Sentinel => &ALL,
             Self::Socket => &["prefix", "min_replicas", "min_replicas_timeout_ms", "db", "user", "pass"],
-            Self::Sentinel => {
-                &["prefix", "min_replicas", "min_replicas_timeout_ms", "sentinel_username", "sentinel_password"]
-            }
-            Self::Redlock => &["prefix"],
+            Self::Redlock => &["prefix", "sslrootcert", "sslcert", "sslkey"],
         }
     }
 }

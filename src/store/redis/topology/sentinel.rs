@@ -13,13 +13,10 @@ use std::{
     time::Duration,
 };
 
-use deadpool_redis::redis::{
-    Client, ConnectionAddr, ConnectionInfo, RedisError, RedisResult, cmd, from_redis_value, make_extension_error,
-};
+use deadpool_redis::redis::{RedisError, RedisResult, cmd, from_redis_value, make_extension_error};
 use futures_util::{
-    FutureExt, StreamExt,
+    FutureExt,
     future::{BoxFuture, join_all},
-    stream::FuturesUnordered,
 };
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
@@ -27,8 +24,9 @@ use tracing::{info, warn};
 use super::{
     endpoint::{Connected, Endpoint, Subscriptions},
     locate::{Signs, Topology},
+    newest::newest,
     replicas::is_replica,
-    socket::OnMessage,
+    socket::{OnMessage, Socket},
 };
 use crate::{
     background::Background,
@@ -48,9 +46,8 @@ pub(crate) struct Sentinels {
     name: String,
     nodes: Vec<Node>,
     /// The address of the servers is that which the sentinels name; the rest is here.
-    server: ConnectionInfo,
-    connect_timeout: Duration,
-    /// Of a call, of the servers and of the sentinels.
+    server: Endpoint,
+    /// Of a call of the sentinels.
     call_timeout: Duration,
     /// One of them has replied to the last request.
     are_reachable: AtomicBool,
@@ -61,7 +58,7 @@ pub(crate) struct Sentinels {
 struct Node {
     endpoint: Endpoint,
     /// `None`: not connected, or the connection broke.
-    connection: Mutex<Option<Connected>>,
+    connection: Mutex<Option<Socket>>,
 }
 
 /// The master, as one sentinel knows it. Of two replies the larger one counts.
@@ -74,57 +71,32 @@ struct MasterReply {
 }
 
 impl Sentinels {
-    /// How long to wait for the sentinels beyond a majority. In a failover one of them knows the
-    /// new master first.
-    const GRACE: Duration = Duration::from_millis(50);
     /// Between two connects to a sentinel that is down.
     const RECONNECT_DELAY: Duration = Duration::from_secs(1);
 
     pub(crate) fn new(
         name: String,
-        nodes: Vec<ConnectionInfo>,
-        server: ConnectionInfo,
-        connect_timeout: Duration,
+        nodes: Vec<Endpoint>,
+        server: Endpoint,
         call_timeout: Duration,
         background: Background,
-    ) -> RedisResult<Self> {
-        let node = |info| {
-            let endpoint = Endpoint::new(Client::open(info)?, call_timeout, call_timeout);
-            Ok(Node { endpoint, connection: Mutex::default() })
-        };
-        let nodes = nodes.into_iter().map(node).collect::<RedisResult<_>>()?;
-        let are_reachable = AtomicBool::new(true);
-        Ok(Self { name, nodes, server, connect_timeout, call_timeout, are_reachable, background })
+    ) -> Self {
+        let nodes = nodes.into_iter().map(|endpoint| Node { endpoint, connection: Mutex::default() }).collect();
+        Self { name, nodes, server, call_timeout, are_reachable: AtomicBool::new(true), background }
     }
 
     /// The master.
     async fn master(&self) -> RedisResult<Endpoint> {
         let MasterReply { host, port, .. } = self.newest_reply().await?;
-        let address = match self.server.addr().clone() {
-            ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
-                ConnectionAddr::TcpTls { host, port, insecure, tls_params }
-            }
-            _ => ConnectionAddr::Tcp(host, port),
-        };
-        let client = Client::open(self.server.clone().set_addr(address))?;
-        Ok(Endpoint::new(client, self.connect_timeout, self.call_timeout))
+        Ok(self.server.at(&host, port))
     }
 
     /// Asks all sentinels at the same time. The newest configuration counts: a sentinel that was
     /// partitioned has an older one. Sentinels that write one address in two ways lead to the same
     /// reply each time.
     async fn newest_reply(&self) -> RedisResult<MasterReply> {
-        let mut replies: FuturesUnordered<_> = self.nodes.iter().map(|node| self.reply_of(node)).collect();
-        let (mut newest, mut failures) = (None::<MasterReply>, Vec::new());
-        loop {
-            let most_have_replied = replies.len() < self.nodes.len().div_ceil(2);
-            let limit = if most_have_replied && newest.is_some() { Self::GRACE } else { self.call_timeout };
-            match timeout(limit, replies.next()).await {
-                Ok(Some(Ok(reply))) => newest = newest.max(Some(reply)),
-                Ok(Some(Err(failure))) => failures.push(failure),
-                Ok(None) | Err(_) => break,
-            }
-        }
+        let asked = self.nodes.iter().map(|node| self.reply_of(node));
+        let (newest, failures) = newest(asked, MasterReply::gt, self.call_timeout).await;
         let were_reachable = self.are_reachable.swap(newest.is_some(), Ordering::Relaxed);
         self.log_reachable(were_reachable, newest.is_some());
         newest.ok_or_else(|| {
@@ -175,16 +147,15 @@ impl Topology for Sentinels {
         Box::pin(async {
             let master = self.master().await?;
             let _ = named.set(master.to_string().into());
-            let mut connected = master.connect().await?;
-            connected.check().await?;
-            match connected.call(&[cmd("ROLE")]).await {
+            let socket = master.connect().await?;
+            match socket.call(&[cmd("ROLE")]).await {
                 // In the middle of a failover.
                 Ok(role) if is_replica(&role) => {
                     let detail = "the server that the sentinels name is a replica".to_owned();
                     Err(make_extension_error("READONLY".to_owned(), Some(detail)).into())
                 }
                 Err(error) if error.code() != Some("NOPERM") => Err(error.into()),
-                Ok(_) | Err(_) => Ok(connected),
+                Ok(_) | Err(_) => Ok(Connected::Socket(socket)),
             }
         })
     }
@@ -225,10 +196,11 @@ impl Topology for Sentinels {
 impl Node {
     async fn ask(&self, name: &str) -> RedisResult<HashMap<String, String>> {
         let known = self.connection.lock().clone();
-        let mut connection = match known {
+        let connection = match known {
             Some(connection) => connection,
             None => {
-                let connection = self.endpoint.connect().await?;
+                // Without a check: the user of a sentinel may lack `PING`.
+                let connection = self.endpoint.open(None).await?;
                 self.connection.lock().insert(connection).clone()
             }
         };
@@ -245,7 +217,7 @@ impl Node {
                 signs.moved.notify_one();
             }
         };
-        let mut messages = timeout(limit, self.endpoint.subscribe(Box::new(on_message))).await.map_err(expired)??;
+        let messages = timeout(limit, self.endpoint.subscribe(Box::new(on_message))).await.map_err(expired)??;
         timeout(limit, messages.subscribe(&["+switch-master".to_owned()])).await.map_err(expired)??;
         messages.ended().await;
         Ok(())

@@ -16,7 +16,7 @@ pub(crate) struct ServerUrl<'a> {
     /// With its `@`, or empty.
     pub(crate) login: &'a str,
     /// One or several, with or without a port. Empty for a socket.
-    hosts: &'a str,
+    pub(crate) hosts: &'a str,
     /// After the first `/`.
     pub(crate) path: &'a str,
     pub(crate) query: &'a str,

@@ -24,7 +24,7 @@ async fn store_has_an_odd_number_of_servers_from_3_to_9() {
     }
     let several = ["redis://a", "redis://b", "redis+sentinel://c,d/mymaster"];
     let error = RedlockStore::builder().connect_lazy(several).expect_err("refused").to_string();
-    assert!(error.contains("each URL of a RedlockStore is that of one server"), "{error}");
+    assert!(error.contains("each server of a RedlockStore is independent"), "{error}");
 }
 
 /// Guarantee: G1.

@@ -192,7 +192,7 @@ impl State {
     }
 
     fn flush(&mut self) {
-        let Self { stream: Some(stream), unsent, sent, reader, .. } = self else { return };
+        let Self { stream: Some(stream), unsent, sent, reader, is_write_broken, .. } = self else { return };
         // A caller may be gone when the server accepts more bytes.
         let mut cx = Context::from_waker(reader);
         while *sent < unsent.len() {
@@ -201,7 +201,7 @@ impl State {
                 // The server has closed the connection. It may have sent a reason, which can still
                 // be read.
                 Poll::Ready(_) => {
-                    self.is_write_broken = true;
+                    *is_write_broken = true;
                     break;
                 }
                 Poll::Pending => {
@@ -211,6 +211,10 @@ impl State {
                     return;
                 }
             }
+        }
+        // TLS has bytes that the server has not accepted yet.
+        if let Poll::Ready(Err(_)) = Pin::new(stream).poll_flush(&mut cx) {
+            *is_write_broken = true;
         }
         unsent.clear();
         unsent.shrink_to(BUFFER_BYTES);

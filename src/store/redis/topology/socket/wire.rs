@@ -22,6 +22,8 @@ pub(super) struct Wire(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
+    /// Written and not flushed, as TLS keeps what the socket does not accept.
+    unflushed: Vec<u8>,
     to_server: Vec<u8>,
     unread: Vec<u8>,
     to_client: Vec<u8>,
@@ -119,19 +121,24 @@ impl AsyncWrite for Wire {
         if state.is_closed || state.refuses_writes {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
-        let count = bytes.len().min(ROOM - state.to_server.len().min(ROOM));
+        let count = bytes.len().min(ROOM - (state.unflushed.len() + state.to_server.len()).min(ROOM));
         if count == 0 {
             state.client = Some(cx.waker().clone());
+            drop(state);
+            let _ = self.poll_flush(cx);
             return Poll::Pending;
         }
-        state.to_server.extend(&bytes[..count]);
-        let server = state.server.take();
-        drop(state);
-        server.into_iter().for_each(Waker::wake);
+        state.unflushed.extend(&bytes[..count]);
         Poll::Ready(Ok(count))
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut state = self.0.lock();
+        let State { unflushed, to_server, server, .. } = &mut *state;
+        to_server.append(unflushed);
+        let server = server.take();
+        drop(state);
+        server.into_iter().for_each(Waker::wake);
         Poll::Ready(Ok(()))
     }
 
