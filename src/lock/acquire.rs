@@ -354,8 +354,8 @@ impl AcquireFuture {
             if this.timer.is_none() {
                 this.timer.set(Some(sleep(if waits { *this.wait } else { 2 * driver.store_timeout() })));
             }
-            // A runtime may have ended with timers that have to fire. If that was before the waker of
-            // this task was known, nothing has woken it.
+            // A runtime may have ended with timers that have to fire. If that was before the waker
+            // of this task was known, nothing has woken it.
             driver.rearm_lost_timers();
             if let Some(timer) = this.timer.as_mut().as_pin_mut() {
                 ready!(timer.poll(cx));
@@ -469,7 +469,7 @@ mod tests {
     use super::*;
     use crate::store::StoreErrorKind;
 
-    /// The timer for the end of the lock-delay is lost after the request, and before its first poll.
+    /// The timer for the end of the lock-delay is lost after the request, before its first poll.
     #[cfg(feature = "memory")]
     #[test]
     fn waiter_fires_a_timer_that_was_lost_before_its_first_poll() {

@@ -155,7 +155,7 @@ impl PostgresStoreBuilder {
     /// | `events_url` | as [`events_url`](Self::events_url), with `%26` for `&` and `%25` for `%` |
     /// | `sslmode` | `require`, `verify-ca` or `verify-full`: TLS. Any other: none |
     /// | `sslrootcert` | the file of the trusted certificates, as [`tls_roots`](Self::tls_roots) |
-    /// | `sslcert`, `sslkey` | the files of a certificate and its key, as [`tls_client_certificate`](Self::tls_client_certificate) |
+    /// | `sslcert`, `sslkey` | the files of the certificate of this client and of its key |
     /// | `host`, `port`, `user`, `password`, `dbname` and others | as in libpq |
     ///
     /// TLS needs the feature `postgres-tls`. The certificate and the name of the server are always

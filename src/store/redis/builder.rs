@@ -145,7 +145,7 @@ impl RedisStoreBuilder {
     /// | `min_replicas` | as [`min_replicas`](Self::min_replicas), within 100 ms |
     /// | `min_replicas_timeout_ms` | another time for it, in milliseconds |
     /// | `sslrootcert` | the file of the trusted certificates, as [`tls_roots`](Self::tls_roots) |
-    /// | `sslcert`, `sslkey` | the files of a certificate and its key, as [`tls_client_certificate`](Self::tls_client_certificate) |
+    /// | `sslcert`, `sslkey` | the files of the certificate of this client and of its key |
     /// | `sentinel_username`, `sentinel_password` | those of all sentinels |
     /// | `db`, `user`, `pass` | database, user and password of `unix:///path` |
     ///

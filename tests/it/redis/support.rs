@@ -178,8 +178,8 @@ pub(crate) fn certificate(folder: &std::path::Path) -> bool {
     made.is_ok_and(|made| made.status.success())
 }
 
-/// Lets a server also listen with the certificate of this folder, for clients that have it, too, and
-/// returns the port.
+/// Lets a server also listen with the certificate of this folder, for clients that have it, too,
+/// and returns the port.
 pub(crate) async fn listen_with_tls(server: &RedisServer, folder: &Path) -> Option<u16> {
     let file = |name: &str| folder.join(name).to_str().expect("text").to_owned();
     let port = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr().expect("bound").port();

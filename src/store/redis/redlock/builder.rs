@@ -79,8 +79,8 @@ impl RedlockStoreBuilder {
 
     /// Trusts these certificates, in PEM, in place of those of the system.
     ///
-    /// This is for `rediss` URLs (feature `redis-tls`). With any other URL, or with a text without a
-    /// certificate, connecting fails with [`RedisConnectError::InvalidTls`].
+    /// This is for `rediss` URLs (feature `redis-tls`). With any other URL, or with a text without
+    /// a certificate, connecting fails with [`RedisConnectError::InvalidTls`].
     pub fn tls_roots(self, pem: impl Into<Vec<u8>>) -> Self {
         Self(self.0.tls_roots(pem))
     }
