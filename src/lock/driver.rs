@@ -551,7 +551,7 @@ impl Driver {
             let (mut actions, now) = (Actions::new(), LazyNow::new(&self.clock));
             {
                 let Shard { table, ids } = &mut *self.shards.of(&key).lock();
-                table.handle_event(&key, self.context(&now, ids), Event::SlotFreed, &mut actions);
+                table.handle_event(&key, self.context(&now, ids), Event::MaySendRelease, &mut actions);
             }
             waiting.extend(self.execute_all(&key, &mut actions, now));
         }

@@ -43,7 +43,7 @@
 //! - [`RecordLost`](Action::RecordLost): report the loss of a record, for logs and metrics.
 //! - [`SectionEnded`](Action::SectionEnded): notify the tasks that observe the section.
 //! - [`ReleaseOutcome`](Action::ReleaseOutcome): send the outcome to the guard that waits for it.
-//! - [`SendWaiting`](Action::SendWaiting): feed in [`Event::SlotFreed`] for this other key.
+//! - [`SendWaiting`](Action::SendWaiting): feed in [`Event::MaySendRelease`] for this other key.
 //! - [`WakeAt`](Action::WakeAt): feed in one [`Timer`](Event::Timer) with this instant, not
 //!   earlier. If the timer is lost, call [`take_timer`](table::LockTable::take_timer).
 //!
@@ -145,7 +145,7 @@ pub enum Action<D: DriverTypes> {
     ReleaseOutcome(Arc<Section<D>>, Result<ReleaseOutcome, StoreError>),
     /// Schedules a [timer](Event::Timer) for this instant.
     WakeAt(BootInstant),
-    /// Feeds [`Event::SlotFreed`] to another key, whose release waits until fewer are under way.
+    /// Feeds [`Event::MaySendRelease`] to another key, whose release waits until fewer are under way.
     SendWaiting(LockKey),
 }
 
@@ -175,7 +175,7 @@ pub enum Event<D: DriverTypes> {
     /// A message says that the key may be free (I7: a hint).
     Freed,
     /// A release of this key that waits may be sent. Fed in after an [`Action::SendWaiting`].
-    SlotFreed,
+    MaySendRelease,
     /// Messages of the store may have been lost. Fed in for each key that
     /// [`LockTable::lagged`](table::LockTable::lagged) returns.
     Lagged,

@@ -43,7 +43,7 @@ pub(super) struct PendingRelease<D: DriverTypes> {
     /// The number of the release in flight.
     pub(super) in_flight: Option<u64>,
     /// The release is due, and is sent when fewer releases of the process are under way (I2).
-    pub(super) waits_for_slot: bool,
+    pub(super) is_waiting: bool,
     pub(super) in_doubt_until: Option<BootInstant>,
     /// The instant of the newest release that was sent.
     pub(super) sent_at: BootInstant,
@@ -157,7 +157,7 @@ impl<D: DriverTypes> PendingRelease<D> {
             lease,
             awaited_acquire: None,
             in_flight: None,
-            waits_for_slot: false,
+            is_waiting: false,
             in_doubt_until: None,
             sent_at: created_at,
             created_at,

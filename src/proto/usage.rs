@@ -70,7 +70,7 @@ impl Usage {
     }
 
     /// Has a release of this key wait for [`next_waiting_release`](Self::next_waiting_release).
-    pub(super) fn wait_for_slot(&self, key: LockKey) {
+    pub(super) fn push_waiting_release(&self, key: LockKey) {
         self.waiting_releases.lock().push_back(key);
         // Before the caller checks once more whether a release may be sent: of two threads, one of
         // which ends a release while the other one has its release wait, one sees the other.

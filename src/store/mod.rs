@@ -100,7 +100,8 @@ pub use crate::acquisition::AcquisitionIds;
 ///   have received.
 /// - No operation waits until a key is free.
 ///
-/// The trait has no default methods, because a weaker default would be noticed only in production.
+/// No method of the contract has a default: a weaker one would be noticed only in production. The
+/// hidden methods have one, and are no part of the contract.
 /// With the feature `test-util`, `test_util::conformance` tests a store against every clause.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a lock store",

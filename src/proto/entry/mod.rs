@@ -177,7 +177,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             Event::Offered(id) => self.on_offer(&id, env),
             Event::Revoked(id) => self.on_revoked(&id, env),
             Event::Freed => self.on_freed(env),
-            Event::SlotFreed => self.send_waiting_release(env),
+            Event::MaySendRelease => self.send_waiting_release(env),
             Event::Lagged => self.recheck(env),
             Event::GuardEnded(section, end) => {
                 self.on_guard_end(&section, end, env);

@@ -167,8 +167,8 @@ impl<D: DriverTypes> LockEntry<'_, D> {
 
     /// Sends the release that has waited for longest until fewer are under way (I2).
     pub(super) fn send_waiting_release(&mut self, env: &mut Env<'_, D>) {
-        if let Some(release) = self.pending_releases.iter_mut().find(|release| release.waits_for_slot) {
-            release.waits_for_slot = false;
+        if let Some(release) = self.pending_releases.iter_mut().find(|release| release.is_waiting) {
+            release.is_waiting = false;
             send_release(release, env);
         }
     }
@@ -217,12 +217,12 @@ impl<D: DriverTypes> LockEntry<'_, D> {
 /// Sends the release (I1: it names the id that it releases), or has it wait while too many releases
 /// of the process are under way (I2).
 pub(super) fn send_release<D: DriverTypes>(release: &mut PendingRelease<D>, env: &mut Env<'_, D>) {
-    if release.in_flight.is_some() || release.waits_for_slot {
+    if release.in_flight.is_some() || release.is_waiting {
         return;
     }
     if !env.usage.may_send_release() {
-        release.waits_for_slot = true;
-        return env.usage.wait_for_slot(env.key.clone());
+        release.is_waiting = true;
+        return env.usage.push_waiting_release(env.key.clone());
     }
     let mut request = ReleaseRequest::new(env.key.clone(), release.id.clone(), release.block_for, QUEUE);
     request.record = release.record.as_ref().map(|(_, record)| Arc::clone(record));

@@ -29,20 +29,23 @@ impl Shared {
     /// One statement for all requests.
     async fn renew_together(&self, requests: &[RenewRequest]) -> Result<Vec<RenewReply>, CallError> {
         // The database cannot have the others: they hold nothing.
-        let named: Vec<_> =
-            requests.iter().enumerate().filter_map(|(at, request)| Some((at, name(&request.key).ok()?))).collect();
+        let named: Vec<_> = requests
+            .iter()
+            .enumerate()
+            .filter_map(|(index, request)| Some((index, name(&request.key).ok()?)))
+            .collect();
         let mut replies = vec![RenewReply::NotHolder; requests.len()];
         if named.is_empty() {
             return Ok(replies);
         }
         let keys: Vec<_> = named.iter().map(|(_, key)| &**key).collect();
-        let ids: Vec<_> = named.iter().map(|(at, _)| requests[*at].id.to_string()).collect();
-        let leases: Vec<_> = named.iter().map(|(at, _)| millis(requests[*at].lease)).collect();
+        let ids: Vec<_> = named.iter().map(|(index, _)| requests[*index].id.to_string()).collect();
+        let leases: Vec<_> = named.iter().map(|(index, _)| millis(requests[*index].lease)).collect();
         let parameters: [Parameter<'_>; 3] =
             [(&keys, Type::TEXT_ARRAY), (&ids, Type::TEXT_ARRAY), (&leases, Type::INT8_ARRAY)];
         for row in self.server.call_retry(&self.server.release_conn, "renew", &parameters).await? {
-            let (at, _) = named.get(position(&row)?).ok_or(CallError::UnexpectedReply)?;
-            replies[*at] = RenewReply::Extended;
+            let (index, _) = named.get(position(&row)?).ok_or(CallError::UnexpectedReply)?;
+            replies[*index] = RenewReply::Extended;
         }
         Ok(replies)
     }

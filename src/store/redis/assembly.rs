@@ -1,4 +1,4 @@
-//! The parts of a store, put together.
+//! How a store is made of a checked configuration: its servers, their tasks, and their self-test.
 
 use std::{
     pin::Pin,

@@ -500,7 +500,7 @@ impl SimProcess {
                 | Action::SectionEnded(_)
                 | Action::ReleaseOutcome(..)
                 | Action::Recall(..) => {}
-                Action::SendWaiting(key) => self.on(now, &key, Event::SlotFreed),
+                Action::SendWaiting(key) => self.on(now, &key, Event::MaySendRelease),
                 Action::WakeAt(_) if self.is(Mutation::NoPolls) => {}
                 Action::WakeAt(at) => self.effects.push_back(Effect::Wake(at, Timer::Wakeup(key.clone(), at))),
             }

@@ -66,17 +66,17 @@ impl Group {
         let mut replies: Vec<_> = requests.iter().map(|_| None).collect();
         let mut open: Vec<_> = (0..requests.len()).collect();
         for votes in 1.. {
-            let asked: Arc<[_]> = open.iter().map(|at| requests[*at].clone()).collect();
+            let asked: Arc<[_]> = open.iter().map(|index| requests[*index].clone()).collect();
             let outcomes = self.vote_and_raise(&asked, validity).await;
             let is_last = votes == REDLOCK_VOTES_MAX || Instant::now() >= last_vote;
             let mut split = Vec::new();
-            for (at, outcome) in std::mem::take(&mut open).into_iter().zip(outcomes) {
+            for (index, outcome) in std::mem::take(&mut open).into_iter().zip(outcomes) {
                 match outcome {
-                    Outcome::Reply(reply) => replies[at] = Some(reply),
+                    Outcome::Reply(reply) => replies[index] = Some(reply),
                     Outcome::Split { lease_left } if is_last => {
-                        replies[at] = Some(Ok(AcquireReply::Busy { lease_left }));
+                        replies[index] = Some(Ok(AcquireReply::Busy { lease_left }));
                     }
-                    Outcome::Split { .. } => split.push(at),
+                    Outcome::Split { .. } => split.push(index),
                 }
             }
             if split.is_empty() {
@@ -103,18 +103,18 @@ impl Group {
         let won: Vec<_> = requests.iter().zip(&ballots).filter_map(|(request, ballot)| won(request, *ballot)).collect();
         let (raises, raised) = self.raise(won, validity).await;
         let mut raises = raises.into_iter().enumerate();
-        let outcome = |(at, (request, ballot)): (usize, (&AcquireRequest, &Ballot))| match *ballot {
+        let outcome = |(index, (request, ballot)): (usize, (&AcquireRequest, &Ballot))| match *ballot {
             Ballot::Won { .. } => Outcome::Reply(match raises.next() {
                 Some((_, Raise::Held { fence })) => Ok(AcquireReply::Granted { fence }),
                 // It was too slow, or an operator has revoked the key: nothing counts.
-                Some((at, Raise::NotHolder | Raise::Undecided)) => {
-                    Err(self.store_error_because("acquire", at, &raised, Some(TOO_LATE)))
+                Some((index, Raise::NotHolder | Raise::Undecided)) => {
+                    Err(self.store_error_because("acquire", index, &raised, Some(TOO_LATE)))
                 }
                 None => unreachable!("one for each that has won"),
             }),
             Ballot::Undecided => {
-                let reason = votes.keys[at].is_granted_by_majority().then_some(CLOCKS_DIFFER);
-                Outcome::Reply(Err(self.store_error_because("acquire", at, &votes, reason)))
+                let reason = votes.keys[index].is_granted_by_majority().then_some(CLOCKS_DIFFER);
+                Outcome::Reply(Err(self.store_error_because("acquire", index, &votes, reason)))
             }
             Ballot::Lost { lease_left, is_split } => match request.if_busy {
                 IfBusy::Fail if is_split => Outcome::Split { lease_left },
@@ -152,11 +152,11 @@ impl Group {
     /// executed afterwards. A server that has not replied yet gets one, too.
     fn withdraw(&self, requests: &[AcquireRequest], ballots: &[Ballot], votes: &Answers<Vote>) {
         let Ok(runtime) = Handle::try_current() else { return };
-        for (at, node) in self.nodes.iter().enumerate().filter(|(at, _)| !votes.has_failed(*at)) {
-            let may_have_granted = |key: usize| match votes.keys[key].of(at) {
+        for (index, node) in self.nodes.iter().enumerate().filter(|(index, _)| !votes.has_failed(*index)) {
+            let may_have_granted = |key: usize| match votes.keys[key].of(index) {
                 Some(Vote::Granted { .. }) => true,
                 Some(Vote::Busy { .. }) => false,
-                None => votes.unanswered.contains(&at),
+                None => votes.unanswered.contains(&index),
             };
             let is_withdrawn = |key: &usize| !matches!(ballots[*key], Ballot::Won { .. }) && may_have_granted(*key);
             let withdrawn = (0..requests.len()).filter(is_withdrawn);

@@ -94,9 +94,9 @@ impl Member {
     }
 
     fn check(&self, info: &Value) -> Result<(), RedisConnectError> {
-        let section = |at: usize| {
+        let section = |index: usize| {
             let Value::Array(sections) = info else { return None };
-            from_redis_value::<String>(sections.get(at)?.clone()).ok()
+            from_redis_value::<String>(sections.get(index)?.clone()).ok()
         };
         let (server, replication) = (section(0).unwrap_or_default(), section(1).unwrap_or_default());
         let refused = |reason| Err(self.members.refused(self.index, reason));

@@ -33,8 +33,9 @@ impl SendRequests<ReleaseRequest> for Group {
         if requests.len() > 1 && outcomes.contains(&Err(())) && answers.may_be_of_one_key() {
             return send_alone(self, requests.to_vec(), called).await;
         }
-        let reply =
-            |(at, outcome): (usize, Result<_, ()>)| outcome.map_err(|()| self.store_error("release", at, &answers));
+        let reply = |(index, outcome): (usize, Result<_, ()>)| {
+            outcome.map_err(|()| self.store_error("release", index, &answers))
+        };
         outcomes.into_iter().enumerate().map(reply).collect()
     }
 }
@@ -53,11 +54,11 @@ impl Group {
         let deadline = self.timeouts.call_deadline();
         let answers = self.ask(requests.len(), deadline, renew, |_, replies| replies.decide().is_some()).await;
         let replies = answers.keys.iter().enumerate();
-        let replies = replies.map(|(at, replies)| {
+        let replies = replies.map(|(index, replies)| {
             if replies.may_decide() {
                 Ok(replies.decide().unwrap_or(RenewReply::Unknown))
             } else {
-                Err(self.store_error("renew", at, &answers))
+                Err(self.store_error("renew", index, &answers))
             }
         });
         replies.collect()

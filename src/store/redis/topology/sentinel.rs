@@ -242,8 +242,8 @@ impl fmt::Display for Sentinels {
     /// Without users and passwords.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the master `{}` of the sentinels ", escape_control(&self.name))?;
-        for (at, node) in self.nodes.iter().enumerate() {
-            write!(f, "{}{node}", if at == 0 { "" } else { ", " })?;
+        for (index, node) in self.nodes.iter().enumerate() {
+            write!(f, "{}{node}", if index == 0 { "" } else { ", " })?;
         }
         Ok(())
     }

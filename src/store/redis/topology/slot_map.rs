@@ -36,7 +36,7 @@ pub(crate) struct Redirect {
 }
 
 impl SlotMap {
-    const NOBODY: u16 = u16::MAX;
+    const NO_MASTER: u16 = u16::MAX;
     /// The most masters of a Cluster, as its documentation advises. Each has connections.
     const MAX_MASTERS: usize = 1000;
 
@@ -45,7 +45,7 @@ impl SlotMap {
         let info: String = from_redis_value(info).ok()?;
         let epoch = info.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:"))?.trim().parse().ok()?;
         let Value::Array(ranges) = slots else { return None };
-        let mut map = Self { epoch, masters: Vec::new(), owners: vec![Self::NOBODY; usize::from(SLOTS)].into() };
+        let mut map = Self { epoch, masters: Vec::new(), owners: vec![Self::NO_MASTER; usize::from(SLOTS)].into() };
         for range in ranges {
             let Value::Array(range) = range else { return None };
             let [Value::Int(first), Value::Int(last), master, ..] = range.as_slice() else { return None };
