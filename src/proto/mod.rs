@@ -145,7 +145,7 @@ pub enum Action<D: DriverTypes> {
     ReleaseOutcome(Arc<Section<D>>, Result<ReleaseOutcome, StoreError>),
     /// Schedules a [timer](Event::Timer) for this instant.
     WakeAt(BootInstant),
-    /// Feeds [`Event::MaySendRelease`] to another key, whose release waits until fewer are under way.
+    /// Feeds [`Event::MaySendRelease`] to another key, whose release waits until fewer are sent.
     SendWaiting(LockKey),
 }
 
