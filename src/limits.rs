@@ -118,18 +118,15 @@ pub(crate) const CONNECT_TIMEOUT_MAX: Duration = Duration::from_secs(60);
 /// The longest timeout of one call of a server.
 #[cfg(any(feature = "postgres", feature = "redis"))]
 pub(crate) const STORE_CALL_TIMEOUT_MAX: Duration = Duration::from_secs(5);
-/// The shortest timeout of connecting to Redis and of one call.
-#[cfg(feature = "redis")]
-pub(crate) const REDIS_TIMEOUT_MIN: Duration = Duration::from_millis(50);
+/// The shortest timeout of connecting to a server and of one call.
+#[cfg(any(feature = "postgres", feature = "redis"))]
+pub(crate) const STORE_TIMEOUT_MIN: Duration = Duration::from_millis(50);
 /// How long a call waits for the replicas of a URL: a multiple of the usual time of replication.
 #[cfg(feature = "redis")]
 pub(crate) const REDIS_MIN_REPLICAS_TIMEOUT: Duration = Duration::from_millis(100);
 /// Acquires that wait until they are sent to a server; further ones are refused at once.
 #[cfg(any(feature = "postgres", feature = "redis"))]
 pub(crate) const MAX_WAITING_REQUESTS: usize = 10_000;
-/// The shortest timeout of connecting to PostgreSQL and of one call.
-#[cfg(feature = "postgres")]
-pub(crate) const POSTGRES_TIMEOUT_MIN: Duration = Duration::from_millis(50);
 /// Default of the most connections of a store to PostgreSQL: four of them for acquires.
 #[cfg(feature = "postgres")]
 pub(crate) const POSTGRES_CONNECTIONS: usize = 6;

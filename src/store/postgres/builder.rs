@@ -5,25 +5,17 @@ use std::{fmt, sync::Arc, time::Duration};
 use tokio::time::{Instant, sleep};
 
 use super::{
-    address::Address,
-    connection::{Connector, Timeouts},
-    error::PostgresConnectError,
-    messages::Messages,
-    schema::Schema,
-    self_test::self_test,
-    server::Server,
-    shared::Shared,
-    store::PostgresStore,
-    tls::tls,
+    address::Address, connection::Connector, error::PostgresConnectError, messages::Messages, schema::Schema,
+    self_test::self_test, server::Server, shared::Shared, store::PostgresStore, tls::tls,
 };
 use crate::{
     background::Background,
     clock::Clock,
-    limits::{
-        CONNECT_TIMEOUT, CONNECT_TIMEOUT_MAX, POSTGRES_CONNECTIONS, POSTGRES_CONNECTIONS_MAX, POSTGRES_CONNECTIONS_MIN,
-        POSTGRES_SCHEMA, POSTGRES_TIMEOUT_MIN, STORE_CALL_TIMEOUT, STORE_CALL_TIMEOUT_MAX,
+    limits::{POSTGRES_CONNECTIONS, POSTGRES_CONNECTIONS_MAX, POSTGRES_CONNECTIONS_MIN, POSTGRES_SCHEMA},
+    store::remote::{
+        settings::{RETRY_INTERVAL, Timeouts, same},
+        tls::TlsSettings,
     },
-    store::remote::{link::RECONNECT_DELAY, tls::TlsSettings},
 };
 
 /// Builder for a [`PostgresStore`] with non-default settings.
@@ -181,17 +173,10 @@ impl PostgresStoreBuilder {
         if !(POSTGRES_CONNECTIONS_MIN..=POSTGRES_CONNECTIONS_MAX).contains(&connections) {
             return Err(PostgresConnectError::InvalidConnections(connections));
         }
-        let checked = |setting, value: Option<Duration>, default, max| match value.unwrap_or(default) {
-            value if (POSTGRES_TIMEOUT_MIN..=max).contains(&value) => Ok(value),
-            value => Err(PostgresConnectError::InvalidTimeout { setting, value }),
-        };
-        let timeouts = Timeouts {
-            call: checked("call_timeout", self.call_timeout, STORE_CALL_TIMEOUT, STORE_CALL_TIMEOUT_MAX)?,
-            connect: checked("connect_timeout", self.connect_timeout, CONNECT_TIMEOUT, CONNECT_TIMEOUT_MAX)?,
-        };
+        let timeouts = Timeouts::new(self.call_timeout, self.connect_timeout)?;
         let connector = |address: Address| {
-            let tls = tls(address.tls.as_ref())?;
-            Ok(Arc::new(Connector::new(address, tls, timeouts)))
+            let tls = tls(address.tls.as_ref());
+            tls.map(|tls| Arc::new(Connector::new(address, tls, timeouts)))
         };
         let calls = connector(address)?;
         let events = events.map(connector).transpose()?;
@@ -218,23 +203,9 @@ impl PostgresStoreBuilder {
     }
 }
 
-/// A connection fails without a new connect until its reconnect delay has passed.
-const RETRY_INTERVAL: Duration = RECONNECT_DELAY.saturating_add(Duration::from_millis(10));
-
 fn schema(name: Option<&str>) -> Result<Schema, PostgresConnectError> {
     let name = name.unwrap_or(POSTGRES_SCHEMA);
     Schema::new(name).map_err(|_| PostgresConnectError::InvalidSchema(name.to_owned()))
-}
-
-/// The setting of the builder, or that of the URL. If one of two were ignored, two services could
-/// lock in different schemas without an error.
-fn same<T: PartialEq>(name: &str, builder: Option<T>, url: Option<T>) -> Result<Option<T>, PostgresConnectError> {
-    match (builder, url) {
-        (Some(builder), Some(url)) if builder != url => {
-            Err(PostgresConnectError::InvalidUrl(format!("its parameter `{name}` is not that of the builder")))
-        }
-        (builder, url) => Ok(builder.or(url)),
-    }
 }
 
 impl PostgresStore {

@@ -6,21 +6,16 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
 };
 
 use tokio::{runtime::Handle, time::Instant};
 use tokio_postgres::{Client, Config, Connection, Row, Socket, error::SqlState, tls::MakeTlsConnect};
 
 use super::{address::Address, error::CallError, tls::Tls};
-use crate::store::remote::link::{Connect, Link};
-
-/// The timeouts of calls and connects.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Timeouts {
-    pub(super) call: Duration,
-    pub(super) connect: Duration,
-}
+use crate::store::remote::{
+    link::{Connect, Link},
+    settings::Timeouts,
+};
 
 /// Connects to the server.
 pub(super) struct Connector {
@@ -42,14 +37,6 @@ pub(super) type Calls = Link<Connector>;
 /// A parameter of a statement, with its type: a statement without a name is sent with its types in
 /// one message.
 pub(super) type Parameter<'a> = (&'a (dyn tokio_postgres::types::ToSql + Sync), tokio_postgres::types::Type);
-
-impl Timeouts {
-    /// The deadline of a call that begins now. It is shortly before the caller's own timeout, so
-    /// that the caller gets the reason.
-    pub(super) fn call_deadline(self) -> Instant {
-        Instant::now() + self.call.saturating_sub((self.call / 10).min(Duration::from_millis(20)))
-    }
-}
 
 impl Connector {
     pub(super) fn new(address: Address, tls: Tls, timeouts: Timeouts) -> Self {

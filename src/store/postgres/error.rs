@@ -6,13 +6,15 @@ use tokio_postgres::error::SqlState;
 
 use super::schema::{FUNCTIONS, InvalidName, VERSION};
 use crate::{
-    limits::{
-        CONNECT_TIMEOUT_MAX, POSTGRES_CONNECTIONS_MAX, POSTGRES_CONNECTIONS_MIN, POSTGRES_TIMEOUT_MIN,
-        STORE_CALL_TIMEOUT_MAX,
-    },
+    limits::{POSTGRES_CONNECTIONS_MAX, POSTGRES_CONNECTIONS_MIN},
     store::{
         StoreError, StoreErrorKind,
-        remote::{link::LinkError, tls},
+        remote::{
+            error::{error_chain, with_hint},
+            link::LinkError,
+            settings::{InvalidSetting, timeout_range},
+            tls,
+        },
     },
 };
 
@@ -184,28 +186,14 @@ pub(super) enum CallError {
     UnexpectedReply,
 }
 
-/// An error and a hint for the operator. Its text contains the causes, so that it has no source.
-#[derive(Debug, thiserror::Error)]
-#[error("PostgreSQL at {address}: {error}{hint}")]
-struct WithHint {
-    address: String,
-    // Not named `source`: that would repeat the causes.
-    error: CallError,
-    /// In parentheses, unless it is empty.
-    hint: String,
-}
-
 impl CallError {
     pub(super) fn into_store_error(self, operation: &'static str, address: &str) -> StoreError {
         StoreError::new("postgres", operation, self.kind()).with_source(self.with_hint(address))
     }
 
     pub(super) fn with_hint(self, address: &str) -> Box<dyn Error + Send + Sync> {
-        let hint = match self.classify().1 {
-            "" => String::new(),
-            hint => format!(" ({hint})"),
-        };
-        Box::new(WithHint { address: address.to_owned(), error: self, hint })
+        let hint = self.classify().1;
+        with_hint(Some(&format_args!("PostgreSQL at {address}")), self, hint)
     }
 
     /// Whether the connection is unusable, or leads to a server that accepts no writes.
@@ -320,24 +308,13 @@ impl From<LinkError<Self>> for CallError {
     }
 }
 
-fn timeout_range(setting: &str) -> String {
-    let max = if setting == "call_timeout" { STORE_CALL_TIMEOUT_MAX } else { CONNECT_TIMEOUT_MAX };
-    format!("from {POSTGRES_TIMEOUT_MIN:?} to {max:?}")
-}
-
-/// An error and its causes on one line, without control characters: a server may have chosen the
-/// text.
-fn error_chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let message = error.to_string();
-        if !text.contains(&message) {
-            text += &format!(": {message}");
+impl From<InvalidSetting> for PostgresConnectError {
+    fn from(error: InvalidSetting) -> Self {
+        match error {
+            InvalidSetting::Timeout { setting, value } => Self::InvalidTimeout { setting, value },
+            InvalidSetting::Differs(defect) => Self::InvalidUrl(defect),
         }
-        cause = error.source();
     }
-    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
 }
 
 impl fmt::Debug for PostgresConnectError {

@@ -17,14 +17,9 @@ use super::{
     schema::{FUNCTIONS, VERSION},
     server::Server,
 };
-use crate::process;
+use crate::{process, store::remote::settings};
 
-/// Error of the self-test.
-pub(super) struct SelfTestError {
-    pub(super) error: PostgresConnectError,
-    /// Whether a retry may succeed: the server may be starting.
-    pub(super) is_transient: bool,
-}
+pub(super) type SelfTestError = settings::SelfTestError<PostgresConnectError>;
 
 const SERVER: &str = "SELECT current_setting('server_version_num')::int8, current_setting('server_version'), \
     pg_is_in_recovery(), current_setting('transaction_isolation'), current_setting('fsync'), \
@@ -217,11 +212,5 @@ fn test_failed(address: &str, error: CallError) -> SelfTestError {
 impl Server {
     fn test_failed(&self, error: CallError) -> SelfTestError {
         test_failed(&self.address, error)
-    }
-}
-
-impl From<PostgresConnectError> for SelfTestError {
-    fn from(error: PostgresConnectError) -> Self {
-        Self { error, is_transient: false }
     }
 }

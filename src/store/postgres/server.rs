@@ -6,12 +6,15 @@ use tokio::sync::Notify;
 use tokio_postgres::Row;
 
 use super::{
-    connection::{Calls, Connector, Parameter, Timeouts, query},
+    connection::{Calls, Connector, Parameter, query},
     connections::Connections,
     error::CallError,
     schema::Schema,
 };
-use crate::{background::Background, store::StoreError};
+use crate::{
+    background::Background,
+    store::{StoreError, remote::settings::Timeouts},
+};
 
 /// The server, and the connections for calls to it.
 #[derive(Debug)]

@@ -3,7 +3,6 @@
 use std::{
     pin::Pin,
     sync::{Arc, Weak},
-    time::Duration,
 };
 
 use futures_util::future::join_all;
@@ -15,15 +14,16 @@ use super::{
     self_test::{SelfTestError, self_test},
     shared::{Shared, Sinks},
     topology::{
-        ClusterNode, Endpoint, Nodes, Servers, Signs, Topology,
-        connection::{SharedConnection, Timeouts},
-        replicas::MinReplicas,
-        server::Server,
-        slot_map::NodeName,
+        ClusterNode, Endpoint, Nodes, Servers, Signs, Topology, connection::SharedConnection, replicas::MinReplicas,
+        server::Server, slot_map::NodeName,
     },
     wire::Keyspace,
 };
-use crate::{background::Background, clock::Clock, store::remote::link::RECONNECT_DELAY};
+use crate::{
+    background::Background,
+    clock::Clock,
+    store::remote::settings::{RETRY_INTERVAL, Timeouts},
+};
 
 /// What all servers of a store have in common.
 #[derive(Clone)]
@@ -155,6 +155,3 @@ fn nodes_error(nodes: &Nodes<Shared>, error: CallError) -> SelfTestError {
         }
     }
 }
-
-/// A connection fails without a new connect until its reconnect delay has passed.
-pub(super) const RETRY_INTERVAL: Duration = RECONNECT_DELAY.saturating_add(Duration::from_millis(10));

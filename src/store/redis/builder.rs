@@ -11,18 +11,17 @@ use super::{
     topology::{
         Sentinels, Single,
         address::{Address, Deployment},
-        connection::Timeouts,
         parameters::UrlSettings,
         replicas::MinReplicas,
     },
     wire::Keyspace,
 };
 use crate::{
-    limits::{
-        CONNECT_TIMEOUT, CONNECT_TIMEOUT_MAX, REDIS_PREFIX, REDIS_TIMEOUT_MIN, STORE_CALL_TIMEOUT,
-        STORE_CALL_TIMEOUT_MAX,
+    limits::REDIS_PREFIX,
+    store::remote::{
+        settings::{Timeouts, same},
+        tls::TlsSettings,
     },
-    store::remote::tls::TlsSettings,
 };
 
 /// Builder for a [`RedisStore`] with non-default settings.
@@ -234,14 +233,7 @@ impl RedisStoreBuilder {
         let min_replicas = same("min_replicas", self.min_replicas, of_url.min_replicas)?;
         let min_replicas = min_replicas.filter(|replicas| replicas.count > 0);
         let keyspace = Keyspace::new(prefix).map_err(|_| RedisConnectError::InvalidPrefix(prefix.to_owned()))?;
-        let checked = |setting, value: Option<Duration>, default, max| match value.unwrap_or(default) {
-            value if (REDIS_TIMEOUT_MIN..=max).contains(&value) => Ok(value),
-            value => Err(RedisConnectError::InvalidTimeout { setting, value }),
-        };
-        let timeouts = Timeouts {
-            call: checked("call_timeout", self.call_timeout, STORE_CALL_TIMEOUT, STORE_CALL_TIMEOUT_MAX)?,
-            connect: checked("connect_timeout", self.connect_timeout, CONNECT_TIMEOUT, CONNECT_TIMEOUT_MAX)?,
-        };
+        let timeouts = Timeouts::new(self.call_timeout, self.connect_timeout)?;
         if let Some(MinReplicas { timeout, .. }) = min_replicas
             && !(Duration::from_millis(1)..=timeouts.call / 2).contains(&timeout)
         {
@@ -249,21 +241,6 @@ impl RedisStoreBuilder {
         }
         let (user, background, sinks) = Default::default();
         Ok(Parts { user, keyspace, timeouts, min_replicas, background, sinks })
-    }
-}
-
-/// The setting of the builder, or that of the URL. If one of two were ignored, two services could
-/// lock under different names without an error.
-pub(super) fn same<T: PartialEq>(
-    name: &str,
-    builder: Option<T>,
-    url: Option<T>,
-) -> Result<Option<T>, RedisConnectError> {
-    match (builder, url) {
-        (Some(builder), Some(url)) if builder != url => {
-            Err(RedisConnectError::InvalidUrl(format!("its parameter `{name}` is not that of the builder").into()))
-        }
-        (builder, url) => Ok(builder.or(url)),
     }
 }
 

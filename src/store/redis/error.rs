@@ -7,10 +7,14 @@ use deadpool_redis::{
     redis::{ErrorKind, RedisError, ServerErrorKind},
 };
 
-use super::wire::{InvalidName, UnexpectedReply, escape_control};
-use crate::{
-    limits::{CONNECT_TIMEOUT_MAX, REDIS_TIMEOUT_MIN, STORE_CALL_TIMEOUT_MAX},
-    store::{StoreError, StoreErrorKind, remote::tls},
+use super::wire::{InvalidName, UnexpectedReply};
+use crate::store::{
+    StoreError, StoreErrorKind,
+    remote::{
+        error::{error_chain, escape_control, with_hint},
+        settings::{self, InvalidSetting},
+        tls,
+    },
 };
 
 /// Error of connecting to Redis with [`RedisStore`](crate::RedisStore) or
@@ -181,35 +185,6 @@ pub(in crate::store) enum CallError {
     InvalidName(#[from] InvalidName),
 }
 
-/// An error and a hint for the operator. Its text contains the causes, so that it has no source.
-#[derive(Debug, thiserror::Error)]
-#[error("{}{error}{}", Address(.address.as_deref()), Hint(.hint))]
-struct WithHint {
-    /// `None` if the text around it names the address.
-    address: Option<String>,
-    // Not named `source`: that would repeat the causes.
-    error: CallError,
-    hint: String,
-}
-
-/// The server before an error.
-struct Address<'a>(Option<&'a str>);
-
-impl fmt::Display for Address<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(address) = self.0 { write!(f, "Redis at {address}: ") } else { Ok(()) }
-    }
-}
-
-/// A hint in parentheses, unless it is empty.
-struct Hint<'a>(&'a str);
-
-impl fmt::Display for Hint<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() { Ok(()) } else { write!(f, " ({})", self.0) }
-    }
-}
-
 impl CallError {
     /// `address` and `user`: those of the call.
     pub(super) fn into_store_error(
@@ -226,7 +201,8 @@ impl CallError {
 
     pub(in crate::store) fn with_hint(self, address: Option<String>, user: &str) -> Box<dyn Error + Send + Sync> {
         let hint = self.classify().1.replace("{user}", user);
-        Box::new(WithHint { address, error: self, hint })
+        let server = address.map(|address| format!("Redis at {address}"));
+        with_hint(server.as_ref().map(|server| server as &dyn fmt::Display), self, &hint)
     }
 
     /// Whether the connection is unusable, or leads to a server that accepts no writes.
@@ -427,27 +403,19 @@ fn pubsub_message(address: &str, receivers: u64, received: bool) -> String {
 }
 
 fn timeout_range(setting: &str) -> String {
-    let max = match setting {
-        "call_timeout" => STORE_CALL_TIMEOUT_MAX,
-        "connect_timeout" => CONNECT_TIMEOUT_MAX,
-        _ => return "from 1ms to half of `call_timeout`".to_owned(),
-    };
-    format!("from {REDIS_TIMEOUT_MIN:?} to {max:?}")
+    match setting {
+        "min_replicas" => "from 1ms to half of `call_timeout`".to_owned(),
+        setting => settings::timeout_range(setting),
+    }
 }
 
-/// An error and its causes on one line, without control characters: a server may have chosen the
-/// text.
-pub(super) fn error_chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let message = error.to_string();
-        if !text.contains(&message) {
-            text += &format!(": {message}");
+impl From<InvalidSetting> for RedisConnectError {
+    fn from(error: InvalidSetting) -> Self {
+        match error {
+            InvalidSetting::Timeout { setting, value } => Self::InvalidTimeout { setting, value },
+            InvalidSetting::Differs(defect) => Self::InvalidUrl(defect.into()),
         }
-        cause = error.source();
     }
-    escape_control(&text)
 }
 
 impl fmt::Debug for RedisConnectError {

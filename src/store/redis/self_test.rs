@@ -14,22 +14,14 @@ use super::{
         server::Server,
         socket::OnMessage,
     },
-    wire::{self, SelfTestReport, escape_control},
+    wire::{self, SelfTestReport},
 };
-use crate::process;
+use crate::{
+    process,
+    store::remote::{error::escape_control, settings},
+};
 
-/// Error of the self-test.
-pub(in crate::store) struct SelfTestError {
-    pub(in crate::store) error: RedisConnectError,
-    /// Whether a retry may succeed: the server may be starting.
-    pub(in crate::store) is_transient: bool,
-}
-
-impl From<RedisConnectError> for SelfTestError {
-    fn from(error: RedisConnectError) -> Self {
-        Self { error, is_transient: false }
-    }
-}
+pub(in crate::store) type SelfTestError = settings::SelfTestError<RedisConnectError>;
 
 /// Executes every command that locks need. Returns the connection for messages and the server's
 /// clock.

@@ -13,19 +13,21 @@ use super::{
 };
 use crate::{
     limits::{REDLOCK_SERVERS_MAX, REDLOCK_SERVERS_MIN},
-    store::redis::{
-        RedisConnectError,
-        assembly::{Parts, RETRY_INTERVAL},
-        builder::{RedisStoreBuilder, same},
-        error::CallError,
-        self_test::{SelfTestError, self_test_without_messages},
-        shared::Shared,
-        topology::{
-            Endpoint, Topology,
-            address::{Address, Deployment},
-            connection::Timeouts,
-            parameters::UrlSettings,
+    store::{
+        redis::{
+            RedisConnectError,
+            assembly::Parts,
+            builder::RedisStoreBuilder,
+            error::CallError,
+            self_test::{SelfTestError, self_test_without_messages},
+            shared::Shared,
+            topology::{
+                Endpoint, Topology,
+                address::{Address, Deployment},
+                parameters::UrlSettings,
+            },
         },
+        remote::settings::{RETRY_INTERVAL, Timeouts, same},
     },
 };
 

@@ -14,8 +14,11 @@ use crate::{
     lock_key::LockKey,
     store::{
         AcquireRequest, ReleaseRequest, StoreError, StoreErrorKind,
-        redis::{error::CallError, operations::Each, topology::connection::Timeouts, wire::Keyspace},
-        remote::batching::{Sender, SharedCalls},
+        redis::{error::CallError, operations::Each, wire::Keyspace},
+        remote::{
+            batching::{Sender, SharedCalls},
+            settings::Timeouts,
+        },
     },
 };
 

@@ -9,11 +9,14 @@ use deadpool_redis::redis::{Cmd, RedisError, Value, cmd, from_redis_value};
 use futures_util::future::BoxFuture;
 
 use crate::{
-    store::redis::{
-        error::{CallError, RedisConnectError},
-        self_test::{info_field, is_unsupported, server_mode},
-        topology::{Endpoint, Topology, endpoint::Connected},
-        wire::{Keyspace, escape_control},
+    store::{
+        redis::{
+            error::{CallError, RedisConnectError},
+            self_test::{info_field, is_unsupported, server_mode},
+            topology::{Endpoint, Topology, endpoint::Connected},
+            wire::Keyspace,
+        },
+        remote::error::escape_control,
     },
     sync::Mutex,
 };

@@ -21,7 +21,6 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::{
-    connection::Timeouts,
     endpoint::{Connected, Endpoint, Subscriptions, list},
     locate::Topology,
     newest::newest,
@@ -38,7 +37,7 @@ use crate::{
             error::CallError,
             wire::{Keyspace, LockName},
         },
-        remote::link::RECONNECT_DELAY,
+        remote::{link::RECONNECT_DELAY, settings::Timeouts},
     },
     sync::Mutex,
 };

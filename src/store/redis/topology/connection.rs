@@ -1,9 +1,6 @@
 //! A connection for the calls of a store.
 
-use std::{
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::sync::{Arc, OnceLock};
 
 use deadpool_redis::redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value, cmd, from_redis_value};
 use tokio::time::Instant;
@@ -18,17 +15,11 @@ use crate::store::{
         error::{CallError, NotReplicated},
         wire::{ScriptCall, UnexpectedReply},
     },
-    remote::link::{Connect, Link, LinkError},
+    remote::{
+        link::{Connect, Link, LinkError},
+        settings::Timeouts,
+    },
 };
-
-/// Timeouts of a call and of a connection.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Timeouts {
-    /// Of one call, as the caller measures it.
-    pub(crate) call: Duration,
-    /// Of connecting: DNS, TCP, TLS, AUTH.
-    pub(crate) connect: Duration,
-}
 
 /// One connection for many concurrent calls. Redis replies in the order of the calls.
 ///
@@ -242,14 +233,6 @@ impl From<LinkError<Self>> for CallError {
             LinkError::ConnectFailed(error) => Self::Common(error),
             LinkError::NoReply => Self::NoReply,
         }
-    }
-}
-
-impl Timeouts {
-    /// The deadline of a call that begins now. It is shortly before the caller's own timeout, so
-    /// that the caller gets the reason.
-    pub(crate) fn call_deadline(self) -> Instant {
-        Instant::now() + self.call.saturating_sub((self.call / 10).min(Duration::from_millis(20)))
     }
 }
 

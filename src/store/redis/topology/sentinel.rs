@@ -32,10 +32,8 @@ use crate::{
     background::Background,
     store::{
         StoreErrorKind,
-        redis::{
-            error::{CallError, error_chain},
-            wire::escape_control,
-        },
+        redis::error::CallError,
+        remote::error::{error_chain, escape_control},
     },
     sync::Mutex,
 };

@@ -7,17 +7,14 @@ use tokio::time::{Instant, timeout};
 use tracing::warn;
 
 use super::{
-    connection::{SharedConnection, Timeouts},
-    endpoint::Subscriptions,
-    locate::Topology,
-    replicas::MinReplicas,
-    socket::OnMessage,
+    connection::SharedConnection, endpoint::Subscriptions, locate::Topology, replicas::MinReplicas, socket::OnMessage,
 };
 use crate::{
     background::Background,
     store::{
         StoreError,
         redis::{error::CallError, wire::Keyspace},
+        remote::settings::Timeouts,
     },
 };
 

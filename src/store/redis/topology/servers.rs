@@ -2,10 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use super::{
-    cluster::{Node, Nodes},
-    connection::Timeouts,
-};
+use super::cluster::{Node, Nodes};
 use crate::{
     clock::Clock,
     lock_key::LockKey,
@@ -15,6 +12,7 @@ use crate::{
         remote::{
             batch::Shareable,
             batching::{SendRequests, SharedCalls},
+            settings::Timeouts,
         },
     },
 };

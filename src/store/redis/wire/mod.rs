@@ -16,9 +16,9 @@ pub use self::{
     keyspace::{InvalidName, Keyspace, LockName, REDISSON_CHANNEL, RawChannel, RawNames},
     redlock::{RaiseRequest, Raised, Vote, parse_raise, parse_vote, parse_withdraw},
     replies::{
-        FenceMark, KeyError, KeyReplies, SelfTestReport, Timed, UnexpectedReply, escape_control, fence_mark,
-        parse_acquire, parse_delete_record, parse_force, parse_inspect, parse_release, parse_renew, parse_scan,
-        parse_self_test, parse_yield,
+        FenceMark, KeyError, KeyReplies, SelfTestReport, Timed, UnexpectedReply, fence_mark, parse_acquire,
+        parse_delete_record, parse_force, parse_inspect, parse_release, parse_renew, parse_scan, parse_self_test,
+        parse_yield,
     },
     script::ScriptCall,
     slots::SLOTS,

@@ -9,7 +9,7 @@ use crate::{
     acquisition::AcquisitionId,
     store::{
         AcquireReply, DeleteRecordReply, ForceReleaseReply, Holder, KeyStatus, Record, ReleaseReply, RenewReply,
-        YieldReply,
+        YieldReply, remote::error::escape_control,
     },
 };
 
@@ -230,11 +230,6 @@ fn parse_fence_mark(value: &Value) -> Option<FenceMark> {
         }
         _ => None,
     }
-}
-
-/// Escapes control characters in foreign text, so that it is one line of a log.
-pub fn escape_control(text: &str) -> String {
-    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
 }
 
 /// The elements of a reply, without the [`fence_mark`].
