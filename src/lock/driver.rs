@@ -211,7 +211,7 @@ impl Driver {
         let request = request.map_waiter(|()| Waiter::default);
         let requested = self.drive(key, together, |table, cx, actions| table.request(key, cx, request, actions));
         if let Requested::Granted(section) = &requested {
-            self.track(Arc::clone(&section.grant), section.started_at);
+            self.track(Arc::clone(&section.grant));
         }
         Ok(requested)
     }
@@ -530,7 +530,7 @@ impl Driver {
                 match action {
                     Action::SendWaiting(key) => waiting.push(key),
                     action => {
-                        if let Some(event) = self.execute(key, action, &now) {
+                        if let Some(event) = self.execute(key, action) {
                             feed(event, &mut now);
                         }
                     }
@@ -559,13 +559,7 @@ impl Driver {
 
     // === actions ===
 
-    /// `now` is the time of the last event.
-    fn execute(
-        self: &Arc<Self>,
-        key: &LockKey,
-        action: Action<TokioDriver>,
-        now: &LazyNow<'_>,
-    ) -> Option<Event<TokioDriver>> {
+    fn execute(self: &Arc<Self>, key: &LockKey, action: Action<TokioDriver>) -> Option<Event<TokioDriver>> {
         match action {
             Action::SendWaiting(_) => unreachable!("collected by the caller"),
             Action::Grant(waiter, section) => {
@@ -582,10 +576,10 @@ impl Driver {
             }
             Action::Reject(waiter, error) => drop(waiter.send(Err(error.into()))),
             Action::Recorded(waiter, record) => drop(waiter.send(Err(NotGranted::Recorded(record)))),
-            Action::Track(grant) => self.track(grant, now.get()),
+            Action::Track(grant) => self.track(grant),
             Action::Verify(grant) => {
                 if grant.verify(self.clock.now()) {
-                    self.track(grant, self.clock.now());
+                    self.track(grant);
                 }
             }
             Action::Untrack(grant) => self.untrack(&grant),
@@ -672,8 +666,8 @@ impl Driver {
     }
 
     /// Has the watchdog renew and check this grant.
-    pub(super) fn track(self: &Arc<Self>, grant: Arc<Grant>, now: BootInstant) {
-        match self.renewals.insert(grant, now, self.store_timeout()) {
+    pub(super) fn track(self: &Arc<Self>, grant: Arc<Grant>) {
+        match self.renewals.insert(grant) {
             Inserted::Planned => {}
             Inserted::Woken => self.share_wakeup(),
             Inserted::NeedsTask => (self.start_watchdog)(self),

@@ -194,7 +194,7 @@ impl LockGuard {
         if self.hold_count() == 1 {
             let now = self.driver.now();
             self.section.restart_limits(limits, now);
-            self.driver.track(Arc::clone(&self.section.grant), now);
+            self.driver.track(Arc::clone(&self.section.grant));
         }
     }
 }

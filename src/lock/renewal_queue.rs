@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::{sync::Notify, task::AbortHandle};
+use tokio::sync::Notify;
 
 use super::driver_data::{Grant, Listed};
 use crate::{
@@ -33,24 +33,14 @@ pub(super) struct RenewalQueue {
     /// The instant of the next sweep, in nanoseconds. `u64::MAX` during a sweep: each grant that
     /// is inserted meanwhile causes another one.
     next_sweep: AtomicU64,
-    /// The newest task has not ended.
+    /// A task sweeps, or is about to start.
     has_task: AtomicBool,
     /// Until this instant, in nanoseconds, renewals count as late at one of the servers at least.
     late_until: AtomicU64,
     /// The same for each server at which they were late.
     late_servers: Mutex<HashMap<usize, BootInstant>>,
-    task: Mutex<Task>,
     /// Notified when a grant needs a sweep earlier than the next one that is planned.
     pub(super) wakeup: Arc<Notify>,
-}
-
-/// The newest task. Earlier ones may end later.
-#[derive(Debug, Default)]
-struct Task {
-    handle: Option<AbortHandle>,
-    number: u64,
-    /// The newest task that has ended.
-    ended: u64,
 }
 
 /// The grants of one shard, by the instant at which they need a sweep.
@@ -91,7 +81,7 @@ pub(super) struct Sweep {
 
 impl RenewalQueue {
     /// Tracks a grant from now on, or plans its next sweep anew.
-    pub(super) fn insert(&self, grant: Arc<Grant>, now: BootInstant, store_timeout: Duration) -> Inserted {
+    pub(super) fn insert(&self, grant: Arc<Grant>) -> Inserted {
         let at = grant.next_check_at();
         {
             let mut tracked = self.tracked.of(&grant.key).lock();
@@ -103,8 +93,7 @@ impl RenewalQueue {
             tracked.insert(grant, at);
         }
         let next_sweep = self.next_sweep();
-        // The task may have ended with its runtime, or its runtime may be one that nothing drives.
-        if now > next_sweep.saturating_add(store_timeout) || !self.has_task.load(SeqCst) {
+        if !self.has_task.load(SeqCst) {
             Inserted::NeedsTask
         } else if at < next_sweep {
             self.next_sweep.fetch_min(at.as_nanos(), SeqCst);
@@ -162,54 +151,26 @@ impl RenewalQueue {
         !self.has_task.load(SeqCst) && !self.is_empty()
     }
 
-    /// The number of a task that is about to be started.
-    pub(super) fn next_task(&self, now: BootInstant) -> u64 {
-        let mut task = self.task.lock();
-        task.number += 1;
-        self.next_sweep.store(now.as_nanos(), SeqCst);
-        task.number
+    /// Whether the caller has to start a task. It then counts as started.
+    pub(super) fn try_start(&self, now: BootInstant) -> bool {
+        let starts = !self.has_task.swap(true, SeqCst);
+        if starts {
+            self.next_sweep.store(now.as_nanos(), SeqCst);
+        }
+        starts
     }
 
-    /// Notes that this task was started, and stops the one that it replaces.
-    pub(super) fn task_started(&self, number: u64, handle: Option<AbortHandle>) {
-        let mut task = self.task.lock();
-        let superseded = if task.number == number {
-            // A task that was dropped by its runtime at once has ended before.
-            self.has_task.store(handle.is_some() && task.ended < number, SeqCst);
-            std::mem::replace(&mut task.handle, handle)
-        } else {
-            handle
-        };
-        drop(task);
-        if let Some(superseded) = superseded {
-            superseded.abort();
-        }
-    }
-
-    /// Notes that this task has ended. Returns the grants that lost their task with its runtime.
-    pub(super) fn task_ended(&self, number: u64) -> Vec<Arc<Grant>> {
-        let mut task = self.task.lock();
-        task.ended = task.ended.max(number);
-        if task.number != number {
-            return Vec::new();
-        }
-        task.handle = None;
+    /// Notes that the task was dropped with its runtime. Returns the grants that it has swept.
+    pub(super) fn task_dropped(&self) -> Vec<Arc<Grant>> {
         self.has_task.store(false, SeqCst);
-        drop(task);
         self.grants()
     }
 
-    /// Lets this task end if no grant is tracked. Returns whether it may end.
-    pub(super) fn try_stop(&self, number: u64) -> bool {
+    /// Whether the task ends, because no grant is tracked.
+    pub(super) fn try_stop(&self) -> bool {
         self.has_task.store(false, SeqCst);
-        if self.is_empty() {
-            return true;
-        }
-        // A grant was inserted meanwhile, and may have found no task and started another one.
-        let task = self.task.lock();
-        let is_newest = task.number == number;
-        self.has_task.store(is_newest || (task.handle.is_some() && task.ended < task.number), SeqCst);
-        !is_newest
+        // A grant that was inserted meanwhile has started another task, or this one goes on.
+        self.is_empty() || self.has_task.swap(true, SeqCst)
     }
 
     /// Takes the grants that need something now, and plans the others.

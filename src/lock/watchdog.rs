@@ -22,11 +22,10 @@ use crate::{
 /// It is started for the first grant, and ends when it has had nothing to do for a while.
 struct Watchdog {
     driver: Weak<Driver>,
-    number: u64,
     /// The renewal calls at one server take turns: a server that does not reply delays no other.
-    /// Each watchdog has turns of its own: the tasks of an earlier one may be in a runtime that
-    /// nothing drives.
     turns: HashMap<usize, Arc<Semaphore>>,
+    /// No grant was tracked. Another task may have been started since.
+    has_stopped: bool,
 }
 
 /// A renewal that is in flight. When it is finished, or dropped with its runtime, grants that a
@@ -36,13 +35,14 @@ struct RenewalCall {
     grants: Vec<Arc<Grant>>,
 }
 
-/// Starts the task. No mutex may be held: where no runtime lives, the task is dropped at once.
+/// Starts the task, unless there is one. No mutex may be held: where no runtime lives, the task is
+/// dropped at once.
 pub(super) fn start(driver: &Arc<Driver>) {
-    let number = driver.renewals.next_task(driver.clock.now());
-    let watchdog = Watchdog { driver: Arc::downgrade(driver), number, turns: HashMap::new() };
-    let task = driver.spawn(watchdog.run());
-    driver.renewals.task_started(number, task);
-    driver.share_wakeup();
+    if driver.renewals.try_start(driver.clock.now()) {
+        let watchdog = Watchdog { driver: Arc::downgrade(driver), turns: HashMap::new(), has_stopped: false };
+        driver.spawn(watchdog.run());
+        driver.share_wakeup();
+    }
 }
 
 impl Watchdog {
@@ -68,7 +68,8 @@ impl Watchdog {
     fn sweep(&mut self, was_idle: &mut bool) -> Option<()> {
         let driver = self.driver.upgrade()?;
         let sweep = driver.renewals.sweep(driver.clock.now(), driver.lease);
-        if sweep.is_idle && *was_idle && driver.renewals.try_stop(self.number) {
+        if sweep.is_idle && *was_idle && driver.renewals.try_stop() {
+            self.has_stopped = true;
             return None;
         }
         *was_idle = sweep.is_idle;
@@ -95,9 +96,9 @@ impl Watchdog {
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
-        let Some(driver) = self.driver.upgrade() else { return };
+        let Some(driver) = self.driver.upgrade().filter(|_| !self.has_stopped) else { return };
         // Dropped with its runtime: the work under one of these grants starts another task.
-        for grant in driver.renewals.task_ended(self.number) {
+        for grant in driver.renewals.task_dropped() {
             grant.data.ended.notify_waiters();
         }
     }
@@ -153,7 +154,7 @@ impl Drop for RenewalCall {
         let now = self.driver.clock.now();
         for grant in &self.grants {
             if grant.renewal_finished(now) {
-                self.driver.track(Arc::clone(grant), now);
+                self.driver.track(Arc::clone(grant));
             }
         }
     }

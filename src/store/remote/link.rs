@@ -65,7 +65,6 @@ struct State<C: Connect> {
     /// The name of the server, as soon as it was looked up.
     named: Arc<OnceLock<Arc<str>>>,
     result: watch::Receiver<Option<ConnectResult<C>>>,
-    started: Instant,
     /// No reply has arrived on it yet.
     is_new: AtomicBool,
     /// Consecutive calls without a reply in time.
@@ -182,7 +181,7 @@ impl<C: Connect> Link<C> {
     /// The current connection, complete or not. Starts one if there is none.
     fn connect_or_join(&self) -> Arc<State<C>> {
         let mut current = self.lock_state();
-        if let Some(state) = current.as_ref().filter(|state| !state.is_unusable(self.connect_timeout)) {
+        if let Some(state) = current.as_ref().filter(|state| !state.is_unusable()) {
             return Arc::clone(state);
         }
         let (sender, result) = watch::channel(None);
@@ -190,7 +189,6 @@ impl<C: Connect> Link<C> {
         let state = Arc::new(State {
             named: Arc::default(),
             result,
-            started: Instant::now(),
             is_new: AtomicBool::new(true),
             timeouts: AtomicU32::new(0),
         });
@@ -218,13 +216,12 @@ impl<C: Connect> Link<C> {
 }
 
 impl<C: Connect> State<C> {
-    /// Whether it was abandoned, has failed some time ago, or never had a result: nothing drives
-    /// the runtime that connects.
-    fn is_unusable(&self, connect_timeout: Duration) -> bool {
+    /// Whether it has failed some time ago, or its runtime has ended before the connect did.
+    fn is_unusable(&self) -> bool {
         match &*self.result.borrow() {
             Some(Ok(_)) => false,
             Some(Err(failure)) => failure.at.elapsed() >= RECONNECT_DELAY,
-            None => self.result.has_changed().is_err() || self.started.elapsed() >= connect_timeout + RECONNECT_DELAY,
+            None => self.result.has_changed().is_err(),
         }
     }
 }
@@ -243,60 +240,5 @@ impl<C: Connect> Drop for InFlight<'_, C> {
         {
             self.link.discard(self.state);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::AtomicUsize;
-
-    use tokio::{runtime::Builder, time::sleep};
-
-    use super::*;
-
-    const CONNECT_TIMEOUT: Duration = Duration::from_millis(50);
-
-    /// The first connect hangs.
-    #[derive(Debug, Default)]
-    struct Server(AtomicUsize);
-
-    impl Connect for Server {
-        type Connection = usize;
-        type Error = ();
-
-        async fn connect(&self, _: &OnceLock<Arc<str>>) -> Result<usize, ()> {
-            let number = self.0.fetch_add(1, Ordering::Relaxed);
-            if number == 0 {
-                std::future::pending::<()>().await;
-            }
-            Ok(number)
-        }
-
-        fn failed(&self, _: Option<()>, _: Option<&Arc<str>>) {}
-    }
-
-    /// The runtime that began to connect exists, and nothing drives it.
-    /// Guarantee: G6.
-    #[test]
-    fn connect_of_an_idle_runtime_is_replaced() {
-        let runtime = || Builder::new_current_thread().enable_time().build().expect("a runtime");
-        let link = Link::new(Arc::<Server>::default(), CONNECT_TIMEOUT, Arc::default());
-        let call = async |link: &Link<Server>| {
-            let deadline = Instant::now() + Duration::from_millis(1);
-            link.call(deadline, async |number| number, |_| false).await
-        };
-        let idle = runtime();
-        assert!(idle.block_on(call(&link)).is_err());
-        let reply = runtime().block_on(async {
-            for _ in 0..1000 {
-                if let Ok(reply) = call(&link).await {
-                    return Some(reply);
-                }
-                sleep(Duration::from_millis(5)).await;
-            }
-            None
-        });
-        assert_eq!(reply, Some(1));
-        drop(idle);
     }
 }

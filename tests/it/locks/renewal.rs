@@ -346,30 +346,6 @@ async fn work_that_ends_past_its_deadline_is_lost() {
     assert!(guard.while_held(blocks).await.is_err());
 }
 
-/// The watchdog was started by a runtime that is no longer driven.
-/// Guarantee: G8.
-#[test]
-fn stalled_watchdog_is_replaced() {
-    let store = Arc::new(MemoryStore::new());
-    let locks = LockManager::new(Arc::clone(&store));
-    let runtime =
-        || tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
-    let idle = runtime();
-    drop(idle.block_on(locks.try_lock(("n", 1)).into_future()).expect("free"));
-    runtime().block_on(async {
-        let guard = locks.try_lock(("n", 2)).await.expect("free");
-        let began = Instant::now();
-        assert!(guard.while_held(std::future::pending::<()>()).await.is_err(), "not renewed");
-        assert!(began.elapsed() < LEASE, "by its own timer");
-        drop(guard);
-        // By now it is known to be stalled.
-        let guard = locks.try_lock(("n", 3)).await.expect("free");
-        sleep(5 * LEASE).await;
-        assert!(guard.held_lock().remaining() > LEASE / 2);
-    });
-    drop(idle);
-}
-
 /// The watchdog ends with its runtime; the next hold starts another one.
 /// Guarantee: G8.
 #[test]
