@@ -18,7 +18,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 use tower_lock::{
-    LockError, LockGuard, LockKey, LockLost, LockManager,
+    LockError, LockGuard, LockKey, LockLost, LockManager, RedisStore,
     store::{AcquireRequest, AcquisitionIds, IfBusy, QueueConfig, StoreErrorKind},
 };
 use tower_lock_testkit::{
@@ -194,11 +194,17 @@ async fn former_master_is_left_after_a_failover() {
     }
 }
 
+/// A grant whose release a failover loses lasts as long as its lease.
+fn short_leases(store: RedisStore) -> LockManager {
+    LockManager::builder(store).lease(Duration::from_secs(10)).build()
+}
+
 /// Guarantee: G6.
 #[tokio::test]
 async fn planned_failover_rejects_no_request_that_waits() {
     let Some(group) = group(1).await else { return };
-    let load = Load::start(&[instance(&group, "a").await], &[key()]);
+    let store = limits::redis().connect(&group.url()).await.expect("it is up");
+    let load = Load::start(&[short_leases(store)], &[key()]);
     load.goes_on(10).await;
     let old = &group.servers()[0];
     group.fail_over().await;
@@ -222,7 +228,7 @@ async fn failover_rejects_no_request_that_waits_for_replicas() {
     let Some(group) = group(2).await else { return };
     let store = limits::redis().min_replicas(1, limits::REPLICAS).connect(&group.url()).await.expect("it is up");
     let keys: Vec<_> = (0..16).map(|number| LockKey::from(("n", number))).collect();
-    let load = Load::start(&[LockManager::new(store)], &keys);
+    let load = Load::start(&[short_leases(store)], &keys);
     load.goes_on(32).await;
     let old = &group.servers()[0];
     old.freeze();

@@ -7,7 +7,7 @@ use std::sync::{
 
 use futures_util::future::join_all;
 use tokio::task::yield_now;
-use tower_lock::{LockError, LockGuard};
+use tower_lock::{LockError, LockGuard, LockManager};
 use tower_lock_testkit::{
     Direction, limits,
     locks::key,
@@ -64,7 +64,9 @@ async fn eight_contenders_exclude_each_other_and_all_finish() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn contenders_exclude_each_other_while_servers_fail() {
     let Some(servers) = servers(3).await else { return };
-    let instances = join_all(["a", "b", "c"].map(|name| servers.instance(name))).await;
+    // A vote whose release is lost lasts as long as its lease.
+    let instance = async |name| LockManager::builder(servers.store().await).lease(ms(10_000)).instance(name).build();
+    let instances = join_all(["a", "b", "c"].map(instance)).await;
     let (exclusion, is_over) = (Exclusion::default(), Arc::new(AtomicBool::new(false)));
     let contenders = instances.iter().cloned().map(|locks| {
         let (exclusion, is_over) = (exclusion.clone(), Arc::clone(&is_over));
