@@ -9,7 +9,7 @@ use std::{
 use futures_util::{Stream, StreamExt, future::join_all, stream};
 use tokio::{
     sync::{Semaphore, SemaphorePermit, oneshot},
-    time::{Instant, interval},
+    time::{Instant, interval, sleep},
 };
 use tower_lock_testkit::{Proxy, RedisServer, wait::until};
 
@@ -237,6 +237,19 @@ impl Environment {
             drop(ended);
         };
         tokio::join!(requests, end).0
+    }
+
+    /// For a storm with slow handlers and four processes: kills one at which requests wait, and
+    /// stops another one for longer than leases of three seconds.
+    pub async fn kill_and_stop(&self) {
+        // By then handlers of seconds hold a key in six: their waiters are still there at the kill.
+        sleep(Duration::from_secs(2)).await;
+        until("requests wait at a process", async || self.services[3].residue().await.waiting >= 5).await;
+        self.leaving[3].store(true, SeqCst);
+        self.services[3].process().kill();
+        self.services[1].process().freeze();
+        sleep(Duration::from_secs(5)).await;
+        self.services[1].process().thaw();
     }
 
     /// The number of requests with a response of 200 so far.

@@ -4,14 +4,11 @@
 //! `SCALE=<number>` multiplies the requests of a storm, and `SEED=<number>` repeats those of a run.
 #![allow(clippy::disallowed_methods, reason = "tests run within a runtime and wait in real time")]
 
-use std::{
-    sync::atomic::{AtomicBool, Ordering::SeqCst},
-    time::Duration,
-};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use tokio::time::sleep;
 use tower_lock_storm::{Database, Environment, Route, Storm, Workload, seed, turn};
-use tower_lock_testkit::wait::{ms, until};
+use tower_lock_testkit::wait::ms;
 
 const PROGRAMS: (&str, &str) = (env!("CARGO_BIN_EXE_checker"), env!("CARGO_BIN_EXE_service"));
 
@@ -57,19 +54,7 @@ async fn storm_with_processes_that_fail(route: Route) {
     let _turn = turn().await;
     let test = "the storm on PostgreSQL with killed processes";
     let Some(environment) = environment(test, route, 4, &[SHORT_LEASE]).await else { return };
-    let dying = async {
-        sleep(ms(500)).await;
-        environment.services[1].process().freeze();
-        until("requests wait at the process that is killed", async || {
-            environment.services[3].residue().await.waiting > 0
-        })
-        .await;
-        environment.leaving[3].store(true, SeqCst);
-        environment.services[3].process().kill();
-        sleep(Duration::from_secs(5)).await;
-        environment.services[1].process().thaw();
-    };
-    let storm = environment.storm_until(Workload::with_slow_handlers, dying).await;
+    let storm = environment.storm_until(Workload::with_slow_handlers, environment.kill_and_stop()).await;
     let outcome = environment.end(storm).await;
     outcome.check(&[]);
     assert!(outcome.summary.broken_before > 0, "{:#?}", outcome.summary);

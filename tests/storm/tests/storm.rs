@@ -14,10 +14,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use tokio::time::sleep;
 use tower_lock_storm::{Environment, Patience, Workload, is, scale, seed, turn};
-use tower_lock_testkit::{
-    Chaos, Direction, RedisServer, skipped,
-    wait::{ms, until},
-};
+use tower_lock_testkit::{Chaos, Direction, RedisServer, skipped, wait::ms};
 
 /// Four seconds of requests.
 const REQUESTS: u64 = 1_600;
@@ -161,18 +158,7 @@ async fn storm_with_a_redis_that_loses_its_data() {
 async fn storm_with_killed_and_stopped_processes() {
     let _turn = turn().await;
     let Some(environment) = on_redis("the storm with killed processes", 4, &[SHORT_LEASE]).await else { return };
-    let dying = async {
-        sleep(ms(500)).await;
-        environment.services[1].process().freeze();
-        until("requests wait at the process that is killed", async || {
-            environment.services[3].residue().await.waiting > 0
-        })
-        .await;
-        environment.services[3].process().kill();
-        sleep(ms(5_000)).await;
-        environment.services[1].process().thaw();
-    };
-    let storm = environment.storm_until(Workload::with_slow_handlers, dying).await;
+    let storm = environment.storm_until(Workload::with_slow_handlers, environment.kill_and_stop()).await;
     let outcome = environment.end(storm).await;
     // A write in flight may arrive after the next one: it is refused.
     outcome.check(&[]);
