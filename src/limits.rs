@@ -287,9 +287,8 @@ pub(crate) const MAX_BODY_BYTES: u64 = 64 << 20;
 /// Bytes of all bodies that are read before their lock is acquired, of one
 /// [`LockManager`](crate::LockManager). The largest body fits if there is no other.
 pub(crate) const MAX_BUFFERED_BYTES: u64 = 64 << 20;
-/// A body that is being read makes progress in steps of this size: as much as the least rate gives
-/// in a second. If smaller ones counted, a client could keep its bodies with a byte at a time.
-pub(crate) const BODY_PROGRESS_BYTES: u64 = MIN_BODY_RATE;
+/// One body may have this part of what the others leave.
+pub(crate) const BODY_SHARE_DIVISOR: u64 = 2;
 /// The complete bodies of the waiters of one key may have this part of the rest.
 pub(crate) const BUFFERED_SHARE_DIVISOR: u64 = 8;
 #[cfg(feature = "axum")]

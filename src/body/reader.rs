@@ -85,7 +85,7 @@ fn read_to_end(
         if announced.lower() > limit {
             return Err(Rejection::BodyTooLarge);
         }
-        if announced.lower() > reservation.budget().available() {
+        if !reservation.may_grow(announced.lower()) {
             return Err(Rejection::body_buffer_full());
         }
         let mut buffer = BodyBuffer::default();
@@ -93,17 +93,10 @@ fn read_to_end(
         let mut timer = LazyTimer::default();
         loop {
             let next = poll_fn(|cx| {
-                if !reservation.unpark(&mut buffer) {
-                    return Poll::Ready(Err(Rejection::BodyTimeout));
-                }
                 if let Poll::Ready(next) = Pin::new(&mut streaming.inner).poll_frame(cx) {
                     return Poll::Ready(Ok(next));
                 }
-                let slow = poll_too_slow(&mut pace, &mut timer, cx);
-                if slow.is_pending() {
-                    reservation.park(&mut buffer, cx.waker());
-                }
-                slow.map(|_| Err(Rejection::BodyTimeout))
+                poll_too_slow(&mut pace, &mut timer, cx).map(|_| Err(Rejection::BodyTimeout))
             });
             let Some(frame) = next.await? else { break };
             match frame.map_err(|error| read_error(&*error))?.into_data() {

@@ -71,19 +71,17 @@ pub enum Rejection {
     /// The request body did not arrive in time.
     ///
     /// The client sent no byte for [`body_idle_timeout`](crate::LockLayer::body_idle_timeout), or
-    /// sent more slowly than [`min_body_rate`](crate::LockLayer::min_body_rate). Another reason is
-    /// that other bodies needed the memory, and that of the larger bodies this one had made no
-    /// progress of 16 KiB for the longest time.
+    /// sent more slowly than [`min_body_rate`](crate::LockLayer::min_body_rate).
     BodyTimeout,
     /// The request body exceeds the limit.
     ///
     /// The limit is the `DefaultBodyLimit` of the route (2 MiB if none is set), and at most 64 MiB.
     BodyTooLarge,
-    /// The complete bodies of waiting requests use the whole memory budget, or those for the same
-    /// key use its part.
+    /// The request body does not fit into its part of the memory budget, or into that of its key.
     ///
     /// The budget is 64 MiB for one [`LockManager`](crate::LockManager) and its clones. The part of
-    /// one key is an eighth of the rest.
+    /// one body is half of what the others leave, or all of it if there is no other. The part of the
+    /// waiters of one key is an eighth of the rest.
     BodyBufferFull {
         /// The time after which a retry may succeed.
         retry_after: Duration,
