@@ -10,11 +10,13 @@ pub mod proto {
     pub use crate::{
         clock::{BootInstant, LazyNow},
         proto::{
-            Action, Actions, DriverTypes, Env, Event, EventContext, GuardEnd, LockRequest, QueuePosition, Requested,
+            Action, Actions, DriverTypes, Env, Event, EventContext, FreeKey, GuardEnd, LockRequest, QueuePosition,
+            Requested,
             calls::Calls,
             entry::LockEntry,
             grant::{Grant, NextCheck},
             hold_limits::HoldLimits,
+            lease::LeaseBounds,
             section::{ReleaseOutcome, Section},
             several::{Next, Several},
             table::LockTable,

@@ -133,6 +133,7 @@ impl Drop for Reservation {
 mod tests {
     use super::*;
 
+    /// Guarantee: G15.
     #[test]
     fn body_may_have_half_of_what_others_leave() {
         let budget = Arc::new(BodyBudget(Mutex::new(Ledger::new(100))));

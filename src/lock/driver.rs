@@ -35,7 +35,7 @@ use crate::{
     owner::Owner,
     process::ProcessMark,
     proto::{
-        Action, Actions, Event, EventContext, GuardEnd, LockRequest, QueuePosition, Requested,
+        Action, Actions, Event, EventContext, FreeKey, GuardEnd, LockRequest, QueuePosition, Requested,
         calls::{Calls, Numbered},
         lease::LeaseBounds,
         section::ReleaseOutcome,
@@ -63,7 +63,6 @@ pub(crate) struct Driver {
     pub(super) store: Arc<dyn LockStore>,
     /// What the store can do, read once.
     pub(super) traits: StoreTraits,
-    pub(super) call_timeout: Duration,
     pub(super) clock: Clock,
     /// The grants that the watchdog renews.
     pub(super) renewals: RenewalQueue,
@@ -72,17 +71,18 @@ pub(crate) struct Driver {
     pub(crate) max_detached: usize,
     /// The state that another module keeps with this manager.
     extension: OnceLock<Box<dyn Any + Send + Sync>>,
-    pub(crate) ids: AcquisitionIds,
+    /// One generator for each shard of the keys.
+    pub(crate) ids: Box<[AcquisitionIds]>,
     /// The process that created this driver. The copy in a forked child grants nothing, and sends
     /// nothing to the store.
     pub(super) created_in: ProcessMark,
-    /// The longest lease that is requested of the store.
-    pub(super) lease: Duration,
+    /// The leases that are requested of the store.
+    pub(super) lease: LeaseBounds,
     pub(super) order: LockOrder,
     store_warnings: ThrottledLog,
     background: Background,
     /// I11: no code of others runs under one of these mutexes, and nothing is awaited.
-    shards: KeyShards<Shard>,
+    shards: KeyShards<LockTable<TokioDriver>>,
     /// When the last notice that messages of the store may be lost was or will be sent to the
     /// waiters. Many are combined into one.
     lag_notice_at: Mutex<Option<BootInstant>>,
@@ -95,13 +95,6 @@ pub(crate) struct Driver {
     shutdown_started: Notify,
     /// Notified when the table becomes empty during a shutdown.
     idle: Notify,
-}
-
-/// The keys of one shard.
-#[derive(Debug)]
-struct Shard {
-    table: LockTable<TokioDriver>,
-    ids: AcquisitionIds,
 }
 
 /// A store call whose reply a task awaits. If the task is dropped, the call has failed.
@@ -137,23 +130,19 @@ impl Driver {
         max_detached: usize,
         start_watchdog: fn(&Arc<Self>),
     ) -> Arc<Self> {
-        let (traits, call_timeout) = (store.traits(), store.call_timeout());
-        let bounds = LeaseBounds { longest: lease, call_timeout };
-        let usage = Arc::new(Usage::new(KeyShards::<Shard>::COUNT, SHARD_ALLOWANCE));
-        let shards = KeyShards::new(|| Shard {
-            table: LockTable::new(bounds, Arc::clone(&usage), SHARD_ALLOWANCE),
-            ids: ids.for_shard(),
-        });
+        let traits = store.traits();
+        let lease = LeaseBounds { longest: lease, call_timeout: store.call_timeout() };
+        let usage = Arc::new(Usage::new(KeyShards::<()>::COUNT, SHARD_ALLOWANCE));
+        let shards = KeyShards::new(|| LockTable::new(lease, Arc::clone(&usage), SHARD_ALLOWANCE));
         let driver = Arc::new(Self {
             store,
             traits,
-            call_timeout,
             clock,
             renewals: RenewalQueue::default(),
             start_watchdog,
             max_detached,
             extension: OnceLock::new(),
-            ids,
+            ids: (0..KeyShards::<()>::COUNT).map(|_| ids.for_shard()).collect(),
             created_in: ProcessMark::new(),
             lease,
             order: LockOrder::default(),
@@ -167,7 +156,7 @@ impl Driver {
             shutdown_started: Notify::new(),
             idle: Notify::new(),
         });
-        let sink = EventSink::new(Arc::clone(driver.ids.manager()), &driver, Self::on_store_event);
+        let sink = EventSink::new(Arc::clone(ids.manager()), &driver, Self::on_store_event);
         driver.store.subscribe(sink);
         driver
     }
@@ -202,18 +191,28 @@ impl Driver {
     ) -> Result<Requested<TokioDriver>, StoreError> {
         self.check_process("acquire")?;
         let are_late = self.renewals.are_late(&self.clock, || self.store.server_of(key));
-        if are_late && !self.shards.of(key).lock().table.contains(key) {
+        if are_late && !self.shards.of(key).lock().contains(key) {
             // The keys that are held come first.
             return Err(StoreError::new("lock", "acquire", StoreErrorKind::Overloaded)
                 .with_source("the renewals of held locks wait for their turn, and come first"));
         }
         self.rearm_lost_timers();
+        let free = self.acquire_free(key, &request);
         let request = request.map_waiter(|()| Waiter::default);
-        let requested = self.drive(key, together, |table, cx, actions| table.request(key, cx, request, actions));
+        let requested = self.drive(key, together, |table, cx, actions| table.request(key, cx, request, free, actions));
         if let Requested::Granted(section) = &requested {
             self.track(Arc::clone(&section.grant));
         }
         Ok(requested)
+    }
+
+    /// Acquires the key if the store grants it without a call.
+    fn acquire_free(&self, key: &LockKey, request: &LockRequest<()>) -> Option<FreeKey> {
+        let free_keys = self.store.free_keys().filter(|_| !request.demand.takes_record())?;
+        let (id, sent_at) = (self.ids_of(key).next(), self.clock.now());
+        let (lease, lock_delay) = request.limits.lease_and_lock_delay(self.lease);
+        let fence = free_keys.acquire(key, &id, lease.saturating_add(lock_delay))?;
+        Some(FreeKey { id, fence, sent_at })
     }
 
     /// Cancels a request. Returns its position in the queue. `None`: its result was sent already,
@@ -228,7 +227,7 @@ impl Driver {
         self: &Arc<Self>,
         section: &Arc<Section>,
         end: GuardEnd,
-        together: Option<&mut Together>,
+        mut together: Option<&mut Together>,
     ) -> Option<ReleaseOutcome> {
         if !self.is_of_this_process() {
             // A copy in a forked child: the parent holds the lock, and releases it.
@@ -237,9 +236,15 @@ impl Driver {
             return Some(ReleaseOutcome::NotHeld);
         }
         let key = &section.grant.key;
-        let outcome = self.drive(key, together, |table, cx, actions| table.end_guard(cx, section, end, actions));
+        let outcome =
+            self.drive(key, together.as_deref_mut(), |table, cx, actions| table.end_guard(cx, section, end, actions));
         if outcome == Some(ReleaseOutcome::Released) {
             self.untrack(&section.grant);
+            if !self.store.free_keys().is_some_and(|free_keys| free_keys.release(key, &section.grant.id)) {
+                let event = Event::NotFreed(Arc::clone(section));
+                self.drive(key, together, |table, cx, actions| table.handle_event(key, cx, event, actions));
+                return None;
+            }
         }
         outcome
     }
@@ -308,16 +313,16 @@ impl Driver {
     /// many locks are held.
     fn on_store_event(self: &Arc<Self>, event: StoreEvent) {
         match event {
-            StoreEvent::Offered { key, id } if self.ids.has_issued(&id) => {
+            StoreEvent::Offered { key, id } if self.ids_of(&key).has_issued(&id) => {
                 self.handle_event(&key, Event::Offered(id));
             }
-            StoreEvent::Revoked { key, id } if self.ids.has_issued(&id) => {
+            StoreEvent::Revoked { key, id } if self.ids_of(&key).has_issued(&id) => {
                 self.handle_event(&key, Event::Revoked(id));
             }
             StoreEvent::Offered { .. } | StoreEvent::Revoked { .. } => {}
             StoreEvent::Freed { key } => self.handle_event(&key, Event::Freed),
             StoreEvent::Lagged => self.on_lagged(),
-            StoreEvent::Doubted => self.shards.iter().for_each(|shard| shard.lock().table.doubt(self.clock.now())),
+            StoreEvent::Doubted => self.shards.iter().for_each(|shard| shard.lock().doubt(self.clock.now())),
         }
     }
 
@@ -344,7 +349,7 @@ impl Driver {
 
     fn broadcast_lagged(self: &Arc<Self>) {
         for shard in self.shards.iter() {
-            let waiting = shard.lock().table.lagged(self.clock.now());
+            let waiting = shard.lock().lagged(self.clock.now());
             for key in waiting {
                 self.handle_event(&key, Event::Lagged);
             }
@@ -353,7 +358,7 @@ impl Driver {
 
     /// Rejects all waiters, and every later request.
     pub(super) fn shut_down(self: &Arc<Self>) {
-        let keys: Vec<_> = self.shards.iter().flat_map(|shard| shard.lock().table.shut_down()).collect();
+        let keys: Vec<_> = self.shards.iter().flat_map(|shard| shard.lock().shut_down()).collect();
         self.is_shutting_down.store(true, Ordering::Release);
         self.shutdown_started.notify_waiters();
         for key in keys {
@@ -395,31 +400,31 @@ impl Driver {
         if !self.is_of_this_process() {
             return 0;
         }
-        self.shards.iter().map(|shard| shard.lock().table.held_count()).sum()
+        self.shards.iter().map(|shard| shard.lock().held_count()).sum()
     }
 
     /// The number of keys that are held, requested or pending release. Without waiters, after
     /// [`shut_down`](Self::shut_down).
     pub(super) fn unfinished_count(&self) -> usize {
-        self.shards.iter().map(|shard| shard.lock().table.len()).sum()
+        self.shards.iter().map(|shard| shard.lock().len()).sum()
     }
 
     /// How many requests want the key here, as far as this process knows. The holder counts.
     pub(crate) fn demand_for(&self, key: &LockKey, owner: &Owner) -> usize {
-        let mut shard = self.shards.of(key).lock();
-        let is_busy = shard.table.rejection_without_wait(key, owner, self.clock.now()).is_some();
-        shard.table.waiting_for(key) + usize::from(is_busy)
+        let mut table = self.shards.of(key).lock();
+        let is_busy = table.rejection_without_wait(key, owner, self.clock.now()).is_some();
+        table.waiting_for(key) + usize::from(is_busy)
     }
 
     pub(super) fn waiting_for(&self, key: &LockKey) -> usize {
-        self.shards.of(key).lock().table.waiting_for(key)
+        self.shards.of(key).lock().waiting_for(key)
     }
 
     pub(crate) fn hold_count(&self, key: &LockKey, owner: &Owner) -> u32 {
         if !self.is_of_this_process() {
             return 0;
         }
-        self.shards.of(key).lock().table.hold_count(key, owner, self.clock.now())
+        self.shards.of(key).lock().hold_count(key, owner, self.clock.now())
     }
 
     /// The rejection that a request of this owner would get now if it did not wait, as far as this
@@ -433,25 +438,25 @@ impl Driver {
         if let Err(error) = self.check_process("acquire") {
             return Some(error.into());
         }
-        let error = self.shards.of(key).lock().table.rejection_without_wait(key, owner, self.clock.now())?;
+        let error = self.shards.of(key).lock().rejection_without_wait(key, owner, self.clock.now())?;
         metrics().rejected(&error);
         Some(error)
     }
 
     pub(super) fn hold_count_of(&self, section: &Arc<Section>) -> u32 {
-        self.shards.of(&section.grant.key).lock().table.hold_count_of(section, self.clock.now())
+        self.shards.of(&section.grant.key).lock().hold_count_of(section, self.clock.now())
     }
 
     /// The time without a reply after which a request is rejected: one call and one repeat.
     pub(super) fn store_timeout(&self) -> Duration {
-        2 * self.call_timeout
+        2 * self.lease.call_timeout
     }
 
     /// The number of keys with an entry, and the number of waiters.
     #[cfg(any(test, feature = "__internals"))]
     pub(crate) fn size(&self) -> (usize, usize) {
         let sizes = self.shards.iter().map(|shard| {
-            let Shard { table, .. } = &*shard.lock();
+            let table = shard.lock();
             (table.len(), table.waiting())
         });
         sizes.fold((0, 0), |sum, size| (sum.0 + size.0, sum.1 + size.1))
@@ -477,8 +482,12 @@ impl Driver {
         }
     }
 
-    fn context<'a>(&'a self, now: &'a LazyNow<'a>, ids: &'a AcquisitionIds) -> EventContext<'a> {
-        EventContext { now, ids, free_keys: self.store.free_keys() }
+    fn context<'a>(&'a self, key: &LockKey, now: &'a LazyNow<'a>) -> EventContext<'a> {
+        EventContext { now, ids: self.ids_of(key), frees_keys: self.store.free_keys().is_some() }
+    }
+
+    fn ids_of(&self, key: &LockKey) -> &AcquisitionIds {
+        &self.ids[KeyShards::<()>::index_of(key)]
     }
 
     /// Passes an event to the table of this key, and executes its actions and those that follow
@@ -492,10 +501,7 @@ impl Driver {
     ) -> T {
         let mut actions = Actions::new();
         let now = LazyNow::new(&self.clock);
-        let result = {
-            let Shard { table, ids } = &mut *self.shards.of(key).lock();
-            event(table, self.context(&now, ids), &mut actions)
-        };
+        let result = event(&mut self.shards.of(key).lock(), self.context(key, &now), &mut actions);
         if let Some(together) = together {
             together.take(key, &mut actions.calls);
         }
@@ -522,9 +528,9 @@ impl Driver {
         let (mut actions, mut next) = (&mut *actions, &mut following);
         while !actions.is_empty() {
             let mut feed = |event, now: &mut LazyNow<'a>| {
-                let Shard { table, ids } = &mut *self.shards.of(key).lock();
+                let mut table = self.shards.of(key).lock();
                 *now = LazyNow::new(&self.clock);
-                table.handle_event(key, self.context(now, ids), event, next);
+                table.handle_event(key, self.context(key, now), event, next);
             };
             for action in actions.list.drain(..) {
                 match action {
@@ -549,10 +555,8 @@ impl Driver {
     fn send_waiting_releases(self: &Arc<Self>, mut waiting: Vec<LockKey>) {
         while let Some(key) = waiting.pop() {
             let (mut actions, now) = (Actions::new(), LazyNow::new(&self.clock));
-            {
-                let Shard { table, ids } = &mut *self.shards.of(&key).lock();
-                table.handle_event(&key, self.context(&now, ids), Event::MaySendRelease, &mut actions);
-            }
+            let cx = self.context(&key, &now);
+            self.shards.of(&key).lock().handle_event(&key, cx, Event::MaySendRelease, &mut actions);
             waiting.extend(self.execute_all(&key, &mut actions, now));
         }
     }
@@ -645,7 +649,7 @@ impl Driver {
         };
         let mut call =
             AwaitedCall { driver: Arc::clone(self), key: key.clone(), number, is_finished: false, reply: PhantomData };
-        let call_timeout = self.call_timeout;
+        let call_timeout = self.lease.call_timeout;
         self.spawn(async move {
             let reply = timeout(call_timeout, reply).await;
             call.finish(reply.unwrap_or_else(|_| Err(StoreError::no_reply(T::OPERATION))));
@@ -742,10 +746,10 @@ impl Driver {
         }
     }
 
-    /// Whether no key is held, requested or pending release. During a shutdown no entry is created,
-    /// so that a table that was empty stays empty.
+    /// Whether no key is held, requested or pending release. During a shutdown no key is held anew,
+    /// so that a table that was empty holds none.
     fn is_idle(&self) -> bool {
-        self.shards.iter().all(|shard| shard.lock().table.is_empty())
+        self.shards.iter().all(|shard| shard.lock().is_empty())
     }
 }
 
@@ -792,7 +796,7 @@ impl Drop for WakeupTask {
         if self.has_fired {
             return;
         }
-        let waiters = self.driver.shards.of(&self.key).lock().table.take_timer(&self.key, self.at);
+        let waiters = self.driver.shards.of(&self.key).lock().take_timer(&self.key, self.at);
         self.driver.lost_timers.insert(self.key.clone());
         // A waiter on another runtime fires it.
         for waiter in waiters {

@@ -74,7 +74,7 @@ impl LockManager {
             if began.elapsed() > LEAD_PAUSE_MAX {
                 pause = LEAD_PAUSE_MIN;
             }
-            let jittered = pause.mul_f64(1.0 + self.driver().ids.jitter() / 2.0);
+            let jittered = pause.mul_f64(1.0 + self.driver().ids[0].jitter() / 2.0);
             if unless(shutdown.as_mut(), sleep(jittered)).await.is_none() {
                 return;
             }

@@ -451,7 +451,7 @@ impl Driver {
         call: impl FnOnce(&dyn LockStore) -> StoreFuture<T>,
     ) -> Result<T, StoreError> {
         self.check_process(operation)?;
-        let reply = timeout(self.call_timeout, call(&*self.store)).await;
+        let reply = timeout(self.lease.call_timeout, call(&*self.store)).await;
         reply.unwrap_or_else(|_| Err(StoreError::no_reply(operation)))
     }
 }

@@ -67,7 +67,7 @@ impl Watchdog {
     /// Returns `None` if the task ends.
     fn sweep(&mut self, was_idle: &mut bool) -> Option<()> {
         let driver = self.driver.upgrade()?;
-        let sweep = driver.renewals.sweep(driver.clock.now(), driver.lease);
+        let sweep = driver.renewals.sweep(driver.clock.now(), driver.lease.longest);
         if sweep.is_idle && *was_idle && driver.renewals.try_stop() {
             self.has_stopped = true;
             return None;
@@ -109,7 +109,7 @@ async fn renew(driver: Arc<Driver>, server: usize, grants: Vec<Arc<Grant>>, turn
     let due_at = driver.clock.now();
     let turn = turns.acquire().await;
     let sent_at = driver.clock.now(); // I3
-    driver.renewals.waited(server, sent_at.saturating_duration_since(due_at), sent_at, driver.lease);
+    driver.renewals.waited(server, sent_at.saturating_duration_since(due_at), sent_at, driver.lease.longest);
     let grants = &call.grants;
     if !driver.is_of_this_process() {
         return;
@@ -120,7 +120,7 @@ async fn renew(driver: Arc<Driver>, server: usize, grants: Vec<Arc<Grant>>, turn
         RenewRequest::new(grant.key.clone(), grant.id.clone(), grant.store_lease(lease))
     };
     let requests = grants.iter().zip(&leases).map(request).collect();
-    let replies = timeout(driver.call_timeout, driver.store.renew(requests)).await;
+    let replies = timeout(driver.lease.call_timeout, driver.store.renew(requests)).await;
     let replies = replies.unwrap_or_else(|_| Err(StoreError::no_reply("renew")));
     drop(turn);
     driver.record_reply("renew", &replies);

@@ -23,9 +23,13 @@ impl<T> KeyShards<T> {
 
     /// The shard of this key.
     pub(crate) fn of(&self, key: &LockKey) -> &Mutex<T> {
+        &self.0[Self::index_of(key)].0
+    }
+
+    pub(crate) fn index_of(key: &LockKey) -> usize {
         // Bits that the maps of the shards do not use first.
         let [.., bits] = key.hash.to_le_bytes();
-        &self.0[usize::from(bits) % Self::COUNT].0
+        usize::from(bits) % Self::COUNT
     }
 
     /// All shards, one after the other: no caller locks two of them.

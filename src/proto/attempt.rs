@@ -101,6 +101,19 @@ pub(super) struct ActiveSection<D: DriverTypes> {
     pub(super) record: Option<Arc<NewRecord>>,
 }
 
+impl<D: DriverTypes> Holding<D> {
+    /// A grant of the store, before its first section.
+    pub(super) fn new(
+        grant: Arc<Grant<D>>,
+        token: FencingToken,
+        demand: Demand,
+        confirmed_at: BootInstant,
+        since: BootInstant,
+    ) -> Self {
+        Self { grant, token, since, confirmed_at, sections: 0, demand, active: None }
+    }
+}
+
 impl<D: DriverTypes> Attempt<D> {
     pub(super) fn new(id: AcquisitionId) -> Self {
         Self {

@@ -46,6 +46,11 @@ impl HoldLimits {
         }
     }
 
+    /// The lease, and the lock-delay after it, of an acquire for this section alone.
+    pub fn lease_and_lock_delay(&self, bounds: LeaseBounds) -> (Duration, Duration) {
+        (self.store_lease(bounds), self.lock_delay.max(LOCK_DELAY))
+    }
+
     /// The part of a lease that must be left when the section starts. A section with a limit needs
     /// its whole time; any other section is renewed.
     pub(super) fn min_remaining(&self, bounds: LeaseBounds) -> Duration {

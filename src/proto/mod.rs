@@ -76,7 +76,7 @@ use crate::{
     },
     lock_key::LockKey,
     proto::lease::LeaseBounds,
-    store::{AcquireReply, FreeKeys, NewRecord, QueueConfig, Record, ReleaseReply, StoreError, YieldReply},
+    store::{AcquireReply, NewRecord, QueueConfig, Record, ReleaseReply, StoreError, YieldReply},
 };
 
 pub(crate) mod table;
@@ -181,6 +181,8 @@ pub enum Event<D: DriverTypes> {
     Lagged,
     /// A guard of this section has ended.
     GuardEnded(Arc<Section<D>>, GuardEnd),
+    /// The store did not free the key of this section without a call.
+    NotFreed(Arc<Section<D>>),
     /// The grant of this acquisition is lost: the store has refused its renewal, or its deadline
     /// has passed.
     Lost(AcquisitionId, LockLost),
@@ -229,8 +231,19 @@ pub struct EventContext<'a> {
     pub now: &'a LazyNow<'a>,
     /// The source of acquisition ids and jitter.
     pub ids: &'a AcquisitionIds,
-    /// The keys that the store grants without a call.
-    pub free_keys: Option<&'a dyn FreeKeys>,
+    /// Whether the store frees keys without a call.
+    pub frees_keys: bool,
+}
+
+/// A key that the store has granted without a call, before its request.
+#[derive(Debug)]
+pub struct FreeKey {
+    /// The acquisition that holds the key.
+    pub id: AcquisitionId,
+    /// Its fence.
+    pub fence: u64,
+    /// Before the store granted it.
+    pub sent_at: BootInstant,
 }
 
 /// The first result of a request.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    Action, Actions, DriverTypes, Env, Event, EventContext, GuardEnd, LockRequest, QueuePosition, Requested,
+    Action, Actions, DriverTypes, Env, Event, EventContext, FreeKey, GuardEnd, LockRequest, QueuePosition, Requested,
     entry::{EntryCounts, Extra, LockEntry, StoredEntry},
     lease::LeaseBounds,
     section::{ReleaseOutcome, Section},
@@ -75,18 +75,20 @@ impl<D: DriverTypes> LockTable<D> {
         }
     }
 
-    /// Requests the key. Makes a waiter unless the key is granted at once.
+    /// Requests the key, which the store may have granted. Makes a waiter unless it is granted at
+    /// once.
     pub fn request(
         &mut self,
         key: &LockKey,
         cx: EventContext<'_>,
         request: LockRequest<impl FnOnce() -> D::Waiter>,
+        free: Option<FreeKey>,
         actions: &mut Actions<D>,
     ) -> Requested<D> {
         self.last_number += 1;
         let number = self.last_number;
         self.with(key, cx, actions, |entry, env| {
-            if let Some(section) = entry.hold_free(&request, env) {
+            if let Some(section) = free.and_then(|free| entry.hold_free(free, &request, env)) {
                 return Requested::Granted(section);
             }
             let request = request.map_waiter(|make| make());
@@ -111,8 +113,9 @@ impl<D: DriverTypes> LockTable<D> {
     /// Ends a guard of this section. Returns the outcome of its release, or `None` if
     /// [`Action::ReleaseOutcome`](super::Action::ReleaseOutcome) follows.
     ///
-    /// After [`Released`](ReleaseOutcome::Released), the key is free without a call, and the driver
-    /// ends the checks of the grant, as after an [`Action::Untrack`].
+    /// After [`Released`](ReleaseOutcome::Released), the driver ends the checks of the grant, as
+    /// after an [`Action::Untrack`], and frees the key without a call. If the store does not, it
+    /// feeds in an [`Event::NotFreed`].
     pub fn end_guard(
         &mut self,
         cx: EventContext<'_>,

@@ -1,6 +1,6 @@
 //! Tests of the transitions, event by event.
 
-use std::{cell::RefCell, error::Error, time::Duration};
+use std::{error::Error, time::Duration};
 
 use bytes::Bytes;
 
@@ -59,27 +59,12 @@ struct Harness {
     records_lost: Vec<FencingToken>,
     tracked: usize,
     verifications: usize,
-    free_keys: Option<TestKeys>,
-}
-
-/// The keys of a store that grants them without a call.
-#[derive(Debug, Default)]
-struct TestKeys {
-    /// The fence of a key that is free.
-    fence: Option<u64>,
-    /// The ids that have freed a key.
-    released: RefCell<Vec<AcquisitionId>>,
-}
-
-impl FreeKeys for TestKeys {
-    fn acquire(&self, _: &LockKey, _: &AcquisitionId, _: Duration) -> Option<u64> {
-        self.fence
-    }
-
-    fn release(&self, _: &LockKey, id: &AcquisitionId) -> bool {
-        self.released.borrow_mut().push(id.clone());
-        true
-    }
+    /// The store grants and frees keys without a call ..
+    has_free_keys: bool,
+    /// .. and grants the next request with this fence.
+    free_fence: Option<u64>,
+    /// The ids that have freed a key without a call.
+    freed: Vec<AcquisitionId>,
 }
 
 fn harness() -> Harness {
@@ -98,7 +83,9 @@ fn harness() -> Harness {
         records_lost: Vec::new(),
         tracked: 0,
         verifications: 0,
-        free_keys: None,
+        has_free_keys: false,
+        free_fence: None,
+        freed: Vec::new(),
     }
 }
 
@@ -177,8 +164,7 @@ impl Harness {
     ) -> T {
         let mut actions = Actions::new();
         let now = LazyNow::fixed(self.now);
-        let free_keys = self.free_keys.as_ref().map(|keys| keys as &dyn FreeKeys);
-        let cx = EventContext { now: &now, ids: &self.ids, free_keys };
+        let cx = EventContext { now: &now, ids: &self.ids, frees_keys: self.has_free_keys };
         let result = event(&mut self.table, &self.key, cx, &mut actions);
         self.execute(actions);
         result
@@ -192,7 +178,9 @@ impl Harness {
     fn send(&mut self, request: LockRequest<u32>) -> u64 {
         let waiter = request.waiter;
         let request = request.map_waiter(|waiter| move || waiter);
-        match self.drive(|table, key, cx, actions| table.request(key, cx, request, actions)) {
+        let fence = self.free_fence.take().filter(|_| !request.demand.takes_record());
+        let free = fence.map(|fence| FreeKey { id: self.ids.next(), fence, sent_at: self.now });
+        match self.drive(|table, key, cx, actions| table.request(key, cx, request, free, actions)) {
             Requested::Waiting(number, _) => number,
             Requested::Granted(section) => {
                 self.results.push((waiter, Ok(section)));
@@ -221,7 +209,11 @@ impl Harness {
     }
 
     fn end_guard(&mut self, section: &Arc<Section<NoDriver>>, end: GuardEnd) -> Option<ReleaseOutcome> {
-        self.drive(|table, _, cx, actions| table.end_guard(cx, section, end, actions))
+        let outcome = self.drive(|table, _, cx, actions| table.end_guard(cx, section, end, actions));
+        if outcome == Some(ReleaseOutcome::Released) {
+            self.freed.push(section.grant.id.clone());
+        }
+        outcome
     }
 
     /// Releases as many keys as may be released at the same time, and takes the calls.
@@ -1590,15 +1582,9 @@ fn a_grant_for_a_plain_waiter_is_not_given_to_a_duplicate() {
     assert_eq!(h.sent_acquire().demand, Demand::new().unless_recorded());
 }
 
-/// A store that grants free keys without a call.
+/// The store grants the next request without a call.
 fn harness_with_free_keys() -> Harness {
-    Harness { free_keys: Some(TestKeys { fence: Some(8), ..TestKeys::default() }), ..harness() }
-}
-
-impl Harness {
-    fn freed(&self) -> Vec<AcquisitionId> {
-        self.free_keys.as_ref().expect("a store with free keys").released.borrow().clone()
-    }
+    Harness { has_free_keys: true, free_fence: Some(8), ..harness() }
 }
 
 #[test]
@@ -1607,13 +1593,14 @@ fn a_free_key_is_held_and_freed_without_a_call() {
     for (number, end) in
         [GuardEnd::Released, GuardEnd::ReleasedAfterFailure, GuardEnd::Undelivered].into_iter().enumerate()
     {
+        h.free_fence = Some(8);
         h.request(1, number == 0);
         let section = h.expect_grant(1);
         assert_eq!((section.token.fence(), section.grant.lease()), (8, limits::LEASE));
         assert!(section.grant.end_reason().is_none() && section.is_delivered());
         assert_eq!(h.end_guard(&section, end), Some(ReleaseOutcome::Released));
         assert_eq!(section.grant.end_reason(), Some(LockLost::Released));
-        assert_eq!(h.freed().get(number), Some(&section.grant.id));
+        assert_eq!(h.freed.get(number), Some(&section.grant.id));
         assert!(h.table.is_empty() && h.calls.is_empty() && h.wakeups.is_empty(), "{:?}", h.calls);
     }
 }
@@ -1629,25 +1616,29 @@ fn an_owner_reenters_a_key_that_is_held_without_a_call() {
     assert!(matches!(h.results.remove(0), (3, Err(LockError::Busy { .. }))));
     assert_eq!(h.end_guard(&section, GuardEnd::Released), Some(ReleaseOutcome::StillHeld));
     assert_eq!(h.end_guard(&section, GuardEnd::Released), Some(ReleaseOutcome::Released));
-    assert_eq!(h.freed().len(), 1);
+    assert_eq!(h.freed.len(), 1);
 }
 
 #[test]
 fn a_key_in_use_is_not_granted_without_a_call() {
+    let released = |h: &mut Harness| {
+        let StoreCall { number, op } = h.calls.pop().expect("a call");
+        assert!(matches!(op, StoreOp::Release(_)), "{op:?}");
+        h.handle(Event::Released(number, Ok(ReleaseReply::Freed)));
+    };
     // Its release has no reply.
-    let mut h = harness();
-    h.request(1, false);
-    h.reply(GRANTED);
-    let section = h.expect_grant(1);
+    let (mut h, section) = holding();
     h.end_guard(&section, GuardEnd::Dropped);
-    h.free_keys = harness_with_free_keys().free_keys;
+    h.free_fence = Some(8);
     h.request(2, true);
+    released(&mut h);
     assert!(h.results.is_empty() && h.calls.len() == 1, "{:?}", h.results);
 
     // Another request waits for its acquire.
     let (mut h, _) = requesting();
-    h.free_keys = harness_with_free_keys().free_keys;
+    h.free_fence = Some(8);
     h.request(2, true);
+    released(&mut h);
     assert!(h.results.is_empty() && h.calls.len() == 1, "{:?}", h.results);
 
     // The request takes a record in its place.
@@ -1659,22 +1650,43 @@ fn a_key_in_use_is_not_granted_without_a_call() {
     h.table.shut_down();
     h.request(1, false);
     assert!(matches!(h.results.remove(0), (1, Err(LockError::ShuttingDown))));
-
-    // No release can be reserved (I2).
-    let mut h = harness();
-    h.fill_releases();
-    (h.key, h.free_keys) = (LockKey::from(("one", "more")), harness_with_free_keys().free_keys);
-    h.request(1, false);
-    assert!(matches!(h.results.remove(0), (1, Err(LockError::Store(_)))));
+    released(&mut h);
+    assert!(h.table.is_empty());
 }
 
 #[test]
 fn a_fence_without_a_token_is_released() {
     let mut h = harness();
-    h.free_keys = Some(TestKeys { fence: Some(1 << 60), ..TestKeys::default() });
+    h.free_fence = Some(1 << 60);
     h.request(1, false);
+    let released = h.calls.remove(0);
     let call = h.take_call();
-    assert!(h.results.is_empty() && h.freed().len() == 1 && h.freed()[0] != call.id(), "{:?}", h.freed());
+    assert!(matches!((&released.op, &call.op), (StoreOp::Release(_), StoreOp::Acquire(_))), "{released:?}");
+    assert!(h.results.is_empty() && released.id() != call.id());
+}
+
+/// Another process waits, or has revoked the lock.
+#[test]
+fn a_key_that_is_not_freed_without_a_call_is_released_by_one() {
+    let mut h = harness_with_free_keys();
+    h.request(1, false);
+    let section = h.expect_grant(1);
+    assert_eq!(h.end_guard(&section, GuardEnd::Released), Some(ReleaseOutcome::Released));
+    h.request(2, false);
+    assert_eq!(h.calls.len(), 1, "another request has come meanwhile");
+    h.handle(Event::NotFreed(Arc::clone(&section)));
+    assert!(matches!(&h.calls[1].op, StoreOp::Release(request) if request.id == section.grant.id), "{:?}", h.calls);
+
+    // Its last guard ends with the delivery, in the middle of another event.
+    let (mut h, owner) = (harness_with_free_keys(), Owner::new());
+    h.request_with(1, Duration::ZERO, Some(&owner));
+    let section = h.expect_grant(1);
+    h.request_with(2, Duration::ZERO, Some(&owner));
+    h.expect_grant(2);
+    assert_eq!(h.end_guard(&section, GuardEnd::Released), Some(ReleaseOutcome::StillHeld));
+    h.handle(Event::GuardEnded(Arc::clone(&section), GuardEnd::Undelivered));
+    h.reply_freed();
+    assert!(h.table.is_empty());
 }
 
 /// Others have to wait, or have to learn of the end.
@@ -1690,7 +1702,7 @@ fn a_release_that_leaves_something_is_a_call() {
         h.send(LockRequest { limits, ..request_of(1) });
         let section = h.expect_grant(1);
         assert_eq!(h.end_guard(&section, end), None);
-        assert!(h.freed().is_empty());
+        assert!(h.freed.is_empty());
         h.finish();
     }
     let mut h = harness_with_free_keys();
@@ -1698,7 +1710,7 @@ fn a_release_that_leaves_something_is_a_call() {
     let section = h.expect_grant(1);
     h.request(2, true);
     assert_eq!(h.end_guard(&section, GuardEnd::Released), Some(ReleaseOutcome::HandedOff));
-    assert!(h.freed().is_empty());
+    assert!(h.freed.is_empty());
     h.expect_grant(2);
 }
 
@@ -1709,9 +1721,9 @@ fn a_release_while_an_acquire_is_in_doubt_is_a_call() {
     h.advance(ms(100));
     h.reply(GRANTED);
     let section = h.expect_grant(1);
-    h.free_keys = harness_with_free_keys().free_keys;
+    h.has_free_keys = true;
     assert_eq!(h.end_guard(&section, GuardEnd::Released), None);
-    assert!(h.freed().is_empty() && h.calls.len() == 1, "{:?}", h.calls);
+    assert!(h.freed.is_empty() && h.calls.len() == 1, "{:?}", h.calls);
 }
 
 /// The memory of an entry that has ended is that of the next one.
@@ -1722,7 +1734,7 @@ fn a_held_key_does_not_poll_for_an_ended_one() {
     h.cancel(number);
     h.reply_freed();
     h.wakeups.clear();
-    (h.key, h.free_keys) = (LockKey::from(("n", 2)), harness_with_free_keys().free_keys);
+    (h.key, h.free_fence) = (LockKey::from(("n", 2)), Some(8));
     h.request(2, false);
     h.expect_grant(2);
     h.request(3, true);
@@ -1762,7 +1774,7 @@ fn a_held_key_gets_no_queue_of_an_ended_one() {
     let (mut h, section) = holding();
     h.end_guard(&section, GuardEnd::Released);
     h.finish();
-    h.free_keys = harness_with_free_keys().free_keys;
+    h.free_fence = Some(8);
     h.request(2, false);
     h.expect_grant(2);
     assert_eq!(h.table.with_extra(), 0);

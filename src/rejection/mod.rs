@@ -80,8 +80,8 @@ pub enum Rejection {
     /// The request body does not fit into its part of the memory budget, or into that of its key.
     ///
     /// The budget is 64 MiB for one [`LockManager`](crate::LockManager) and its clones. The part of
-    /// one body is half of what the others leave, or all of it if there is no other. The part of the
-    /// waiters of one key is an eighth of the rest.
+    /// one body is half of what the others leave, or all of it if there is no other. The part of
+    /// the waiters of one key is an eighth of the rest.
     BodyBufferFull {
         /// The time after which a retry may succeed.
         retry_after: Duration,

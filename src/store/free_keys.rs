@@ -9,8 +9,7 @@ use crate::{acquisition::AcquisitionId, lock_key::LockKey};
 /// Most keys are free when they are requested. For such a key a call, its reply, a waiter and the
 /// delivery to it are only cost.
 ///
-/// The methods are called under the mutex of a table (I11). They run no code of others, and send no
-/// event.
+/// The methods run no code of others, and send no event.
 pub trait FreeKeys: fmt::Debug {
     /// Grants the key if it is neither held, blocked nor waited for. Returns the fence. `None`:
     /// nothing has changed, and an acquire decides.

@@ -35,7 +35,7 @@ impl HeldLock {
     pub fn for_test(key: impl Into<LockKey>, token: u64) -> Self {
         let token = FencingToken::from_raw(token).expect("a token of 63 bits");
         let driver = Arc::clone(LockManager::new(MemoryStore::new()).driver());
-        let section = Section::detached(key.into(), token, driver.ids.next());
+        let section = Section::detached(key.into(), token, driver.ids[0].next());
         Self::new(Arc::new(section), driver)
     }
 }

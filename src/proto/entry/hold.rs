@@ -8,9 +8,9 @@ use crate::{
     clock::BootInstant,
     error::{LockError, LockLost},
     fencing::FencingToken,
-    limits::{LOCAL_HANDOFF_SECTIONS, LOCAL_HANDOFF_TIME, LOCK_DELAY, MIN_REMAINING_DIVISOR},
+    limits::{LOCAL_HANDOFF_SECTIONS, LOCAL_HANDOFF_TIME, MIN_REMAINING_DIVISOR},
     proto::{
-        Action, DriverTypes, Env, GuardEnd, LockRequest, QUEUE,
+        Action, DriverTypes, Env, FreeKey, GuardEnd, LockRequest, QUEUE,
         attempt::{ActiveSection, Asking, Attempt, Holding, State},
         deliveries::{DELIVERY_CHECK, Deliveries},
         grant::Grant,
@@ -45,69 +45,36 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             return self.begin_release(Duration::ZERO, None, env);
         }
         self.asking.retry_at = None;
-        attempt.state = State::Holding(Holding {
-            grant: Arc::new(grant),
-            token,
-            since: env.now(),
-            confirmed_at: sent_at,
-            sections: 0,
-            demand: attempt.demand,
-            active: None,
-        });
+        attempt.state = State::Holding(Holding::new(Arc::new(grant), token, attempt.demand, sent_at, env.now()));
         self.start_next(true, env);
     }
 
-    /// Holds a free key at once, if the store grants it without a call. The caller receives the
-    /// section: nothing is delivered.
+    /// Starts a section under a key that the store has granted without a call. The caller receives
+    /// it: nothing is delivered. A key that cannot be used is released.
     pub(in crate::proto) fn hold_free<W>(
         &mut self,
+        free: FreeKey,
         request: &LockRequest<W>,
         env: &mut Env<'_, D>,
     ) -> Option<Arc<Section<D>>> {
-        let free_keys = env.cx.free_keys?;
-        if !self.is_idle() || env.is_shutting_down || request.demand.takes_record() || !env.usage.may_acquire() {
-            return None;
-        }
-        let limits = request.limits;
-        let (lease, lock_delay) = (limits.store_lease(env.lease), limits.lock_delay.max(LOCK_DELAY));
-        let (id, sent_at) = (env.cx.ids.next(), env.now());
-        let fence = free_keys.acquire(env.key, &id, lease.saturating_add(lock_delay))?;
-        let Some(token) = FencingToken::from_fence(fence) else {
-            // An acquire reports the violation of the contract.
-            free_keys.release(env.key, &id);
+        let FreeKey { id, fence, sent_at } = free;
+        let can_hold = self.is_idle() && !env.is_shutting_down;
+        let Some(token) = FencingToken::from_fence(fence).filter(|_| can_hold) else {
+            let release = PendingRelease::new(id, Duration::ZERO, env.lease.longest, env.now());
+            self.queue_release(release, env);
             return None;
         };
+        let (lease, lock_delay) = request.limits.lease_and_lock_delay(env.lease);
         let grant = Arc::new(Grant::new(env.key.clone(), id.clone(), token, lease, lock_delay, sent_at));
-        let section = Arc::new(Section::new(Arc::clone(&grant), token.with_sequence(0), limits, sent_at));
+        let section = Arc::new(Section::new(Arc::clone(&grant), token.with_sequence(0), request.limits, sent_at));
         let owner = request.owner.clone().filter(|owner| !owner.is_closed());
         let state = State::Holding(Holding {
-            grant,
-            token,
-            since: sent_at,
-            confirmed_at: sent_at,
             sections: 1,
-            demand: request.demand,
             active: Some(ActiveSection::new(Arc::clone(&section), owner, 1)),
+            ..Holding::new(grant, token, request.demand, sent_at, sent_at)
         });
         *self.attempt = Some(Attempt { state, was_sent: true, ..Attempt::new(id) });
         Some(section)
-    }
-
-    /// Frees the key at once, if the store does that without a call. Its section has ended.
-    fn release_free(&mut self, env: &mut Env<'_, D>) -> bool {
-        let Some(free_keys) = env.cx.free_keys else { return false };
-        let Some(Attempt { id, state: State::Holding(holding), in_flight, .. }) = &self.attempt else { return false };
-        // I8: a call in doubt may be executed later, so that one release is not enough.
-        if in_flight.in_doubt_until().is_some() {
-            return false;
-        }
-        // The grant ends before the key is free: it must not count as held after that.
-        holding.grant.end(LockLost::Released);
-        if !free_keys.release(env.key, id) {
-            return false;
-        }
-        *self.attempt = None;
-        true
     }
 
     /// Starts a section for the first waiter and all other requests of the same owner. Without a
@@ -170,7 +137,10 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             }
             Some(ReleaseOutcome::NotHeld)
         };
-        let Some(Attempt { state: State::Holding(holding), .. }) = &mut self.attempt else { return lost(env) };
+        let Some(Attempt { state: State::Holding(holding), in_flight, .. }) = &mut self.attempt else {
+            return lost(env);
+        };
+        let is_in_doubt = in_flight.in_doubt_until().is_some();
         let Some(active) = holding.active.as_mut().filter(|active| active.is(section)) else { return lost(env) };
         if end == GuardEnd::Undelivered {
             section.delivered();
@@ -205,7 +175,11 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         // The handoff depends on the limits of the next waiter that has not timed out.
         self.time_out_waiters(env);
         let is_free = block_for.is_zero() && record.is_none() && self.queue.is_empty();
-        if is_free && self.release_free(env) {
+        // I8: a call in doubt may be executed later, so that one release is not enough.
+        if is_free && env.cx.frees_keys && !is_in_doubt {
+            // The grant ends before the key is free: it must not count as held after that.
+            section.grant.end(LockLost::Released);
+            *self.attempt = None;
             return Some(ReleaseOutcome::Released);
         }
         if any_dropped || record.is_some() || !block_for.is_zero() || self.queue.is_empty() {

@@ -28,7 +28,7 @@ use super::{
     deliveries::Deliveries,
     pending_release::PendingReleases,
     queue::WaitQueue,
-    section::Section,
+    section::{ReleaseOutcome, Section},
 };
 #[cfg(any(test, feature = "__internals"))]
 use crate::acquisition::AcquisitionId;
@@ -180,8 +180,11 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             Event::MaySendRelease => self.send_waiting_release(env),
             Event::Lagged => self.recheck(env),
             Event::GuardEnded(section, end) => {
-                self.on_guard_end(&section, end, env);
+                if self.on_guard_end(&section, end, env) == Some(ReleaseOutcome::Released) {
+                    self.release_section(section, env);
+                }
             }
+            Event::NotFreed(section) => self.release_section(section, env),
             Event::Lost(id, reason) => self.on_lost(&id, reason, env),
             Event::CheckSection(id) => self.on_check_section(&id, env),
             Event::Timer(at) => self.on_timer(at, env),

@@ -68,6 +68,17 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         self.queue_release(release, env);
     }
 
+    /// Releases the key of a section that has ended, whose attempt is forgotten.
+    pub(super) fn release_section(&mut self, section: Arc<Section<D>>, env: &mut Env<'_, D>) {
+        let id = section.grant.id.clone();
+        let release = PendingRelease {
+            is_blocking: self.is_idle(),
+            section: Some(section),
+            ..PendingRelease::new(id, Duration::ZERO, env.lease.longest, env.now())
+        };
+        self.queue_release(release, env);
+    }
+
     pub(super) fn queue_release(&mut self, release: PendingRelease<D>, env: &mut Env<'_, D>) {
         let release = self.pending_releases.push(release);
         if release.awaited_acquire.is_none() {

@@ -244,6 +244,7 @@ async fn request_that_waits_for_inner_capacity_takes_budget() {
     }
 }
 
+/// Guarantee: G15.
 #[tokio::test]
 async fn received_bytes_count_and_announced_bytes_do_not() {
     let app = TestApp::new();

@@ -10,9 +10,9 @@ use std::{
 use tower_lock::{
     __internals::{
         proto::{
-            self, Action, Actions, BootInstant, Calls, DriverTypes, Event, EventContext, FreeKeys, GuardEnd, LEASE,
-            LOCK_DELAY, LazyNow, LockRequest, LockTable, NextCheck, RECHECK_INTERVAL, RENEWAL_BATCH_WINDOW,
-            ReleaseOutcome, Requested, STORE_CALL_TIMEOUT,
+            self, Action, Actions, BootInstant, Calls, DriverTypes, Event, EventContext, FreeKey, FreeKeys, GuardEnd,
+            LEASE, LOCK_DELAY, LazyNow, LeaseBounds, LockRequest, LockTable, NextCheck, RECHECK_INTERVAL,
+            RENEWAL_BATCH_WINDOW, ReleaseOutcome, Requested, STORE_CALL_TIMEOUT,
         },
         redis_wire::{KeyReplies, Keyspace, ScriptCall, Timed, parse_acquire, parse_release, parse_renew, parse_yield},
         remote::{ServerClock, next_call},
@@ -20,7 +20,7 @@ use tower_lock::{
     AcquisitionId, LockError, LockKey, LockLost,
     deadpool_redis::redis::Value,
     store::{
-        AcquireReply, AcquireRequest, AcquisitionIds, IfBusy, Record, ReleaseReply, ReleaseRequest, RenewReply,
+        AcquireReply, AcquireRequest, AcquisitionIds, Demand, IfBusy, Record, ReleaseReply, ReleaseRequest, RenewReply,
         RenewRequest, StoreError, StoreErrorKind, StoreEvent, YieldReply, YieldRequest,
     },
 };
@@ -276,7 +276,15 @@ impl SimProcess {
             _ => {}
         }
         let request = request.map_waiter(|client| move || client);
-        let requested = self.drive(now, key, free_keys, |table, cx, actions| table.request(key, cx, request, actions));
+        let free_keys = free_keys.filter(|_| request.demand == Demand::new());
+        let free = free_keys.and_then(|free_keys| {
+            let id = self.ids.next();
+            let bounds = LeaseBounds { longest: LEASE, call_timeout: STORE_CALL_TIMEOUT };
+            let (lease, lock_delay) = request.limits.lease_and_lock_delay(bounds);
+            let fence = free_keys.acquire(key, &id, lease + lock_delay)?;
+            Some(FreeKey { id, fence, sent_at: now })
+        });
+        let requested = self.drive(now, key, |table, cx, actions| table.request(key, cx, request, free, actions));
         match requested {
             Requested::Waiting(ticket, _) => ticket,
             Requested::Granted(section) => {
@@ -291,7 +299,7 @@ impl SimProcess {
 
     /// Cancels a request. Returns whether it was still queued.
     pub fn leave(&mut self, now: BootInstant, key: &LockKey, client: ClientId, ticket: u64) -> bool {
-        let ahead = self.drive(now, key, None, |table, cx, actions| table.cancel(key, cx, ticket, actions));
+        let ahead = self.drive(now, key, |table, cx, actions| table.cancel(key, cx, ticket, actions));
         self.mutant_memory.waiting.remove(&client);
         if self.is(Mutation::NoWaitForReply) && self.table.waiting_for(key) == 0 {
             let is_acquire = |(_, call): &(&u64, &InFlightCall)| {
@@ -313,8 +321,16 @@ impl SimProcess {
         free_keys: Option<&dyn FreeKeys>,
     ) {
         let key = &section.grant.key;
-        let outcome =
-            self.drive(now, key, free_keys, |table, cx, actions| table.end_guard(cx, section, ending, actions));
+        let outcome = self.drive(now, key, |table, mut cx, actions| {
+            cx.frees_keys = free_keys.is_some();
+            let outcome = table.end_guard(cx, section, ending, actions);
+            if outcome == Some(ReleaseOutcome::Released)
+                && !free_keys.is_some_and(|free_keys| free_keys.release(key, &section.grant.id))
+            {
+                table.handle_event(key, cx, Event::NotFreed(Arc::clone(section)), actions);
+            }
+            outcome
+        });
         if outcome == Some(ReleaseOutcome::Released) {
             self.forget(&section.grant);
         }
@@ -448,19 +464,19 @@ impl SimProcess {
     // --- actions ---
 
     fn on(&mut self, now: BootInstant, key: &LockKey, event: Event<Simulated>) {
-        self.drive(now, key, None, |table, cx, actions| table.handle_event(key, cx, event, actions));
+        self.drive(now, key, |table, cx, actions| table.handle_event(key, cx, event, actions));
     }
 
     fn drive<T>(
         &mut self,
         now: BootInstant,
         key: &LockKey,
-        free_keys: Option<&dyn FreeKeys>,
         event: impl FnOnce(&mut LockTable<Simulated>, EventContext<'_>, &mut Actions<Simulated>) -> T,
     ) -> T {
         let mut actions = Actions::new();
         let time = LazyNow::fixed(now);
-        let result = event(&mut self.table, EventContext { now: &time, ids: &self.ids, free_keys }, &mut actions);
+        let result =
+            event(&mut self.table, EventContext { now: &time, ids: &self.ids, frees_keys: false }, &mut actions);
         self.execute(now, key, actions);
         result
     }
