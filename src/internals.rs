@@ -12,7 +12,7 @@ pub mod proto {
         proto::{
             Action, Actions, DriverTypes, Env, Event, EventContext, FreeKey, GuardEnd, LockRequest, QueuePosition,
             Requested,
-            calls::Calls,
+            calls::{Calls, Numbered},
             entry::LockEntry,
             grant::{Grant, NextCheck},
             hold_limits::HoldLimits,

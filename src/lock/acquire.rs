@@ -133,7 +133,7 @@ pin_project! {
             let Some(driver) = this.driver else { return };
             match (this.waiting.take(), this.result.take()) {
                 (Some(waiting), _) => waiting.cancel(driver),
-                (None, Some(Ok(section))) => drop(driver.end_guard(&section, GuardEnd::ReleasedAfterFailure, None)),
+                (None, Some(Ok(section))) => drop(driver.end_guard(&section, GuardEnd::ReleasedAfterFailure)),
                 (None, _) => {}
             }
         }
@@ -298,7 +298,7 @@ impl AcquireFuture {
             driver.order.waits(request.owner.as_ref(), slice::from_ref(&key));
         }
         let (owner, wait) = (request.owner.clone(), request.wait);
-        let requested = driver.request(&key, request, None);
+        let requested = driver.request(&key, request);
         Self::sent(driver, key, requested, owner, wait, metrics)
     }
 
@@ -437,7 +437,7 @@ impl Waiting {
         let Self { key, number, waiter } = self;
         match waiter.close() {
             // It was granted, and not received: it counts as an empty section.
-            Some(Ok(section)) => drop(driver.end_guard(&section, GuardEnd::Undelivered, None)),
+            Some(Ok(section)) => drop(driver.end_guard(&section, GuardEnd::Undelivered)),
             Some(Err(_)) => {}
             None => drop(driver.cancel(&key, number)),
         }

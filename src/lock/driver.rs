@@ -23,7 +23,6 @@ use super::{
     lost_timers::LostTimers,
     order::LockOrder,
     renewal_queue::{Inserted, RenewalQueue},
-    together::Together,
 };
 use crate::{
     acquisition::AcquisitionIds,
@@ -49,10 +48,6 @@ use crate::{
     sync::Mutex,
     telemetry::{self, metrics::AcquireMetrics, report::Report, throttle::ThrottledLog},
 };
-
-/// The waiters and the pending releases that one shard counts alone, so that an uncontended request
-/// writes to its shard only. One request needs one of each.
-const SHARD_ALLOWANCE: usize = 2;
 
 /// The state that all clones of a manager share.
 ///
@@ -132,8 +127,8 @@ impl Driver {
     ) -> Arc<Self> {
         let traits = store.traits();
         let lease = LeaseBounds { longest: lease, call_timeout: store.call_timeout() };
-        let usage = Arc::new(Usage::new(KeyShards::<()>::COUNT, SHARD_ALLOWANCE));
-        let shards = KeyShards::new(|| LockTable::new(lease, Arc::clone(&usage), SHARD_ALLOWANCE));
+        let usage = Arc::<Usage>::default();
+        let shards = KeyShards::new(|| LockTable::new(lease, Arc::clone(&usage)));
         let driver = Arc::new(Self {
             store,
             traits,
@@ -182,12 +177,31 @@ impl Driver {
 
     // === events ===
 
-    /// Requests a lock. With `together`, its calls are made with those of other keys.
+    /// Requests a lock.
     pub(super) fn request(
         self: &Arc<Self>,
         key: &LockKey,
         request: LockRequest<()>,
-        together: Option<&mut Together>,
+    ) -> Result<Requested<TokioDriver>, StoreError> {
+        self.drive(|actions| self.feed_request(key, request, actions))
+    }
+
+    /// Requests locks of different keys. Their calls are made together: a store with shared calls
+    /// gets one for all of them, however many workers the runtime has.
+    pub(super) fn request_all(
+        self: &Arc<Self>,
+        requests: Vec<(LockKey, LockRequest<()>)>,
+    ) -> Vec<Result<Requested<TokioDriver>, StoreError>> {
+        self.drive(|actions| {
+            requests.into_iter().map(|(key, request)| self.feed_request(&key, request, actions)).collect()
+        })
+    }
+
+    fn feed_request(
+        self: &Arc<Self>,
+        key: &LockKey,
+        request: LockRequest<()>,
+        actions: &mut Actions<TokioDriver>,
     ) -> Result<Requested<TokioDriver>, StoreError> {
         self.check_process("acquire")?;
         let are_late = self.renewals.are_late(&self.clock, || self.store.server_of(key));
@@ -199,7 +213,7 @@ impl Driver {
         self.rearm_lost_timers();
         let free = self.acquire_free(key, &request);
         let request = request.map_waiter(|()| Waiter::default);
-        let requested = self.drive(key, together, |table, cx, actions| table.request(key, cx, request, free, actions));
+        let requested = self.feed(key, actions, |table, cx, actions| table.request(key, cx, request, free, actions));
         if let Requested::Granted(section) = &requested {
             self.track(Arc::clone(&section.grant));
         }
@@ -218,16 +232,29 @@ impl Driver {
     /// Cancels a request. Returns its position in the queue. `None`: its result was sent already,
     /// or is about to be.
     pub(super) fn cancel(self: &Arc<Self>, key: &LockKey, number: u64) -> Option<QueuePosition> {
-        self.drive(key, None, |table, cx, actions| table.cancel(key, cx, number, actions))
+        self.drive(|actions| self.feed(key, actions, |table, cx, actions| table.cancel(key, cx, number, actions)))
     }
 
     /// Ends a guard. Returns the outcome. `None`: the store was called, and the outcome is sent to
     /// the [section](super::driver_data::SectionData) later.
-    pub(super) fn end_guard(
+    pub(super) fn end_guard(self: &Arc<Self>, section: &Arc<Section>, end: GuardEnd) -> Option<ReleaseOutcome> {
+        self.drive(|actions| self.feed_guard_end(section, end, actions))
+    }
+
+    /// Ends guards of different keys in the same way, in this order. Their calls are made together.
+    pub(super) fn end_guards<'a>(
         self: &Arc<Self>,
+        sections: impl Iterator<Item = &'a Arc<Section>>,
+        end: &GuardEnd,
+    ) -> Vec<Option<ReleaseOutcome>> {
+        self.drive(|actions| sections.map(|section| self.feed_guard_end(section, end.clone(), actions)).collect())
+    }
+
+    fn feed_guard_end(
+        &self,
         section: &Arc<Section>,
         end: GuardEnd,
-        mut together: Option<&mut Together>,
+        actions: &mut Actions<TokioDriver>,
     ) -> Option<ReleaseOutcome> {
         if !self.is_of_this_process() {
             // A copy in a forked child: the parent holds the lock, and releases it.
@@ -236,67 +263,15 @@ impl Driver {
             return Some(ReleaseOutcome::NotHeld);
         }
         let key = &section.grant.key;
-        let outcome =
-            self.drive(key, together.as_deref_mut(), |table, cx, actions| table.end_guard(cx, section, end, actions));
+        let outcome = self.feed(key, actions, |table, cx, actions| table.end_guard(cx, section, end, actions));
         if outcome == Some(ReleaseOutcome::Released) {
             self.untrack(&section.grant);
             if !self.store.free_keys().is_some_and(|free_keys| free_keys.release(key, &section.grant.id)) {
-                let event = Event::NotFreed(Arc::clone(section));
-                self.drive(key, together, |table, cx, actions| table.handle_event(key, cx, event, actions));
+                self.feed_event(key, Event::NotFreed(Arc::clone(section)), actions);
                 return None;
             }
         }
         outcome
-    }
-
-    /// Requests locks of different keys.
-    pub(super) fn request_all(
-        self: &Arc<Self>,
-        requests: Vec<(LockKey, LockRequest<()>)>,
-    ) -> Vec<Result<Requested<TokioDriver>, StoreError>> {
-        self.together(|together| {
-            requests.into_iter().map(|(key, request)| self.request(&key, request, Some(&mut *together))).collect()
-        })
-    }
-
-    /// Ends guards of different keys in the same way, in this order. Returns their outcomes, as
-    /// [`end_guard`](Self::end_guard) does.
-    pub(super) fn end_guards<'a>(
-        self: &Arc<Self>,
-        sections: impl Iterator<Item = &'a Arc<Section>>,
-        end: &GuardEnd,
-    ) -> Vec<Option<ReleaseOutcome>> {
-        self.together(|together| {
-            sections.map(|section| self.end_guard(section, end.clone(), Some(&mut *together))).collect()
-        })
-    }
-
-    /// Runs a function that passes events to several keys, and makes their calls.
-    fn together<T>(self: &Arc<Self>, events: impl FnOnce(&mut Together) -> T) -> T {
-        let mut together = Together::default();
-        let result = events(&mut together);
-        if self.is_of_this_process() {
-            // As for one key, the releases come first.
-            self.call_all(together.releases, |requests| self.store.release(requests));
-            self.call_all(together.acquires, |requests| self.store.acquire(requests));
-        }
-        self.notify_if_idle();
-        result
-    }
-
-    fn call_all<T, R: Reply>(
-        self: &Arc<Self>,
-        calls: Vec<(LockKey, u64, T)>,
-        call: impl FnOnce(Many<T>) -> Many<StoreFuture<R>>,
-    ) {
-        if calls.is_empty() {
-            return;
-        }
-        let calls = calls.into_iter().map(|(key, number, request)| ((key, number), request));
-        let (targets, requests): (Vec<_>, Vec<_>) = calls.unzip();
-        let replies = call(requests.into_iter().collect());
-        let targets = targets.iter().map(|(key, number)| (key, *number));
-        self.await_replies(targets, replies, |key, event| self.handle_event(key, event));
     }
 
     pub(super) fn grant_lost(self: &Arc<Self>, grant: &Grant, why: LockLost) {
@@ -478,106 +453,63 @@ impl Driver {
 
     pub(super) fn handle_event(self: &Arc<Self>, key: &LockKey, event: Event<TokioDriver>) {
         if self.is_of_this_process() {
-            self.drive(key, None, |table, cx, actions| table.handle_event(key, cx, event, actions));
+            self.drive(|actions| self.feed_event(key, event, actions));
         }
     }
 
-    fn context<'a>(&'a self, key: &LockKey, now: &'a LazyNow<'a>) -> EventContext<'a> {
-        EventContext { now, ids: self.ids_of(key), frees_keys: self.store.free_keys().is_some() }
+    fn feed_event(&self, key: &LockKey, event: Event<TokioDriver>, actions: &mut Actions<TokioDriver>) {
+        self.feed(key, actions, |table, cx, actions| table.handle_event(key, cx, event, actions));
+    }
+
+    /// Passes an event to the table of this key. Its mutex is locked meanwhile.
+    fn feed<T>(
+        &self,
+        key: &LockKey,
+        actions: &mut Actions<TokioDriver>,
+        event: impl FnOnce(&mut LockTable<TokioDriver>, EventContext<'_>, &mut Actions<TokioDriver>) -> T,
+    ) -> T {
+        let mut table = self.shards.of(key).lock();
+        // After the mutex is locked: the time of a table never goes back.
+        let now = LazyNow::new(&self.clock);
+        let cx = EventContext { now: &now, ids: self.ids_of(key), frees_keys: self.store.free_keys().is_some() };
+        event(&mut table, cx, actions)
     }
 
     fn ids_of(&self, key: &LockKey) -> &AcquisitionIds {
         &self.ids[KeyShards::<()>::index_of(key)]
     }
 
-    /// Passes an event to the table of this key, and executes its actions and those that follow
-    /// from them. The mutex of the table is not locked meanwhile. A store that replies at once
-    /// needs no task. The calls that are made with those of other keys are left to the caller.
-    fn drive<T>(
-        self: &Arc<Self>,
-        key: &LockKey,
-        together: Option<&mut Together>,
-        event: impl FnOnce(&mut LockTable<TokioDriver>, EventContext<'_>, &mut Actions<TokioDriver>) -> T,
-    ) -> T {
-        let mut actions = Actions::new();
-        let now = LazyNow::new(&self.clock);
-        let result = event(&mut self.shards.of(key).lock(), self.context(key, &now), &mut actions);
-        if let Some(together) = together {
-            together.take(key, &mut actions.calls);
-        }
-        if !actions.is_empty() {
-            let waiting = self.execute_all(key, &mut actions, now);
-            if !waiting.is_empty() {
-                self.send_waiting_releases(waiting);
+    /// Feeds events, and executes their actions and those that follow from them. The mutex of no
+    /// table is locked meanwhile. A store that replies at once needs no task.
+    fn drive<T>(self: &Arc<Self>, feed: impl FnOnce(&mut Actions<TokioDriver>) -> T) -> T {
+        let (mut first, mut second) = (Actions::new(), Actions::new());
+        let result = feed(&mut first);
+        // Two references are swapped, and not their content.
+        let (mut actions, mut next) = (&mut first, &mut second);
+        while !actions.is_empty() {
+            for action in actions.list.drain(..) {
+                if let Some((key, event)) = self.execute(action) {
+                    self.feed_event(&key, event, next);
+                }
             }
+            self.call(&mut actions.calls, next);
+            std::mem::swap(&mut actions, &mut next);
         }
         self.notify_if_idle();
         result
     }
 
-    /// Executes the actions of an event, and those that follow from them. Returns the keys whose
-    /// releases have waited and are due.
-    fn execute_all<'a>(
-        self: &'a Arc<Self>,
-        key: &LockKey,
-        actions: &mut Actions<TokioDriver>,
-        mut now: LazyNow<'a>,
-    ) -> Vec<LockKey> {
-        let (mut following, mut waiting) = (Actions::new(), Vec::new());
-        // Two references are swapped, and not their content.
-        let (mut actions, mut next) = (&mut *actions, &mut following);
-        while !actions.is_empty() {
-            let mut feed = |event, now: &mut LazyNow<'a>| {
-                let mut table = self.shards.of(key).lock();
-                *now = LazyNow::new(&self.clock);
-                table.handle_event(key, self.context(key, now), event, next);
-            };
-            for action in actions.list.drain(..) {
-                match action {
-                    Action::SendWaiting(key) => waiting.push(key),
-                    action => {
-                        if let Some(event) = self.execute(key, action) {
-                            feed(event, &mut now);
-                        }
-                    }
-                }
-            }
-            if !actions.calls.is_empty() {
-                self.call(key, &mut actions.calls, |event| feed(event, &mut now));
-            }
-            std::mem::swap(&mut actions, &mut next);
-        }
-        waiting
-    }
-
-    /// A loop and no recursion: the end of one release may be due to the next one, of another key.
-    #[cold]
-    fn send_waiting_releases(self: &Arc<Self>, mut waiting: Vec<LockKey>) {
-        while let Some(key) = waiting.pop() {
-            let (mut actions, now) = (Actions::new(), LazyNow::new(&self.clock));
-            let cx = self.context(&key, &now);
-            self.shards.of(&key).lock().handle_event(&key, cx, Event::MaySendRelease, &mut actions);
-            waiting.extend(self.execute_all(&key, &mut actions, now));
-        }
-    }
-
     // === actions ===
 
-    fn execute(self: &Arc<Self>, key: &LockKey, action: Action<TokioDriver>) -> Option<Event<TokioDriver>> {
+    /// Returns the event that follows, and its key.
+    fn execute(self: &Arc<Self>, action: Action<TokioDriver>) -> Option<(LockKey, Event<TokioDriver>)> {
+        let undelivered =
+            |section: Arc<Section>| (section.grant.key.clone(), Event::GuardEnded(section, GuardEnd::Undelivered));
         match action {
-            Action::SendWaiting(_) => unreachable!("collected by the caller"),
-            Action::Grant(waiter, section) => {
-                // Its caller has disconnected: the section goes to the next waiter.
-                return waiter
-                    .send(Ok(section))
-                    .err()?
-                    .ok()
-                    .map(|section| Event::GuardEnded(section, GuardEnd::Undelivered));
-            }
-            Action::Recall(waiter, error) => {
-                let recalled = waiter.replace(Err(error.into()))?.ok();
-                return recalled.map(|section| Event::GuardEnded(section, GuardEnd::Undelivered));
-            }
+            Action::SendWaiting(key) => return Some((key, Event::MaySendRelease)),
+            // If its caller has disconnected, the section goes to the next waiter.
+            Action::Grant(waiter, section) => return waiter.send(Ok(section)).err()?.ok().map(undelivered),
+            Action::Recall(waiter, error) => return waiter.replace(Err(error.into()))?.ok().map(undelivered),
             Action::Reject(waiter, error) => drop(waiter.send(Err(error.into()))),
             Action::Recorded(waiter, record) => drop(waiter.send(Err(NotGranted::Recorded(record)))),
             Action::Track(grant) => self.track(grant),
@@ -591,70 +523,64 @@ impl Driver {
             Action::RecordLost(token) => self.report(Report::RecordLost { token }),
             Action::SectionEnded(grant) => grant.data.ended.notify_waiters(),
             Action::ReleaseOutcome(section, outcome) => drop(section.data.release_outcome.send(outcome)),
-            Action::WakeAt(at) => self.schedule_wakeup(key, at),
+            Action::WakeAt(key, at) => self.schedule_wakeup(key, at),
         }
         None
     }
 
     /// Makes these calls, and feeds in the replies that are ready.
-    fn call(self: &Arc<Self>, key: &LockKey, calls: &mut Calls, mut feed: impl FnMut(Event<TokioDriver>)) {
+    fn call(self: &Arc<Self>, calls: &mut Calls, next: &mut Actions<TokioDriver>) {
         let Calls { releases, acquires, yields } = calls;
         if !self.is_of_this_process() {
             *calls = Calls::default();
             return;
         }
-        if let Some(Numbered { numbers, requests }) = releases.take() {
-            let targets = numbers.into_iter().map(|number| (key, number));
-            self.await_replies(targets, self.store.release(requests), |_, event| feed(event));
+        if let Some(Numbered { targets, requests }) = releases.take() {
+            self.await_replies(targets, self.store.release(requests), next);
         }
-        if let Some(Numbered { numbers, requests }) = acquires.take() {
-            let targets = numbers.into_iter().map(|number| (key, number));
-            self.await_replies(targets, self.store.acquire(requests), |_, event| feed(event));
+        if let Some(Numbered { targets, requests }) = acquires.take() {
+            self.await_replies(targets, self.store.acquire(requests), next);
         }
-        if let Some((number, request)) = yields.take() {
-            self.await_reply(key, number, self.store.yield_to_queue(request)).into_iter().for_each(feed);
+        for (target, request) in yields.take().into_iter().flat_map(Numbered::into_requests) {
+            self.await_reply(target, self.store.yield_to_queue(request), next);
         }
     }
 
-    /// Receives the replies to numbered requests of these keys, and feeds in those that are ready.
-    /// A store that returns too few replies violates its contract.
-    pub(super) fn await_replies<'a, T: Reply>(
+    /// Receives the replies to requests, and feeds in those that are ready. A store that returns
+    /// too few replies violates its contract.
+    fn await_replies<T: Reply>(
         self: &Arc<Self>,
-        targets: impl Iterator<Item = (&'a LockKey, u64)>,
+        targets: Many<(LockKey, u64)>,
         replies: Many<StoreFuture<T>>,
-        mut feed: impl FnMut(&LockKey, Event<TokioDriver>),
+        next: &mut Actions<TokioDriver>,
     ) {
         let mut replies = replies.into_iter();
-        for (key, number) in targets {
+        for target in targets {
             let missing = || StoreFuture::ready(Err(StoreError::new("lock", T::OPERATION, StoreErrorKind::Protocol)));
-            let reply = replies.next().unwrap_or_else(missing);
-            if let Some(event) = self.await_reply(key, number, reply) {
-                feed(key, event);
-            }
+            self.await_reply(target, replies.next().unwrap_or_else(missing), next);
         }
     }
 
     fn await_reply<T: Reply>(
         self: &Arc<Self>,
-        key: &LockKey,
-        number: u64,
+        (key, number): (LockKey, u64),
         reply: StoreFuture<T>,
-    ) -> Option<Event<TokioDriver>> {
+        next: &mut Actions<TokioDriver>,
+    ) {
         let reply = match reply.into_ready() {
             Ok(reply) => {
                 self.record_reply(T::OPERATION, &reply);
-                return Some((T::EVENT)(number, reply));
+                return self.feed_event(&key, (T::EVENT)(number, reply), next);
             }
-            Err(reply) => reply.on_reply(self, key, number).err()?,
+            Err(reply) => reply.on_reply(self, &key, number),
         };
-        let mut call =
-            AwaitedCall { driver: Arc::clone(self), key: key.clone(), number, is_finished: false, reply: PhantomData };
+        let Err(reply) = reply else { return };
+        let mut call = AwaitedCall { driver: Arc::clone(self), key, number, is_finished: false, reply: PhantomData };
         let call_timeout = self.lease.call_timeout;
         self.spawn(async move {
             let reply = timeout(call_timeout, reply).await;
             call.finish(reply.unwrap_or_else(|_| Err(StoreError::no_reply(T::OPERATION))));
         });
-        None
     }
 
     /// Counts an error, and logs it now and then.
@@ -699,8 +625,8 @@ impl Driver {
         self.spawn(async {});
     }
 
-    fn schedule_wakeup(self: &Arc<Self>, key: &LockKey, at: BootInstant) {
-        let mut timer = WakeupTask { driver: Arc::clone(self), key: key.clone(), at, has_fired: false };
+    fn schedule_wakeup(self: &Arc<Self>, key: LockKey, at: BootInstant) {
+        let mut timer = WakeupTask { driver: Arc::clone(self), key, at, has_fired: false };
         let left: Duration = at.saturating_duration_since(self.clock.now());
         self.spawn(async move {
             sleep(left).await;

@@ -157,7 +157,7 @@ impl LockGuard {
 
     fn end(&mut self, end: GuardEnd) -> Option<ReleaseOutcome> {
         self.finish_metrics();
-        self.driver.end_guard(&self.section, end, None)
+        self.driver.end_guard(&self.section, end)
     }
 
     fn finish_metrics(&mut self) {

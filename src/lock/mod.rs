@@ -17,7 +17,6 @@ mod guards;
 mod held;
 mod held_locks;
 mod driver;
-mod together;
 mod driver_data;
 mod lost_timers;
 mod renewal_queue;

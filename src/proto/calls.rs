@@ -1,8 +1,11 @@
-//! The calls of the store that follow from one event.
+//! The calls of the store that follow from events.
 
-use crate::store::{AcquireRequest, Many, ReleaseRequest, YieldRequest};
+use crate::{
+    lock_key::LockKey,
+    store::{AcquireRequest, Many, ReleaseRequest, YieldRequest},
+};
 
-/// The calls of one event. The requests of one kind share a call.
+/// The calls of one event, or of events of several keys. The requests of one kind share a call.
 ///
 /// The releases come first: one of them may free the key that an acquire asks for.
 #[derive(Debug, Default)]
@@ -11,14 +14,14 @@ pub struct Calls {
     pub releases: Option<Numbered<ReleaseRequest>>,
     /// For `LockStore::acquire`.
     pub acquires: Option<Numbered<AcquireRequest>>,
-    /// For `LockStore::yield_to_queue`. A key has one attempt, which yields once at a time.
-    pub yields: Option<(u64, YieldRequest)>,
+    /// For `LockStore::yield_to_queue`, each in a call of its own.
+    pub yields: Option<Numbered<YieldRequest>>,
 }
 
-/// Requests, each with the number of its reply, which is never used twice.
+/// Requests, each with its key and the number of its reply, which is never used twice for a key.
 #[derive(Debug)]
 pub struct Numbered<T> {
-    pub(crate) numbers: Many<u64>,
+    pub(crate) targets: Many<(LockKey, u64)>,
     pub(crate) requests: Many<T>,
 }
 
@@ -30,22 +33,19 @@ impl Calls {
 }
 
 impl<T> Numbered<T> {
-    pub(super) fn push(calls: &mut Option<Self>, number: u64, request: T) {
+    pub(super) fn push(calls: &mut Option<Self>, key: &LockKey, number: u64, request: T) {
+        let target = (key.clone(), number);
         match calls {
             Some(calls) => {
-                calls.numbers.push(number);
+                calls.targets.push(target);
                 calls.requests.push(request);
             }
-            None => *calls = Some(Self { numbers: number.into(), requests: request.into() }),
+            None => *calls = Some(Self { targets: target.into(), requests: request.into() }),
         }
     }
-}
 
-impl<T> IntoIterator for Numbered<T> {
-    type Item = (u64, T);
-    type IntoIter = std::iter::Zip<<Many<u64> as IntoIterator>::IntoIter, <Many<T> as IntoIterator>::IntoIter>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.numbers.into_iter().zip(self.requests)
+    /// The requests, each with its key and its number.
+    pub fn into_requests(self) -> impl Iterator<Item = ((LockKey, u64), T)> {
+        self.targets.into_iter().zip(self.requests)
     }
 }

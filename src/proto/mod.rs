@@ -18,12 +18,13 @@
 //!   [`Event::Lagged`] or [`Event::Shutdown`] to each of them.
 //! - **Queries** do not change which waiter gets the key.
 //!
-//! After each event the driver unlocks the mutex, executes the actions in order, and then makes the
-//! [calls](calls::Calls) of the store. For each request it feeds in exactly one event with its
-//! number: [`Acquired`](Event::Acquired), [`Yielded`](Event::Yielded) or
-//! [`Released`](Event::Released). An error or a timeout is fed in as a result, too. An event that
-//! results from an action is fed in after that action; the actions of that event are executed after
-//! those of the first event. Each action is an obligation of the driver:
+//! After each event, or after the events of several keys of one caller, the driver unlocks the
+//! mutex, executes the actions in order, and then makes the [calls](calls::Calls) of the store. For
+//! each request it feeds in exactly one event with its number: [`Acquired`](Event::Acquired),
+//! [`Yielded`](Event::Yielded) or [`Released`](Event::Released). An error or a timeout is fed in as
+//! a result, too. An event that results from an action is fed in after that action; the actions of
+//! that event are executed after those of the first event. Each action is an obligation of the
+//! driver:
 //!
 //! - [`Grant`](Action::Grant): send the section to the waiter, and call [`Section::delivered`] when
 //!   the waiter receives it. Each grant ends by exactly one
@@ -44,8 +45,8 @@
 //! - [`SectionEnded`](Action::SectionEnded): notify the tasks that observe the section.
 //! - [`ReleaseOutcome`](Action::ReleaseOutcome): send the outcome to the guard that waits for it.
 //! - [`SendWaiting`](Action::SendWaiting): feed in [`Event::MaySendRelease`] for this other key.
-//! - [`WakeAt`](Action::WakeAt): feed in one [`Timer`](Event::Timer) with this instant, not
-//!   earlier. If the timer is lost, call [`take_timer`](table::LockTable::take_timer).
+//! - [`WakeAt`](Action::WakeAt): feed in one [`Timer`](Event::Timer) of the key with this instant,
+//!   not earlier. If the timer is lost, call [`take_timer`](table::LockTable::take_timer).
 //!
 //! Messages of the store are fed in as [`Offered`](Event::Offered) and [`Revoked`](Event::Revoked)
 //! if this process has issued their id. They are hints (I7).
@@ -143,13 +144,13 @@ pub enum Action<D: DriverTypes> {
     SectionEnded(Arc<Grant<D>>),
     /// Sends the outcome of the release to the guard of this section.
     ReleaseOutcome(Arc<Section<D>>, Result<ReleaseOutcome, StoreError>),
-    /// Schedules a [timer](Event::Timer) for this instant.
-    WakeAt(BootInstant),
+    /// Schedules a [timer](Event::Timer) of this key for this instant.
+    WakeAt(LockKey, BootInstant),
     /// Feeds [`Event::MaySendRelease`] to another key, whose release waits until fewer are sent.
     SendWaiting(LockKey),
 }
 
-/// The output of one event.
+/// The output of one event, or of events of several keys.
 #[derive(Debug)]
 pub struct Actions<D: DriverTypes> {
     /// In order.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{
     Action, Actions, DriverTypes, Env, Event, EventContext, FreeKey, GuardEnd, LockRequest, QueuePosition, Requested,
-    entry::{EntryCounts, Extra, LockEntry, StoredEntry},
+    entry::{Extra, LockEntry, StoredEntry},
     lease::LeaseBounds,
     section::{ReleaseOutcome, Section},
     usage::Usage,
@@ -34,10 +34,6 @@ pub struct LockTable<D: DriverTypes> {
     lease: LeaseBounds,
     /// What all tables of the process use.
     usage: Arc<Usage>,
-    /// The part of the bounds that this table uses without the others.
-    allowance: usize,
-    /// What the entries of this table use.
-    counts: EntryCounts,
     /// The keys in the store queue. Lost messages concern only these, however many keys are held.
     queued: KeyMap<()>,
     lagged_at: Option<BootInstant>,
@@ -50,23 +46,19 @@ pub struct LockTable<D: DriverTypes> {
 #[cfg(any(test, feature = "__internals"))]
 impl<D: DriverTypes> Default for LockTable<D> {
     fn default() -> Self {
-        Self::new(LeaseBounds { longest: LEASE, call_timeout: STORE_CALL_TIMEOUT }, Arc::default(), 0)
+        Self::new(LeaseBounds { longest: LEASE, call_timeout: STORE_CALL_TIMEOUT }, Arc::default())
     }
 }
 
 impl<D: DriverTypes> LockTable<D> {
     /// Creates a table whose acquires request these leases.
-    ///
-    /// `usage` has this allowance for each table that shares it.
-    pub fn new(lease: LeaseBounds, usage: Arc<Usage>, allowance: usize) -> Self {
+    pub fn new(lease: LeaseBounds, usage: Arc<Usage>) -> Self {
         Self {
             entries: KeyMap::default(),
             unused: None,
             spare: None,
             lease,
             usage,
-            allowance,
-            counts: EntryCounts::default(),
             queued: KeyMap::default(),
             lagged_at: None,
             doubted_at: None,
@@ -207,7 +199,7 @@ impl<D: DriverTypes> LockTable<D> {
     /// The number of waiters.
     #[cfg(any(test, feature = "__internals"))]
     pub fn waiting(&self) -> usize {
-        self.counts.waiting
+        self.entries.values().map(|stored| stored.waiting()).sum()
     }
 
     /// The number of entries.
@@ -268,16 +260,11 @@ impl<D: DriverTypes> LockTable<D> {
             stored.close(&mut self.spare);
         }
         if before != after {
-            let table = self.counts.replace(before, after);
-            self.usage.change(self.allowance, self.counts, table);
-            self.counts = table;
+            self.usage.change(before, after);
             match (before.is_queued, after.is_queued) {
                 (false, true) => drop(self.queued.insert(key.clone(), ())),
                 (true, false) => drop(self.queued.remove(key)),
                 _ => {}
-            }
-            if before.pending_releases > 0 && self.counts.pending_releases == 0 {
-                self.usage.forget_release_error();
             }
         }
         // I2: after each event, because it may have ended a release, or may have had one wait.

@@ -4,7 +4,7 @@ use std::{error::Error, time::Duration};
 
 use bytes::Bytes;
 
-use super::{grant::NextCheck, hold_limits::HoldLimits, table::LockTable, *};
+use super::{calls::Numbered, grant::NextCheck, hold_limits::HoldLimits, table::LockTable, *};
 use crate::{
     clock::usable_part,
     error::QueueBound,
@@ -135,18 +135,25 @@ fn yielding() -> (Harness, Arc<Section<NoDriver>>, StoreCall) {
 impl Harness {
     fn execute(&mut self, actions: Actions<NoDriver>) {
         let Actions { list, calls: Calls { releases, acquires, yields } } = actions;
-        self.calls
-            .extend(releases.into_iter().flatten().map(|(number, op)| StoreCall { number, op: StoreOp::Release(op) }));
-        self.calls
-            .extend(acquires.into_iter().flatten().map(|(number, op)| StoreCall { number, op: StoreOp::Acquire(op) }));
-        self.calls.extend(yields.into_iter().map(|(number, op)| StoreCall { number, op: StoreOp::Yield(op) }));
+        let releases = releases
+            .into_iter()
+            .flat_map(Numbered::into_requests)
+            .map(|((_, number), op)| (number, StoreOp::Release(op)));
+        let acquires = acquires
+            .into_iter()
+            .flat_map(Numbered::into_requests)
+            .map(|((_, number), op)| (number, StoreOp::Acquire(op)));
+        let yields =
+            yields.into_iter().flat_map(Numbered::into_requests).map(|((_, number), op)| (number, StoreOp::Yield(op)));
+        let calls = releases.chain(acquires).chain(yields);
+        self.calls.extend(calls.map(|(number, op)| StoreCall { number, op }));
         for action in list {
             match action {
                 Action::Grant(waiter, section) => self.results.push((waiter, Ok(section))),
                 Action::Reject(waiter, error) => self.results.push((waiter, Err(error))),
                 Action::Recorded(waiter, record) => self.recorded.push((waiter, record)),
                 Action::Recall(waiter, error) => self.recalled.push((waiter, error)),
-                Action::WakeAt(at) => self.wakeups.push(at),
+                Action::WakeAt(_, at) => self.wakeups.push(at),
                 Action::Track(_) => self.tracked += 1,
                 Action::SendWaiting(key) => self.resumed.push(key),
                 Action::Verify(_) => self.verifications += 1,

@@ -16,21 +16,12 @@ use crate::{
     sync::Mutex,
 };
 
-/// The use of the bounds of one process (I11). The tables of all its shards share it.
-///
-/// Each table has an allowance that it uses without a write to this shared value, so that an
-/// uncontended request writes nothing that other threads read. All allowances count as used: a
-/// total is never too small, and at most the sum of the allowances too large. Two events that are
-/// handled at the same time may exceed a bound by one.
+/// The use of the bounds of one process (I11). The tables of all its shards share it. Two events
+/// that are handled at the same time may exceed a bound by one.
 #[derive(Debug, Default)]
 pub struct Usage {
-    /// The sum of the allowances, of waiters and of releases each.
-    allowances: usize,
-    /// The waiters beyond the allowances.
     waiting: AtomicUsize,
-    /// The pending releases beyond the allowances.
     pending_releases: AtomicUsize,
-    /// The releases under way beyond the allowances.
     releases_under_way: AtomicUsize,
     /// The keys whose releases wait until fewer are under way, the longest wait first. Bounded by
     /// the pending releases.
@@ -48,25 +39,20 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// The usage of a number of tables, each with this allowance.
-    pub(crate) fn new(tables: usize, allowance: usize) -> Self {
-        Self { allowances: tables * allowance, ..Self::default() }
-    }
-
     /// The number of waiters.
     pub(super) fn waiting(&self) -> usize {
-        self.allowances + self.waiting.load(Relaxed)
+        self.waiting.load(Relaxed)
     }
 
     /// Whether so few releases are pending that a key may be acquired (I2). Keys that are held do
     /// not count: they would bound how many a process can hold.
     pub(super) fn may_acquire(&self) -> bool {
-        self.allowances + self.pending_releases.load(Relaxed) < MAX_RELEASES_UNDER_WAY
+        self.pending_releases.load(Relaxed) < MAX_RELEASES_UNDER_WAY
     }
 
     /// Whether one more release may be sent (I2).
     pub(super) fn may_send_release(&self) -> bool {
-        self.allowances + self.releases_under_way.load(SeqCst) < MAX_RELEASES_UNDER_WAY
+        self.releases_under_way.load(SeqCst) < MAX_RELEASES_UNDER_WAY
     }
 
     /// Has a release of this key wait for [`next_waiting_release`](Self::next_waiting_release).
@@ -108,22 +94,18 @@ impl Usage {
         self.has_release_error.store(true, Release);
     }
 
-    /// The error does not concern releases that are created later.
-    pub(super) fn forget_release_error(&self) {
-        if self.has_release_error.load(Acquire) {
+    /// Counts the change of one entry.
+    pub(super) fn change(&self, before: EntryCounts, after: EntryCounts) {
+        change(&self.waiting, before.waiting, after.waiting);
+        change(&self.pending_releases, before.pending_releases, after.pending_releases);
+        change(&self.releases_under_way, before.releases_under_way, after.releases_under_way);
+        change(&self.unclaimed_offer_releases, before.unclaimed_offer_releases, after.unclaimed_offer_releases);
+        change(&self.pending_record_bytes, before.record_bytes, after.record_bytes);
+        if self.has_release_error.load(Acquire) && self.pending_releases.load(Relaxed) == 0 {
+            // The error does not concern releases that are created later.
             self.has_release_error.store(false, Release);
             *self.release_error.lock() = None;
         }
-    }
-
-    /// Counts the change of one table.
-    pub(super) fn change(&self, allowance: usize, before: EntryCounts, after: EntryCounts) {
-        let beyond = |count: usize| count.saturating_sub(allowance);
-        change(&self.waiting, beyond(before.waiting), beyond(after.waiting));
-        change(&self.pending_releases, beyond(before.pending_releases), beyond(after.pending_releases));
-        change(&self.releases_under_way, beyond(before.releases_under_way), beyond(after.releases_under_way));
-        change(&self.unclaimed_offer_releases, before.unclaimed_offer_releases, after.unclaimed_offer_releases);
-        change(&self.pending_record_bytes, before.record_bytes, after.record_bytes);
     }
 }
 
@@ -132,36 +114,5 @@ fn change(total: &AtomicUsize, before: usize, after: usize) {
         total.fetch_add(after - before, SeqCst);
     } else if after < before {
         total.fetch_sub(before - after, SeqCst);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn counts(waiting: usize, pending_releases: usize) -> EntryCounts {
-        EntryCounts { waiting, pending_releases, ..EntryCounts::default() }
-    }
-
-    /// I11
-    #[test]
-    fn totals_are_at_most_the_allowances_too_large() {
-        const TABLES: usize = 8;
-        const ALLOWANCE: usize = 2;
-        let usage = Usage::new(TABLES, ALLOWANCE);
-        for each in [0, 1, ALLOWANCE, 5, 100] {
-            for _ in 0..TABLES {
-                usage.change(ALLOWANCE, counts(0, 0), counts(each, each));
-            }
-            let (total, counted) = (TABLES * each, usage.waiting());
-            assert!(total <= counted && counted <= total + TABLES * ALLOWANCE, "{counted} of {total}");
-            for _ in 0..TABLES {
-                usage.change(ALLOWANCE, counts(each, each), counts(0, 0));
-            }
-        }
-        usage.change(ALLOWANCE, counts(0, 0), counts(0, MAX_RELEASES_UNDER_WAY));
-        assert!(!usage.may_acquire(), "one table has used all");
-        usage.change(ALLOWANCE, counts(0, MAX_RELEASES_UNDER_WAY), counts(0, 0));
-        assert!(usage.may_acquire());
     }
 }

@@ -54,7 +54,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             self.asking.next_recheck_at = env.now().saturating_add(RECHECK_INTERVAL);
         }
         let number = env.next_call();
-        Numbered::push(&mut env.actions.calls.acquires, number, request);
+        Numbered::push(&mut env.actions.calls.acquires, env.key, number, request);
         attempt.in_flight.start(number, env.now());
         attempt.recheck_after_reply = false;
         attempt.freed_meanwhile = false;

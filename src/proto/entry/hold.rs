@@ -12,6 +12,7 @@ use crate::{
     proto::{
         Action, DriverTypes, Env, FreeKey, GuardEnd, LockRequest, QUEUE,
         attempt::{ActiveSection, Asking, Attempt, Holding, State},
+        calls::Numbered,
         deliveries::{DELIVERY_CHECK, Deliveries},
         grant::Grant,
         pending_release::PendingRelease,
@@ -239,7 +240,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             env.lease.call_timeout,
         );
         let number = env.next_call();
-        env.actions.calls.yields = Some((number, request.demand(demand)));
+        Numbered::push(&mut env.actions.calls.yields, env.key, number, request.demand(demand));
         let mut attempt = Attempt {
             state: State::Yielding { holding, next_id: Box::new(next_id), is_renewal_refused: false },
             demand,

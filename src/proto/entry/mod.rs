@@ -70,8 +70,8 @@ pub struct LockEntry<'a, D: DriverTypes> {
     wakeup_at: &'a mut Option<BootInstant>,
 }
 
-/// What an entry, or all entries of a table, count towards the bounds of the process.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What an entry counts towards the bounds of the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct EntryCounts {
     pub(super) waiting: usize,
     pub(super) pending_releases: usize,
@@ -84,21 +84,6 @@ pub(super) struct EntryCounts {
     /// Whether the attempt of an entry has an entry in the store queue, so that messages are sent
     /// to it.
     pub(super) is_queued: bool,
-}
-
-impl EntryCounts {
-    /// The counts of a table after those of one entry have changed.
-    pub(super) fn replace(self, before: Self, after: Self) -> Self {
-        Self {
-            waiting: self.waiting - before.waiting + after.waiting,
-            pending_releases: self.pending_releases - before.pending_releases + after.pending_releases,
-            releases_under_way: self.releases_under_way - before.releases_under_way + after.releases_under_way,
-            unclaimed_offer_releases: self.unclaimed_offer_releases - before.unclaimed_offer_releases
-                + after.unclaimed_offer_releases,
-            record_bytes: self.record_bytes - before.record_bytes + after.record_bytes,
-            is_queued: false,
-        }
-    }
 }
 
 impl<D: DriverTypes> StoredEntry<D> {
@@ -133,6 +118,12 @@ impl<D: DriverTypes> StoredEntry<D> {
             extra.wakeup_at = None;
         }
         self.close(spare);
+    }
+
+    /// The number of waiters.
+    #[cfg(any(test, feature = "__internals"))]
+    pub(super) fn waiting(&self) -> usize {
+        self.extra.as_ref().map_or(0, |extra| extra.queue.len())
     }
 
     #[cfg(test)]
@@ -270,7 +261,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         let next = self.next_wakeup(env.store_timeout());
         if next < self.wakeup_at.unwrap_or(BootInstant::FAR_FUTURE) {
             *self.wakeup_at = Some(next);
-            env.actions.push(Action::WakeAt(next));
+            env.actions.push(Action::WakeAt(env.key.clone(), next));
         }
     }
 

@@ -238,7 +238,7 @@ pub(super) fn send_release<D: DriverTypes>(release: &mut PendingRelease<D>, env:
     let mut request = ReleaseRequest::new(env.key.clone(), release.id.clone(), release.block_for, QUEUE);
     request.record = release.record.as_ref().map(|(_, record)| Arc::clone(record));
     let number = env.next_call();
-    Numbered::push(&mut env.actions.calls.releases, number, request);
+    Numbered::push(&mut env.actions.calls.releases, env.key, number, request);
     release.in_flight = Some(number);
     release.sent_at = env.now();
 }

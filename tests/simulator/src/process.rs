@@ -11,7 +11,7 @@ use tower_lock::{
     __internals::{
         proto::{
             self, Action, Actions, BootInstant, Calls, DriverTypes, Event, EventContext, FreeKey, FreeKeys, GuardEnd,
-            LEASE, LOCK_DELAY, LazyNow, LeaseBounds, LockRequest, LockTable, NextCheck, RECHECK_INTERVAL,
+            LEASE, LOCK_DELAY, LazyNow, LeaseBounds, LockRequest, LockTable, NextCheck, Numbered, RECHECK_INTERVAL,
             RENEWAL_BATCH_WINDOW, ReleaseOutcome, Requested, STORE_CALL_TIMEOUT,
         },
         redis_wire::{KeyReplies, Keyspace, ScriptCall, Timed, parse_acquire, parse_release, parse_renew, parse_yield},
@@ -284,7 +284,7 @@ impl SimProcess {
             let fence = free_keys.acquire(key, &id, lease + lock_delay)?;
             Some(FreeKey { id, fence, sent_at: now })
         });
-        let requested = self.drive(now, key, |table, cx, actions| table.request(key, cx, request, free, actions));
+        let requested = self.drive(now, |table, cx, actions| table.request(key, cx, request, free, actions));
         match requested {
             Requested::Waiting(ticket, _) => ticket,
             Requested::Granted(section) => {
@@ -299,7 +299,7 @@ impl SimProcess {
 
     /// Cancels a request. Returns whether it was still queued.
     pub fn leave(&mut self, now: BootInstant, key: &LockKey, client: ClientId, ticket: u64) -> bool {
-        let ahead = self.drive(now, key, |table, cx, actions| table.cancel(key, cx, ticket, actions));
+        let ahead = self.drive(now, |table, cx, actions| table.cancel(key, cx, ticket, actions));
         self.mutant_memory.waiting.remove(&client);
         if self.is(Mutation::NoWaitForReply) && self.table.waiting_for(key) == 0 {
             let is_acquire = |(_, call): &(&u64, &InFlightCall)| {
@@ -321,7 +321,7 @@ impl SimProcess {
         free_keys: Option<&dyn FreeKeys>,
     ) {
         let key = &section.grant.key;
-        let outcome = self.drive(now, key, |table, mut cx, actions| {
+        let outcome = self.drive(now, |table, mut cx, actions| {
             cx.frees_keys = free_keys.is_some();
             let outcome = table.end_guard(cx, section, ending, actions);
             if outcome == Some(ReleaseOutcome::Released)
@@ -464,24 +464,23 @@ impl SimProcess {
     // --- actions ---
 
     fn on(&mut self, now: BootInstant, key: &LockKey, event: Event<Simulated>) {
-        self.drive(now, key, |table, cx, actions| table.handle_event(key, cx, event, actions));
+        self.drive(now, |table, cx, actions| table.handle_event(key, cx, event, actions));
     }
 
     fn drive<T>(
         &mut self,
         now: BootInstant,
-        key: &LockKey,
         event: impl FnOnce(&mut LockTable<Simulated>, EventContext<'_>, &mut Actions<Simulated>) -> T,
     ) -> T {
         let mut actions = Actions::new();
         let time = LazyNow::fixed(now);
         let result =
             event(&mut self.table, EventContext { now: &time, ids: &self.ids, frees_keys: false }, &mut actions);
-        self.execute(now, key, actions);
+        self.execute(now, actions);
         result
     }
 
-    fn execute(&mut self, now: BootInstant, key: &LockKey, actions: Actions<Simulated>) {
+    fn execute(&mut self, now: BootInstant, actions: Actions<Simulated>) {
         let Actions { list, calls: Calls { releases, acquires, yields } } = actions;
         for action in list {
             match action {
@@ -517,18 +516,18 @@ impl SimProcess {
                 | Action::ReleaseOutcome(..)
                 | Action::Recall(..) => {}
                 Action::SendWaiting(key) => self.on(now, &key, Event::MaySendRelease),
-                Action::WakeAt(_) if self.is(Mutation::NoPolls) => {}
-                Action::WakeAt(at) => self.effects.push_back(Effect::Wake(at, Timer::Wakeup(key.clone(), at))),
+                Action::WakeAt(..) if self.is(Mutation::NoPolls) => {}
+                Action::WakeAt(key, at) => self.effects.push_back(Effect::Wake(at, Timer::Wakeup(key, at))),
             }
         }
-        for (number, request) in releases.into_iter().flatten() {
-            self.send_release(now, key, number, request);
+        for ((key, number), request) in releases.into_iter().flat_map(Numbered::into_requests) {
+            self.send_release(now, &key, number, request);
         }
-        for (number, request) in acquires.into_iter().flatten() {
-            self.send_acquire(now, key, number, request);
+        for ((key, number), request) in acquires.into_iter().flat_map(Numbered::into_requests) {
+            self.send_acquire(now, &key, number, request);
         }
-        if let Some((number, request)) = yields {
-            self.send_yield(now, key, number, request);
+        for ((key, number), request) in yields.into_iter().flat_map(Numbered::into_requests) {
+            self.send_yield(now, &key, number, request);
         }
         let (table, effects) = (&mut self.table, &mut self.effects);
         let same_id = self.settings.mutation == Some(Mutation::SameId);
