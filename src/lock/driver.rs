@@ -120,7 +120,7 @@ impl Driver {
     pub(super) fn new(
         store: Arc<dyn LockStore>,
         clock: Clock,
-        ids: AcquisitionIds,
+        ids: &AcquisitionIds,
         lease: Duration,
         max_detached: usize,
         start_watchdog: fn(&Arc<Self>),
@@ -482,10 +482,19 @@ impl Driver {
     /// Feeds events, and executes their actions and those that follow from them. The mutex of no
     /// table is locked meanwhile. A store that replies at once needs no task.
     fn drive<T>(self: &Arc<Self>, feed: impl FnOnce(&mut Actions<TokioDriver>) -> T) -> T {
-        let (mut first, mut second) = (Actions::new(), Actions::new());
-        let result = feed(&mut first);
+        let mut actions = Actions::new();
+        let result = feed(&mut actions);
+        if !actions.is_empty() {
+            self.execute_all(&mut actions);
+        }
+        self.notify_if_idle();
+        result
+    }
+
+    fn execute_all(self: &Arc<Self>, actions: &mut Actions<TokioDriver>) {
+        let mut following = Actions::new();
         // Two references are swapped, and not their content.
-        let (mut actions, mut next) = (&mut first, &mut second);
+        let (mut actions, mut next) = (actions, &mut following);
         while !actions.is_empty() {
             for action in actions.list.drain(..) {
                 if let Some((key, event)) = self.execute(action) {
@@ -495,8 +504,6 @@ impl Driver {
             self.call(&mut actions.calls, next);
             std::mem::swap(&mut actions, &mut next);
         }
-        self.notify_if_idle();
-        result
     }
 
     // === actions ===

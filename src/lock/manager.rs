@@ -549,7 +549,7 @@ impl LockManagerBuilder {
         let random = random.unwrap_or_else(process::random_bits);
         metrics::register(lease, max_detached);
         let ids = AcquisitionIds::new(&instance, random);
-        let driver = Driver::new(store, clock, ids, lease, max_detached, watchdog::start);
+        let driver = Driver::new(store, clock, &ids, lease, max_detached, watchdog::start);
         if is_in_memory {
             warn_of_second(&driver);
         }
