@@ -1,6 +1,10 @@
 //! The releases of one key until the store has replied.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    ops::{Deref, DerefMut},
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 
@@ -19,9 +23,7 @@ use crate::{
 /// the store has replied to it for the first time. Otherwise the next attempt of this process would
 /// be queued behind its own predecessor.
 #[derive(Debug)]
-pub(super) struct PendingReleases<D: DriverTypes> {
-    releases: Vec<PendingRelease<D>>,
-}
+pub(super) struct PendingReleases<D: DriverTypes>(Vec<PendingRelease<D>>);
 
 /// The release of one acquisition that has ended (I9).
 ///
@@ -59,91 +61,58 @@ pub(super) struct PendingRelease<D: DriverTypes> {
 }
 
 impl<D: DriverTypes> PendingReleases<D> {
-    pub(super) fn new() -> Self {
-        Self { releases: Vec::new() }
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.releases.len()
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.releases.is_empty()
-    }
-
-    /// The number of those that were sent and have no reply.
-    pub(super) fn under_way(&self) -> usize {
-        self.releases.iter().filter(|release| release.in_flight.is_some()).count()
-    }
-
-    pub(super) fn unclaimed_offers(&self) -> usize {
-        self.releases.iter().filter(|release| release.is_unclaimed_offer).count()
-    }
-
     /// The bytes of the bodies of their records.
     pub(super) fn record_bytes(&self) -> usize {
-        let records = self.releases.iter().filter_map(|release| release.record.as_ref());
+        let records = self.iter().filter_map(|release| release.record.as_ref());
         records.filter_map(|(_, new)| new.record.body.as_ref()).map(Bytes::len).sum()
     }
 
     pub(super) fn has_id(&self, id: &AcquisitionId) -> bool {
-        self.releases.iter().any(|release| release.id == *id)
+        self.iter().any(|release| release.id == *id)
     }
 
-    pub(super) fn push(&mut self, release: PendingRelease<D>) -> &mut PendingRelease<D> {
-        if self.releases.capacity() == 0 {
-            // More than one release of a key is rare.
-            self.releases.reserve_exact(1);
-        }
-        self.releases.push(release);
-        self.releases.last_mut().expect("pushed above")
-    }
-
-    /// The index of the release whose call has this number.
-    pub(super) fn find(&self, number: u64) -> Option<usize> {
-        self.releases.iter().position(|release| release.in_flight == Some(number))
-    }
-
-    pub(super) fn get_mut(&mut self, at: usize) -> &mut PendingRelease<D> {
-        &mut self.releases[at]
-    }
-
-    pub(super) fn remove(&mut self, at: usize) {
-        self.releases.drain(at..=at);
-    }
-
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut PendingRelease<D>> {
-        self.releases.iter_mut()
-    }
-
-    /// Keeps the releases for which `keep` returns `true`. Its second argument is `true` for the
-    /// release that blocks the next attempt.
-    pub(super) fn retain(&mut self, mut keep: impl FnMut(&mut PendingRelease<D>, bool) -> bool) {
-        self.releases.retain_mut(|release| {
-            let is_blocking = release.is_blocking;
-            keep(release, is_blocking)
-        });
+    pub(super) fn add(&mut self, release: PendingRelease<D>) -> &mut PendingRelease<D> {
+        // More than one release of a key is rare.
+        self.reserve_exact(1);
+        self.push(release);
+        self.last_mut().expect("pushed above")
     }
 
     /// Lets the next attempt start.
     pub(super) fn unblock(&mut self) {
-        for release in &mut self.releases {
+        for release in self.iter_mut() {
             release.is_blocking = false;
         }
     }
 
-    pub(super) fn is_blocked(&self) -> bool {
-        self.blocking().is_some()
-    }
-
     /// The release that blocks the next attempt.
     pub(super) fn blocking(&self) -> Option<&PendingRelease<D>> {
-        self.releases.iter().find(|release| release.is_blocking)
+        self.iter().find(|release| release.is_blocking)
     }
 
     /// The instant of the next retry.
     pub(super) fn next_retry_at(&self) -> Option<BootInstant> {
-        self.releases.iter().filter_map(|release| release.retry_at).min()
+        self.iter().filter_map(|release| release.retry_at).min()
+    }
+}
+
+impl<D: DriverTypes> Default for PendingReleases<D> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<D: DriverTypes> Deref for PendingReleases<D> {
+    type Target = Vec<PendingRelease<D>>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl<D: DriverTypes> DerefMut for PendingReleases<D> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.0
     }
 }
 
@@ -208,33 +177,23 @@ mod tests {
 
     #[test]
     fn one_release_blocks_the_next_attempt_until_it_is_unblocked() {
-        let (ids, mut releases) = (AcquisitionIds::new("test", 1), PendingReleases::new());
-        let (first, second) =
-            (release(&ids), PendingRelease { in_flight: Some(5), is_blocking: true, ..release(&ids) });
-        let (first_id, second_id) = (first.id.clone(), second.id.clone());
-        releases.push(first);
-        releases.push(second);
-        assert_eq!(releases.blocking().map(|release| &release.id), Some(&second_id));
-        assert_eq!((releases.find(5), releases.find(6)), (Some(1), None));
-        let mut blocking = Vec::new();
-        releases.retain(|_, is_blocking| {
-            blocking.push(is_blocking);
-            true
-        });
-        assert_eq!(blocking, [false, true]);
+        let (ids, mut releases) = (AcquisitionIds::new("test", 1), PendingReleases::default());
+        let first = releases.add(release(&ids)).id.clone();
+        let second = releases.add(PendingRelease { is_blocking: true, ..release(&ids) }).id.clone();
+        assert_eq!(releases.blocking().map(|release| &release.id), Some(&second));
         releases.remove(0);
-        assert!(releases.is_blocked() && !releases.has_id(&first_id));
+        assert!(releases.has_id(&second) && !releases.has_id(&first));
         releases.unblock();
-        assert!(!releases.is_blocked() && !releases.is_empty());
+        assert!(releases.blocking().is_none() && !releases.is_empty());
     }
 
     #[test]
     fn the_next_retry_is_the_earliest_of_all_releases() {
-        let (ids, mut releases) = (AcquisitionIds::new("test", 1), PendingReleases::new());
+        let (ids, mut releases) = (AcquisitionIds::new("test", 1), PendingReleases::default());
         assert_eq!(releases.next_retry_at(), None);
         for delay in [None, Some(STORE_TIMEOUT), Some(STORE_TIMEOUT * 2)] {
             let retry_at = delay.map(|delay| START.saturating_add(delay));
-            releases.push(PendingRelease { retry_at, ..release(&ids) });
+            releases.add(PendingRelease { retry_at, ..release(&ids) });
         }
         assert_eq!(releases.next_retry_at(), Some(START.saturating_add(STORE_TIMEOUT)));
     }

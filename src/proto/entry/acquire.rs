@@ -22,7 +22,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
     /// attempt serves all waiters of the process.
     pub(super) fn start_attempt(&mut self, env: &mut Env<'_, D>) {
         self.stop_blocking_after_timeout(env);
-        if self.attempt.is_some() || self.pending_releases.is_blocked() {
+        if self.attempt.is_some() || self.pending_releases.blocking().is_some() {
             return;
         }
         self.time_out_waiters(env);

@@ -324,7 +324,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
                 // I8: an acquire of the old id is in doubt. It may be executed after the yield.
                 if let Some(in_doubt_until) = old.in_doubt_until.filter(|in_doubt_until| *in_doubt_until > sent_at) {
                     old.retry_at = Some(in_doubt_until.saturating_add(Duration::from_millis(1)));
-                    self.pending_releases.push(old);
+                    self.pending_releases.add(old);
                 }
                 *self.attempt = Some(new);
                 self.on_acquire_reply(sent_at, Ok(acquire_reply), env);

@@ -151,7 +151,7 @@ impl<D: DriverTypes> Default for Extra<D> {
         Self {
             queue: WaitQueue::new(),
             deliveries: Deliveries::new(),
-            pending_releases: PendingReleases::new(),
+            pending_releases: PendingReleases::default(),
             asking: Asking::default(),
             wakeup_at: None,
         }
@@ -202,8 +202,8 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         EntryCounts {
             waiting: self.queue.len(),
             pending_releases: self.pending_releases.len(),
-            releases_under_way: self.pending_releases.under_way(),
-            unclaimed_offer_releases: self.pending_releases.unclaimed_offers(),
+            releases_under_way: self.pending_releases.iter().filter(|release| release.in_flight.is_some()).count(),
+            unclaimed_offer_releases: self.pending_releases.iter().filter(|release| release.is_unclaimed_offer).count(),
             record_bytes: self.pending_releases.record_bytes(),
             is_queued: self.attempt.as_ref().is_some_and(|attempt| matches!(attempt.state, State::Queued)),
         }

@@ -80,7 +80,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
     }
 
     pub(super) fn queue_release(&mut self, release: PendingRelease<D>, env: &mut Env<'_, D>) {
-        let release = self.pending_releases.push(release);
+        let release = self.pending_releases.add(release);
         if release.awaited_acquire.is_none() {
             send_release(release, env);
         }
@@ -110,8 +110,9 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         reply: Result<ReleaseReply, StoreError>,
         env: &mut Env<'_, D>,
     ) {
-        let Some(at) = self.pending_releases.find(number) else { return };
-        let release = self.pending_releases.get_mut(at);
+        let is_replied = |release: &PendingRelease<D>| release.in_flight == Some(number);
+        let Some(at) = self.pending_releases.iter().position(is_replied) else { return };
+        let release = &mut self.pending_releases[at];
         release.is_blocking &= reply.is_err();
         release.in_flight = None;
         if let Some(section) = release.section.take() {
@@ -132,7 +133,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
                         release.block_for = Duration::ZERO;
                         release.retry_at = Some(doubt_end.max(env.now()).saturating_add(Duration::from_millis(1)));
                     }
-                    None => self.pending_releases.remove(at),
+                    None => drop(self.pending_releases.remove(at)),
                 }
                 if let Some((_, record)) = record {
                     self.answer_recorded(&Arc::new(record.record.clone()), env);
@@ -140,7 +141,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
                     self.abandon_if_unwanted(env);
                 }
             }
-            Err(_) if release.is_unclaimed_offer => self.pending_releases.remove(at),
+            Err(_) if release.is_unclaimed_offer => drop(self.pending_releases.remove(at)),
             Err(error) => {
                 release.failures += 1;
                 release.retry_at = Some(env.now().saturating_add(backoff(release.failures, env.jitter())));
@@ -195,10 +196,10 @@ impl<D: DriverTypes> LockEntry<'_, D> {
     pub(super) fn retry_due_releases(&mut self, env: &mut Env<'_, D>) {
         let (now, timeout) = (env.now(), env.store_timeout());
         let mut blocking_error = None;
-        self.pending_releases.retain(|release, is_blocking| {
+        self.pending_releases.retain_mut(|release| {
             let has_expired =
                 release.expires_at() <= now && release.awaited_acquire.is_none() && release.in_flight.is_none();
-            if is_blocking && (has_expired || release.times_out_at(timeout) <= now) {
+            if release.is_blocking && (has_expired || release.times_out_at(timeout) <= now) {
                 let no_reply = || StoreError::no_reply("release");
                 blocking_error = Some(release.error.clone().unwrap_or_else(no_reply));
             }
