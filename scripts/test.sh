@@ -371,6 +371,15 @@ parsers() {
         cargo fuzz run --sanitizer none "$target" -- -max_total_time=60 -max_len=4096 -verbosity=0
     done
 }
+# Mistakes in what has changed since `BASE`, in folders whose rules unit tests show.
+mutants() {
+    git diff "${BASE:-origin/main}" -- src/body src/lock_key src/proto src/store/memory \
+        src/store/redis/redlock/quorum.rs src/store/redis/wire >target/change.diff
+    [ -s target/change.diff ] || return 0
+    have mutants || cargo install --quiet --locked cargo-mutants
+    cargo mutants --in-diff target/change.diff --package tower-lock --all-features --output target \
+        --minimum-test-timeout 60 --no-shuffle -- --lib
+}
 schedules() {
     SCHEDULES=10000 RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/shuttle.sh \
         cargo test -p tower-lock --lib --no-default-features --features redis shuttle_tests
@@ -404,6 +413,7 @@ if [ "$long" ]; then
     lints_and_docs
     step 'thread schedules' schedules
     step parsers parsers
+    step mutants mutants
     step 'command of the README' cargo run --quiet --example reward_claim -- --demo
     step benchmarks cargo bench --quiet -p tower-lock-benches
     # On a disk, which is what it measures.
