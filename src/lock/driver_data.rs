@@ -1,14 +1,10 @@
 //! The data that the driver keeps with each grant and each section of the state machine.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
-};
+use std::sync::{Arc, atomic::AtomicUsize};
 
 use tokio::sync::Notify;
 
 use crate::{
-    clock::BootInstant,
     error::LockError,
     lock_key::LockKey,
     owner::OwnedLock,
@@ -47,24 +43,11 @@ impl DriverTypes for TokioDriver {
 /// Kept with each grant.
 #[derive(Debug, Default)]
 pub(crate) struct GrantData {
-    /// Where the watchdog lists the grant.
-    pub(super) listed: AtomicListed,
+    /// The place of the grant in its list of the watchdog, counted from one. Zero: it is in none.
+    /// Used under the mutex of that list.
+    pub(super) place: AtomicUsize,
     /// Notified when the grant or one of its sections has ended.
     pub(super) ended: Notify,
-}
-
-/// The position of a grant in the list of the watchdog. Used under the mutex of that list.
-#[derive(Debug, Default)]
-pub(super) struct AtomicListed(AtomicU64);
-
-/// The content of an [`AtomicListed`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Listed {
-    No,
-    /// By this instant.
-    Planned(BootInstant),
-    /// At this index.
-    Recent(u64),
 }
 
 /// Kept with each section.
@@ -99,34 +82,5 @@ impl NotGranted {
 impl From<LockError> for NotGranted {
     fn from(error: LockError) -> Self {
         Self::Rejected(error)
-    }
-}
-
-impl AtomicListed {
-    /// An index has this bit. No instant of a running clock has it, and none is zero.
-    const RECENT: u64 = 1 << 63;
-
-    pub(super) fn is_none(&self) -> bool {
-        self.0.load(Ordering::Relaxed) == 0
-    }
-
-    pub(super) fn store(&self, listed: Listed) {
-        let raw = match listed {
-            Listed::No => 0,
-            Listed::Planned(at) => at.as_nanos(),
-            Listed::Recent(index) => index | Self::RECENT,
-        };
-        self.0.store(raw, Ordering::Relaxed);
-    }
-
-    /// Takes the grant off the list.
-    pub(super) fn take(&self) -> Listed {
-        let raw = self.0.load(Ordering::Relaxed);
-        self.store(Listed::No);
-        match raw {
-            0 => Listed::No,
-            raw if raw & Self::RECENT != 0 => Listed::Recent(raw & !Self::RECENT),
-            raw => Listed::Planned(BootInstant::from_nanos(raw)),
-        }
     }
 }

@@ -1,17 +1,20 @@
-//! The grants that the watchdog has to renew or to check, ordered by when.
+//! The grants that the watchdog has to renew or to check, and when.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::HashMap,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+        atomic::{
+            AtomicBool, AtomicU64,
+            Ordering::{Relaxed, SeqCst},
+        },
     },
     time::Duration,
 };
 
 use tokio::sync::Notify;
 
-use super::driver_data::{Grant, Listed};
+use super::driver_data::Grant;
 use crate::{
     clock::{BootInstant, Clock},
     limits::{
@@ -43,18 +46,10 @@ pub(super) struct RenewalQueue {
     pub(super) wakeup: Arc<Notify>,
 }
 
-/// The grants of one shard, by the instant at which they need a sweep.
+/// The grants of one shard, each with the instant at which it needs a sweep, in no order: most of
+/// them end before that, and each sweep looks at all instants.
 #[derive(Debug, Default)]
-struct Tracked {
-    /// New grants, in order. Most of them end before their first sweep, so that an index costs
-    /// less than a sorted map. A grant that has ended leaves a gap. A grant is here for at most
-    /// the seconds until its first sweep, and so are the gaps behind it.
-    recent: VecDeque<(BootInstant, Option<Arc<Grant>>)>,
-    /// The index of the first of them.
-    first_recent: u64,
-    /// All others.
-    planned: BTreeMap<(BootInstant, u64), Arc<Grant>>,
-}
+struct Tracked(Vec<(BootInstant, Arc<Grant>)>);
 
 /// What the caller of [`RenewalQueue::insert`] has to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,13 +108,13 @@ impl RenewalQueue {
     pub(super) fn grants(&self) -> Vec<Arc<Grant>> {
         let mut grants = Vec::new();
         for tracked in self.tracked.iter() {
-            grants.extend(tracked.lock().grants());
+            grants.extend(tracked.lock().0.iter().map(|(_, grant)| Arc::clone(grant)));
         }
         grants
     }
 
     fn is_empty(&self) -> bool {
-        self.tracked.iter().all(|tracked| tracked.lock().grants().next().is_none())
+        self.tracked.iter().all(|tracked| tracked.lock().0.is_empty())
     }
 
     pub(super) fn next_sweep(&self) -> BootInstant {
@@ -181,13 +176,13 @@ impl RenewalQueue {
         self.next_sweep.store(u64::MAX, SeqCst);
         for tracked in self.tracked.iter() {
             let due = tracked.lock().take_until(soon);
-            let planned: Vec<_> = due.into_iter().filter_map(|grant| sweep.check(grant, now, soon)).collect();
+            let planned: Vec<_> = due.into_iter().filter_map(|(_, grant)| sweep.check(grant, now, soon)).collect();
             let mut tracked = tracked.lock();
             for (until, grant) in planned {
                 // A grant that was released meanwhile is not tracked again, and one that was
                 // tracked meanwhile is planned already.
-                if grant.end_reason().is_none() && grant.data.listed.is_none() {
-                    tracked.plan(grant, until);
+                if grant.end_reason().is_none() && grant.data.place.load(Relaxed) == 0 {
+                    tracked.insert(grant, until);
                 }
             }
             if let Some(first) = tracked.first_at() {
@@ -227,63 +222,35 @@ impl Sweep {
 }
 
 impl Tracked {
-    fn grants(&self) -> impl Iterator<Item = Arc<Grant>> {
-        self.recent.iter().filter_map(|(_, grant)| grant.as_ref()).chain(self.planned.values()).cloned()
-    }
-
     fn insert(&mut self, grant: Arc<Grant>, at: BootInstant) {
-        if self.recent.back().is_some_and(|(last, _)| at < *last) {
-            return self.plan(grant, at);
-        }
-        grant.data.listed.store(Listed::Recent(self.first_recent + self.recent.len() as u64));
-        self.recent.push_back((at, Some(grant)));
-    }
-
-    fn plan(&mut self, grant: Arc<Grant>, at: BootInstant) {
-        grant.data.listed.store(Listed::Planned(at));
-        self.planned.insert((at, grant.id.sequence()), grant);
+        self.0.push((at, grant));
+        self.set_place(self.0.len() - 1);
     }
 
     fn remove(&mut self, grant: &Grant) {
-        match grant.data.listed.take() {
-            Listed::No => {}
-            Listed::Planned(at) => drop(self.planned.remove(&(at, grant.id.sequence()))),
-            Listed::Recent(index) => {
-                let at = usize::try_from(index - self.first_recent).ok();
-                if let Some((_, grant)) = at.and_then(|at| self.recent.get_mut(at)) {
-                    *grant = None;
-                }
-                self.trim();
-            }
+        if let Some(index) = grant.data.place.swap(0, Relaxed).checked_sub(1) {
+            self.0.swap_remove(index);
+            self.set_place(index);
         }
     }
 
-    /// Removes the gaps before the first recent grant.
-    fn trim(&mut self) {
-        while let Some((_, None)) = self.recent.front() {
-            self.recent.pop_front();
-            self.first_recent += 1;
+    fn set_place(&self, index: usize) {
+        if let Some((_, grant)) = self.0.get(index) {
+            grant.data.place.store(index + 1, Relaxed);
         }
+    }
+
+    fn take_until(&mut self, end: BootInstant) -> Vec<(BootInstant, Arc<Grant>)> {
+        let due: Vec<_> = self.0.iter().filter(|(at, _)| *at <= end).cloned().collect();
+        for (_, grant) in &due {
+            self.remove(grant);
+        }
+        due
     }
 
     /// The instant of the next sweep.
     fn first_at(&self) -> Option<BootInstant> {
-        let (recent, planned) = (self.recent.front(), self.planned.first_key_value());
-        recent.map(|(at, _)| *at).into_iter().chain(planned.map(|((at, _), _)| *at)).min()
-    }
-
-    fn take_until(&mut self, end: BootInstant) -> Vec<Arc<Grant>> {
-        let later = self.planned.split_off(&(end, u64::MAX));
-        let mut taken: Vec<_> = std::mem::replace(&mut self.planned, later).into_values().collect();
-        while self.recent.front().is_some_and(|(at, _)| *at <= end) {
-            taken.extend(self.recent.pop_front().and_then(|(_, grant)| grant));
-            self.first_recent += 1;
-        }
-        self.trim();
-        for grant in &taken {
-            grant.data.listed.take();
-        }
-        taken
+        self.0.iter().map(|(at, _)| *at).min()
     }
 }
 
@@ -294,43 +261,25 @@ mod tests {
 
     const START: BootInstant = BootInstant::from_nanos(1 << 40);
 
-    fn grants<const N: usize>() -> [Arc<Grant>; N] {
-        let ids = AcquisitionIds::new("test", 1);
-        let token = FencingToken::from_fence(1).expect("small");
-        std::array::from_fn(|_| Arc::clone(&Section::detached(LockKey::from(("n", 1)), token, ids.next()).grant))
-    }
-
-    fn at(ms: u64) -> BootInstant {
-        START.saturating_add(Duration::from_millis(ms))
-    }
-
     #[test]
     fn grants_are_taken_when_they_are_due_in_any_order_of_insertion() {
-        let (mut tracked, [a, b, c, d]) = (Tracked::default(), grants());
+        let ids = AcquisitionIds::new("test", 1);
+        let token = FencingToken::from_fence(1).expect("small");
+        let grant = |_| Arc::clone(&Section::detached(LockKey::from(("n", 1)), token, ids.next()).grant);
+        let at = |ms| START.saturating_add(Duration::from_millis(ms));
+        let (mut tracked, [a, b, c, d]) = (Tracked::default(), std::array::from_fn(grant));
         for (grant, ms) in [(&a, 20), (&b, 30), (&c, 10), (&d, 40)] {
             tracked.insert(Arc::clone(grant), at(ms));
         }
         tracked.remove(&a);
-        assert_eq!(tracked.first_at(), Some(at(10)), "inserted after a later one");
+        assert_eq!(tracked.first_at(), Some(at(10)));
         tracked.remove(&a);
-        let taken = tracked.take_until(at(30));
-        assert!(taken.len() == 2 && Arc::ptr_eq(&taken[0], &c) && Arc::ptr_eq(&taken[1], &b));
-        assert_eq!(tracked.first_at(), Some(at(40)));
+        let mut taken = tracked.take_until(at(30));
+        taken.sort_unstable_by_key(|(at, _)| *at);
+        assert!(taken.len() == 2 && Arc::ptr_eq(&taken[0].1, &c) && Arc::ptr_eq(&taken[1].1, &b));
+        tracked.remove(&b);
+        assert_eq!((tracked.first_at(), tracked.0.len()), (Some(at(40)), 1));
         tracked.remove(&d);
-        assert_eq!((tracked.first_at(), tracked.recent.len(), tracked.grants().count()), (None, 0, 0));
-    }
-
-    #[test]
-    fn gaps_behind_a_grant_go_with_it() {
-        let (mut tracked, [first, later, last]) = (Tracked::default(), grants());
-        for (ms, grant) in [(10, &first), (20, &later), (30, &last)] {
-            tracked.insert(Arc::clone(grant), at(ms));
-        }
-        tracked.remove(&later);
-        assert_eq!(tracked.recent.len(), 3);
-        tracked.remove(&first);
-        assert_eq!((tracked.recent.len(), tracked.first_at()), (1, Some(at(30))));
-        tracked.remove(&last);
-        assert!(tracked.recent.is_empty());
+        assert_eq!(tracked.first_at(), None);
     }
 }
