@@ -43,7 +43,7 @@ use crate::{
     },
     store::{
         AcquireReply, EventSink, LockStore, Many, ReceiveReply, ReleaseReply, StoreError, StoreErrorKind, StoreEvent,
-        StoreFuture, StoreTraits, YieldReply,
+        StoreFuture, YieldReply,
     },
     sync::Mutex,
     telemetry::{self, metrics::AcquireMetrics, report::Report, throttle::ThrottledLog},
@@ -56,8 +56,6 @@ use crate::{
 #[repr(align(128))]
 pub(crate) struct Driver {
     pub(super) store: Arc<dyn LockStore>,
-    /// What the store can do, read once.
-    pub(super) traits: StoreTraits,
     pub(super) clock: Clock,
     /// The grants that the watchdog renews.
     pub(super) renewals: RenewalQueue,
@@ -125,13 +123,11 @@ impl Driver {
         max_detached: usize,
         start_watchdog: fn(&Arc<Self>),
     ) -> Arc<Self> {
-        let traits = store.traits();
         let lease = LeaseBounds { longest: lease, call_timeout: store.call_timeout() };
         let usage = Arc::<Usage>::default();
         let shards = KeyShards::new(|| LockTable::new(lease, Arc::clone(&usage)));
         let driver = Arc::new(Self {
             store,
-            traits,
             clock,
             renewals: RenewalQueue::default(),
             start_watchdog,

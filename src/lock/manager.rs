@@ -408,7 +408,7 @@ impl LockManager {
     /// keeps them.
     pub(crate) fn records_refused(&self, operation: &'static str) -> Option<StoreError> {
         let driver = self.driver();
-        if driver.traits.records {
+        if driver.store.traits().records {
             return None;
         }
         // Each request for a record has this error, and changes nothing.
