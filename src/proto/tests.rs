@@ -986,6 +986,24 @@ fn a_section_limit_does_not_outlive_its_section() {
 }
 
 /// Invariant I2.
+#[test]
+fn a_release_waits_while_too_many_are_under_way() {
+    let mut h = harness();
+    let held_key = LockKey::from(("held",));
+    h.key = held_key.clone();
+    let section = h.hold(1);
+    let first = h.fill_releases().remove(0);
+    assert_eq!(h.end_guard(&section, GuardEnd::Released), None);
+    assert!(h.calls.is_empty() && h.resumed.is_empty(), "{:?}", h.calls);
+    h.key = LockKey::from(("n", 0));
+    h.handle(Event::Released(first.number, Ok(ReleaseReply::Freed)));
+    assert_eq!(h.resumed, [held_key.clone()]);
+    h.key = held_key;
+    h.handle(Event::MaySendRelease);
+    assert_eq!(h.take_call().id(), section.grant.id);
+}
+
+/// Invariant I2.
 /// Guarantee: G6.
 #[test]
 fn the_bound_of_pending_releases_names_the_last_store_error() {
