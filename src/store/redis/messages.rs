@@ -38,7 +38,6 @@ use crate::{
 };
 
 /// The messages of a server to all sinks, on a connection that is replaced when it breaks.
-#[derive(Debug)]
 pub(super) struct Messages {
     server: Arc<Server>,
     inbox: Inbox,

@@ -187,6 +187,8 @@ impl Shared {
 impl fmt::Debug for RedisStore {
     /// Without the address, which may contain a password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisStore").field("servers", &self.servers).finish_non_exhaustive()
+        let all = self.servers.all();
+        let names: Vec<_> = all.iter().map(|shared| &shared.server.keyspace).collect();
+        f.debug_struct("RedisStore").field("servers", &names).finish_non_exhaustive()
     }
 }

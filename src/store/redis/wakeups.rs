@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// The raw keys that the connection for messages listens to.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Wakeups {
     /// By the channel of Redisson.
     keys: Mutex<HashMap<String, Listened>>,
@@ -28,7 +28,6 @@ pub(super) struct Wakeups {
     warned_of_refusal: AtomicBool,
 }
 
-#[derive(Debug)]
 struct Listened {
     key: LockKey,
     own_channel: String,
@@ -38,7 +37,6 @@ struct Listened {
 }
 
 /// What a session must change.
-#[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Changes {
     /// The keys to subscribe, with their channels.
     pub(super) added: Vec<Channels>,

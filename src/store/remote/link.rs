@@ -22,7 +22,7 @@ use tokio::{
 use crate::sync::{Mutex, MutexGuard};
 
 /// Connects to a server.
-pub(crate) trait Connect: fmt::Debug + Send + Sync + 'static {
+pub(crate) trait Connect: Send + Sync + 'static {
     /// A connection for many concurrent calls.
     type Connection: Clone + Send + Sync + 'static;
     /// The error of a connect.

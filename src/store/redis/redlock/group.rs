@@ -1,6 +1,6 @@
 //! The servers of a store, and one question to all of them.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 use futures_util::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use tokio::{
@@ -255,14 +255,5 @@ impl Sender for Group {
         }
         let invalid = |error| StoreError::new(STORE, operation, StoreErrorKind::InvalidKey).with_source(error);
         self.keyspace.lock(key).map(drop).map_err(invalid)
-    }
-}
-
-impl fmt::Debug for Group {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Group")
-            .field("servers", &self.nodes.len())
-            .field("names", &self.keyspace)
-            .finish_non_exhaustive()
     }
 }

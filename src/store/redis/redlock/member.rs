@@ -22,7 +22,6 @@ use crate::{
 };
 
 /// How one server is found.
-#[derive(Debug)]
 pub(super) struct Member {
     pub(super) endpoint: Endpoint,
     /// Its index among the members.
@@ -33,7 +32,6 @@ pub(super) struct Member {
 }
 
 /// The servers of a store, as they have identified themselves.
-#[derive(Debug)]
 pub(super) struct Members {
     addresses: Vec<String>,
     /// A server has another id after each restart.

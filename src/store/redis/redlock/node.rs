@@ -1,7 +1,6 @@
 //! One of the servers: the scripts of votes, and its outages.
 
 use std::{
-    fmt,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -39,7 +38,7 @@ pub(super) struct Node {
 }
 
 /// A server that does not reply is logged: the others hide it from every caller.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Outage {
     is_logged: bool,
     logged_at: Option<BootInstant>,
@@ -173,11 +172,5 @@ impl Node {
         self.shared.server.background.log(move || {
             warn!(target: "tower_lock", "locks need a majority of the other servers, because one does not count: {error}");
         });
-    }
-}
-
-impl fmt::Debug for Node {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Node").field(&self.shared.server).finish()
     }
 }

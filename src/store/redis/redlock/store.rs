@@ -197,6 +197,9 @@ impl Group {
 impl fmt::Debug for RedlockStore {
     /// Without the addresses, which may contain passwords.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("RedlockStore").field(&self.group).finish()
+        f.debug_struct("RedlockStore")
+            .field("servers", &self.group.nodes.len())
+            .field("names", &self.group.keyspace)
+            .finish_non_exhaustive()
     }
 }

@@ -428,15 +428,3 @@ impl<S> fmt::Display for Nodes<S> {
         f.write_str(&list(&self.seeds))
     }
 }
-
-impl<S> fmt::Debug for Nodes<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Nodes").field("seeds", &self.seeds.len()).finish_non_exhaustive()
-    }
-}
-
-impl<S> fmt::Debug for ClusterNode<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ClusterNode").field("name", &self.name).finish_non_exhaustive()
-    }
-}

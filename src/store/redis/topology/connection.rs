@@ -25,7 +25,6 @@ use crate::store::{
 ///
 /// A store has two of them, so that releases and renewals do not queue behind acquisitions, and a
 /// third one for renewals that wait for replicas.
-#[derive(Debug)]
 pub(crate) struct SharedConnection {
     link: Link<Connector>,
     pub(crate) timeouts: Timeouts,
@@ -34,7 +33,6 @@ pub(crate) struct SharedConnection {
 }
 
 /// Connects through the topology.
-#[derive(Debug)]
 struct Connector(Arc<dyn Topology>);
 
 /// Whether enough replicas have a write.

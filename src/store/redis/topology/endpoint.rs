@@ -184,12 +184,6 @@ impl fmt::Debug for Endpoint {
     }
 }
 
-impl fmt::Debug for Connected {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Connected")
-    }
-}
-
 /// The addresses of servers, without users and passwords.
 pub(super) fn list(endpoints: &[Endpoint]) -> String {
     endpoints.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")

@@ -1,9 +1,6 @@
 //! How the server of a store is found, and the signs that it has moved.
 
-use std::{
-    fmt,
-    sync::{Arc, OnceLock},
-};
+use std::sync::{Arc, OnceLock};
 
 use futures_util::future::BoxFuture;
 use tokio::sync::Notify;
@@ -15,7 +12,7 @@ use super::{
 use crate::store::{StoreErrorKind, redis::error::CallError};
 
 /// How the server of a store is found.
-pub(crate) trait Topology: fmt::Debug + Send + Sync + 'static {
+pub(crate) trait Topology: Send + Sync + 'static {
     /// Connects for calls. `named` gets the address of the server before, if it was looked up.
     fn connect<'a>(&'a self, named: &'a OnceLock<Arc<str>>) -> BoxFuture<'a, Result<Connected, CallError>>;
 
@@ -63,7 +60,7 @@ pub(crate) trait Topology: fmt::Debug + Send + Sync + 'static {
 }
 
 /// Signs of the end of an outage, and of a failover.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Signs {
     /// Notified by the first reply after a timeout or on a new connection: the outage may have
     /// ended.

@@ -246,10 +246,3 @@ impl fmt::Display for Sentinels {
         Ok(())
     }
 }
-
-impl fmt::Debug for Sentinels {
-    /// Without the clients, which have passwords.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sentinels").field("name", &self.name).finish_non_exhaustive()
-    }
-}

@@ -19,7 +19,6 @@ use crate::{
 };
 
 /// The server of a store.
-#[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) topology: Arc<dyn Topology>,
     /// The address, without user and password.

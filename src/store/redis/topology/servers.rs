@@ -1,6 +1,6 @@
 //! The servers of a store, and the server of a key.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 use super::cluster::{Node, Nodes};
 use crate::{
@@ -108,12 +108,5 @@ impl<S> Clone for Servers<S> {
             Self::One(only) => Self::One(Arc::clone(only)),
             Self::Cluster(nodes) => Self::Cluster(Arc::clone(nodes)),
         }
-    }
-}
-
-impl<S: Node> fmt::Debug for Servers<S> {
-    /// Without addresses, which may contain passwords.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.all().iter().map(|server| server.server().keyspace.clone())).finish()
     }
 }

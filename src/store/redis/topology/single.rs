@@ -1,7 +1,6 @@
 //! One server at an address, which may be a name. Its connections may come from a pool of the user.
 
 use std::{
-    fmt,
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -38,12 +37,5 @@ impl Topology for Single {
 
     fn subscribe(&self, on_message: OnMessage) -> BoxFuture<'_, Result<Subscriptions, CallError>> {
         Box::pin(async { Ok(self.endpoint.subscribe(on_message).await?) })
-    }
-}
-
-impl fmt::Debug for Single {
-    /// Without the manager of the pool, which has a password.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Single").field(&self.endpoint).finish()
     }
 }

@@ -16,7 +16,7 @@ pub(crate) struct NodeName {
 }
 
 /// The masters of all slots.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SlotMap {
     /// The configuration of the node that was asked. A failover and a move make a larger one, so
     /// that of two maps the one with the larger number counts.
@@ -107,14 +107,6 @@ fn parse_node(asked_host: &str, node: &Value) -> Option<NodeName> {
 /// A node that announces no host has the one of the node that was asked.
 fn host_or(asked_host: &str, host: &str) -> String {
     if host.is_empty() || host == "?" { asked_host } else { host }.to_owned()
-}
-
-impl fmt::Debug for SlotMap {
-    /// Without the slots.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { epoch, masters, .. } = self;
-        f.debug_struct("SlotMap").field("epoch", epoch).field("masters", masters).finish_non_exhaustive()
-    }
 }
 
 impl fmt::Display for NodeName {

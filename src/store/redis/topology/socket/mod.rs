@@ -12,7 +12,6 @@ mod wire;
 use std::{
     collections::VecDeque,
     error::Error,
-    fmt,
     future::poll_fn,
     io,
     pin::Pin,
@@ -341,12 +340,6 @@ impl Drop for Reader {
 impl Drop for ReaderTask {
     fn drop(&mut self) {
         self.0.abort();
-    }
-}
-
-impl fmt::Debug for Socket {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Socket")
     }
 }
 
