@@ -205,9 +205,7 @@ async fn check_server(
 /// On load the server checks the writes of scripts against its default user, also one that is off.
 /// `false`: most users may not read that.
 async fn default_user_lacks_permissions(connection: &SharedConnection) -> bool {
-    let mut command = cmd("ACL");
-    command.arg("GETUSER").arg("default");
-    let reply = connection.command(&command, connection.timeouts.call_deadline()).await;
+    let reply = connection.command(cmd("ACL").arg("GETUSER").arg("default"), connection.timeouts.call_deadline()).await;
     let rules = reply.ok().and_then(|reply| from_redis_value::<HashMap<String, Value>>(reply).ok());
     let has = |rules: &HashMap<String, Value>, name, expected: &str| {
         rules.get(name).is_none_or(|rule| matches!(rule, Value::BulkString(rule) if *rule == expected.as_bytes()))

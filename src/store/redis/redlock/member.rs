@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use deadpool_redis::redis::{Cmd, RedisError, Value, cmd, from_redis_value};
+use deadpool_redis::redis::{RedisError, Value, cmd, from_redis_value};
 use futures_util::future::BoxFuture;
 
 use crate::{
@@ -76,7 +76,8 @@ impl Member {
     pub(super) async fn connect_checked(&self) -> Result<Connected, Result<RedisConnectError, CallError>> {
         let failed = |error: RedisError| Err(CallError::from(error));
         let socket = self.endpoint.connect().await.map_err(failed)?;
-        let info = socket.call(&["server", "replication"].map(info)).await.map_err(|error| {
+        let sections = ["server", "replication"].map(|section| cmd("INFO").arg(section).take());
+        let info = socket.call(&sections).await.map_err(|error| {
             if error.code() != Some("NOPERM") {
                 return failed(error);
             }
@@ -136,12 +137,6 @@ impl Topology for Member {
     fn needs_order(&self) -> bool {
         true
     }
-}
-
-fn info(section: &str) -> Cmd {
-    let mut info = cmd("INFO");
-    info.arg(section);
-    info
 }
 
 #[cfg(test)]

@@ -353,12 +353,7 @@ impl<S> View<S> {
 }
 
 fn map_commands() -> [Cmd; 2] {
-    let command = |name: &str| {
-        let mut command = cmd("CLUSTER");
-        command.arg(name);
-        command
-    };
-    [command("INFO"), command("SLOTS")]
+    ["INFO", "SLOTS"].map(|name| cmd("CLUSTER").arg(name).take())
 }
 
 async fn map_of(server: &Server) -> Result<SlotMap, CallError> {

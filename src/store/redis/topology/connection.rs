@@ -192,9 +192,7 @@ impl SharedConnection {
 
     /// The number of subscribers of a channel. It also tests the connection.
     pub(crate) async fn subscriber_count(&self, channel: &str) -> Option<u64> {
-        let mut command = cmd("PUBSUB");
-        command.arg("NUMSUB").arg(channel);
-        let reply = self.command(&command, self.timeouts.call_deadline()).await.ok()?;
+        let reply = self.command(cmd("PUBSUB").arg("NUMSUB").arg(channel), self.timeouts.call_deadline()).await.ok()?;
         from_redis_value::<(String, u64)>(reply).ok().map(|(_, subscribers)| subscribers)
     }
 }

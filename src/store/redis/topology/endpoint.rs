@@ -87,16 +87,8 @@ impl Endpoint {
     pub(super) async fn open(&self, on_message: Option<OnMessage>) -> RedisResult<Socket> {
         let socket = Socket::open(self.stream().await?, on_message);
         let settings = self.info.redis_settings();
-        let auth = settings.password().map(|password| {
-            let mut auth = cmd("AUTH");
-            auth.arg(settings.username()).arg(password);
-            auth
-        });
-        let select = (settings.db() != 0).then(|| {
-            let mut select = cmd("SELECT");
-            select.arg(settings.db());
-            select
-        });
+        let auth = settings.password().map(|password| cmd("AUTH").arg(settings.username()).arg(password).take());
+        let select = (settings.db() != 0).then(|| cmd("SELECT").arg(settings.db()).take());
         let commands: Vec<_> = auth.into_iter().chain(select).collect();
         if !commands.is_empty() {
             socket.call(&commands).await?;
@@ -191,10 +183,5 @@ pub(super) fn list(endpoints: &[Endpoint]) -> String {
 
 /// A command for each channel: one of several channels has a reply for each, or one error.
 fn for_each(command: &str, channels: &[String]) -> Vec<Cmd> {
-    let of_channel = |channel| {
-        let mut command = cmd(command);
-        command.arg(channel);
-        command
-    };
-    channels.iter().map(of_channel).collect()
+    channels.iter().map(|channel| cmd(command).arg(channel).take()).collect()
 }

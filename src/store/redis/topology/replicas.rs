@@ -19,9 +19,7 @@ impl MinReplicas {
     pub(crate) fn wait(self) -> Cmd {
         // Zero would wait without a limit.
         let ms = u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX).max(1);
-        let mut wait = cmd("WAIT");
-        wait.arg(self.count).arg(ms);
-        wait
+        cmd("WAIT").arg(self.count).arg(ms).take()
     }
 
     /// The result of a wait that was refused.

@@ -202,8 +202,7 @@ impl Node {
                 self.connection.lock().insert(connection).clone()
             }
         };
-        let mut master = cmd("SENTINEL");
-        master.arg("MASTER").arg(name);
+        let master = cmd("SENTINEL").arg("MASTER").arg(name).take();
         Ok(from_redis_value(connection.call(&[master]).await?)?)
     }
 
