@@ -64,7 +64,8 @@ impl Parts {
     ) -> Arc<Shared> {
         let Self { user, keyspace, timeouts, min_replicas, background, sinks } = self;
         let signs = Arc::<Signs>::default();
-        let connection = || Arc::new(SharedConnection::new(Arc::clone(&topology), timeouts, Arc::clone(&signs)));
+        let connection =
+            || Arc::new(SharedConnection::new(Arc::clone(&topology), timeouts.connect, Arc::clone(&signs)));
         let acquire_conn = connection();
         let release_conn = if topology.needs_order() { Arc::clone(&acquire_conn) } else { connection() };
         let renew_conn = if min_replicas.is_some() { connection() } else { Arc::clone(&release_conn) };

@@ -161,10 +161,11 @@ impl Shared {
         else {
             return Err(CallError::ClusterChanges(error));
         };
+        let named = nodes.at(&redirect);
         if redirect.is_ask {
-            return Ok((nodes.at(&redirect), true));
+            return Ok((named, true));
         }
-        nodes.moved(&redirect).await?;
+        nodes.refresh(Some(named)).await?;
         let owner = nodes.owner(nodes.slot(call.key())).ok_or(CallError::NoMaster)?;
         owner.subscribe(std::slice::from_ref(call)).await;
         Ok((owner, false))

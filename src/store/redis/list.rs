@@ -139,11 +139,11 @@ pub(super) async fn inspect_each<E>(
 /// The status of a lock. `None`: another program has replaced it or its queue by another type.
 async fn inspect(server: &Server, lock: &str, deadline: Instant) -> Result<Option<KeyStatus>, CallError> {
     let call = server.keyspace.inspect_name(lock.into());
-    match server.release_conn.script(&call, true, deadline).await {
+    match server.release_conn.script(&call, deadline).await {
         Ok(reply) => Ok(Some(wire::parse_inspect(&reply)?)),
         Err(CallError::Redis(error)) if error.code() == Some("WRONGTYPE") => Ok(None),
         // The lock moves, or has moved to another node.
-        Err(CallError::Redis(error)) if server.topology.is_cluster() && CallError::is_of_cluster(&error) => Ok(None),
+        Err(CallError::Redis(error)) if server.is_cluster() && CallError::is_of_cluster(&error) => Ok(None),
         Err(error) => Err(error),
     }
 }

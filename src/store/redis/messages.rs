@@ -179,7 +179,7 @@ impl Messages {
     /// Leaves a server that is not the current one any more.
     async fn check_current(&self) {
         let Some(address) = self.server.topology.current().await else { return };
-        let left: Vec<_> = self.server.connections().map(|connection| connection.leave_others(&address)).collect();
+        let left: Vec<_> = self.server.connections().map(|connection| connection.link.leave_others(&address)).collect();
         if left.contains(&true) {
             self.inbox.connection_lost();
         }
@@ -189,7 +189,8 @@ impl Messages {
     /// behind one address the subscription may still be to the former master, which sends nothing.
     async fn check_subscribed(&self) {
         if let Some(channel) = self.inbox.subscribed_channel()
-            && self.server.acquire_conn.subscriber_count(&channel).await == Some(0)
+            && self.server.acquire_conn.subscriber_count(&channel, self.server.timeouts.call_deadline()).await
+                == Some(0)
         {
             self.inbox.connection_lost();
         }

@@ -220,7 +220,7 @@ pub(super) async fn renew(
         let together =
             |requests: &[RenewRequest]| Together { requests: requests.into(), called: BootInstant::default() };
         let calls: Vec<_> = requests.chunks(keys_per_script).map(together).collect();
-        let outcomes = if keys_per_script == 1 && !shared.server.renew_conn.is_connected() {
+        let outcomes = if keys_per_script == 1 && !shared.server.renew_conn.link.is_connected() {
             // Not waited for: the renewals at the other masters are in the same call.
             calls.iter().map(|_| (Arc::clone(&shared), Err(CallError::ConnectTimeout))).collect()
         } else {

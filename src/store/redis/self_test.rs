@@ -8,12 +8,7 @@ use tracing::warn;
 
 use super::{
     error::{CallError, RedisConnectError},
-    topology::{
-        connection::{SharedConnection, Terms},
-        endpoint::Subscriptions,
-        server::Server,
-        socket::OnMessage,
-    },
+    topology::{connection::Terms, endpoint::Subscriptions, server::Server, socket::OnMessage},
     wire::{self, SelfTestReport},
 };
 use crate::{
@@ -75,9 +70,9 @@ async fn check_connections(server: &Server) -> Result<String, SelfTestError> {
     let failed = |error| server.test_failed(error);
     // Connecting may take longer than a call.
     for connection in server.connections() {
-        connection.ready().await.map_err(failed)?;
+        connection.link.ready().await.map_err(|error| failed(error.into()))?;
     }
-    check_server(&server.acquire_conn, server, &failed).await?;
+    check_server(server).await?;
     Ok(format!("{:016x}", process::random_bits()))
 }
 
@@ -98,7 +93,7 @@ async fn run_script(server: &Server, id: &str) -> Result<SelfTestReport, SelfTes
         release_conn.command(command, timeouts.call_deadline()).await.map_err(refused_or_failed)
     };
     let parse = |reply| wire::parse_self_test(&reply).map_err(|error| failed(error.into()));
-    if server.topology.is_cluster() {
+    if server.is_cluster() {
         // Without permission for it, the renewal of a key that moves would be the first to need it.
         run(&cmd("ASKING")).await?;
     }
@@ -152,24 +147,20 @@ impl Server {
 
 /// Checks the version, the eviction policy and the persistence, by `INFO`: managed servers have no
 /// `CONFIG`.
-async fn check_server(
-    connection: &SharedConnection,
-    server: &Server,
-    failed: &(dyn Fn(CallError) -> SelfTestError + Sync),
-) -> Result<(), SelfTestError> {
+async fn check_server(server: &Server) -> Result<(), SelfTestError> {
     let warn = |message: &'static str| {
         server.background.log(move || warn!(target: "tower_lock", "Redis: {message}"));
     };
-    let deadline = || connection.timeouts.call_deadline();
-    let section = async |name: &str| match connection.command(cmd("INFO").arg(name), deadline()).await {
+    let Server { acquire_conn, timeouts, .. } = server;
+    let section = async |name| match acquire_conn.command(cmd("INFO").arg(name), timeouts.call_deadline()).await {
         Ok(info) => Ok(from_redis_value::<String>(info).ok()),
         Err(CallError::Redis(error)) if error.code() == Some("NOPERM") => Ok(None),
-        Err(error) => Err(failed(error)),
+        Err(error) => Err(server.test_failed(error)),
     };
     let (info, memory, persistence) =
         (section("server").await?, section("memory").await?, section("persistence").await?);
     let is_cluster = info.as_deref().and_then(server_mode).map(|mode| mode == "cluster");
-    match (is_cluster, server.topology.is_cluster()) {
+    match (is_cluster, server.is_cluster()) {
         (Some(true), false) => return Err(RedisConnectError::IsCluster { address: server.address.clone() }.into()),
         (Some(false), true) => return Err(RedisConnectError::NotCluster { address: server.address.clone() }.into()),
         _ => {}
@@ -193,7 +184,7 @@ async fn check_server(
         );
     }
     let has_aof = persistence.is_some_and(|info| info_field(&info, "aof_enabled") == Some("1"));
-    if has_aof && default_user_lacks_permissions(connection).await {
+    if has_aof && default_user_lacks_permissions(server).await {
         warn(
             "with `appendonly` it loses locks and records at a restart, because its default user lacks permissions, which \
              the load of the file needs: `user default off ~* &* +@all`",
@@ -204,8 +195,9 @@ async fn check_server(
 
 /// On load the server checks the writes of scripts against its default user, also one that is off.
 /// `false`: most users may not read that.
-async fn default_user_lacks_permissions(connection: &SharedConnection) -> bool {
-    let reply = connection.command(cmd("ACL").arg("GETUSER").arg("default"), connection.timeouts.call_deadline()).await;
+async fn default_user_lacks_permissions(server: &Server) -> bool {
+    let rules = cmd("ACL").arg("GETUSER").arg("default").take();
+    let reply = server.acquire_conn.command(&rules, server.timeouts.call_deadline()).await;
     let rules = reply.ok().and_then(|reply| from_redis_value::<HashMap<String, Value>>(reply).ok());
     let has = |rules: &HashMap<String, Value>, name, expected: &str| {
         rules.get(name).is_none_or(|rule| matches!(rule, Value::BulkString(rule) if *rule == expected.as_bytes()))

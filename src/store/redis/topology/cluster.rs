@@ -32,7 +32,7 @@ use crate::{
     background::Background,
     lock_key::LockKey,
     store::{
-        StoreError, StoreErrorKind,
+        StoreError,
         redis::{
             error::CallError,
             wire::{Keyspace, LockName},
@@ -224,11 +224,6 @@ impl<S: Node> Nodes<S> {
         node
     }
 
-    /// Follows a message that a slot has moved. The node there knows all its slots.
-    pub(crate) async fn moved(&self, redirect: &Redirect) -> Result<(), CallError> {
-        self.refresh(Some(self.at(redirect))).await
-    }
-
     /// Asks the nodes for the map, unless one has just been received.
     pub(crate) async fn refresh_if_old(&self) {
         let is_old = self.state.lock().refreshed_at.is_none_or(|at| at.elapsed() > MAX_AGE);
@@ -243,9 +238,9 @@ impl<S: Node> Nodes<S> {
         timeout_at(deadline, self.refresh(None)).await.map_err(|_| CallError::ConnectTimeout)?
     }
 
-    /// Asks the nodes for the map. One refresh is under way at a time; its result counts for all
-    /// that wait.
-    async fn refresh(&self, hint: Option<Arc<S>>) -> Result<(), CallError> {
+    /// Asks the nodes for the map, also the one to which a slot has moved: it knows all its slots.
+    /// One refresh is under way at a time; its result counts for all that wait.
+    pub(crate) async fn refresh(&self, hint: Option<Arc<S>>) -> Result<(), CallError> {
         let since = Instant::now();
         // Nothing drives the runtime of one that takes longer, or the named nodes do not reply, and
         // another one beside it does no harm.
@@ -402,24 +397,15 @@ impl<S: Node> Topology for ClusterNode<S> {
         self.name.host.clone()
     }
 
-    fn is_cluster(&self) -> bool {
-        true
-    }
-
-    /// The Cluster will promote a replica, if its other nodes are there: requests that wait may
-    /// wait for it.
-    fn classify(&self, kind: StoreErrorKind) -> StoreErrorKind {
-        let is_reachable = || self.nodes.upgrade().is_some_and(|nodes| nodes.state.lock().failure.is_none());
-        match kind {
-            StoreErrorKind::Unavailable | StoreErrorKind::Timeout if is_reachable() => StoreErrorKind::Failover,
-            kind => kind,
-        }
+    /// The Cluster promotes a replica, if its other nodes are there.
+    fn will_promote(&self) -> bool {
+        self.nodes.upgrade().is_some_and(|nodes| nodes.state.lock().failure.is_none())
     }
 }
 
 impl<S> fmt::Display for Nodes<S> {
     /// The addresses that the user has named, without users and passwords.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&list(&self.seeds))
+        f.write_str(&list(self.seeds.iter()))
     }
 }

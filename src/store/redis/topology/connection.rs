@@ -1,6 +1,9 @@
 //! A connection for the calls of a store.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use deadpool_redis::redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value, cmd, from_redis_value};
 use tokio::time::Instant;
@@ -15,10 +18,7 @@ use crate::store::{
         error::{CallError, NotReplicated},
         wire::{ScriptCall, UnexpectedReply},
     },
-    remote::{
-        link::{Connect, Link, LinkError},
-        settings::Timeouts,
-    },
+    remote::link::{Connect, Link, LinkError},
 };
 
 /// One connection for many concurrent calls. Redis replies in the order of the calls.
@@ -26,14 +26,12 @@ use crate::store::{
 /// A store has two of them, so that releases and renewals do not queue behind acquisitions, and a
 /// third one for renewals that wait for replicas.
 pub(crate) struct SharedConnection {
-    link: Link<Connector>,
-    pub(crate) timeouts: Timeouts,
+    pub(in crate::store) link: Link<Connector>,
     signs: Arc<Signs>,
-    is_of_cluster: bool,
 }
 
 /// Connects through the topology.
-struct Connector(Arc<dyn Topology>);
+pub(in crate::store) struct Connector(Arc<dyn Topology>);
 
 /// Whether enough replicas have a write.
 pub(crate) type Replicated = Result<(), NotReplicated>;
@@ -51,10 +49,9 @@ pub(crate) struct Terms {
 }
 
 impl SharedConnection {
-    pub(crate) fn new(topology: Arc<dyn Topology>, timeouts: Timeouts, signs: Arc<Signs>) -> Self {
-        let is_of_cluster = topology.is_cluster();
-        let link = Link::new(Arc::new(Connector(topology)), timeouts.connect, Arc::clone(&signs.recovered));
-        Self { link, timeouts, signs, is_of_cluster }
+    pub(crate) fn new(topology: Arc<dyn Topology>, connect_timeout: Duration, signs: Arc<Signs>) -> Self {
+        let link = Link::new(Arc::new(Connector(topology)), connect_timeout, Arc::clone(&signs.recovered));
+        Self { link, signs }
     }
 
     /// Executes scripts that are sent together, each as a step of its own, and waits for their
@@ -86,7 +83,9 @@ impl SharedConnection {
         let replicated = match (terms.min_replicas, wait) {
             (None, _) => Ok(()),
             // A master that has become a replica refuses the wait, and the scripts say where to go.
-            (Some(required), Err(_)) if replies.iter().any(Result::is_err) => Err(required.none_acknowledged()),
+            (Some(MinReplicas { count, .. }), Err(_)) if replies.iter().any(Result::is_err) => {
+                Err(NotReplicated { acknowledged: 0, required: count })
+            }
             (Some(required), Ok(wait)) => match wait.as_slice() {
                 [Value::Int(acknowledged), role @ ..] => required.check(*acknowledged, role.first()),
                 _ => return Err(UnexpectedReply.into()),
@@ -96,14 +95,9 @@ impl SharedConnection {
         Ok((replies.into_iter().map(|reply| Ok(reply?)).collect(), replicated))
     }
 
-    /// Executes one script, whose writes count at once.
-    pub(crate) async fn script(
-        &self,
-        script: &ScriptCall,
-        may_repeat: bool,
-        deadline: Instant,
-    ) -> Result<Value, CallError> {
-        let terms = Terms { may_repeat, ..Terms::default() };
+    /// Executes one script that may be executed again, and whose writes count at once.
+    pub(crate) async fn script(&self, script: &ScriptCall, deadline: Instant) -> Result<Value, CallError> {
+        let terms = Terms { may_repeat: true, ..Terms::default() };
         let (mut replies, _) = self.call(std::slice::from_ref(script), terms, deadline).await?;
         replies.pop().unwrap_or_else(|| unreachable!("one for each script"))
     }
@@ -146,24 +140,6 @@ impl SharedConnection {
         Ok(required.check(acknowledged, None)?)
     }
 
-    /// Sends a write of this key that changes nothing, because nobody makes the key. A server
-    /// that is full, cannot save or is a replica refuses it. It also detects a connection that
-    /// broke while idle, before a request does.
-    pub(crate) async fn check_writes(&self, key: &str, deadline: Instant) -> Result<(), CallError> {
-        let mut write = cmd("SET");
-        write.arg(key).arg("").arg("XX");
-        match self.command(&write, deadline).await {
-            // The slot of the key moves, and the node replies.
-            Err(CallError::Redis(error)) if error.redirect_node().is_some() && self.is_of_cluster => Ok(()),
-            reply => reply.map(drop),
-        }
-    }
-
-    /// Whether a call need not wait for a connection. Otherwise one is opened.
-    pub(crate) fn is_connected(&self) -> bool {
-        self.link.is_connected()
-    }
-
     /// Asks the server for its role, and abandons the connection if it is a replica. It also tests
     /// the connection.
     pub(crate) async fn check_role(&self, deadline: Instant) -> Result<(), CallError> {
@@ -179,20 +155,9 @@ impl SharedConnection {
         }
     }
 
-    /// Abandons a connection to any other server than this one, complete or not. Returns whether
-    /// there was one.
-    pub(crate) fn leave_others(&self, address: &str) -> bool {
-        self.link.leave_others(address)
-    }
-
-    /// Waits for a connection, within the connect timeout.
-    pub(crate) async fn ready(&self) -> Result<(), CallError> {
-        Ok(self.link.ready().await?)
-    }
-
     /// The number of subscribers of a channel. It also tests the connection.
-    pub(crate) async fn subscriber_count(&self, channel: &str) -> Option<u64> {
-        let reply = self.command(cmd("PUBSUB").arg("NUMSUB").arg(channel), self.timeouts.call_deadline()).await.ok()?;
+    pub(crate) async fn subscriber_count(&self, channel: &str, deadline: Instant) -> Option<u64> {
+        let reply = self.command(cmd("PUBSUB").arg("NUMSUB").arg(channel), deadline).await.ok()?;
         from_redis_value::<(String, u64)>(reply).ok().map(|(_, subscribers)| subscribers)
     }
 }
@@ -280,6 +245,7 @@ fn is_unknown_script(error: &RedisError) -> bool {
 }
 
 fn waits(required: Option<MinReplicas>) -> impl Iterator<Item = Cmd> {
-    let role = required.is_some_and(MinReplicas::needs_role).then(|| cmd("ROLE"));
+    // The role has the addresses of the replicas, of which one may have several connections.
+    let role = required.filter(|required| required.count > 1).map(|_| cmd("ROLE"));
     required.map(MinReplicas::wait).into_iter().chain(role)
 }

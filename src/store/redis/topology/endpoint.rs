@@ -177,8 +177,8 @@ impl fmt::Debug for Endpoint {
 }
 
 /// The addresses of servers, without users and passwords.
-pub(super) fn list(endpoints: &[Endpoint]) -> String {
-    endpoints.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+pub(super) fn list<'a>(endpoints: impl Iterator<Item = &'a Endpoint>) -> String {
+    endpoints.map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// A command for each channel: one of several channels has a reply for each, or one error.

@@ -1,15 +1,20 @@
-//! How the server of a store is found, and the signs that it has moved.
+//! How the server of a store is found, and the signs that it has moved. One server at an address,
+//! which may be a name, is found here: its connections may come from a pool of the user.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
+use deadpool_redis::{Connection, Pool};
 use futures_util::future::BoxFuture;
 use tokio::sync::Notify;
 
 use super::{
-    endpoint::{Connected, Subscriptions},
+    endpoint::{Connected, Endpoint, Subscriptions},
     socket::OnMessage,
 };
-use crate::store::{StoreErrorKind, redis::error::CallError};
+use crate::store::redis::error::CallError;
 
 /// How the server of a store is found.
 pub(crate) trait Topology: Send + Sync + 'static {
@@ -42,20 +47,15 @@ pub(crate) trait Topology: Send + Sync + 'static {
         String::new()
     }
 
-    /// Whether the server must be a node of a Cluster.
-    fn is_cluster(&self) -> bool {
-        false
-    }
-
     /// Whether the calls must be executed in the order in which they are sent. They then share one
     /// connection.
     fn needs_order(&self) -> bool {
         false
     }
 
-    /// The kind of an error, which may be that of a failover.
-    fn classify(&self, kind: StoreErrorKind) -> StoreErrorKind {
-        kind
+    /// Whether another server will be promoted if this one stays down.
+    fn will_promote(&self) -> bool {
+        false
     }
 }
 
@@ -67,4 +67,29 @@ pub(crate) struct Signs {
     pub(crate) recovered: Arc<Notify>,
     /// Notified by a reply of a replica, and by the sentinels: the master may be another server.
     pub(crate) moved: Notify,
+}
+
+/// The server at this address.
+pub(crate) struct Single {
+    pub(crate) endpoint: Endpoint,
+    /// For calls. It is asked only for a new connection: asking it for each call would add a
+    /// `PING`. It has no connections for messages.
+    pub(crate) pool: Option<Pool>,
+    pub(crate) call_timeout: Duration,
+}
+
+impl Topology for Single {
+    fn connect<'a>(&'a self, _named: &'a OnceLock<Arc<str>>) -> BoxFuture<'a, Result<Connected, CallError>> {
+        Box::pin(async {
+            let Some(pool) = &self.pool else { return Ok(Connected::Socket(self.endpoint.connect().await?)) };
+            // For good: a returned connection would be shared with other users of the pool.
+            let mut connection = Connection::take(pool.get().await?);
+            connection.set_response_timeout(2 * self.call_timeout);
+            Ok(Connected::Pooled(connection))
+        })
+    }
+
+    fn subscribe(&self, on_message: OnMessage) -> BoxFuture<'_, Result<Subscriptions, CallError>> {
+        Box::pin(async { Ok(self.endpoint.subscribe(on_message).await?) })
+    }
 }

@@ -10,7 +10,6 @@ pub(in crate::store) mod address;
 mod servers;
 mod locate;
 mod newest;
-mod single;
 mod sentinel;
 pub(in crate::store) mod cluster;
 pub(crate) mod slot_map;
@@ -23,8 +22,7 @@ pub(in crate::store) mod replicas;
 pub(in crate::store) use self::{
     cluster::{ClusterNode, Nodes},
     endpoint::Endpoint,
-    locate::{Signs, Topology},
+    locate::{Signs, Single, Topology},
     sentinel::Sentinels,
     servers::Servers,
-    single::Single,
 };

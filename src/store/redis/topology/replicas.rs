@@ -22,16 +22,6 @@ impl MinReplicas {
         cmd("WAIT").arg(self.count).arg(ms).take()
     }
 
-    /// The result of a wait that was refused.
-    pub(crate) fn none_acknowledged(self) -> NotReplicated {
-        NotReplicated { acknowledged: 0, required: self.count }
-    }
-
-    /// Whether a call also asks for the role, which has the addresses of the replicas.
-    pub(crate) fn needs_role(self) -> bool {
-        self.count > 1
-    }
-
     /// `acknowledged`: the reply to `WAIT`. It counts connections, and a replica that has
     /// reconnected has two of them until the master notices. `role`: the reply to `ROLE` after it.
     pub(crate) fn check(self, acknowledged: i64, role: Option<&Value>) -> Result<(), NotReplicated> {

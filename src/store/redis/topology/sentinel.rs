@@ -22,7 +22,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::{
-    endpoint::{Connected, Endpoint, Subscriptions},
+    endpoint::{Connected, Endpoint, Subscriptions, list},
     locate::{Signs, Topology},
     newest::newest,
     replicas::is_replica,
@@ -31,7 +31,6 @@ use super::{
 use crate::{
     background::Background,
     store::{
-        StoreErrorKind,
         redis::error::CallError,
         remote::error::{error_chain, escape_control},
     },
@@ -135,7 +134,7 @@ impl Sentinels {
         };
         // The next request has a connection of its own.
         node.connection.lock().take();
-        Err(format!("{node}: {failure}"))
+        Err(format!("{}: {failure}", node.endpoint))
     }
 }
 
@@ -179,15 +178,9 @@ impl Topology for Sentinels {
         Box::pin(join_all(self.nodes.iter().map(listen)).map(drop))
     }
 
-    /// The sentinels will promote another server: requests that wait may wait for it. The last
-    /// request to the sentinels is at most a second old.
-    fn classify(&self, kind: StoreErrorKind) -> StoreErrorKind {
-        match kind {
-            StoreErrorKind::Unavailable | StoreErrorKind::Timeout if self.are_reachable.load(Ordering::Relaxed) => {
-                StoreErrorKind::Failover
-            }
-            kind => kind,
-        }
+    /// By the sentinels, if they are there. The last request to them is at most a second old.
+    fn will_promote(&self) -> bool {
+        self.are_reachable.load(Ordering::Relaxed)
     }
 }
 
@@ -229,19 +222,10 @@ impl MasterReply {
     }
 }
 
-impl fmt::Display for Node {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.endpoint.fmt(f)
-    }
-}
-
 impl fmt::Display for Sentinels {
     /// Without users and passwords.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the master `{}` of the sentinels ", escape_control(&self.name))?;
-        for (index, node) in self.nodes.iter().enumerate() {
-            write!(f, "{}{node}", if index == 0 { "" } else { ", " })?;
-        }
-        Ok(())
+        let sentinels = list(self.nodes.iter().map(|node| &node.endpoint));
+        write!(f, "the master `{}` of the sentinels {sentinels}", escape_control(&self.name))
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use deadpool_redis::redis::cmd;
 use futures_util::future::try_join_all;
 use tokio::time::{Instant, timeout};
 use tracing::warn;
@@ -12,7 +13,7 @@ use super::{
 use crate::{
     background::Background,
     store::{
-        StoreError,
+        StoreError, StoreErrorKind,
         redis::{error::CallError, wire::Keyspace},
         remote::settings::Timeouts,
     },
@@ -55,23 +56,42 @@ impl Server {
         [acquire_conn].into_iter().chain(release).chain(renew)
     }
 
-    /// Checks whether the server accepts writes on each connection.
+    /// Whether the server must be a node of a Cluster.
+    pub(crate) fn is_cluster(&self) -> bool {
+        self.keyspace.node_id().is_some()
+    }
+
+    /// Sends a write on each connection that changes nothing, because nobody makes its key. A
+    /// server that is full, cannot save or is a replica refuses it. It also detects a connection
+    /// that broke while idle, before a request does.
     pub(crate) async fn check_writes(&self, deadline: Instant) -> Result<(), CallError> {
         let key = self.keyspace.health(self.topology.any_slot().unwrap_or(0));
-        try_join_all(self.connections().map(|connection| connection.check_writes(&key, deadline))).await.map(drop)
+        let write = cmd("SET").arg(key).arg("").arg("XX").take();
+        let checks = self.connections().map(async |connection| match connection.command(&write, deadline).await {
+            // The slot of the key moves, and the node replies.
+            Err(CallError::Redis(error)) if error.redirect_node().is_some() && self.is_cluster() => Ok(()),
+            reply => reply.map(drop),
+        });
+        try_join_all(checks).await.map(drop)
     }
 
     /// The error of a call.
     pub(crate) fn store_error(&self, operation: &'static str, error: CallError) -> StoreError {
         let error = self.seen_by_cluster(error);
-        let kind = self.topology.classify(error.kind());
+        let kind = match error.kind() {
+            // Requests that wait may wait for the next master.
+            StoreErrorKind::Unavailable | StoreErrorKind::Timeout if self.topology.will_promote() => {
+                StoreErrorKind::Failover
+            }
+            kind => kind,
+        };
         error.into_store_error(operation, kind, &self.address, &self.user)
     }
 
     /// A redirection is an error of a single server, and a change of a Cluster.
     pub(crate) fn seen_by_cluster(&self, error: CallError) -> CallError {
         match error {
-            CallError::Redis(error) if self.topology.is_cluster() && CallError::is_of_cluster(&error) => {
+            CallError::Redis(error) if self.is_cluster() && CallError::is_of_cluster(&error) => {
                 CallError::ClusterChanges(error)
             }
             error => error,
