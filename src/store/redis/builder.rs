@@ -1,16 +1,20 @@
-//! Builder and constructors of a store: URL, timeouts, TLS, pool.
+//! Builder and constructors of a store: URL, timeouts, TLS, pool, first test of the servers.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use deadpool_redis::Pool;
+use futures_util::future::join_all;
+use tokio::time::{Instant, sleep};
 
 use super::{
-    assembly::{Parts, test},
-    error::RedisConnectError,
+    error::{CallError, RedisConnectError},
+    self_test::{SelfTestError, self_test},
+    shared::Shared,
     store::RedisStore,
     topology::{
-        Sentinels, Single,
+        Nodes, Parts, Sentinels, Servers, Single,
         address::{Address, Deployment},
+        cluster::Node,
         parameters::UrlSettings,
         replicas::MinReplicas,
     },
@@ -19,7 +23,7 @@ use super::{
 use crate::{
     limits::REDIS_PREFIX,
     store::remote::{
-        settings::{Timeouts, same},
+        settings::{RETRY_INTERVAL, Timeouts, same},
         tls::TlsSettings,
     },
 };
@@ -201,13 +205,16 @@ impl RedisStoreBuilder {
         let invalid = |defect: &str| Err(RedisConnectError::InvalidUrl(defect.into()));
         let Address { deployment, settings } = Address::parse(url, &self.tls)?;
         let parts = self.parts(settings)?;
-        let (call_timeout, sinks) = (parts.timeouts.call, Arc::clone(&parts.sinks));
+        let call_timeout = parts.timeouts.call;
+        let one = |topology, address, user| {
+            Servers::One(Shared::new(Parts { user, ..parts.clone() }, topology, address, None))
+        };
         let servers = match (deployment, pool) {
             (Deployment::Server(endpoint), pool) => {
                 let user = if pool.is_some() { "the user of the pool".to_owned() } else { endpoint.user() };
                 let address = endpoint.to_string();
                 let server = Single { endpoint, pool, call_timeout };
-                Parts { user, ..parts }.one(Arc::new(server), address)
+                one(Arc::new(server), address, user)
             }
             (Deployment::Sentinel { .. } | Deployment::Cluster(_), Some(_)) => {
                 return invalid("connections of a pool lead to one server");
@@ -216,14 +223,14 @@ impl RedisStoreBuilder {
                 let user = server.user();
                 let sentinels = Sentinels::new(master, sentinels, server, call_timeout, parts.background.clone());
                 let address = sentinels.to_string();
-                Parts { user, ..parts }.one(Arc::new(sentinels), address)
+                one(Arc::new(sentinels), address, user)
             }
-            (Deployment::Cluster(seeds), None) => Parts { user: seeds[0].user(), ..parts }.cluster(seeds),
+            (Deployment::Cluster(seeds), None) => Servers::Cluster(Nodes::new(seeds, parts)),
             (Deployment::Redlock(_), _) => {
                 return invalid("independent servers are a `RedlockStore`; `LockManager::connect` connects to them");
             }
         };
-        Ok(RedisStore::new(servers, sinks))
+        Ok(RedisStore::new(servers))
     }
 
     /// What all servers have in common, but for the user.
@@ -239,8 +246,61 @@ impl RedisStoreBuilder {
         {
             return Err(RedisConnectError::InvalidTimeout { setting: "min_replicas", value: timeout });
         }
-        let (user, background, sinks) = Default::default();
-        Ok(Parts { user, keyspace, timeouts, min_replicas, background, sinks })
+        let (user, background) = Default::default();
+        Ok(Parts { user, keyspace, timeouts, min_replicas, background })
+    }
+}
+
+/// Runs the self-test of each server. A server that starts shortly after the service is retried.
+/// Of a Cluster, one master that works is enough: the others are tested when they can be reached.
+async fn test(servers: &Servers<Shared>) -> Result<(), RedisConnectError> {
+    let deadline = Instant::now() + servers.timeouts().connect;
+    loop {
+        // Boxed: the nested future type is too deep for the default limit of the caller's compiler.
+        let test: Pin<Box<dyn Future<Output = _> + Send + '_>> = Box::pin(test_all(servers, deadline));
+        let (passed, failure) = test.await;
+        match failure {
+            None => return Ok(()),
+            Some(failure) if !failure.is_transient => return Err(failure.error),
+            Some(_) if Instant::now() + RETRY_INTERVAL < deadline => sleep(RETRY_INTERVAL).await,
+            // Each of them warns.
+            Some(_) if passed > 0 => return Ok(()),
+            Some(failure) => return Err(failure.error),
+        }
+    }
+}
+
+/// Tests the servers that have not passed. Returns how many have, and the worst failure.
+async fn test_all(servers: &Servers<Shared>, deadline: Instant) -> (usize, Option<SelfTestError>) {
+    if let Servers::Cluster(nodes) = servers {
+        let refreshed = nodes.refresh_before(deadline).await;
+        let failure = refreshed.err().or_else(|| nodes.all().is_empty().then_some(CallError::NoMaster));
+        if let Some(failure) = failure {
+            return (0, Some(nodes_error(nodes, failure)));
+        }
+    }
+    let all = servers.all();
+    let tests = all.iter().filter(|shared| !shared.messages.has_passed()).map(|shared| async move {
+        let (subscriptions, server_us) = self_test(&shared.server, shared.messages.on_message()).await?;
+        shared.server_clock.lock().observe(server_us, shared.clock.now());
+        shared.messages.check_passed();
+        shared.messages.start(Some(subscriptions));
+        Ok(())
+    });
+    let failures = join_all(tests).await.into_iter().filter_map(Result::err);
+    let failure = failures.reduce(|worst: SelfTestError, failure| if worst.is_transient { failure } else { worst });
+    (all.iter().filter(|shared| shared.messages.has_passed()).count(), failure)
+}
+
+fn nodes_error(nodes: &Nodes<Shared>, error: CallError) -> SelfTestError {
+    let (address, user) = (nodes.to_string(), &nodes.parts.user);
+    match error.of_connect() {
+        CallError::NotCluster(address) => RedisConnectError::NotCluster { address: address.clone() }.into(),
+        CallError::Redis(refusal) if refusal.code() == Some("NOPERM") => {
+            let (user, refusals) = (user.clone(), vec![error.to_string()]);
+            RedisConnectError::PermissionDenied { address, user, refusals }.into()
+        }
+        _ => SelfTestError::unreachable(error, address, user),
     }
 }
 

@@ -24,8 +24,6 @@ use crate::lock_key::LockKey;
 
 /// One script: how it is made for a server, and what its reply means.
 pub(super) trait Call: Send + Sync {
-    /// The name of the operation, for errors.
-    const OPERATION: &'static str;
     const PURPOSE: Purpose;
     type Reply: Send;
 
@@ -136,7 +134,7 @@ impl Shared {
         let mut managers: Vec<_> = calls.iter().flat_map(C::managers).collect();
         managers.sort_unstable();
         managers.dedup();
-        if !self.messages.are_disconnected() {
+        if !self.messages.inbox.is_disconnected() {
             join_all(managers.into_iter().map(|manager| self.messages.wait_subscribed(manager))).await;
         }
     }

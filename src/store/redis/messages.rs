@@ -19,9 +19,9 @@ use tokio::{
 use tracing::{error, info, warn};
 
 use super::{
-    error::RedisConnectError,
+    error::{CallError, RedisConnectError},
     self_test::self_test,
-    topology::{Signs, endpoint::Subscriptions, server::Server, socket::OnMessage},
+    topology::{endpoint::Subscriptions, server::Server, socket::OnMessage},
     wakeups::{Changes, Channels, Wakeups},
     wire::REDISSON_CHANNEL,
 };
@@ -40,34 +40,22 @@ use crate::{
 /// The messages of a server to all sinks, on a connection that is replaced when it breaks.
 pub(super) struct Messages {
     server: Arc<Server>,
-    inbox: Inbox,
+    pub(super) inbox: Inbox,
     wakeups: Wakeups,
-    /// After an outage: reconnect without delay.
-    signs: Arc<Signs>,
-    /// The result of the self-test.
-    check_result: watch::Sender<Check>,
+    /// The result of the self-test. `None`: the server was not reached yet.
+    check_result: watch::Sender<Option<Result<(), Arc<RedisConnectError>>>>,
     /// The server could not be reached for its first check, and that was logged.
     warned_unreachable: AtomicBool,
     task: Task,
 }
 
-/// The result of the self-test.
-#[derive(Clone, Debug)]
-pub(super) enum Check {
-    /// The server was not reached yet.
-    Pending,
-    Passed,
-    Failed(Arc<RedisConnectError>),
-}
-
 impl Messages {
-    pub(super) fn new(server: Arc<Server>, signs: Arc<Signs>) -> Arc<Self> {
+    pub(super) fn new(server: Arc<Server>) -> Arc<Self> {
         Arc::new(Self {
             server,
             inbox: Inbox::default(),
             wakeups: Wakeups::default(),
-            signs,
-            check_result: watch::Sender::new(Check::Pending),
+            check_result: watch::Sender::new(None),
             warned_unreachable: AtomicBool::new(false),
             task: Task::default(),
         })
@@ -91,16 +79,6 @@ impl Messages {
         }
     }
 
-    /// See [`Inbox::doubt`].
-    pub(super) fn doubt(&self) {
-        self.inbox.doubt();
-    }
-
-    /// See [`Inbox::is_disconnected`].
-    pub(super) fn are_disconnected(&self) -> bool {
-        self.inbox.is_disconnected()
-    }
-
     /// See [`Inbox::is_subscribed`].
     pub(super) async fn are_subscribed(self: &Arc<Self>) -> bool {
         self.start(None);
@@ -109,11 +87,11 @@ impl Messages {
 
     /// Records a successful self-test.
     pub(super) fn check_passed(&self) {
-        self.check_result.send_replace(Check::Passed);
+        self.check_result.send_replace(Some(Ok(())));
     }
 
     pub(super) fn has_passed(&self) -> bool {
-        matches!(*self.check_result.borrow(), Check::Passed)
+        matches!(*self.check_result.borrow(), Some(Ok(())))
     }
 
     fn warn_unreachable(&self, error: RedisConnectError) {
@@ -125,23 +103,23 @@ impl Messages {
     }
 
     fn check_failed(&self, error: RedisConnectError) {
-        let is_known =
-            matches!(&*self.check_result.borrow(), Check::Failed(known) if known.to_string() == error.to_string());
         let error = Arc::new(error);
-        self.check_result.send_replace(Check::Failed(Arc::clone(&error)));
-        if !is_known {
+        let former = self.check_result.send_replace(Some(Err(Arc::clone(&error))));
+        if !matches!(former, Some(Err(known)) if known.to_string() == error.to_string()) {
             self.server.background.log(move || error!(target: "tower_lock", "{error:?}"));
         }
     }
 
-    /// The result of the self-test, or `Pending` at the deadline.
-    pub(super) async fn check(self: &Arc<Self>, deadline: Instant) -> Check {
+    /// The result of the self-test. Fails if there is none at the deadline.
+    pub(super) async fn check(self: &Arc<Self>, deadline: Instant) -> Result<(), CallError> {
         self.start(None);
         let mut check_result = self.check_result.subscribe();
-        match timeout_at(deadline, check_result.wait_for(|check| !matches!(check, Check::Pending))).await {
-            Ok(Ok(check)) => check.clone(),
-            _ => Check::Pending,
+        if let Ok(Ok(result)) = timeout_at(deadline, check_result.wait_for(Option::is_some)).await
+            && let Some(result) = &*result
+        {
+            return result.clone().map_err(CallError::SelfTestFailed);
         }
+        Err(CallError::ConnectTimeout)
     }
 
     /// Starts the task on this runtime, unless it runs.
@@ -158,7 +136,7 @@ impl Messages {
             loop {
                 tokio::select! {
                     () = sleep(HEALTH_INTERVAL) => {}
-                    () = self.signs.moved.notified() => self.inbox.doubt(),
+                    () = self.server.signs.moved.notified() => self.inbox.doubt(),
                 }
                 let deadline = self.server.timeouts.call_deadline();
                 let roles = self.server.connections().map(|connection| connection.check_role(deadline));
@@ -167,7 +145,7 @@ impl Messages {
                 sleep(RECHECK_INTERVAL).await;
             }
         };
-        let moves = self.server.topology.listen(&self.signs);
+        let moves = self.server.topology.listen(&self.server.signs);
         let first = connection.map(|connection| self.session(connection));
         tokio::join!(receive(&self, first), health_checks, moves);
     }
@@ -222,7 +200,7 @@ impl Listen for Messages {
     }
 
     fn recovered(&self) -> &Notify {
-        &self.signs.recovered
+        &self.server.signs.recovered
     }
 
     /// Connects. The first connection is that of the self-test.

@@ -2,7 +2,6 @@
 
 // In the order of a call: from the URL to the reply.
 mod builder;
-mod assembly;
 pub(super) mod self_test;
 mod store;
 mod operations;

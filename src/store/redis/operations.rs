@@ -63,7 +63,6 @@ impl SendRequests<AcquireRequest> for Shared {
 }
 
 impl Call for Together<AcquireRequest> {
-    const OPERATION: &'static str = "acquire";
     const PURPOSE: Purpose = Purpose::Acquire;
     type Reply = Each<AcquireReply>;
 
@@ -78,7 +77,7 @@ impl Call for Together<AcquireRequest> {
 
     fn script(&self, at: &Shared) -> Result<ScriptCall, InvalidName> {
         let expires_at = at.expires_at(self.called, valid_for(&self.requests));
-        if at.messages.are_disconnected() {
+        if at.messages.inbox.is_disconnected() {
             // A waiter would not be offered the key. A free key can still be acquired.
             let mut requests = self.requests.to_vec();
             requests.iter_mut().for_each(|request| request.if_busy = IfBusy::Fail);
@@ -132,7 +131,6 @@ impl SendRequests<ReleaseRequest> for Shared {
 }
 
 impl Call for Together<ReleaseRequest> {
-    const OPERATION: &'static str = "release";
     const PURPOSE: Purpose = Purpose::Release;
     type Reply = Each<ReleaseReply>;
 
@@ -243,7 +241,6 @@ pub(super) async fn renew(
 }
 
 impl Call for Together<RenewRequest> {
-    const OPERATION: &'static str = "renew";
     const PURPOSE: Purpose = Purpose::Renew;
     type Reply = Vec<RenewReply>;
 
@@ -271,7 +268,6 @@ impl Call for Together<RenewRequest> {
 // === operations of one key ===
 
 impl Call for Yield {
-    const OPERATION: &'static str = "yield";
     const PURPOSE: Purpose = Purpose::Acquire;
     type Reply = YieldReply;
 
@@ -301,7 +297,6 @@ impl Call for Yield {
 }
 
 impl Call for DeleteRecord {
-    const OPERATION: &'static str = "delete-record";
     /// A copy would delete a later record.
     const PURPOSE: Purpose = Purpose::Once;
     type Reply = DeleteRecordReply;
@@ -320,7 +315,6 @@ impl Call for DeleteRecord {
 }
 
 impl Call for Inspect {
-    const OPERATION: &'static str = "inspect";
     const PURPOSE: Purpose = Purpose::Release;
     type Reply = KeyStatus;
 
@@ -338,7 +332,6 @@ impl Call for Inspect {
 }
 
 impl Call for ForceReleaseRequest {
-    const OPERATION: &'static str = "force-release";
     /// A copy would revoke the key from its next holder.
     const PURPOSE: Purpose = Purpose::Once;
     type Reply = ForceReleaseReply;

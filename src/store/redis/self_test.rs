@@ -127,12 +127,18 @@ fn channel_of(server: &Server, id: &str) -> String {
     server.keyspace.inbox(&format!("self-test:{id}"))
 }
 
-impl Server {
-    fn test_failed(&self, error: CallError) -> SelfTestError {
-        let error = self.seen_by_cluster(error);
+impl SelfTestError {
+    /// The error of a call at this address.
+    pub(super) fn unreachable(error: CallError, address: String, user: &str) -> Self {
         let is_transient = error.is_transient();
-        let source = error.with_hint(None, &self.user);
-        SelfTestError { error: RedisConnectError::Unreachable { address: self.address.clone(), source }, is_transient }
+        let source = error.with_hint(None, user);
+        Self { error: RedisConnectError::Unreachable { address, source }, is_transient }
+    }
+}
+
+impl Server {
+    pub(super) fn test_failed(&self, error: CallError) -> SelfTestError {
+        SelfTestError::unreachable(self.seen_by_cluster(error), self.address.clone(), &self.user)
     }
 
     fn test_refused(&self, error: &dyn fmt::Display) -> SelfTestError {
@@ -153,38 +159,29 @@ async fn check_server(server: &Server) -> Result<(), SelfTestError> {
     };
     let Server { acquire_conn, timeouts, .. } = server;
     let section = async |name| match acquire_conn.command(cmd("INFO").arg(name), timeouts.call_deadline()).await {
-        Ok(info) => Ok(from_redis_value::<String>(info).ok()),
-        Err(CallError::Redis(error)) if error.code() == Some("NOPERM") => Ok(None),
+        Ok(info) => Ok(from_redis_value::<String>(info).unwrap_or_default()),
+        Err(CallError::Redis(error)) if error.code() == Some("NOPERM") => Ok(String::new()),
         Err(error) => Err(server.test_failed(error)),
     };
     let (info, memory, persistence) =
         (section("server").await?, section("memory").await?, section("persistence").await?);
-    let is_cluster = info.as_deref().and_then(server_mode).map(|mode| mode == "cluster");
+    let is_cluster = server_mode(&info).map(|mode| mode == "cluster");
     match (is_cluster, server.is_cluster()) {
         (Some(true), false) => return Err(RedisConnectError::IsCluster { address: server.address.clone() }.into()),
         (Some(false), true) => return Err(RedisConnectError::NotCluster { address: server.address.clone() }.into()),
         _ => {}
     }
-    match info.as_deref().and_then(|info| info_field(info, "redis_version")) {
-        Some(version) if is_unsupported(version) => {
-            return Err(RedisConnectError::UnsupportedVersion {
-                address: server.address.clone(),
-                version: escape_control(version),
-            }
-            .into());
-        }
-        Some(_) => {}
-        None => warn("its version cannot be read (`INFO server`): at least Redis 7.0 is required"),
+    check_version(&info, &server.address)?;
+    if info_field(&info, "redis_version").is_none() {
+        warn("its version cannot be read (`INFO server`): at least Redis 7.0 is required");
     }
-    let memory = memory.unwrap_or_default();
     let policy = info_field(&memory, "maxmemory_policy").unwrap_or("noeviction");
     if policy != "noeviction" && info_field(&memory, "maxmemory").is_some_and(|max| max != "0") {
         warn(
             "its `maxmemory-policy` evicts keys when memory is short, and an evicted lock has two holders: use `noeviction`",
         );
     }
-    let has_aof = persistence.is_some_and(|info| info_field(&info, "aof_enabled") == Some("1"));
-    if has_aof && default_user_lacks_permissions(server).await {
+    if info_field(&persistence, "aof_enabled") == Some("1") && default_user_lacks_permissions(server).await {
         warn(
             "with `appendonly` it loses locks and records at a restart, because its default user lacks permissions, which \
              the load of the file needs: `user default off ~* &* +@all`",
@@ -215,8 +212,18 @@ pub(in crate::store) fn info_field<'a>(info: &'a str, name: &str) -> Option<&'a 
     info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
-/// Whether a version is older than 7.0. An unreadable version is not.
-pub(in crate::store) fn is_unsupported(version: &str) -> bool {
+/// Fails if the version is older than 7.0. An unreadable one is not.
+pub(super) fn check_version(info: &str, address: &str) -> Result<(), RedisConnectError> {
+    match info_field(info, "redis_version").filter(|version| is_unsupported(version)) {
+        None => Ok(()),
+        Some(version) => {
+            let (address, version) = (address.to_owned(), escape_control(version));
+            Err(RedisConnectError::UnsupportedVersion { address, version })
+        }
+    }
+}
+
+fn is_unsupported(version: &str) -> bool {
     version.split('.').next().and_then(|major| major.parse::<u32>().ok()).is_some_and(|major| major < 7)
 }
 

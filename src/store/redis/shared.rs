@@ -15,7 +15,7 @@ use tracing::warn;
 use super::{
     error::CallError,
     messages::Messages,
-    topology::{Nodes, cluster::Node, server::Server},
+    topology::{Nodes, Parts, Topology, cluster::Node, server::Server},
     wire::{self, FenceMark, Timed},
 };
 use crate::{
@@ -29,7 +29,7 @@ use crate::{
             server_clock::ServerClock,
         },
     },
-    sync::{Mutex, MutexGuard},
+    sync::Mutex,
 };
 
 /// What the calls to one server share.
@@ -40,8 +40,6 @@ pub(super) struct Shared {
     pub(super) messages: Arc<Messages>,
     pub(super) acquires: SharedCalls<AcquireRequest>,
     pub(super) releases: SharedCalls<ReleaseRequest>,
-    /// The sinks of the managers, for nodes that join a Cluster later.
-    pub(super) sinks: Arc<Sinks>,
     /// The nodes of the Cluster that the server belongs to.
     pub(super) nodes: Option<Weak<Nodes<Self>>>,
     /// The slots of a Cluster in which a fence was found.
@@ -49,9 +47,6 @@ pub(super) struct Shared {
     pub(super) warned_of_missing_ttl: AtomicBool,
     pub(super) fence_warned_at: Mutex<Option<BootInstant>>,
 }
-
-/// The open sinks of a store.
-pub(super) type Sinks = Mutex<Vec<EventSink>>;
 
 impl Shared {
     pub(super) fn nodes(&self) -> Option<Arc<Nodes<Self>>> {
@@ -61,7 +56,7 @@ impl Shared {
     /// The time of the server's clock at which a call expires. Without an estimate, a call that has
     /// expired already fetches the server's time.
     pub(super) fn expires_at(&self, called: BootInstant, valid_for: Duration) -> i64 {
-        self.server_clock().expires_at(called, valid_for).unwrap_or(0)
+        self.server_clock.lock().expires_at(called, valid_for).unwrap_or(0)
     }
 
     /// The reply to a call that expires. `None`: it has expired by the server's clock, of which the
@@ -73,16 +68,12 @@ impl Shared {
         valid_for: Duration,
     ) -> Result<Option<T>, CallError> {
         let now = self.clock.now();
-        self.server_clock().observe(server_us, now);
+        self.server_clock.lock().observe(server_us, now);
         match reply {
             Timed::Done(reply) => Ok(Some(reply)),
             Timed::Expired if now.saturating_duration_since(called) >= valid_for => Err(CallError::Expired),
             Timed::Expired => Ok(None),
         }
-    }
-
-    pub(super) fn server_clock(&self) -> MutexGuard<'_, ServerClock> {
-        self.server_clock.lock()
     }
 
     /// Reports what a script has found in place of the fence, which on a Cluster is that of a slot.
@@ -94,7 +85,7 @@ impl Shared {
         // The first key of a slot makes its fence, and nothing is lost.
         let Some(mark) = mark.filter(|mark| *mark == FenceMark::Replaced || !is_first) else { return };
         // Before the reply: the section that it starts may be the last local one.
-        self.messages.doubt();
+        self.messages.inbox.doubt();
         if mark == FenceMark::Replaced {
             self.warn_fence_replaced();
         }
@@ -148,15 +139,28 @@ impl Sender for Shared {
 }
 
 impl Node for Shared {
+    fn new(parts: Parts, topology: Arc<dyn Topology>, address: String, nodes: Option<Weak<Nodes<Self>>>) -> Arc<Self> {
+        let server = Server::new(parts, topology, address);
+        Arc::new(Self {
+            clock: Clock::default(),
+            server_clock: Mutex::default(),
+            messages: Messages::new(Arc::clone(&server)),
+            server,
+            acquires: SharedCalls::default(),
+            releases: SharedCalls::default(),
+            nodes,
+            fences: Mutex::default(),
+            warned_of_missing_ttl: AtomicBool::new(false),
+            fence_warned_at: Mutex::default(),
+        })
+    }
+
     fn server(&self) -> &Server {
         &self.server
     }
 
-    fn joined(self: &Arc<Self>) {
-        let sinks = self.sinks.lock().clone();
-        if !sinks.is_empty() {
-            sinks.into_iter().for_each(|sink| self.messages.add(sink));
-            self.messages.start(None);
-        }
+    fn listen(self: &Arc<Self>, sink: EventSink) {
+        self.messages.add(sink);
+        self.messages.start(None);
     }
 }

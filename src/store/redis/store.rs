@@ -9,9 +9,8 @@ use super::{
     calls::{Call, send_one},
     error::CallError,
     list,
-    messages::Check,
     operations::{self, DeleteRecord, Inspect, Yield},
-    shared::{Shared, Sinks},
+    shared::Shared,
     topology::Servers,
 };
 use crate::{
@@ -59,14 +58,12 @@ use crate::{
 /// failure: [topologies](crate::guide::topologies) describes sentinels, a Cluster and acknowledged
 /// grants.
 pub struct RedisStore {
-    servers: Servers<Shared>,
-    /// The sinks of the managers, for nodes that join a Cluster later.
-    sinks: Arc<Sinks>,
+    servers: Arc<Servers<Shared>>,
 }
 
 impl RedisStore {
-    pub(super) fn new(servers: Servers<Shared>, sinks: Arc<Sinks>) -> Self {
-        Self { servers, sinks }
+    pub(super) fn new(servers: Servers<Shared>) -> Self {
+        Self { servers: Arc::new(servers) }
     }
 
     pub(super) fn servers(&self) -> &Servers<Shared> {
@@ -75,36 +72,29 @@ impl RedisStore {
 
     /// Connects in the background.
     pub(super) fn start(&self) {
-        match &self.servers {
+        match &*self.servers {
             Servers::One(only) => only.messages.start(None),
             Servers::Cluster(nodes) => nodes.start(),
         }
     }
 
     /// Calls the server of a key.
-    fn call<C: Call + 'static>(&self, call: C) -> StoreFuture<C::Reply> {
-        let servers = self.servers.clone();
+    fn call<C: Call + 'static>(&self, operation: &'static str, call: C) -> StoreFuture<C::Reply> {
+        let servers = Arc::clone(&self.servers);
         // The timeout starts at the first poll: the call itself may be outside of a runtime.
         StoreFuture::new(async move {
-            let shared = servers.of(call.key(), C::OPERATION).await?;
+            let shared = servers.of(call.key(), operation).await?;
             let (at, reply) = send_one(&shared, call).await;
-            reply.map_err(|error| at.server.store_error(C::OPERATION, error))
+            reply.map_err(|error| at.server.store_error(operation, error))
         })
     }
 }
 
 impl LockStore for RedisStore {
     fn subscribe(&self, sink: EventSink) {
-        let mut sinks = self.sinks.lock();
-        sinks.retain(EventSink::is_open);
-        sinks.push(sink.clone());
-        drop(sinks);
-        for shared in self.servers.all() {
-            shared.messages.add(sink.clone());
-            if matches!(self.servers, Servers::Cluster(_)) {
-                // At each master, also without a call to it: a queue may move to it.
-                shared.messages.start(None);
-            }
+        match &*self.servers {
+            Servers::One(only) => only.messages.add(sink),
+            Servers::Cluster(nodes) => nodes.listen(&sink),
         }
     }
 
@@ -113,7 +103,7 @@ impl LockStore for RedisStore {
     }
 
     fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
-        let servers = self.servers.clone();
+        let servers = Arc::clone(&self.servers);
         StoreFuture::new(async move { operations::renew(&servers, requests).await })
     }
 
@@ -122,24 +112,24 @@ impl LockStore for RedisStore {
     }
 
     fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {
-        self.call(Yield(request, Clock::default().now()))
+        self.call("yield", Yield(request, Clock::default().now()))
     }
 
     fn delete_record(&self, key: LockKey) -> StoreFuture<DeleteRecordReply> {
-        self.call(DeleteRecord(key))
+        self.call("delete-record", DeleteRecord(key))
     }
 
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
-        self.call(Inspect(key))
+        self.call("inspect", Inspect(key))
     }
 
     fn list(&self, request: ListRequest) -> StoreFuture<ListReply> {
-        let servers = self.servers.clone();
+        let servers = Arc::clone(&self.servers);
         StoreFuture::new(async move { list::list(&servers, &request).await })
     }
 
     fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
-        self.call(request)
+        self.call("force-release", request)
     }
 
     fn traits(&self) -> StoreTraits {
@@ -151,7 +141,7 @@ impl LockStore for RedisStore {
     }
 
     fn health(&self) -> StoreFuture<()> {
-        let servers = self.servers.clone();
+        let servers = Arc::clone(&self.servers);
         StoreFuture::new(async move {
             let all = servers.known("health").await?;
             let checks = all.iter().map(|shared| async move {
@@ -175,11 +165,7 @@ impl Shared {
         if let Some(min_replicas) = server.min_replicas {
             server.renew_conn.check_replicas(min_replicas, deadline).await?;
         }
-        match messages.check(deadline).await {
-            Check::Passed => {}
-            Check::Failed(error) => return Err(CallError::SelfTestFailed(error)),
-            Check::Pending => return Err(CallError::ConnectTimeout),
-        }
+        messages.check(deadline).await?;
         if messages.are_subscribed().await { Ok(()) } else { Err(CallError::NotSubscribed) }
     }
 }

@@ -16,14 +16,13 @@ use crate::{
     store::{
         redis::{
             RedisConnectError,
-            assembly::Parts,
             builder::RedisStoreBuilder,
-            error::CallError,
             self_test::{SelfTestError, self_test_without_messages},
             shared::Shared,
             topology::{
-                Endpoint, Topology,
+                Endpoint, Parts, Topology,
                 address::{Address, Deployment},
+                cluster::Node as _,
                 parameters::UrlSettings,
             },
         },
@@ -171,17 +170,11 @@ impl RedlockStoreBuilder {
         let members = Members::new(endpoints.iter().map(ToString::to_string).collect());
         members.check_addresses()?;
         let candidate = |(index, endpoint): (usize, Endpoint)| {
-            let (user, address) = (endpoint.user(), endpoint.to_string());
-            let member = Arc::new(Member {
-                endpoint,
-                index,
-                user: user.clone(),
-                keyspace: parts.keyspace.clone(),
-                members: Arc::clone(&members),
-            });
+            let (parts, address) = (Parts { user: endpoint.user(), ..parts.clone() }, endpoint.to_string());
+            let (keyspace, members) = (parts.keyspace.clone(), Arc::clone(&members));
+            let member = Arc::new(Member { endpoint, index, keyspace, members });
             let topology: Arc<dyn Topology> = Arc::<Member>::clone(&member);
-            let shared = Parts { user, ..parts.clone() }.server(topology, address, None);
-            (member, Node::new(shared))
+            (member, Node::new(Shared::new(parts, topology, address, None)))
         };
         let candidates: Vec<_> = endpoints.into_iter().enumerate().map(candidate).collect();
         let nodes = candidates.iter().map(|(_, node)| Arc::clone(node)).collect();
@@ -237,14 +230,10 @@ async fn test(candidates: Vec<Candidate>, timeouts: Timeouts) -> Result<(), Redi
 
 /// Connects once, so that a defect is an error of its own kind, and then executes every command.
 async fn test_one(member: &Member, shared: &Shared) -> Result<(), SelfTestError> {
-    let (address, user) = (&shared.server.address, &shared.server.user);
-    let failed = |error: CallError| SelfTestError {
-        is_transient: error.is_transient(),
-        error: RedisConnectError::Unreachable { address: address.clone(), source: error.with_hint(None, user) },
-    };
+    let failed = |error| shared.server.test_failed(error);
     member.connect_checked().await.map_err(|error| error.map_or_else(failed, SelfTestError::from))?;
     let server_us = self_test_without_messages(&shared.server).await?;
-    shared.server_clock().observe(server_us, shared.clock.now());
+    shared.server_clock.lock().observe(server_us, shared.clock.now());
     Ok(())
 }
 

@@ -12,7 +12,7 @@ use crate::{
     store::{
         redis::{
             error::{CallError, RedisConnectError},
-            self_test::{info_field, is_unsupported, server_mode},
+            self_test::{check_version, info_field, server_mode},
             topology::{Endpoint, Topology, endpoint::Connected},
             wire::Keyspace,
         },
@@ -26,7 +26,6 @@ pub(super) struct Member {
     pub(super) endpoint: Endpoint,
     /// Its index among the members.
     pub(super) index: usize,
-    pub(super) user: String,
     pub(super) keyspace: Keyspace,
     pub(super) members: Arc<Members>,
 }
@@ -83,7 +82,7 @@ impl Member {
             }
             Ok(RedisConnectError::PermissionDenied {
                 address: self.address().to_owned(),
-                user: self.user.clone(),
+                user: self.endpoint.user(),
                 refusals: vec![escape_control(&error.to_string())],
             })
         })?;
@@ -107,10 +106,7 @@ impl Member {
             Some("sentinel") => return refused("it is a sentinel"),
             _ => {}
         }
-        if let Some(version) = info_field(&server, "redis_version").filter(|version| is_unsupported(version)) {
-            let version = escape_control(version);
-            return Err(RedisConnectError::UnsupportedVersion { address: self.address().to_owned(), version });
-        }
+        check_version(&server, self.address())?;
         if info_field(&replication, "role").is_some_and(|role| role != "master") {
             return refused("it is a replica");
         }

@@ -61,7 +61,6 @@ pub(super) struct Raises(pub(super) Arc<[RaiseRequest]>, pub(super) Validity);
 pub(super) struct Withdrawal(pub(super) Vec<(LockKey, AcquisitionId)>);
 
 impl Call for Votes {
-    const OPERATION: &'static str = "acquire";
     /// A copy finds the grant.
     const PURPOSE: Purpose = Purpose::Release;
     type Reply = Each<Vote>;
@@ -82,7 +81,6 @@ impl Call for Votes {
 }
 
 impl Call for Raises {
-    const OPERATION: &'static str = "acquire";
     /// A copy finds the fence.
     const PURPOSE: Purpose = Purpose::Release;
     type Reply = Each<Raised>;
@@ -101,7 +99,6 @@ impl Call for Raises {
 }
 
 impl Call for Withdrawal {
-    const OPERATION: &'static str = "acquire";
     /// The grants end by themselves when the call that made them has expired.
     const PURPOSE: Purpose = Purpose::Once;
     type Reply = ();

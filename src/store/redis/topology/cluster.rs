@@ -24,48 +24,42 @@ use super::{
     endpoint::{Connected, Endpoint, Subscriptions, list},
     locate::Topology,
     newest::newest,
-    server::Server,
+    server::{Parts, Server},
     slot_map::{NodeName, Redirect, SlotMap},
     socket::OnMessage,
 };
 use crate::{
-    background::Background,
     lock_key::LockKey,
     store::{
-        StoreError,
-        redis::{
-            error::CallError,
-            wire::{Keyspace, LockName},
-        },
-        remote::{link::RECONNECT_DELAY, settings::Timeouts},
+        EventSink, StoreError,
+        redis::{error::CallError, wire::LockName},
+        remote::link::RECONNECT_DELAY,
     },
     sync::Mutex,
 };
 
 /// What a store keeps for a node.
-pub(crate) trait Node: Send + Sync + 'static {
+pub(crate) trait Node: Send + Sync + Sized + 'static {
+    /// `nodes`: those of the Cluster that the server belongs to.
+    fn new(parts: Parts, topology: Arc<dyn Topology>, address: String, nodes: Option<Weak<Nodes<Self>>>) -> Arc<Self>;
+
     fn server(&self) -> &Server;
 
-    /// The node has slots: its messages are needed.
-    fn joined(self: &Arc<Self>);
+    /// Receives messages for this sink.
+    fn listen(self: &Arc<Self>, sink: EventSink);
 }
-
-/// Makes what a store keeps for a node.
-pub(crate) type MakeNode<S> = Box<dyn Fn(&NodeName, &Weak<Nodes<S>>) -> Arc<S> + Send + Sync>;
 
 /// The nodes of a Cluster.
 pub(crate) struct Nodes<S> {
     /// The addresses that the user has named.
     seeds: Vec<Endpoint>,
-    make: MakeNode<S>,
+    pub(crate) parts: Parts,
     this: Weak<Self>,
     state: Mutex<State<S>>,
     /// One permit: for the refresh under way.
     refreshing: Semaphore,
-    keyspace: Keyspace,
-    pub(crate) user: String,
-    pub(crate) timeouts: Timeouts,
-    background: Background,
+    /// Those of the managers, for nodes that join later.
+    sinks: Mutex<Vec<EventSink>>,
 }
 
 struct State<S> {
@@ -89,10 +83,10 @@ struct View<S> {
 type Group<S, T> = (Arc<S>, Vec<T>);
 
 /// How one node is found.
-pub(crate) struct ClusterNode<S> {
-    pub(crate) endpoint: Endpoint,
-    pub(crate) name: NodeName,
-    pub(crate) nodes: Weak<Nodes<S>>,
+struct ClusterNode<S> {
+    endpoint: Endpoint,
+    name: NodeName,
+    nodes: Weak<Nodes<S>>,
 }
 
 /// How old a map may be. Each node asks for it each second, and one of them is enough.
@@ -103,25 +97,33 @@ const MAX_ASKED: usize = 7;
 const MAX_OTHERS: usize = 16;
 
 impl<S: Node> Nodes<S> {
-    pub(crate) fn new(
-        seeds: Vec<Endpoint>,
-        make: MakeNode<S>,
-        keyspace: Keyspace,
-        user: String,
-        timeouts: Timeouts,
-        background: Background,
-    ) -> Arc<Self> {
+    pub(crate) fn new(seeds: Vec<Endpoint>, parts: Parts) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
+            parts: Parts { user: seeds[0].user(), ..parts },
             seeds,
-            make,
             this: Weak::clone(this),
             state: Mutex::new(State { view: None, others: HashMap::new(), failure: None, refreshed_at: None }),
             refreshing: Semaphore::new(1),
-            keyspace,
-            user,
-            timeouts,
-            background,
+            sinks: Mutex::default(),
         })
+    }
+
+    /// Each node has the login and the TLS of all of them.
+    fn make(&self, name: &NodeName) -> Arc<S> {
+        let (endpoint, nodes) = (self.seeds[0].at(&name.host, name.port), || Weak::clone(&self.this));
+        let topology = Arc::new(ClusterNode { endpoint, name: name.clone(), nodes: nodes() });
+        let parts = Parts { keyspace: self.parts.keyspace.at_node(&name.id), ..self.parts.clone() };
+        S::new(parts, topology, name.to_string(), Some(nodes()))
+    }
+
+    /// Receives messages for this sink at each master, also without a call to it: a queue may move
+    /// to it.
+    pub(crate) fn listen(&self, sink: &EventSink) {
+        let mut sinks = self.sinks.lock();
+        sinks.retain(EventSink::is_open);
+        sinks.push(sink.clone());
+        drop(sinks);
+        self.all().iter().for_each(|node| node.listen(sink.clone()));
     }
 
     /// Asks for the map in the background, until a node replies.
@@ -140,7 +142,7 @@ impl<S: Node> Nodes<S> {
 
     /// The slot of a key. That of an invalid name is any: its call fails.
     pub(crate) fn slot(&self, key: &LockKey) -> u16 {
-        self.keyspace.lock(key).map_or(0, LockName::slot)
+        self.parts.keyspace.lock(key).map_or(0, LockName::slot)
     }
 
     /// The master of a slot, as far as this process knows.
@@ -158,7 +160,7 @@ impl<S: Node> Nodes<S> {
         if let Some(owner) = self.owner(slot) {
             return Ok(owner);
         }
-        let refreshed = self.refresh_before(self.timeouts.call_deadline()).await;
+        let refreshed = self.refresh_before(self.parts.timeouts.call_deadline()).await;
         let owner = refreshed.and_then(|()| self.owner(slot).ok_or(CallError::NoMaster));
         owner.map_err(|error| self.store_error(operation, error))
     }
@@ -168,7 +170,7 @@ impl<S: Node> Nodes<S> {
         if self.view().is_some() {
             return Ok(());
         }
-        let refreshed = self.refresh_before(self.timeouts.call_deadline()).await;
+        let refreshed = self.refresh_before(self.parts.timeouts.call_deadline()).await;
         refreshed.map_err(|error| self.store_error(operation, error))
     }
 
@@ -216,7 +218,7 @@ impl<S: Node> Nodes<S> {
             return Arc::clone(known);
         }
         let evicted = if state.others.len() < MAX_OTHERS { None } else { Some(std::mem::take(&mut state.others)) };
-        let node = (self.make)(&name, &self.this);
+        let node = self.make(&name);
         state.others.insert(name, Arc::clone(&node));
         drop(state);
         // Their last references may be here, and stop tasks.
@@ -244,7 +246,7 @@ impl<S: Node> Nodes<S> {
         let since = Instant::now();
         // Nothing drives the runtime of one that takes longer, or the named nodes do not reply, and
         // another one beside it does no harm.
-        let _refreshing = timeout(self.timeouts.call, self.refreshing.acquire()).await;
+        let _refreshing = timeout(self.parts.timeouts.call, self.refreshing.acquire()).await;
         {
             let state = self.state.lock();
             if state.refreshed_at.is_some_and(|at| at > since) {
@@ -268,13 +270,14 @@ impl<S: Node> Nodes<S> {
         let maps = asked.map(|(node, is_hinted)| async move { Ok((map_of(node.server()).await?, is_hinted)) });
         // Of two nodes with one configuration, that counts which has the slot, as another one said.
         let rank = |(map, is_hinted): &(SlotMap, bool)| (map.epoch, *is_hinted);
-        let (known, failures) = newest(maps, |one, other| rank(one) > rank(other), self.timeouts.call).await;
+        let (known, failures) = newest(maps, |one, other| rank(one) > rank(other), self.parts.timeouts.call).await;
         if let Some((map, _)) = known {
             return Ok(map);
         }
         // All of them may have been replaced.
         let is_newer = |one: &SlotMap, other: &SlotMap| one.epoch > other.epoch;
-        let (by_seeds, of_seeds) = newest(self.seeds.iter().map(map_of_seed), is_newer, self.timeouts.connect).await;
+        let (by_seeds, of_seeds) =
+            newest(self.seeds.iter().map(map_of_seed), is_newer, self.parts.timeouts.connect).await;
         let failures = if nodes.is_empty() { of_seeds } else { failures };
         by_seeds.ok_or_else(|| failures.into_iter().next_back().unwrap_or(CallError::ConnectTimeout))
     }
@@ -294,7 +297,7 @@ impl<S: Node> Nodes<S> {
         let mut joined = Vec::new();
         let nodes = map.masters.iter().map(|name| {
             known(name).unwrap_or_else(|| {
-                let node = (self.make)(name, &self.this);
+                let node = self.make(name);
                 joined.push(Arc::clone(&node));
                 node
             })
@@ -305,7 +308,10 @@ impl<S: Node> Nodes<S> {
         drop(state);
         // Their last references may be here, and stop tasks.
         drop((former, others));
-        joined.iter().for_each(Node::joined);
+        let sinks = self.sinks.lock().clone();
+        for node in &joined {
+            sinks.iter().for_each(|sink| node.listen(sink.clone()));
+        }
     }
 
     /// Notes the end of a refresh, and logs a change.
@@ -319,7 +325,7 @@ impl<S: Node> Nodes<S> {
             return;
         }
         let nodes = self.to_string();
-        self.background.log(move || {
+        self.parts.background.log(move || {
             if is_reachable {
                 info!(target: "tower_lock", "a node of the Redis Cluster replies again: {nodes}");
             } else {
@@ -331,7 +337,7 @@ impl<S: Node> Nodes<S> {
     /// The error of a call that reached no node.
     pub(crate) fn store_error(&self, operation: &'static str, error: CallError) -> StoreError {
         let kind = error.kind();
-        error.into_store_error(operation, kind, &self.to_string(), &self.user)
+        error.into_store_error(operation, kind, &self.to_string(), &self.parts.user)
     }
 }
 

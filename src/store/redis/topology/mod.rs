@@ -20,9 +20,10 @@ pub(crate) mod socket;
 pub(in crate::store) mod replicas;
 
 pub(in crate::store) use self::{
-    cluster::{ClusterNode, Nodes},
+    cluster::Nodes,
     endpoint::Endpoint,
-    locate::{Signs, Single, Topology},
+    locate::{Single, Topology},
     sentinel::Sentinels,
+    server::Parts,
     servers::Servers,
 };

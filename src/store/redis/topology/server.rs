@@ -8,7 +8,11 @@ use tokio::time::{Instant, timeout};
 use tracing::warn;
 
 use super::{
-    connection::SharedConnection, endpoint::Subscriptions, locate::Topology, replicas::MinReplicas, socket::OnMessage,
+    connection::SharedConnection,
+    endpoint::Subscriptions,
+    locate::{Signs, Topology},
+    replicas::MinReplicas,
+    socket::OnMessage,
 };
 use crate::{
     background::Background,
@@ -18,6 +22,16 @@ use crate::{
         remote::settings::Timeouts,
     },
 };
+
+/// What all servers of a store have in common.
+#[derive(Clone)]
+pub(crate) struct Parts {
+    pub(crate) user: String,
+    pub(crate) keyspace: Keyspace,
+    pub(crate) timeouts: Timeouts,
+    pub(crate) min_replicas: Option<MinReplicas>,
+    pub(crate) background: Background,
+}
 
 /// The server of a store.
 pub(crate) struct Server {
@@ -32,6 +46,7 @@ pub(crate) struct Server {
     pub(crate) timeouts: Timeouts,
     /// The replicas that must have a grant or a renewal. `None`: it counts at once.
     pub(crate) min_replicas: Option<MinReplicas>,
+    pub(crate) signs: Arc<Signs>,
     /// For acquisitions.
     pub(crate) acquire_conn: Arc<SharedConnection>,
     /// For releases, which never queue behind acquisitions.
@@ -41,6 +56,29 @@ pub(crate) struct Server {
 }
 
 impl Server {
+    pub(crate) fn new(parts: Parts, topology: Arc<dyn Topology>, address: String) -> Arc<Self> {
+        let Parts { user, keyspace, timeouts, min_replicas, background } = parts;
+        let signs = Arc::<Signs>::default();
+        let connection =
+            || Arc::new(SharedConnection::new(Arc::clone(&topology), timeouts.connect, Arc::clone(&signs)));
+        let acquire_conn = connection();
+        let release_conn = if topology.needs_order() { Arc::clone(&acquire_conn) } else { connection() };
+        let renew_conn = if min_replicas.is_some() { connection() } else { Arc::clone(&release_conn) };
+        Arc::new(Self {
+            topology,
+            address,
+            user,
+            keyspace,
+            background,
+            timeouts,
+            min_replicas,
+            signs,
+            acquire_conn,
+            release_conn,
+            renew_conn,
+        })
+    }
+
     /// Opens a connection for messages.
     pub(crate) async fn subscribe(&self, on_message: OnMessage) -> Result<Subscriptions, CallError> {
         let connection = timeout(self.timeouts.connect, self.topology.subscribe(on_message)).await;

@@ -65,7 +65,7 @@ impl<S: Node> Servers<S> {
     pub(crate) fn timeouts(&self) -> Timeouts {
         match self {
             Self::One(only) => only.server().timeouts,
-            Self::Cluster(nodes) => nodes.timeouts,
+            Self::Cluster(nodes) => nodes.parts.timeouts,
         }
     }
 
@@ -100,13 +100,4 @@ fn push_later<S: Node + SendRequests<R>, R: Shareable>(nodes: &Arc<Nodes<S>>, re
         let server = nodes.find(nodes.slot(request.key()), R::OPERATION).await?;
         SharedCalls::push(&server, request.into(), called).into_single().await
     })
-}
-
-impl<S> Clone for Servers<S> {
-    fn clone(&self) -> Self {
-        match self {
-            Self::One(only) => Self::One(Arc::clone(only)),
-            Self::Cluster(nodes) => Self::Cluster(Arc::clone(nodes)),
-        }
-    }
 }
