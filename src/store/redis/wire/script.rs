@@ -84,6 +84,7 @@ impl Script {
             ("fence.lua", include_str!("lua/fence.lua")),
             ("queue.lua", include_str!("lua/queue.lua")),
             ("record.lua", include_str!("lua/record.lua")),
+            ("each.lua", include_str!("lua/each.lua")),
         ]
         .iter()
         .fold(file.to_owned(), |text, (name, included)| include(&text, name, included));

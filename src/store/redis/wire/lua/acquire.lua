@@ -68,17 +68,12 @@ if n == 1 then
   reply = recorded(KEYS[1], queue, record, ARGV[6], ARGV[3])
     or acquire(KEYS[1], queue, ARGV[6], ARGV[7], ARGV[8], ARGV[3], ARGV[4], ARGV[5])
 else
-  -- A key of another type fails alone. Another error is that of the whole call.
+  --@include each.lua
   local function acquire_one(i)
     local id, lease_ms, if_busy = ARGV[3 * i + 3], ARGV[3 * i + 4], ARGV[3 * i + 5]
-    local ok, one = pcall(acquire, KEYS[i], KEYS[n + i], id, lease_ms, if_busy, ARGV[3], ARGV[4], ARGV[5])
-    if ok then return one end
-    local text = type(one) == 'table' and one.err or tostring(one)
-    if not string.find(text, 'WRONGTYPE', 1, true) then error({err = text}) end
-    return {'error', text}
+    return acquire(KEYS[i], KEYS[n + i], id, lease_ms, if_busy, ARGV[3], ARGV[4], ARGV[5])
   end
-  reply = {'each'}
-  for i = 1, n do reply[i + 1] = acquire_one(i) end
+  reply = for_each(n, acquire_one, {'each'})
 end
 if fence_mark then reply[#reply + 1] = fence_mark end
 return {now, unpack(reply)}

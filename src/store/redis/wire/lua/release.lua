@@ -90,17 +90,8 @@ local reply
 if n == 1 then
   reply = finish(1)
 else
-  -- A queue of another type fails alone: the others would be left without their blocks and offers,
-  -- and a repeated call could not make up for it.
-  local function finish_one(i)
-    local ok, one = pcall(finish, i)
-    if ok then return one end
-    local text = type(one) == 'table' and one.err or tostring(one)
-    if not string.find(text, 'WRONGTYPE', 1, true) then error({err = text}) end
-    return {'error', text}
-  end
-  reply = {'each'}
-  for i = 1, n do reply[i + 1] = finish_one(i) end
+  --@include each.lua
+  reply = for_each(n, finish, {'each'})
 end
 if fence_mark then reply[#reply + 1] = fence_mark end
 return reply

@@ -20,7 +20,8 @@ if #now > #ARGV[1] or #now == #ARGV[1] and now > ARGV[1] then return {now, 'expi
 -- All keys get one fence: it is larger than each one before it of any key.
 local granted
 
-local function vote(lock, id)
+local function vote(i)
+  local lock, id = KEYS[i], ARGV[2 + i]
   local fence = redis.call('HGET', lock, id)
   if fence then
     -- A delayed copy never shortens a lease: GT.
@@ -38,16 +39,7 @@ local function vote(lock, id)
   return {'granted', granted}
 end
 
-local reply = {now}
-for i = 1, #KEYS - 1 do
-  -- A key of another type fails alone. Another error is that of the whole call.
-  local ok, one = pcall(vote, KEYS[i], ARGV[2 + i])
-  if not ok then
-    local text = type(one) == 'table' and one.err or tostring(one)
-    if not string.find(text, 'WRONGTYPE', 1, true) then error({err = text}) end
-    one = {'error', text}
-  end
-  reply[i + 1] = one
-end
+--@include each.lua
+local reply = for_each(#KEYS - 1, vote, {now})
 if fence_mark then reply[#reply + 1] = fence_mark end
 return reply
