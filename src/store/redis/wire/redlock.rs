@@ -6,7 +6,9 @@ use deadpool_redis::redis::Value;
 
 use super::{
     keyspace::{InvalidName, Keyspace},
-    replies::{KeyError, KeyReplies, Timed, UnexpectedReply, is, lease_left, parse_fence, text, timed},
+    replies::{
+        KeyReplies, Timed, UnexpectedReply, elements, is, lease_left, parse_each, parse_fence, parse_timed, text,
+    },
     requests::Ms,
     script::{RAISE, ScriptCall, ScriptFile, VOTE, WITHDRAW},
 };
@@ -127,51 +129,30 @@ impl Keyspace {
 
 /// The server's time and its votes on this number of acquisitions.
 pub fn parse_vote(reply: &Value, count: usize) -> Result<(i64, Timed<KeyReplies<Vote>>), UnexpectedReply> {
-    parse_each(reply, count, |reply| {
-        let Value::Array(elements) = reply else { return Err(UnexpectedReply) };
-        Ok(Ok(match elements.as_slice() {
-            [granted, fence] if is(granted, "granted") => Vote::Granted { fence: parse_vote_fence(fence)? },
-            [busy, left, is_incomplete] if is(busy, "busy") => {
-                Vote::Busy { lease_left: lease_left(left)?, is_incomplete: *is_incomplete == Value::Int(1) }
-            }
-            [error, message] if is(error, "error") => return Ok(Err(KeyError(text(message)?.to_owned()))),
-            _ => return Err(UnexpectedReply),
-        }))
-    })
+    let parse = |reply: &Value| match elements(reply)? {
+        [granted, fence] if is(granted, "granted") => Ok(Vote::Granted { fence: parse_vote_fence(fence)? }),
+        [busy, left, is_incomplete] if is(busy, "busy") => {
+            Ok(Vote::Busy { lease_left: lease_left(left)?, is_incomplete: *is_incomplete == Value::Int(1) })
+        }
+        _ => Err(UnexpectedReply),
+    };
+    parse_timed(reply, |replies| parse_each(replies, count, parse))
 }
 
 /// The server's time and the results of this number of raises.
 pub fn parse_raise(reply: &Value, count: usize) -> Result<(i64, Timed<KeyReplies<Raised>>), UnexpectedReply> {
-    parse_each(reply, count, |reply| {
-        Ok(Ok(match reply {
-            Value::Int(0) => Raised::NotHolder,
-            Value::Int(-1) => Raised::ClockBehind,
-            Value::Array(elements) => match elements.as_slice() {
-                [error, message] if is(error, "error") => return Ok(Err(KeyError(text(message)?.to_owned()))),
-                _ => return Err(UnexpectedReply),
-            },
-            fence => Raised::Held { fence: parse_fence(fence)? },
-        }))
-    })
+    let parse = |reply: &Value| match reply {
+        Value::Int(0) => Ok(Raised::NotHolder),
+        Value::Int(-1) => Ok(Raised::ClockBehind),
+        fence => Ok(Raised::Held { fence: parse_fence(fence)? }),
+    };
+    parse_timed(reply, |replies| parse_each(replies, count, parse))
 }
 
 /// The number of incomplete grants that ended.
 pub fn parse_withdraw(reply: &Value) -> Result<usize, UnexpectedReply> {
     let Value::Int(ended) = reply else { return Err(UnexpectedReply) };
     usize::try_from(*ended).map_err(|_| UnexpectedReply)
-}
-
-fn parse_each<T>(
-    reply: &Value,
-    count: usize,
-    parse: impl Fn(&Value) -> Result<Result<T, KeyError>, UnexpectedReply>,
-) -> Result<(i64, Timed<KeyReplies<T>>), UnexpectedReply> {
-    let (now, replies) = timed(reply)?;
-    if matches!(replies, [expired] if is(expired, "expired")) {
-        return Ok((now, Timed::Expired));
-    }
-    let replies: KeyReplies<T> = replies.iter().map(parse).collect::<Result<_, _>>()?;
-    if replies.len() == count { Ok((now, Timed::Done(replies))) } else { Err(UnexpectedReply) }
 }
 
 /// A fence, complete or not.
@@ -183,6 +164,7 @@ fn parse_vote_fence(fence: &Value) -> Result<u64, UnexpectedReply> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::redis::wire::KeyError;
 
     fn bulk(text: &str) -> Value {
         Value::BulkString(text.as_bytes().to_vec())

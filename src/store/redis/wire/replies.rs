@@ -52,77 +52,46 @@ pub fn parse_acquire(reply: &Value, count: usize) -> Result<(i64, Timed<KeyRepli
         let now = parse_time(reply)?;
         return Ok((now, Timed::Done(vec![Ok(AcquireReply::Granted { fence: parse_fence(reply)? }); count])));
     }
-    let (now, elements) = timed(reply)?;
-    let replies = match elements {
-        [expired] if is(expired, "expired") => return Ok((now, Timed::Expired)),
+    parse_timed(reply, |elements| match elements {
         [each, replies @ ..] if is(each, "each") => {
-            replies.iter().map(|reply| parse_key_reply(reply, parse_acquire_reply)).collect::<Result<_, _>>()?
+            parse_each(replies, count, |reply| parse_acquire_reply(self::elements(reply)?))
         }
         // One reply to all.
-        elements => vec![Ok(parse_acquire_reply(elements)?); count],
-    };
-    if replies.len() == count { Ok((now, Timed::Done(replies))) } else { Err(UnexpectedReply) }
-}
-
-fn parse_key_reply<T>(
-    reply: &Value,
-    parse: fn(&[Value]) -> Result<T, UnexpectedReply>,
-) -> Result<Result<T, KeyError>, UnexpectedReply> {
-    match elements(reply)? {
-        [error, message] if is(error, "error") => Ok(Err(KeyError(text(message)?.to_owned()))),
-        elements => Ok(Ok(parse(elements)?)),
-    }
+        reply => Ok(vec![Ok(parse_acquire_reply(reply)?); count]),
+    })
 }
 
 /// The server's time and the result of a yield.
 pub fn parse_yield(reply: &Value) -> Result<(i64, Timed<YieldReply>), UnexpectedReply> {
-    let (now, elements) = timed(reply)?;
-    let reply = match elements {
-        [expired] if is(expired, "expired") => Timed::Expired,
-        [extended, fence] if is(extended, "extended") => {
-            Timed::Done(YieldReply::Extended { fence: parse_fence(fence)? })
-        }
-        elements => Timed::Done(YieldReply::NotHolder(parse_acquire_reply(elements)?)),
-    };
-    Ok((now, reply))
+    parse_timed(reply, |elements| match elements {
+        [extended, fence] if is(extended, "extended") => Ok(YieldReply::Extended { fence: parse_fence(fence)? }),
+        reply => Ok(YieldReply::NotHolder(parse_acquire_reply(reply)?)),
+    })
 }
 
 /// The results of this number of renewals.
 pub fn parse_renew(reply: &Value, count: usize) -> Result<Vec<RenewReply>, UnexpectedReply> {
-    let Value::Array(replies) = reply else { return Err(UnexpectedReply) };
-    let replies: Vec<_> = replies
-        .iter()
-        .map(|reply| match reply {
-            Value::Int(1) => Ok(RenewReply::Extended),
-            Value::Int(0) => Ok(RenewReply::NotHolder),
-            Value::Int(-1) => Ok(RenewReply::Unknown),
-            _ => Err(UnexpectedReply),
-        })
-        .collect::<Result<_, _>>()?;
-    if replies.len() == count { Ok(replies) } else { Err(UnexpectedReply) }
+    let replies = elements(reply)?.iter().map(|reply| match reply {
+        Value::Int(1) => Ok(RenewReply::Extended),
+        Value::Int(0) => Ok(RenewReply::NotHolder),
+        Value::Int(-1) => Ok(RenewReply::Unknown),
+        _ => Err(UnexpectedReply),
+    });
+    if replies.len() == count { replies.collect() } else { Err(UnexpectedReply) }
 }
 
 /// The results of this number of releases.
 pub fn parse_release(reply: &Value, count: usize) -> Result<KeyReplies<ReleaseReply>, UnexpectedReply> {
-    if let Value::BulkString(_) = reply {
-        return Ok(vec![Ok(parse_outcome(reply)?); count]);
+    match elements(reply) {
+        Ok([each, replies @ ..]) if is(each, "each") => parse_each(replies, count, parse_release_reply),
+        // One reply to all.
+        _ => Ok(vec![Ok(parse_release_reply(reply)?); count]),
     }
-    let replies = match elements(reply)? {
-        [each, replies @ ..] if is(each, "each") => {
-            replies.iter().map(|reply| parse_key_reply(reply, parse_release_reply)).collect::<Result<_, _>>()?
-        }
-        [outcome] => vec![Ok(parse_outcome(outcome)?); count],
-        _ => return Err(UnexpectedReply),
-    };
-    if replies.len() == count { Ok(replies) } else { Err(UnexpectedReply) }
 }
 
-fn parse_release_reply(elements: &[Value]) -> Result<ReleaseReply, UnexpectedReply> {
-    let [outcome] = elements else { return Err(UnexpectedReply) };
-    parse_outcome(outcome)
-}
-
-fn parse_outcome(outcome: &Value) -> Result<ReleaseReply, UnexpectedReply> {
+/// A text, alone or in an array.
+fn parse_release_reply(reply: &Value) -> Result<ReleaseReply, UnexpectedReply> {
+    let outcome = if let Ok([outcome]) = elements(reply) { outcome } else { reply };
     match text(outcome)? {
         "freed" => Ok(ReleaseReply::Freed),
         "handed off" => Ok(ReleaseReply::HandedOff),
@@ -146,10 +115,7 @@ pub fn parse_force(reply: &Value) -> Result<ForceReleaseReply, UnexpectedReply> 
 
 /// The status of a key.
 pub fn parse_inspect(reply: &Value) -> Result<KeyStatus, UnexpectedReply> {
-    let Value::Array(elements) = reply else { return Err(UnexpectedReply) };
-    let [left, waiting, record_left, subscribers, fields @ ..] = elements.as_slice() else {
-        return Err(UnexpectedReply);
-    };
+    let [left, waiting, record_left, subscribers, fields @ ..] = elements(reply)? else { return Err(UnexpectedReply) };
     let mut holder = None;
     for field in fields.chunks_exact(2) {
         if !bytes(&field[0])?.ends_with(b":end") {
@@ -183,8 +149,7 @@ pub fn parse_delete_record(reply: &Value) -> Result<DeleteRecordReply, Unexpecte
 /// The next position of a `SCAN`, and the names that it found. A name that is not text is omitted:
 /// this crate did not write it.
 pub fn parse_scan(reply: &Value) -> Result<(u64, Vec<String>), UnexpectedReply> {
-    let Value::Array(elements) = reply else { return Err(UnexpectedReply) };
-    let [position, Value::Array(names)] = elements.as_slice() else { return Err(UnexpectedReply) };
+    let [position, Value::Array(names)] = elements(reply)? else { return Err(UnexpectedReply) };
     let names = names.iter().filter_map(|name| text(name).ok().map(str::to_owned));
     Ok((parse_u64(position)?, names.collect()))
 }
@@ -204,8 +169,7 @@ pub struct SelfTestReport {
 
 /// The result of a self-test.
 pub fn parse_self_test(reply: &Value) -> Result<SelfTestReport, UnexpectedReply> {
-    let Value::Array(elements) = reply else { return Err(UnexpectedReply) };
-    let [now, receivers, Value::BulkString(invalid_fence), refused @ ..] = elements.as_slice() else {
+    let [now, receivers, Value::BulkString(invalid_fence), refused @ ..] = elements(reply)? else {
         return Err(UnexpectedReply);
     };
     let invalid_fence =
@@ -221,33 +185,46 @@ pub fn fence_mark(reply: &Value) -> Option<FenceMark> {
 
 /// The mark is an array: a plain text could be a field that another program wrote.
 fn parse_fence_mark(value: &Value) -> Option<FenceMark> {
-    match value {
-        Value::Array(mark) if matches!(mark.as_slice(), [mark] if is(mark, "fence replaced")) => {
-            Some(FenceMark::Replaced)
-        }
-        Value::Array(mark) if matches!(mark.as_slice(), [mark] if is(mark, "fence missing")) => {
-            Some(FenceMark::Missing)
-        }
+    let Value::Array(mark) = value else { return None };
+    match mark.as_slice() {
+        [mark] if is(mark, "fence replaced") => Some(FenceMark::Replaced),
+        [mark] if is(mark, "fence missing") => Some(FenceMark::Missing),
         _ => None,
     }
 }
 
 /// The elements of a reply, without the [`fence_mark`].
-fn elements(reply: &Value) -> Result<&[Value], UnexpectedReply> {
-    match reply {
-        Value::Array(elements) => match elements.as_slice() {
-            [elements @ .., last] if parse_fence_mark(last).is_some() => Ok(elements),
-            elements => Ok(elements),
-        },
-        _ => Err(UnexpectedReply),
+pub(super) fn elements(reply: &Value) -> Result<&[Value], UnexpectedReply> {
+    let Value::Array(elements) = reply else { return Err(UnexpectedReply) };
+    match elements.as_slice() {
+        [elements @ .., last] if parse_fence_mark(last).is_some() => Ok(elements),
+        elements => Ok(elements),
     }
 }
 
-pub(super) fn timed(reply: &Value) -> Result<(i64, &[Value]), UnexpectedReply> {
+/// The server's time, and the rest of the reply.
+pub(super) fn parse_timed<'a, T>(
+    reply: &'a Value,
+    parse: impl FnOnce(&'a [Value]) -> Result<T, UnexpectedReply>,
+) -> Result<(i64, Timed<T>), UnexpectedReply> {
     match elements(reply)? {
-        [now, rest @ ..] => Ok((parse_time(now)?, rest)),
+        [now, expired] if is(expired, "expired") => Ok((parse_time(now)?, Timed::Expired)),
+        [now, rest @ ..] => Ok((parse_time(now)?, Timed::Done(parse(rest)?))),
         [] => Err(UnexpectedReply),
     }
+}
+
+/// The replies to this number of requests. The server may have an error for one of their keys.
+pub(super) fn parse_each<T>(
+    replies: &[Value],
+    count: usize,
+    parse: impl Fn(&Value) -> Result<T, UnexpectedReply>,
+) -> Result<KeyReplies<T>, UnexpectedReply> {
+    let replies = replies.iter().map(|reply| match elements(reply) {
+        Ok([error, message]) if is(error, "error") => Ok(Err(KeyError(text(message)?.to_owned()))),
+        _ => Ok(Ok(parse(reply)?)),
+    });
+    if replies.len() == count { replies.collect() } else { Err(UnexpectedReply) }
 }
 
 fn parse_acquire_reply(elements: &[Value]) -> Result<AcquireReply, UnexpectedReply> {
@@ -272,7 +249,7 @@ fn parse_acquire_reply(elements: &[Value]) -> Result<AcquireReply, UnexpectedRep
 }
 
 /// The server's time, in microseconds.
-pub(super) fn parse_time(value: &Value) -> Result<i64, UnexpectedReply> {
+fn parse_time(value: &Value) -> Result<i64, UnexpectedReply> {
     i64::try_from(parse_u64(value)?).map_err(|_| UnexpectedReply)
 }
 
