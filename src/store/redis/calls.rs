@@ -74,18 +74,7 @@ pub(super) async fn send_one<C: Call>(shared: &Arc<Shared>, call: C) -> Outcome<
 pub(super) async fn send<C: Call>(shared: &Arc<Shared>, calls: &[C]) -> Vec<Outcome<C::Reply>> {
     shared.subscribe(calls).await;
     let deadline = shared.server.timeouts.call_deadline();
-    let scripts = calls.iter().map(|call| call.script(shared)).collect::<Result<Vec<_>, _>>();
-    let sent = match scripts {
-        Ok(scripts) => C::PURPOSE.send(&shared.server, &scripts, false, deadline).await,
-        Err(error) => Err(error.into()),
-    };
-    let replies: Vec<_> = match sent {
-        Ok((replies, replicated)) => replies.into_iter().map(|reply| Ok((reply?, replicated))).collect(),
-        Err(error) => {
-            let error = Arc::new(error);
-            calls.iter().map(|_| Err(CallError::Common(Arc::clone(&error)))).collect()
-        }
-    };
+    let replies = send_scripts(shared, calls, false, deadline).await;
     let finish = |(call, reply)| finish(Arc::clone(shared), call, reply, deadline);
     join_all(calls.iter().zip(replies).map(finish)).await
 }
@@ -112,19 +101,35 @@ async fn finish<C: Call>(
                 Err(error) => return (at, Err(error)),
             },
         }
-        reply = match call.script(&at) {
-            Ok(script) => C::PURPOSE.send(&at.server, &[script], is_asking, deadline).await.and_then(only),
-            Err(error) => Err(error.into()),
-        };
+        let mut replies = send_scripts(&at, std::slice::from_ref(call), is_asking, deadline).await;
+        reply = replies.pop().unwrap_or_else(|| unreachable!("one for each call"));
     }
     (at, Err(CallError::Expired))
 }
 
-fn only(
-    (mut replies, replicated): (Vec<Result<Value, CallError>>, Replicated),
-) -> Result<(Value, Replicated), CallError> {
-    let reply = replies.pop().unwrap_or_else(|| unreachable!("one for each script"));
-    Ok((reply?, replicated))
+/// Sends the scripts of these calls together. An error of all of them is that of each.
+async fn send_scripts<C: Call>(
+    at: &Shared,
+    calls: &[C],
+    is_asking: bool,
+    deadline: Instant,
+) -> Vec<Result<(Value, Replicated), CallError>> {
+    let terms = Terms {
+        min_replicas: at.server.min_replicas.filter(|_| matches!(C::PURPOSE, Purpose::Acquire | Purpose::Renew)),
+        may_repeat: matches!(C::PURPOSE, Purpose::Renew | Purpose::Release),
+        is_asking,
+    };
+    let sent = async {
+        let scripts = calls.iter().map(|call| call.script(at)).collect::<Result<Vec<_>, _>>()?;
+        C::PURPOSE.connection(&at.server).call(&scripts, terms, deadline).await
+    };
+    match sent.await {
+        Ok((replies, replicated)) => replies.into_iter().map(|reply| Ok((reply?, replicated))).collect(),
+        Err(error) => {
+            let error = Arc::new(error);
+            calls.iter().map(|_| Err(CallError::Common(Arc::clone(&error)))).collect()
+        }
+    }
 }
 
 impl Shared {
@@ -177,21 +182,6 @@ impl Purpose {
             Self::Renew => &server.renew_conn,
             Self::Release | Self::Once => &server.release_conn,
         }
-    }
-
-    async fn send(
-        self,
-        server: &Server,
-        scripts: &[ScriptCall],
-        is_asking: bool,
-        deadline: Instant,
-    ) -> Result<(Vec<Result<Value, CallError>>, Replicated), CallError> {
-        let terms = Terms {
-            min_replicas: if matches!(self, Self::Acquire | Self::Renew) { server.min_replicas } else { None },
-            may_repeat: matches!(self, Self::Renew | Self::Release),
-            is_asking,
-        };
-        self.connection(server).call(scripts, terms, deadline).await
     }
 }
 
