@@ -52,6 +52,13 @@ pub enum StoreErrorKind {
 #[error("no reply and no error within the call timeout: is the store stopped, or are too many calls under way?")]
 struct NoReply;
 
+impl StoreErrorKind {
+    /// Whether a retry may succeed.
+    pub(crate) fn is_transient(self) -> bool {
+        matches!(self, Self::Unavailable | Self::Timeout | Self::Overloaded | Self::Failover)
+    }
+}
+
 impl StoreError {
     /// Creates an error of an operation of a store.
     #[must_use]
@@ -96,8 +103,7 @@ impl StoreError {
 
     /// Whether a retry may succeed.
     pub(crate) fn is_transient(&self) -> bool {
-        use StoreErrorKind::{Failover, Overloaded, Timeout, Unavailable};
-        matches!(self.0.kind, Unavailable | Timeout | Overloaded | Failover)
+        self.0.kind.is_transient()
     }
 
     /// Whether the operation was not sent, so that its outcome is known.

@@ -237,13 +237,6 @@ impl CallError {
         if let Self::Common(error) = self { error.of_connect() } else { self }
     }
 
-    /// Whether a retry may succeed.
-    pub(in crate::store) fn is_transient(&self) -> bool {
-        use StoreErrorKind::{Failover, Timeout, Unavailable};
-
-        matches!(self.kind(), Failover | Timeout | Unavailable)
-    }
-
     pub(in crate::store) fn kind(&self) -> StoreErrorKind {
         self.classify().0
     }

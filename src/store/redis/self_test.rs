@@ -130,7 +130,7 @@ fn channel_of(server: &Server, id: &str) -> String {
 impl SelfTestError {
     /// The error of a call at this address.
     pub(super) fn unreachable(error: CallError, address: String, user: &str) -> Self {
-        let is_transient = error.is_transient();
+        let is_transient = error.kind().is_transient();
         let source = error.with_hint(None, user);
         Self { error: RedisConnectError::Unreachable { address, source }, is_transient }
     }

@@ -10,7 +10,7 @@ use tokio::{
 use super::{
     group::{Answers, Group},
     node::{Node, Raises, Validity, Votes, Withdrawal},
-    quorum::{Ballot, Raise, Replies},
+    quorum::{Ballot, Raise},
 };
 use crate::{
     acquisition::AcquisitionId,
@@ -93,8 +93,7 @@ impl Group {
             let votes = Votes(Arc::clone(requests), validity);
             async move { node.call(votes).await }
         };
-        let votes = self.ask(requests.len(), self.limit(), vote, |_, votes| votes.decide().is_some()).await;
-        let ballots: Vec<_> = votes.keys.iter().map(|votes| votes.decide().unwrap_or(Ballot::Undecided)).collect();
+        let (ballots, votes) = self.ask(requests.len(), self.limit(), vote, |_, votes| votes.decide()).await;
         self.withdraw(requests, &ballots, &votes);
         if requests.len() > 1 && ballots.contains(&Ballot::Undecided) && votes.may_be_of_one_key() {
             let alone = send_alone(self, requests.to_vec(), validity.called).await;
@@ -139,11 +138,7 @@ impl Group {
             let raises = Raises(Arc::clone(&requests), validity);
             async move { node.call(raises).await }
         };
-        let decide = |index: usize, replies: &Replies<Raised>| replies.decide(requests[index].fence);
-        let is_decided = |index: usize, replies: &Replies<Raised>| decide(index, replies).is_some();
-        let raised = self.ask(requests.len(), self.limit(), raise, is_decided).await;
-        let outcomes = raised.keys.iter().enumerate();
-        (outcomes.map(|(index, replies)| decide(index, replies).unwrap_or(Raise::Undecided)).collect(), raised)
+        self.ask(requests.len(), self.limit(), raise, |index, replies| replies.decide(requests[index].fence)).await
     }
 
     /// Ends the votes on acquisitions that have no majority, so that nobody finds them in its way.

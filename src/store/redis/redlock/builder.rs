@@ -12,6 +12,7 @@ use super::{
     store::RedlockStore,
 };
 use crate::{
+    clock::Clock,
     limits::{REDLOCK_SERVERS_MAX, REDLOCK_SERVERS_MIN},
     store::{
         redis::{
@@ -26,7 +27,10 @@ use crate::{
                 parameters::UrlSettings,
             },
         },
-        remote::settings::{RETRY_INTERVAL, Timeouts, same},
+        remote::{
+            batching::SharedCalls,
+            settings::{RETRY_INTERVAL, Timeouts, same},
+        },
     },
 };
 
@@ -178,8 +182,10 @@ impl RedlockStoreBuilder {
         };
         let candidates: Vec<_> = endpoints.into_iter().enumerate().map(candidate).collect();
         let nodes = candidates.iter().map(|(_, node)| Arc::clone(node)).collect();
-        let group = Group::new(nodes, parts.keyspace, parts.timeouts);
-        Ok((RedlockStore::new(group), candidates, parts.timeouts))
+        let (timeouts, acquires, releases) = (parts.timeouts, SharedCalls::default(), SharedCalls::default());
+        let clock = Clock::default();
+        let group = Arc::new(Group { nodes, keyspace: parts.keyspace, timeouts, clock, acquires, releases });
+        Ok((RedlockStore { group }, candidates, timeouts))
     }
 }
 

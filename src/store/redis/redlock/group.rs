@@ -76,17 +76,6 @@ impl Group {
     /// acquire asks twice.
     const LIMITS_PER_CALL: u32 = 3;
 
-    pub(super) fn new(nodes: Vec<Arc<Node>>, keyspace: Keyspace, timeouts: Timeouts) -> Arc<Self> {
-        Arc::new(Self {
-            nodes,
-            keyspace,
-            timeouts,
-            clock: Clock::default(),
-            acquires: SharedCalls::default(),
-            releases: SharedCalls::default(),
-        })
-    }
-
     /// The servers that make a majority.
     pub(super) fn majority(&self) -> usize {
         self.nodes.len() / 2 + 1
@@ -99,14 +88,15 @@ impl Group {
 
     /// Asks all servers at once, and waits until each key is decided, or the limit. A server that
     /// was slow before is not waited for. Calls that have no reply then go on in a task: they were
-    /// sent, and show whether their connections work.
-    pub(super) async fn ask<T, F>(
+    /// sent, and show whether their connections work. Returns the outcome of each key, and the
+    /// replies.
+    pub(super) async fn ask<T, O, F>(
         &self,
         keys: usize,
         limit: Instant,
         call: impl Fn(Arc<Node>) -> F,
-        is_decided: impl Fn(usize, &Replies<T>) -> bool,
-    ) -> Answers<T>
+        decide: impl Fn(usize, &Replies<T>) -> Option<O>,
+    ) -> (Vec<O>, Answers<T>)
     where
         T: Send + 'static,
         F: Future<Output = Result<Each<T>, CallError>> + Send + 'static,
@@ -136,7 +126,7 @@ impl Group {
             open[index] = false;
             answers.add(index, &self.nodes[index], reply);
             let has_others = open.iter().zip(&slow).any(|(is_open, is_slow)| *is_open && !is_slow);
-            if !has_others || answers.keys.iter().enumerate().all(|(key, replies)| is_decided(key, replies)) {
+            if !has_others || answers.keys.iter().enumerate().all(|(key, replies)| decide(key, replies).is_some()) {
                 break;
             }
         }
@@ -145,7 +135,8 @@ impl Group {
         if !calls.is_empty() {
             Handle::current().spawn(async move { while calls.next().await.is_some() {} });
         }
-        answers
+        let outcome = |(key, replies)| decide(key, replies).unwrap_or_else(|| unreachable!("no reply is waited for"));
+        (answers.keys.iter().enumerate().map(outcome).collect(), answers)
     }
 
     /// The error of an operation on this key that too few servers have executed.
@@ -162,14 +153,14 @@ impl Group {
         reason: Option<&str>,
     ) -> StoreError {
         let errors = || answers.errors.iter().filter(|error| error.key.is_none_or(|of| of == key));
-        let lasting: Vec<_> = errors().filter(|error| !is_transient(error.kind)).map(|error| error.kind).collect();
+        let lasting: Vec<_> = errors().filter(|error| !error.kind.is_transient()).map(|error| error.kind).collect();
         let kind = match lasting.first() {
             // A majority may execute a retry.
             _ if self.nodes.len() - lasting.len() >= self.majority() => {
                 let kinds: Vec<_> = errors().map(|error| error.kind).collect();
                 let is_unsent =
                     kinds.len() == self.nodes.len() && kinds.iter().all(|kind| *kind == StoreErrorKind::Overloaded);
-                match kinds.iter().find(|kind| is_transient(**kind)) {
+                match kinds.iter().find(|kind| kind.is_transient()) {
                     _ if is_unsent => StoreErrorKind::Overloaded,
                     Some(StoreErrorKind::Timeout) | None => StoreErrorKind::Timeout,
                     Some(_) => StoreErrorKind::Unavailable,
@@ -234,12 +225,6 @@ impl NodeError {
         let text = error.with_hint(address, &of.shared.server.user).to_string();
         Self { key, node, kind, may_be_of_one_key, is_of_server, text }
     }
-}
-
-/// Whether a retry may succeed.
-fn is_transient(kind: StoreErrorKind) -> bool {
-    use StoreErrorKind::{Failover, Overloaded, Timeout, Unavailable};
-    matches!(kind, Failover | Overloaded | Timeout | Unavailable)
 }
 
 impl Sender for Group {

@@ -84,10 +84,10 @@ impl Group {
             let inspect = Inspect(key.clone());
             async move { Ok(vec![Ok(node.call(inspect).await?)]) }
         };
-        let answers = self.ask(1, self.limit(), inspect, |_, replies| replies.decide().is_some()).await;
-        match answers.keys[0].decide() {
-            Some(Ok(status)) => Ok((status, answers)),
-            Some(Err(())) | None => Err(self.store_error(operation, 0, &answers)),
+        let (mut outcomes, answers) = self.ask(1, self.limit(), inspect, |_, replies| replies.decide()).await;
+        match outcomes.swap_remove(0) {
+            Ok(status) => Ok((status, answers)),
+            Err(()) => Err(self.store_error(operation, 0, &answers)),
         }
     }
 

@@ -58,7 +58,6 @@ mod node;
 pub mod quorum;
 mod group;
 mod acquires;
-mod releases;
 mod list;
 mod store;
 

@@ -100,10 +100,11 @@ impl<T> Replies<T> {
         self.received().count() + self.pending() >= self.majority()
     }
 
-    /// Whether a majority has replied.
+    /// Whether a majority has replied, if no further reply can change that.
     #[must_use]
-    pub fn has_majority(&self) -> bool {
-        self.received().count() >= self.majority()
+    pub fn is_majority(&self) -> Option<bool> {
+        let is_majority = self.received().count() >= self.majority();
+        (is_majority || !self.may_decide()).then_some(is_majority)
     }
 
     fn received(&self) -> impl Iterator<Item = &T> {

@@ -1,6 +1,6 @@
 //! The store: each operation, decided by a majority of the servers.
 
-use std::{fmt, future::ready, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use super::{
     group::Group,
@@ -9,13 +9,14 @@ use super::{
     quorum::Raise,
 };
 use crate::{
+    clock::BootInstant,
     lock_key::LockKey,
     store::{
         AcquireReply, AcquireRequest, DeleteRecordReply, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy,
         KeyStatus, ListReply, ListRequest, LockStore, Many, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest,
         StoreError, StoreFuture, StoreTraits, YieldReply, YieldRequest,
-        redis::wire::RaiseRequest,
-        remote::batching::{SendRequests, Sender, SharedCalls},
+        redis::{operations::Together, wire::RaiseRequest},
+        remote::batching::{SendRequests, Sender, SharedCalls, send_alone},
     },
 };
 
@@ -63,29 +64,15 @@ use crate::{
 /// When a server begins or ceases to reply, that is logged: the others hide it.
 /// [`health`](LockStore::health) passes while a majority replies.
 pub struct RedlockStore {
-    group: Arc<Group>,
+    pub(super) group: Arc<Group>,
 }
 
 impl RedlockStore {
-    pub(super) fn new(group: Arc<Group>) -> Self {
-        Self { group }
-    }
-
-    /// Asks the servers, unless the request is refused without them.
-    fn call<T, F>(
-        &self,
-        operation: &'static str,
-        key: &LockKey,
-        has_record: bool,
-        run: impl FnOnce(Arc<Group>) -> F,
-    ) -> StoreFuture<T>
+    fn ask<T, F>(&self, run: impl FnOnce(Arc<Group>) -> F) -> StoreFuture<T>
     where
         F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
-        match self.group.check(operation, key, has_record) {
-            Ok(()) => StoreFuture::new(run(Arc::clone(&self.group))),
-            Err(error) => StoreFuture::ready(Err(error)),
-        }
+        StoreFuture::new(run(Arc::clone(&self.group)))
     }
 }
 
@@ -101,8 +88,7 @@ impl LockStore for RedlockStore {
         if requests.is_empty() {
             return StoreFuture::ready(Ok(Vec::new()));
         }
-        let group = Arc::clone(&self.group);
-        StoreFuture::new(async move { group.renew(requests).await })
+        self.ask(|group| async move { group.renew(requests).await })
     }
 
     fn release(&self, requests: Many<ReleaseRequest>) -> Many<StoreFuture<ReleaseReply>> {
@@ -111,27 +97,33 @@ impl LockStore for RedlockStore {
 
     fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {
         let validity = Validity { called: self.group.clock.now(), valid_for: request.valid_for };
-        let (key, has_record) = (request.key.clone(), request.demand.takes_record());
-        self.call("yield", &key, has_record, |group| async move { group.extend_or_acquire(request, validity).await })
+        self.ask(|group| async move {
+            group.check("yield", &request.key, request.demand.takes_record())?;
+            group.extend_or_acquire(request, validity).await
+        })
     }
 
     fn delete_record(&self, key: LockKey) -> StoreFuture<DeleteRecordReply> {
-        self.call("delete-record", &key, true, |_| ready(Ok(DeleteRecordReply::NotFound)))
+        let refused = self.group.check("delete-record", &key, true);
+        StoreFuture::ready(refused.map(|()| DeleteRecordReply::NotFound))
     }
 
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
-        let of = key.clone();
-        self.call("inspect", &key, false, |group| async move { Ok(group.inspect("inspect", &of).await?.0) })
+        self.ask(|group| async move {
+            group.check("inspect", &key, false)?;
+            Ok(group.inspect("inspect", &key).await?.0)
+        })
     }
 
     fn list(&self, request: ListRequest) -> StoreFuture<ListReply> {
-        let group = Arc::clone(&self.group);
-        StoreFuture::new(async move { list::list(&group, &request).await })
+        self.ask(|group| async move { list::list(&group, &request).await })
     }
 
     fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
-        let key = request.key.clone();
-        self.call("force-release", &key, false, |group| async move { group.force(request).await })
+        self.ask(|group| async move {
+            group.check("force-release", &request.key, false)?;
+            group.force(request).await
+        })
     }
 
     fn traits(&self) -> StoreTraits {
@@ -143,12 +135,57 @@ impl LockStore for RedlockStore {
     }
 
     fn health(&self) -> StoreFuture<()> {
-        let group = Arc::clone(&self.group);
-        StoreFuture::new(async move { group.check_majority().await })
+        self.ask(|group| async move { group.check_majority().await })
+    }
+}
+
+impl SendRequests<ReleaseRequest> for Group {
+    fn calls(&self) -> &SharedCalls<ReleaseRequest> {
+        &self.releases
+    }
+
+    /// On all servers, also those that have not granted the key: their vote may have come late.
+    async fn send(
+        self: &Arc<Self>,
+        requests: Vec<ReleaseRequest>,
+        called: BootInstant,
+    ) -> Vec<Result<ReleaseReply, StoreError>> {
+        let requests: Arc<[_]> = requests.into();
+        let release = |node: Arc<Node>| {
+            let requests = Arc::clone(&requests);
+            async move { node.call(Together { requests, called }).await }
+        };
+        let (outcomes, answers) = self.ask(requests.len(), self.limit(), release, |_, replies| replies.decide()).await;
+        if requests.len() > 1 && outcomes.contains(&Err(())) && answers.may_be_of_one_key() {
+            return send_alone(self, requests.to_vec(), called).await;
+        }
+        let reply = |(index, outcome): (usize, Result<_, ()>)| {
+            outcome.map_err(|()| self.store_error("release", index, &answers))
+        };
+        outcomes.into_iter().enumerate().map(reply).collect()
     }
 }
 
 impl Group {
+    /// Renews. An error: too few servers have replied.
+    async fn renew(&self, requests: Vec<RenewRequest>) -> Result<Vec<RenewReply>, StoreError> {
+        let requests: Arc<[_]> = requests.into();
+        let renew = |node: Arc<Node>| {
+            let requests = Arc::clone(&requests);
+            async move {
+                let renewed = node.call(Together { requests, called: BootInstant::default() }).await?;
+                Ok(renewed.into_iter().map(Ok).collect())
+            }
+        };
+        let deadline = self.timeouts.call_deadline();
+        let (outcomes, answers) = self.ask(requests.len(), deadline, renew, |_, replies| replies.decide()).await;
+        let replies = outcomes.into_iter().enumerate().map(|(index, reply)| match answers.keys[index].may_decide() {
+            true => Ok(reply),
+            false => Err(self.store_error("renew", index, &answers)),
+        });
+        replies.collect()
+    }
+
     /// Extends a grant under a new fence: without a queue there is nobody to yield to. A grant that
     /// is lost is acquired under the next id.
     async fn extend_or_acquire(
@@ -181,16 +218,15 @@ impl Group {
             let request = request.clone();
             async move { Ok(vec![Ok(node.call(request).await?)]) }
         };
-        let answers = self.ask(1, self.limit(), force, |_, replies| replies.decide().is_some()).await;
-        let outcome = answers.keys[0].decide().unwrap_or(Err(()));
-        outcome.map_err(|()| self.store_error("force-release", 0, &answers))
+        let (mut outcomes, answers) = self.ask(1, self.limit(), force, |_, replies| replies.decide()).await;
+        outcomes.swap_remove(0).map_err(|()| self.store_error("force-release", 0, &answers))
     }
 
     async fn check_majority(&self) -> Result<(), StoreError> {
         let deadline = self.timeouts.call_deadline();
         let check = |node: Arc<Node>| async move { Ok(vec![Ok(node.shared.server.check_writes(deadline).await?)]) };
-        let answers = self.ask(1, deadline, check, |_, replies| replies.has_majority() || !replies.may_decide()).await;
-        if answers.keys[0].has_majority() { Ok(()) } else { Err(self.store_error("health", 0, &answers)) }
+        let (outcomes, answers) = self.ask(1, deadline, check, |_, replies| replies.is_majority()).await;
+        if outcomes == [true] { Ok(()) } else { Err(self.store_error("health", 0, &answers)) }
     }
 }
 
