@@ -161,7 +161,7 @@ impl RedisStoreBuilder {
     /// until [`connect_timeout`](Self::connect_timeout) has passed.
     pub async fn connect(self, url: &str) -> Result<RedisStore, RedisConnectError> {
         let store = self.build(None, url)?;
-        test(store.servers()).await?;
+        test(&store.servers).await?;
         Ok(store)
     }
 
@@ -197,7 +197,7 @@ impl RedisStoreBuilder {
     /// The same as [`connect`](Self::connect).
     pub async fn from_pool(self, pool: Pool, url: &str) -> Result<RedisStore, RedisConnectError> {
         let store = self.build(Some(pool), url)?;
-        test(store.servers()).await?;
+        test(&store.servers).await?;
         Ok(store)
     }
 
@@ -230,7 +230,7 @@ impl RedisStoreBuilder {
                 return invalid("independent servers are a `RedlockStore`; `LockManager::connect` connects to them");
             }
         };
-        Ok(RedisStore::new(servers))
+        Ok(RedisStore { servers: Arc::new(servers) })
     }
 
     /// What all servers have in common, but for the user.
@@ -239,7 +239,7 @@ impl RedisStoreBuilder {
         let prefix = prefix.as_deref().unwrap_or(REDIS_PREFIX);
         let min_replicas = same("min_replicas", self.min_replicas, of_url.min_replicas)?;
         let min_replicas = min_replicas.filter(|replicas| replicas.count > 0);
-        let keyspace = Keyspace::new(prefix).map_err(|_| RedisConnectError::InvalidPrefix(prefix.to_owned()))?;
+        let keyspace = Keyspace::new(prefix).ok_or_else(|| RedisConnectError::InvalidPrefix(prefix.to_owned()))?;
         let timeouts = Timeouts::new(self.call_timeout, self.connect_timeout)?;
         if let Some(MinReplicas { timeout, .. }) = min_replicas
             && !(Duration::from_millis(1)..=timeouts.call / 2).contains(&timeout)

@@ -228,7 +228,7 @@ impl Listen for Messages {
     }
 
     async fn changed(&self) {
-        self.wakeups.added().await;
+        self.wakeups.added.notified().await;
     }
 
     fn log_recovery(&self, duration: Duration) {

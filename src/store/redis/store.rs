@@ -58,18 +58,10 @@ use crate::{
 /// failure: [topologies](crate::guide::topologies) describes sentinels, a Cluster and acknowledged
 /// grants.
 pub struct RedisStore {
-    servers: Arc<Servers<Shared>>,
+    pub(super) servers: Arc<Servers<Shared>>,
 }
 
 impl RedisStore {
-    pub(super) fn new(servers: Servers<Shared>) -> Self {
-        Self { servers: Arc::new(servers) }
-    }
-
-    pub(super) fn servers(&self) -> &Servers<Shared> {
-        &self.servers
-    }
-
     /// Connects in the background.
     pub(super) fn start(&self) {
         match &*self.servers {

@@ -22,7 +22,7 @@ pub(super) struct Wakeups {
     /// By the channel of Redisson.
     keys: Mutex<HashMap<String, Listened>>,
     /// A key was added.
-    added: Notify,
+    pub(super) added: Notify,
     /// A raw key was used, so that the permission for its channel was tried.
     was_used: AtomicBool,
     warned_of_refusal: AtomicBool,
@@ -88,11 +88,6 @@ impl Wakeups {
                 None
             }
         }
-    }
-
-    /// Waits for a key that was added.
-    pub(super) async fn added(&self) {
-        self.added.notified().await;
     }
 
     /// What a session with these keys must change. Forgets the keys whose time has passed.

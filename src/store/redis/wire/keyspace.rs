@@ -56,11 +56,6 @@ pub struct NameBeside<'a> {
     lock: LockName<'a>,
 }
 
-/// Error of an invalid prefix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a prefix is 1 to 64 of [A-Za-z0-9._-], and not `tower-lock`")]
-pub struct InvalidPrefix;
-
 /// Error of a raw key with a name that is reserved. Its text does not contain the name: a client
 /// may have chosen it, and the text is logged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -82,17 +77,13 @@ pub enum InvalidName {
 impl Keyspace {
     const MAX_PREFIX_BYTES: usize = 64;
 
-    /// Creates the names with this prefix: 1 to 64 of `[A-Za-z0-9._-]`. Without a colon, two pairs
-    /// of prefix and key never have the same name.
-    pub fn new(prefix: &str) -> Result<Self, InvalidPrefix> {
+    /// Creates the names with this prefix: 1 to 64 of `[A-Za-z0-9._-]`, and not `tower-lock`.
+    /// Without a colon, two pairs of prefix and key never have the same name.
+    pub fn new(prefix: &str) -> Option<Self> {
         let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
         let is_valid = (1..=Self::MAX_PREFIX_BYTES).contains(&prefix.len()) && prefix.chars().all(plain);
         // Queues, channels and fences have this prefix.
-        if is_valid && prefix != "tower-lock" {
-            Ok(Self { prefix: prefix.into(), node: None })
-        } else {
-            Err(InvalidPrefix)
-        }
+        (is_valid && prefix != "tower-lock").then(|| Self { prefix: prefix.into(), node: None })
     }
 
     /// The names for calls to the node of a Cluster with this id.
@@ -379,9 +370,9 @@ mod tests {
     #[test]
     fn prefixes_are_unambiguous() {
         for prefix in ["", "a:b", "a{b", "a b", "tower-lock", &"a".repeat(65)] {
-            assert!(Keyspace::new(prefix).is_err(), "{prefix}");
+            assert!(Keyspace::new(prefix).is_none(), "{prefix}");
         }
-        assert!(Keyspace::new("shop-2.eu_west").is_ok());
+        assert!(Keyspace::new("shop-2.eu_west").is_some());
     }
 
     #[test]

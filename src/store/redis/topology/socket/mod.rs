@@ -276,7 +276,10 @@ impl Reader {
             let length = match self.frame.of(&self.buffer[start..self.filled]) {
                 Ok(Some(length)) => length,
                 Ok(None) => break,
-                Err(Invalid::TooLong) => return Err(too_long()),
+                Err(Invalid::TooLong) => {
+                    let kib = MAX_REPLY_BYTES >> 10;
+                    return Err(aborted(format!("the server sent a reply of more than {kib} KiB")));
+                }
                 Err(Invalid::OtherProtocol) => return Err(other_protocol(&self.buffer[start..self.filled])),
             };
             let frame = &self.buffer[start..start + length];
@@ -375,10 +378,6 @@ fn message(value: &Value) -> Option<(&[u8], &[u8])> {
 fn other_protocol(bytes: &[u8]) -> RedisError {
     let no_resp2 = || aborted("the server sent a value of RESP3, which was not requested");
     parse_redis_value(bytes).err().unwrap_or_else(no_resp2)
-}
-
-fn too_long() -> RedisError {
-    aborted(format!("the server sent a reply of more than {} KiB", MAX_REPLY_BYTES >> 10))
 }
 
 /// A connection with this error is replaced.
