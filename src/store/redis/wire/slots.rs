@@ -7,17 +7,9 @@ pub const SLOTS: u16 = 16_384;
 
 /// For each slot, the smallest number whose text is in it. Numbers below 110,000 cover all slots.
 static TAGS: LazyLock<Vec<u32>> = LazyLock::new(|| {
-    let mut tags = vec![u32::MAX; usize::from(SLOTS)];
-    let mut missing = tags.len();
-    for number in 0..u32::MAX {
-        let tag = &mut tags[usize::from(crc16(number.to_string().bytes()) % SLOTS)];
-        if *tag == u32::MAX {
-            *tag = number;
-            missing -= 1;
-        }
-        if missing == 0 {
-            break;
-        }
+    let mut tags = vec![0; usize::from(SLOTS)];
+    for number in (0..110_000_u32).rev() {
+        tags[usize::from(crc16(number.to_string().bytes()) % SLOTS)] = number;
     }
     tags
 });
