@@ -31,6 +31,9 @@ pub(super) struct Together<R> {
     pub(super) called: BootInstant,
 }
 
+/// The renewals of one script.
+pub(super) struct Renewals(pub(super) Arc<[RenewRequest]>);
+
 /// A yield, and the instant of its call.
 pub(super) struct Yield(pub(super) YieldRequest, pub(super) BootInstant);
 
@@ -215,9 +218,7 @@ pub(super) async fn renew(
     };
     let renewed = groups.into_iter().map(|(shared, requests): (Arc<Shared>, Vec<_>)| async move {
         let (indexes, requests): (Vec<usize>, Vec<RenewRequest>) = requests.into_iter().unzip();
-        let together =
-            |requests: &[RenewRequest]| Together { requests: requests.into(), called: BootInstant::default() };
-        let calls: Vec<_> = requests.chunks(keys_per_script).map(together).collect();
+        let calls: Vec<_> = requests.chunks(keys_per_script).map(|requests| Renewals(requests.into())).collect();
         let outcomes = if keys_per_script == 1 && !shared.server.renew_conn.link.is_connected() {
             // Not waited for: the renewals at the other masters are in the same call.
             calls.iter().map(|_| (Arc::clone(&shared), Err(CallError::ConnectTimeout))).collect()
@@ -240,28 +241,28 @@ pub(super) async fn renew(
     failure.filter(|_| !any_replied).map_or(Ok(replies), Err)
 }
 
-impl Call for Together<RenewRequest> {
+impl Call for Renewals {
     const PURPOSE: Purpose = Purpose::Renew;
     type Reply = Vec<RenewReply>;
 
     fn key(&self) -> &LockKey {
-        &self.requests[0].key
+        &self.0[0].key
     }
 
     fn script(&self, at: &Shared) -> Result<ScriptCall, InvalidName> {
-        Ok(at.server.keyspace.renew(&self.requests))
+        Ok(at.server.keyspace.renew(&self.0))
     }
 
     fn reply(&self, at: &Shared, reply: &Value, replicated: Replicated) -> Result<Option<Self::Reply>, CallError> {
         let is_sent = |request: &&RenewRequest| at.server.keyspace.lock(&request.key).is_ok();
-        let sent = self.requests.iter().filter(is_sent).count();
+        let sent = self.0.iter().filter(is_sent).count();
         let mut renewed = wire::parse_renew(reply, sent)?.into_iter();
         let renewal = |request| match is_sent(&request).then(|| renewed.next()).flatten() {
             // The deadline stays: a server that is promoted now may not know the new lease.
             Some(RenewReply::Extended) if replicated.is_err() => RenewReply::Unknown,
             renewed => renewed.unwrap_or(RenewReply::NotHolder),
         };
-        Ok(Some(self.requests.iter().map(renewal).collect()))
+        Ok(Some(self.0.iter().map(renewal).collect()))
     }
 }
 

@@ -15,7 +15,10 @@ use crate::{
         AcquireReply, AcquireRequest, DeleteRecordReply, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy,
         KeyStatus, ListReply, ListRequest, LockStore, Many, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest,
         StoreError, StoreFuture, StoreTraits, YieldReply, YieldRequest,
-        redis::{operations::Together, wire::RaiseRequest},
+        redis::{
+            operations::{Renewals, Together},
+            wire::RaiseRequest,
+        },
         remote::batching::{SendRequests, Sender, SharedCalls, send_alone},
     },
 };
@@ -173,7 +176,7 @@ impl Group {
         let renew = |node: Arc<Node>| {
             let requests = Arc::clone(&requests);
             async move {
-                let renewed = node.call(Together { requests, called: BootInstant::default() }).await?;
+                let renewed = node.call(Renewals(requests)).await?;
                 Ok(renewed.into_iter().map(Ok).collect())
             }
         };
