@@ -1,6 +1,6 @@
 //! Listing: a `SCAN` for locks, one for queues, and an inspect of each lock that they find.
 
-use std::future::ready;
+use std::{future::ready, sync::Arc};
 
 use deadpool_redis::redis::cmd;
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -42,28 +42,26 @@ pub(super) enum Phase {
 pub(super) async fn list(servers: &Servers<Shared>, request: &ListRequest) -> Result<ListReply, StoreError> {
     let mut all = servers.known("list").await?;
     all.sort_unstable_by(|a, b| a.list_name().cmp(b.list_name()));
-    let Some(first) = all.first() else { return Ok(ListReply::new(Vec::new(), None)) };
     let first_phase = if request.contended_only { Phase::Queues } else { Phase::Locks };
-    let is_of_cluster = !first.list_name().is_empty();
+    let first_of = |shared: &Arc<Shared>| {
+        let node = shared.list_name().to_owned();
+        Position { phase: first_phase, scan: 0, node }
+    };
+    let is_of_cluster = all[0].server.is_cluster();
     let position = match request.after.as_ref().map(Position::parse) {
-        None => Position { phase: first_phase, scan: 0, node: first.list_name().to_owned() },
+        None => first_of(&all[0]),
         Some(Some(position)) if position.node.is_empty() != is_of_cluster => position,
-        Some(_) => return Err(first.server.store_error("list", CallError::InvalidCursor)),
+        Some(_) => return Err(all[0].server.store_error("list", CallError::InvalidCursor)),
     };
     // In place of a node that has left the Cluster, the next one is listed.
     let at = all.partition_point(|shared| *shared.list_name() < *position.node);
     let Some(shared) = all.get(at) else { return Ok(ListReply::new(Vec::new(), None)) };
-    let id = shared.list_name();
-    let position =
-        if id == position.node { position } else { Position { phase: first_phase, scan: 0, node: id.to_owned() } };
+    let position = if shared.list_name() == position.node { position } else { first_of(shared) };
     let deadline = shared.server.timeouts.call_deadline();
     let page = page_of(shared, position, request, deadline).await;
     let (entries, next) = page.map_err(|error| shared.server.store_error("list", error))?;
-    let next_node = || {
-        let node = all.get(at + 1)?.list_name().to_owned();
-        Some(Position { phase: first_phase, scan: 0, node })
-    };
-    Ok(ListReply::new(entries, next.or_else(next_node).map(Position::cursor)))
+    let next = next.or_else(|| all.get(at + 1).map(first_of));
+    Ok(ListReply::new(entries, next.map(Position::cursor)))
 }
 
 /// A page of one server, and the next position on it.

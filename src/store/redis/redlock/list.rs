@@ -143,11 +143,7 @@ impl Position {
     }
 
     fn parse(cursor: &Cursor) -> Option<Self> {
-        let mut parts = cursor.as_str().split(':');
-        let (done, index, scan) = (parts.next()?, parts.next()?, parts.next()?);
-        if parts.next().is_some() {
-            return None;
-        }
+        let [done, index, scan] = cursor.as_str().split(':').collect::<Vec<_>>()[..] else { return None };
         Some(Self { done: done.parse().ok()?, index: index.parse().ok()?, scan: scan.parse().ok()? })
     }
 }

@@ -52,14 +52,14 @@ impl<S: Node> Servers<S> {
     /// All servers, of which there is one at least. The nodes of a Cluster are asked, if they are
     /// not known yet.
     pub(crate) async fn known(&self, operation: &'static str) -> Result<Vec<Arc<S>>, StoreError> {
-        if let Self::Cluster(nodes) = self {
-            nodes.load(operation).await?;
-            // No node has slots, or the refresh of another caller was cancelled.
-            if nodes.all().is_empty() {
-                return Err(nodes.store_error(operation, CallError::NoMaster));
-            }
-        }
-        Ok(self.all())
+        let nodes = match self {
+            Self::One(only) => return Ok(vec![Arc::clone(only)]),
+            Self::Cluster(nodes) => nodes,
+        };
+        nodes.load(operation).await?;
+        let all = nodes.all();
+        // No node has slots, or the refresh of another caller was cancelled.
+        if all.is_empty() { Err(nodes.store_error(operation, CallError::NoMaster)) } else { Ok(all) }
     }
 
     pub(crate) fn timeouts(&self) -> Timeouts {
