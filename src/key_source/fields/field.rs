@@ -230,12 +230,8 @@ impl Source {
         matches!(self, Self::Text(at, _) if *at == location)
     }
 
-    /// The name of this field, if it has this location and name.
-    pub(super) fn matching_name(&self, location: FieldLocation, name: &str) -> Option<&'static str> {
-        match self {
-            Self::Text(at, own) if *at == location && *own == name => Some(*own),
-            _ => None,
-        }
+    pub(super) fn is_named(&self, location: FieldLocation, name: &str) -> bool {
+        matches!(self, Self::Text(at, own) if *at == location && *own == name)
     }
 }
 

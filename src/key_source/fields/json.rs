@@ -4,7 +4,7 @@ use std::{borrow::Cow, fmt};
 
 use serde::{
     Deserializer,
-    de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor},
+    de::{IgnoredAny, MapAccess, Visitor},
 };
 use serde_json::{error::Category, value::RawValue};
 
@@ -13,9 +13,6 @@ use crate::rejection::field_error::{FieldLocation, FieldProblem};
 
 /// Reads the fields of a JSON object.
 struct ObjectVisitor<'f, 'a>(&'f mut FieldReader<'a>);
-
-/// Recognizes the name of a field.
-struct NameSeed<'f, 'a>(&'f FieldReader<'a>);
 
 impl<'a> FieldReader<'a> {
     pub(super) fn read_json(&mut self, body: &'a [u8]) {
@@ -28,51 +25,32 @@ impl<'a> FieldReader<'a> {
 
     fn parse_json(&mut self, body: &'a [u8]) -> Result<(), FieldProblem> {
         let mut json = serde_json::Deserializer::from_slice(body);
-        json.deserialize_map(ObjectVisitor(self)).and_then(|()| json.end()).map_err(|error| match error.classify() {
+        let object = json.deserialize_map(ObjectVisitor(self)).and_then(|object| json.end().map(|()| object));
+        object.map_err(|error| match error.classify() {
             Category::Data => FieldProblem::NotAnObject,
             _ => FieldProblem::InvalidJson,
-        })
+        })?
     }
 }
 
 impl<'de> Visitor<'de> for ObjectVisitor<'_, 'de> {
-    type Value = ();
+    type Value = Result<(), FieldProblem>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        while let Some(wanted) = map.next_key_seed(NameSeed(self.0))? {
-            match wanted {
-                None => drop(map.next_value::<IgnoredAny>()?),
-                Some(name) => {
-                    let value = map.next_value::<&RawValue>()?;
-                    self.0.record(FieldLocation::Json, name, &value_text(value.get()));
-                }
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        while let Some(name) = map.next_key::<&RawValue>()? {
+            let Ok(name) = value_text(name.get()) else { return Ok(Err(FieldProblem::InvalidJson)) };
+            if self.0.wants(FieldLocation::Json, &name) {
+                let value = map.next_value::<&RawValue>()?;
+                self.0.record(FieldLocation::Json, &name, &value_text(value.get()));
+            } else {
+                map.next_value::<IgnoredAny>()?;
             }
         }
-        Ok(())
-    }
-}
-
-impl<'de> DeserializeSeed<'de> for NameSeed<'_, '_> {
-    type Value = Option<&'static str>;
-
-    fn deserialize<D: Deserializer<'de>>(self, name: D) -> Result<Self::Value, D::Error> {
-        name.deserialize_str(self)
-    }
-}
-
-impl Visitor<'_> for NameSeed<'_, '_> {
-    type Value = Option<&'static str>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a name")
-    }
-
-    fn visit_str<E: serde::de::Error>(self, name: &str) -> Result<Self::Value, E> {
-        Ok(self.0.wanted_name(FieldLocation::Json, name))
+        Ok(Ok(()))
     }
 }
 

@@ -33,14 +33,14 @@ impl<'a> FieldReader<'a> {
         self.sources.iter().any(|source| source.is_at(location))
     }
 
-    /// The name of the field, if it is one of the sources.
-    pub(super) fn wanted_name(&self, location: FieldLocation, name: &str) -> Option<&'static str> {
-        self.sources.iter().find_map(|source| source.matching_name(location, name))
+    /// Whether any field has this location and name.
+    pub(super) fn wants(&self, location: FieldLocation, name: &str) -> bool {
+        self.sources.iter().any(|source| source.is_named(location, name))
     }
 
     pub(super) fn record(&mut self, location: FieldLocation, name: &str, text: &Result<Cow<'a, str>, FieldProblem>) {
         for (source, found) in self.sources.iter().zip(&mut self.found) {
-            if source.matching_name(location, name).is_some() {
+            if source.is_named(location, name) {
                 *found = Some(if found.is_some() { Err(FieldProblem::Duplicate) } else { text.clone() });
             }
         }
@@ -67,7 +67,7 @@ impl<'a> FieldReader<'a> {
 
     fn read_pairs(&mut self, location: FieldLocation, pairs: &'a [u8]) {
         for (name, value) in form_urlencoded::parse(pairs) {
-            if self.wanted_name(location, &name).is_some() {
+            if self.wants(location, &name) {
                 self.record(location, &name, &Ok(value));
             }
         }
