@@ -53,17 +53,13 @@ pub enum FieldProblem {
 }
 
 /// The part of a request that has a field.
-#[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FieldLocation {
+pub(crate) enum FieldLocation {
     Header,
     Query,
     Extension,
-    #[cfg(feature = "axum")]
     Path,
-    #[cfg(feature = "axum")]
     Json,
-    #[cfg(feature = "axum")]
     Form,
 }
 
@@ -90,27 +86,18 @@ impl FieldError {
     pub fn status(&self) -> StatusCode {
         match (self.location, self.problem) {
             (FieldLocation::Extension, _) => StatusCode::INTERNAL_SERVER_ERROR,
-            #[cfg(feature = "axum")]
             (FieldLocation::Path, FieldProblem::Missing | FieldProblem::Duplicate) => StatusCode::INTERNAL_SERVER_ERROR,
             (_, FieldProblem::InvalidJson) => StatusCode::BAD_REQUEST,
-            #[cfg(feature = "axum")]
             (FieldLocation::Json | FieldLocation::Form, _) => StatusCode::UNPROCESSABLE_ENTITY,
             _ => StatusCode::BAD_REQUEST,
         }
     }
-}
 
-impl FieldError {
     /// Whether the route has no such parameter, or no route matched.
     pub(crate) fn is_missing_path_param(&self) -> bool {
-        #[cfg(feature = "axum")]
-        return self.location == FieldLocation::Path && self.problem == FieldProblem::Missing;
-        #[cfg(not(feature = "axum"))]
-        false
+        self.location == FieldLocation::Path && self.problem == FieldProblem::Missing
     }
-}
 
-impl FieldError {
     /// The error for the operator of the service. Clients need not know the names of Rust types.
     pub(crate) fn log_text(&self) -> String {
         let Self { location, name, problem } = self;
@@ -118,7 +105,6 @@ impl FieldError {
             (FieldLocation::Extension, _) => format!(
                 "no extension of type `{name}` was found: put the layer that inserts it outside of the lock layer"
             ),
-            #[cfg(feature = "axum")]
             (FieldLocation::Path, FieldProblem::Missing) => {
                 format!("the path of this route has no parameter `{{{name}}}`")
             }
@@ -138,11 +124,8 @@ impl fmt::Display for FieldError {
             FieldLocation::Header => "header",
             FieldLocation::Query => "query parameter",
             FieldLocation::Extension => "extension",
-            #[cfg(feature = "axum")]
             FieldLocation::Path => "path parameter",
-            #[cfg(feature = "axum")]
             FieldLocation::Json => "JSON field",
-            #[cfg(feature = "axum")]
             FieldLocation::Form => "form field",
         };
         write!(f, "{location} `{name}` {problem}")

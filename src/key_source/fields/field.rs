@@ -16,14 +16,11 @@ use crate::{
 /// [`json_field`](crate::key::json_field) and [`form_field`](crate::key::form_field).
 #[must_use = "a field does nothing before it is passed to `from_fields`"]
 #[derive(Clone, Copy)]
-pub struct Field {
-    pub(super) source: Source,
-}
+pub struct Field(pub(super) Source);
 
 /// The source of a field.
-#[doc(hidden)]
 #[derive(Clone, Copy)]
-pub enum Source {
+pub(super) enum Source {
     /// A text that the client sends.
     Text(FieldLocation, &'static str),
     /// A value that an outer layer inserts: the name of its type, and the function that writes it.
@@ -106,7 +103,7 @@ pub fn extension<T: KeyPart + Send + Sync + 'static>() -> Field {
         }
         None => false,
     };
-    Field { source: Source::Extension(type_name::<T>(), write) }
+    Field(Source::Extension(type_name::<T>(), write))
 }
 
 /// Creates a field for a path parameter of the route that an Axum router has matched, decoded
@@ -200,12 +197,12 @@ pub fn form_field(name: &'static str) -> Field {
 
 impl Field {
     fn text(location: FieldLocation, name: &'static str) -> Self {
-        Self { source: Source::Text(location, name) }
+        Self(Source::Text(location, name))
     }
 
     /// Location and name. `None` for an extension, which no client sends.
     pub(crate) fn sent(&self) -> Option<(FieldLocation, &'static str)> {
-        match self.source {
+        match self.0 {
             Source::Text(location, name) => Some((location, name)),
             Source::Extension(..) => None,
         }
@@ -213,39 +210,23 @@ impl Field {
 
     /// Whether the field is in the body.
     pub(crate) fn reads_body(&self) -> bool {
-        self.source.reads_body()
-    }
-}
-
-impl Source {
-    /// Whether the field is in the body.
-    pub(super) fn reads_body(&self) -> bool {
-        #[cfg(feature = "axum")]
-        return self.is_at(FieldLocation::Json) || self.is_at(FieldLocation::Form);
-        #[cfg(not(feature = "axum"))]
-        false
+        self.is_at(FieldLocation::Json) || self.is_at(FieldLocation::Form)
     }
 
     pub(super) fn is_at(&self, location: FieldLocation) -> bool {
-        matches!(self, Self::Text(at, _) if *at == location)
+        matches!(self.0, Source::Text(at, _) if at == location)
     }
 
     pub(super) fn is_named(&self, location: FieldLocation, name: &str) -> bool {
-        matches!(self, Self::Text(at, own) if *at == location && *own == name)
+        matches!(self.0, Source::Text(at, own) if at == location && own == name)
     }
 }
 
 impl fmt::Debug for Field {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.source.fmt(f)
-    }
-}
-
-impl fmt::Debug for Source {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Text(location, name) => write!(f, "{location:?}({name})"),
-            Self::Extension(name, _) => write!(f, "Extension({name})"),
+        match self.0 {
+            Source::Text(location, name) => write!(f, "{location:?}({name})"),
+            Source::Extension(name, _) => write!(f, "Extension({name})"),
         }
     }
 }

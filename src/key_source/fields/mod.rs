@@ -10,15 +10,11 @@ mod canonical;
 
 use std::{borrow::Cow, sync::Arc};
 
-use bytes::Bytes;
 use http::request::Parts;
 
 #[cfg(feature = "axum")]
 use self::path::PathParams;
-use self::{
-    field::{Field, Source},
-    reader::FieldReader,
-};
+use self::{field::Field, reader::FieldReader};
 use super::{KeyRejection, KeySource, has_matched_route};
 use crate::{
     body::reader::BodyReader,
@@ -68,14 +64,14 @@ use crate::{
 /// type `invalid-key`. It names the field and the reason, but not the value.
 /// [`LockLayer::on_reject`](crate::LockLayer::on_reject) can replace it.
 pub fn from_fields<F: Fields>(namespace: &'static str, fields: F) -> impl KeySource<Keys = LockKey> {
-    FromFields { namespace, sources: fields.sources() }
+    FromFields { namespace, fields: fields.list() }
 }
 
 /// Source of keys from named fields.
 #[derive(Clone)]
 struct FromFields {
     namespace: &'static str,
-    sources: Arc<[Source]>,
+    fields: Arc<[Field]>,
 }
 
 /// Parts of a key: a [`Field`], or a tuple of two to four.
@@ -86,51 +82,35 @@ struct FromFields {
     note = "for a key function use `key::from_fn(|Path(id): Path<u64>| (\"order\", id))`; for one key for all requests use `key::fixed((\"nightly\", \"mail\"))`"
 )]
 pub trait Fields {
-    fn sources(self) -> Arc<[Source]>;
+    fn list(self) -> Arc<[Field]>;
 }
 
 // === impl Fields ===
 
 impl Fields for Field {
-    fn sources(self) -> Arc<[Source]> {
-        Arc::new([self.source])
+    fn list(self) -> Arc<[Field]> {
+        Arc::new([self])
     }
 }
 
-macro_rules! fields {
-    ($($field:ident: $type:ty),*) => {
-        impl Fields for ($($type,)*) {
-            fn sources(self) -> Arc<[Source]> {
-                let ($($field,)*) = self;
-                Arc::new([$($field.source),*])
+macro_rules! tuples {
+    ($($tuple:ty => $len:literal),*) => {$(
+        impl Fields for $tuple {
+            fn list(self) -> Arc<[Field]> {
+                Arc::new(<[Field; $len]>::from(self))
             }
         }
-    };
+    )*};
 }
 
-fields!(a: Field, b: Field);
-fields!(a: Field, b: Field, c: Field);
-fields!(a: Field, b: Field, c: Field, d: Field);
+tuples! { (Field, Field) => 2, (Field, Field, Field) => 3, (Field, Field, Field, Field) => 4 }
 
 // === impl Field ===
 
 impl Field {
     /// The text of the field as the client sent it, not in canonical form.
     pub(crate) async fn read_text(self, head: &mut Parts, body: &[u8]) -> Result<String, FieldProblem> {
-        let sources = [self.source];
-        #[cfg(feature = "axum")]
-        let path = PathParams::extract(&sources, head).await;
-        let mut reader = FieldReader::new(&sources);
-        reader.read_head(head);
-        #[cfg(feature = "axum")]
-        {
-            reader.read_path(&path);
-            reader.read_form(head, body);
-            reader.read_json(body);
-        }
-        #[cfg(not(feature = "axum"))]
-        let _ = body;
-        reader.into_text().map(Cow::into_owned)
+        read_fields(&[self], head, Some(body), |reader, _| reader.into_text().map(Cow::into_owned)).await
     }
 }
 
@@ -138,20 +118,9 @@ impl Field {
 
 impl FromFields {
     /// Derives the key. Without a body, checks only the fields of the head.
-    async fn key(&self, head: &mut Parts, body: Option<&Bytes>) -> Result<LockKey, FieldError> {
-        #[cfg(feature = "axum")]
-        let path = PathParams::extract(&self.sources, head).await;
-        let head = &*head;
-        let mut reader = FieldReader::new(&self.sources);
-        reader.read_head(head);
-        #[cfg(feature = "axum")]
-        reader.read_path(&path);
-        #[cfg(feature = "axum")]
-        if let Some(body) = body {
-            reader.read_form(head, body);
-            reader.read_json(body);
-        }
-        reader.into_key(self.namespace, head, body.is_some())
+    async fn key(&self, head: &mut Parts, body: Option<&[u8]>) -> Result<LockKey, KeyRejection> {
+        let key = read_fields(&self.fields, head, body, |reader, head| reader.into_key(self.namespace, head)).await;
+        key.map_err(|error| reject(error, head))
     }
 }
 
@@ -159,17 +128,39 @@ impl KeySource for FromFields {
     type Keys = LockKey;
 
     async fn extract_key(&self, head: &mut Parts, body: &mut BodyReader<'_>) -> Result<Option<LockKey>, KeyRejection> {
-        let of_body = self.sources.iter().filter(|source| source.reads_body()).count();
+        let of_body = self.fields.iter().filter(|field| field.reads_body()).count();
         // An invalid head is rejected before its body is read.
-        if of_body < self.sources.len() {
-            let key = self.key(head, None).await.map_err(|error| reject(error, head))?;
+        if of_body < self.fields.len() {
+            let key = self.key(head, None).await?;
             if of_body == 0 {
                 return Ok(Some(key));
             }
         }
         let bytes = body.read(head).await?;
-        Ok(Some(self.key(head, Some(&bytes)).await.map_err(|error| reject(error, head))?))
+        Ok(Some(self.key(head, Some(&bytes)).await?))
     }
+}
+
+/// Reads these fields of a request. The body is `None` before it is read.
+async fn read_fields<T>(
+    fields: &[Field],
+    head: &mut Parts,
+    body: Option<&[u8]>,
+    result: impl FnOnce(FieldReader<'_>, &Parts) -> T,
+) -> T {
+    #[cfg(feature = "axum")]
+    let path = PathParams::extract(fields, head).await;
+    let head = &*head;
+    let mut reader = FieldReader::new(fields, body.is_some());
+    reader.read_head(head);
+    #[cfg(feature = "axum")]
+    reader.read_path(&path);
+    #[cfg(feature = "axum")]
+    if let Some(body) = body {
+        reader.read_form(head, body);
+        reader.read_json(body);
+    }
+    result(reader, head)
 }
 
 fn reject(error: FieldError, head: &Parts) -> KeyRejection {

@@ -3,15 +3,15 @@
 use axum::extract::{FromRequestParts, RawPathParams, rejection::RawPathParamsRejection};
 use http::request::Parts;
 
-use super::{field::Source, reader::FieldReader};
+use super::{field::Field, reader::FieldReader};
 use crate::rejection::field_error::{FieldLocation, FieldProblem};
 
 /// The parameters of the matched route, if a field needs one.
 pub(crate) struct PathParams(Option<Result<RawPathParams, RawPathParamsRejection>>);
 
 impl PathParams {
-    pub(crate) async fn extract(sources: &[Source], parts: &mut Parts) -> Self {
-        if sources.iter().any(|source| source.is_at(FieldLocation::Path)) {
+    pub(crate) async fn extract(fields: &[Field], parts: &mut Parts) -> Self {
+        if fields.iter().any(|field| field.is_at(FieldLocation::Path)) {
             Self(Some(RawPathParams::from_request_parts(parts, &()).await))
         } else {
             Self(None)

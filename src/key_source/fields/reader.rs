@@ -7,7 +7,10 @@ use http::Method;
 use http::{HeaderMap, request::Parts};
 use smallvec::SmallVec;
 
-use super::{canonical, field::Source};
+use super::{
+    canonical,
+    field::{Field, Source},
+};
 use crate::{
     lock_key::{LockKey, writer::KeyWriter},
     rejection::field_error::{FieldError, FieldLocation, FieldProblem},
@@ -15,32 +18,34 @@ use crate::{
 
 /// The texts of the fields of one request.
 pub(super) struct FieldReader<'a> {
-    sources: &'a [Source],
-    /// In the order of the sources. Other names that a client sends use no memory.
+    fields: &'a [Field],
+    /// In the order of the fields. Other names that a client sends use no memory.
     found: SmallVec<[FieldText<'a>; 4]>,
+    /// The body was read.
+    with_body: bool,
 }
 
 /// `None` until the field is found. Then its text, or its problem.
 type FieldText<'a> = Option<Result<Cow<'a, str>, FieldProblem>>;
 
 impl<'a> FieldReader<'a> {
-    pub(super) fn new(sources: &'a [Source]) -> Self {
-        Self { sources, found: sources.iter().map(|_| None).collect() }
+    pub(super) fn new(fields: &'a [Field], with_body: bool) -> Self {
+        Self { fields, found: fields.iter().map(|_| None).collect(), with_body }
     }
 
     /// Whether any field has this location.
     pub(super) fn has_field_at(&self, location: FieldLocation) -> bool {
-        self.sources.iter().any(|source| source.is_at(location))
+        self.fields.iter().any(|field| field.is_at(location))
     }
 
     /// Whether any field has this location and name.
     pub(super) fn wants(&self, location: FieldLocation, name: &str) -> bool {
-        self.sources.iter().any(|source| source.is_named(location, name))
+        self.fields.iter().any(|field| field.is_named(location, name))
     }
 
     pub(super) fn record(&mut self, location: FieldLocation, name: &str, text: &Result<Cow<'a, str>, FieldProblem>) {
-        for (source, found) in self.sources.iter().zip(&mut self.found) {
-            if source.is_named(location, name) {
+        for (field, found) in self.fields.iter().zip(&mut self.found) {
+            if field.is_named(location, name) {
                 *found = Some(if found.is_some() { Err(FieldProblem::Duplicate) } else { text.clone() });
             }
         }
@@ -54,8 +59,8 @@ impl<'a> FieldReader<'a> {
     }
 
     fn read_headers(&mut self, headers: &'a HeaderMap) {
-        for (source, found) in self.sources.iter().zip(&mut self.found) {
-            let Source::Text(FieldLocation::Header, name) = source else { continue };
+        for (field, found) in self.fields.iter().zip(&mut self.found) {
+            let Source::Text(FieldLocation::Header, name) = &field.0 else { continue };
             let mut values = headers.get_all(*name).iter();
             *found = match (values.next(), values.next()) {
                 (None, _) => None,
@@ -85,8 +90,8 @@ impl<'a> FieldReader<'a> {
     #[cfg(feature = "axum")]
     /// Records a problem for all fields of a location.
     pub(super) fn record_all(&mut self, location: FieldLocation, problem: FieldProblem) {
-        for (source, found) in self.sources.iter().zip(&mut self.found) {
-            if source.is_at(location) {
+        for (field, found) in self.fields.iter().zip(&mut self.found) {
+            if field.is_at(location) {
                 *found = Some(Err(problem));
             }
         }
@@ -99,16 +104,11 @@ impl<'a> FieldReader<'a> {
 
     /// The key of all texts, or the first problem. Fields of the body are left out before the body
     /// is read.
-    pub(super) fn into_key(
-        self,
-        namespace: &'static str,
-        parts: &Parts,
-        with_body: bool,
-    ) -> Result<LockKey, FieldError> {
+    pub(super) fn into_key(self, namespace: &'static str, parts: &Parts) -> Result<LockKey, FieldError> {
         let mut key = KeyWriter::new(namespace);
-        for (source, found) in self.sources.iter().zip(self.found) {
-            match *source {
-                _ if source.reads_body() && !with_body => {}
+        for (field, found) in self.fields.iter().zip(self.found) {
+            match field.0 {
+                _ if field.reads_body() && !self.with_body => {}
                 Source::Text(location, name) => {
                     let text = found.unwrap_or(Err(FieldProblem::Missing)).and_then(canonical::canonicalize);
                     key.part(&text.map_err(|problem| FieldError { location, name, problem })?);
