@@ -5,10 +5,7 @@
 
 use std::{future::poll_fn, mem, pin::Pin, sync::Weak, task::Waker, time::Duration};
 
-use tokio::{
-    task::AbortHandle,
-    time::{Instant, sleep, timeout_at},
-};
+use tokio::time::{Instant, sleep, timeout_at};
 use tower::BoxError;
 
 use crate::{
@@ -59,9 +56,6 @@ pub(super) enum AbortReason {
     TooSlow(TooSlow),
 }
 
-/// The handle of the task. Its drop ends the task.
-pub(super) struct StallMonitor(pub(super) Option<AbortHandle>);
-
 impl<B> SharedBody<B> {
     pub(super) fn new(body: LockedBody<B>, pace: Pace) -> Self {
         Self(Mutex::new(SharedState { state: BodyState::Idle(Box::new(body)), pace, sent: 1, waker: None }))
@@ -95,12 +89,8 @@ impl<B> SharedBody<B> {
         }
     }
 
-    pub(super) fn finish(&self) {
-        self.0.lock().state = BodyState::Done;
-    }
-
-    /// Takes the body of a stream that its server has dropped.
-    pub(super) fn take(&self) -> Option<Box<LockedBody<B>>> {
+    /// Ends the stream. Returns the body if it is neither being polled nor aborted.
+    pub(super) fn finish(&self) -> Option<Box<LockedBody<B>>> {
         match mem::replace(&mut self.0.lock().state, BodyState::Done) {
             BodyState::Idle(body) => Some(body),
             BodyState::Polling | BodyState::Aborted(_) | BodyState::Done => None,
@@ -127,12 +117,7 @@ impl<B> SharedBody<B> {
         if let Some(waker) = waker {
             waker.wake();
         }
-        let LockedBody { inner, locks } = *body;
-        drop(inner);
-        match reason {
-            AbortReason::Lost(why) => locks.lost(why),
-            AbortReason::TooSlow(why) => locks.stalled(why),
-        }
+        body.abort(reason);
         true
     }
 
@@ -143,6 +128,16 @@ impl<B> SharedBody<B> {
         match shared.pace.check(now) {
             Some(why) => Err(why),
             None => Ok(shared.pace.next_check()),
+        }
+    }
+}
+
+impl<B> LockedBody<B> {
+    pub(super) fn abort(self, reason: AbortReason) {
+        drop(self.inner);
+        match reason {
+            AbortReason::Lost(why) => self.locks.lost(why),
+            AbortReason::TooSlow(why) => self.locks.stalled(why),
         }
     }
 }
@@ -179,14 +174,6 @@ impl From<AbortReason> for BoxError {
         match reason {
             AbortReason::Lost(why) => why.into(),
             AbortReason::TooSlow(why) => why.into(),
-        }
-    }
-}
-
-impl Drop for StallMonitor {
-    fn drop(&mut self) {
-        if let Some(task) = self.0.take() {
-            task.abort();
         }
     }
 }

@@ -20,11 +20,10 @@ use tower::BoxError;
 
 use super::{
     eager::{Frames, data_len},
-    shared::{AbortReason, LockedBody, SharedBody, StallMonitor, monitor},
+    shared::{AbortReason, LockedBody, SharedBody, monitor},
 };
 use crate::{
     body::pace::Pace,
-    error::LockLost,
     limits::RELEASE_WAIT,
     middleware::{record::Ending, request_locks::RequestLocks},
     rejection::Rejection,
@@ -45,7 +44,7 @@ pub(super) struct StreamingBody<B> {
     /// How many of the bytes that the head announces have not been read from the inner body.
     unseen: Option<u64>,
     phase: Phase,
-    monitor: StallMonitor,
+    monitor: Option<AbortHandle>,
 }
 
 enum Phase {
@@ -85,7 +84,7 @@ where
         pace.start_waiting(Instant::now());
         let context = locks.context().clone();
         let body = Arc::new(SharedBody::new(LockedBody { inner, locks }, pace));
-        let monitor = StallMonitor(context.spawn(monitor(Arc::downgrade(&body), signals, idle)));
+        let monitor = context.spawn(monitor(Arc::downgrade(&body), signals, idle));
         Self { shared: body, read_ahead, hint, unseen: length, phase: Phase::Streaming, monitor }
     }
 
@@ -103,11 +102,11 @@ where
                 Phase::Streaming | Phase::HoldingLastFrame(..) => {
                     let mut body = match self.shared.start_poll(cx.waker()) {
                         Ok(body) => body,
-                        Err(reason) => return Poll::Ready(Some(Err(self.abort(reason)))),
+                        Err(reason) => return Poll::Ready(Some(Err(self.end(reason)))),
                     };
                     // I6
                     if let Some(why) = body.locks.abort_reason() {
-                        return Poll::Ready(Some(Err(self.abort_lost(*body, why))));
+                        return Poll::Ready(Some(Err(self.abort(*body, AbortReason::Lost(why)))));
                     }
                     let next = match self.read_ahead.next() {
                         Some(frame) => Poll::Ready(Some(Ok(frame))),
@@ -116,7 +115,7 @@ where
                     // The result of a poll that outlasted the lock is not the result of work under
                     // it.
                     if let Some(why) = body.locks.abort_reason() {
-                        return Poll::Ready(Some(Err(self.abort_lost(*body, why))));
+                        return Poll::Ready(Some(Err(self.abort(*body, AbortReason::Lost(why)))));
                     }
                     let Poll::Ready(next) = next else {
                         if self.hold_elapsed(cx) {
@@ -207,21 +206,19 @@ where
         self.phase = Phase::Releasing(Box::pin(async move { locks.release_all().await }), tail);
     }
 
-    fn abort_lost(&mut self, body: LockedBody<B>, why: LockLost) -> BoxError {
-        let LockedBody { inner, locks } = body;
-        drop(inner);
-        locks.lost(why);
-        self.abort(AbortReason::Lost(why))
+    fn abort(&mut self, body: LockedBody<B>, reason: AbortReason) -> BoxError {
+        body.abort(reason);
+        self.end(reason)
     }
 
-    fn abort(&mut self, reason: AbortReason) -> BoxError {
+    fn end(&mut self, reason: AbortReason) -> BoxError {
         self.stop();
         self.phase = Phase::Done(VecDeque::new());
         reason.into()
     }
 
     fn stop(&mut self) {
-        self.monitor.0.take().inspect(AbortHandle::abort);
+        self.monitor.take().inspect(AbortHandle::abort);
         self.shared.finish();
         self.read_ahead = Frames::new().into_iter();
     }
@@ -238,7 +235,8 @@ where
 impl<B> Drop for StreamingBody<B> {
     fn drop(&mut self) {
         // The client has disconnected, or the server has ended the connection.
-        if let Some(body) = self.shared.take() {
+        self.monitor.take().inspect(AbortHandle::abort);
+        if let Some(body) = self.shared.finish() {
             let LockedBody { inner, locks } = *body;
             drop(inner);
             locks.abandon();
