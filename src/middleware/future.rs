@@ -9,9 +9,9 @@ use std::{
 
 use http::Response;
 use pin_project_lite::pin_project;
+use tracing::{Instrument, Span};
 
 use super::{context::RequestContext, prefer, response::ResponseBody};
-use crate::telemetry::span::CapturedSpan;
 
 pin_project! {
     /// Response future of [`LockService`](crate::middleware::LockService) and
@@ -25,20 +25,12 @@ pin_project! {
     /// releases the lock. With
     /// [`on_disconnect(OnDisconnect::Cancel)`](crate::LockLayer::on_disconnect) the handler is
     /// dropped instead, and its key is free after the lock-delay.
-    pub struct ResponseFuture<F, B, E>
-    where
-        B: 'static,
-        E: 'static,
-    {
+    pub struct ResponseFuture<F, B: 'static, E: 'static> {
         #[pin]
         state: State<F, B, E>,
     }
 
-    impl<F, B, E> PinnedDrop for ResponseFuture<F, B, E>
-    where
-        B: 'static,
-        E: 'static,
-    {
+    impl<F, B: 'static, E: 'static> PinnedDrop for ResponseFuture<F, B, E> {
         fn drop(this: Pin<&mut Self>) {
             if let StateProj::Locking { locking } = this.project().state.project() {
                 locking.on_disconnect();
@@ -49,11 +41,7 @@ pin_project! {
 
 pin_project! {
     #[project = StateProj]
-    enum State<F, B, E>
-    where
-        B: 'static,
-        E: 'static,
-    {
+    enum State<F, B: 'static, E: 'static> {
         /// No lock is requested.
         PassThrough { #[pin] inner: F },
         /// A lock is or may be requested.
@@ -66,7 +54,7 @@ struct Locking<B: 'static, E: 'static> {
     /// `None` once it has ended.
     pipeline: Option<BoxedPipeline<B, E>>,
     /// The span of a detached handler is the one in which it was started.
-    span: CapturedSpan,
+    span: Span,
 }
 
 /// All steps of a request that needs a lock. Boxed, because futures of extractors have no names,
@@ -79,7 +67,7 @@ impl<F, B, E> ResponseFuture<F, B, E> {
     }
 
     pub(crate) fn locking(context: RequestContext, pipeline: BoxedPipeline<B, E>) -> Self {
-        let locking = Locking { context, pipeline: Some(pipeline), span: CapturedSpan::current() };
+        let locking = Locking { context, pipeline: Some(pipeline), span: Span::current() };
         Self { state: State::Locking { locking } }
     }
 }
@@ -122,7 +110,7 @@ impl<B, E> Locking<B, E> {
             drop(pipeline.await);
             drop(permit);
         };
-        self.context.spawn(self.span.instrument(detached));
+        self.context.spawn(detached.instrument(self.span.clone()));
     }
 }
 

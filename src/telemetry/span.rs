@@ -47,20 +47,6 @@ pub(crate) struct InvalidKeyCause<'a> {
     pub(crate) text: String,
 }
 
-/// The span that is current where a future is created, for a future that moves to a task.
-#[derive(Debug)]
-pub(crate) struct CapturedSpan(Span);
-
-impl CapturedSpan {
-    pub(crate) fn current() -> Self {
-        Self(Span::current())
-    }
-
-    pub(crate) fn instrument<F>(&self, future: F) -> Instrumented<F> {
-        future.instrument(self.0.clone())
-    }
-}
-
 impl LockSpan {
     pub(crate) fn start(route: &Route, keys: &[LockKey], claim: Option<&Claim<'_>>, shows_key: bool) -> Self {
         let span = open(route);

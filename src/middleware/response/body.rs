@@ -22,10 +22,7 @@ pin_project! {
     /// [`LockManagerLayer`](crate::LockManagerLayer).
     ///
     /// The size hint is exact if that of the inner body is. Trailers are passed through.
-    pub struct ResponseBody<B>
-    where
-        B: 'static,
-    {
+    pub struct ResponseBody<B> {
         #[pin]
         state: State<B>,
     }
@@ -33,10 +30,7 @@ pin_project! {
 
 pin_project! {
     #[project = StateProj]
-    enum State<B>
-    where
-        B: 'static,
-    {
+    enum State<B> {
         /// Without a lock, or after its release.
         PassThrough { #[pin] inner: B },
         /// Complete before the head was sent. The lock is released.
@@ -85,11 +79,7 @@ impl<B> ResponseBody<B> {
     }
 }
 
-impl<B> ResponseBody<B>
-where
-    B: Body<Data = Bytes>,
-    B::Error: Into<BoxError>,
-{
+impl<B: Body<Data = Bytes, Error: Into<BoxError>>> ResponseBody<B> {
     /// The body of a response without content, for example to `HEAD`: it is not read. Its size is
     /// kept for the head.
     pub(super) fn without_content(inner: &B) -> Self {
@@ -114,11 +104,7 @@ where
     }
 }
 
-impl<B> Body for ResponseBody<B>
-where
-    B: Body<Data = Bytes>,
-    B::Error: Into<BoxError>,
-{
+impl<B: Body<Data = Bytes, Error: Into<BoxError>>> Body for ResponseBody<B> {
     type Data = Bytes;
     type Error = BoxError;
 
