@@ -5,7 +5,7 @@ use std::{
     sync::{
         Arc,
         atomic::{
-            AtomicBool, AtomicU8, AtomicUsize,
+            AtomicBool, AtomicUsize,
             Ordering::{AcqRel, Acquire, Release},
         },
     },
@@ -60,8 +60,10 @@ struct Inner {
     outer: Option<RequestContext>,
     /// An outer layer holds a lock: it decides what a disconnect does.
     is_inner: bool,
-    /// A [`HandlerPhase`].
-    phase: AtomicU8,
+    /// The handler was called.
+    has_started: AtomicBool,
+    /// It has not returned yet.
+    is_running: AtomicBool,
     /// The client has disconnected, and the handler finishes without it.
     is_detached: AtomicBool,
     /// The end of the request body has not been read.
@@ -70,24 +72,8 @@ struct Inner {
     waiting: AtomicUsize,
     /// The number of locks that are held here, with that of the layer.
     held: AtomicUsize,
-    extra_locks: Mutex<ExtraLocks>,
-}
-
-/// The phase of the handler.
-#[repr(u8)]
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum HandlerPhase {
-    NotStarted,
-    Running,
-    Ended,
-}
-
-/// The locks that extractors acquired.
-#[derive(Default)]
-struct ExtraLocks {
-    /// The handler has returned: no lock is added.
-    is_closed: bool,
-    locks: Vec<RequestLock>,
+    /// The locks that extractors acquired. `None`: the handler has returned, and no lock is added.
+    extra_locks: Mutex<Option<Vec<RequestLock>>>,
 }
 
 /// The state of the HTTP side that all layers of one manager share.
@@ -126,7 +112,7 @@ impl RequestContext {
         };
         let context = Self(Arc::new(Identity::new(Inner {
             client_wait: params.policy.client_wait_limit().and_then(|max| prefer::requested_wait(&head.headers, max)),
-            is_wait_applied: AtomicBool::new(false),
+            is_wait_applied: AtomicBool::default(),
             other_owner,
             is_inner,
             outer,
@@ -134,12 +120,13 @@ impl RequestContext {
             client: ClientId::of(extensions),
             driver: Arc::clone(driver),
             params,
-            phase: AtomicU8::new(HandlerPhase::NotStarted as u8),
-            is_detached: AtomicBool::new(false),
-            is_body_incomplete: AtomicBool::new(false),
-            waiting: AtomicUsize::new(0),
-            held: AtomicUsize::new(0),
-            extra_locks: Mutex::default(),
+            has_started: AtomicBool::default(),
+            is_running: AtomicBool::default(),
+            is_detached: AtomicBool::default(),
+            is_body_incomplete: AtomicBool::default(),
+            waiting: AtomicUsize::default(),
+            held: AtomicUsize::default(),
+            extra_locks: Mutex::new(Some(Vec::new())),
         })));
         (context, keeps_open)
     }
@@ -303,23 +290,19 @@ impl RequestContext {
     #[cfg_attr(not(feature = "axum"), expect(dead_code, reason = "used by extractors"))]
     pub(crate) fn keep(&self, lock: RequestLock) -> Result<(), RequestLock> {
         let mut extra = self.0.extra_locks.lock();
-        if extra.is_closed {
-            return Err(lock);
-        }
-        extra.locks.push(lock);
+        let Some(locks) = &mut *extra else { return Err(lock) };
+        locks.push(lock);
         self.count_lock();
         Ok(())
     }
 
     fn is_closed(&self) -> bool {
-        self.0.extra_locks.lock().is_closed
+        self.0.extra_locks.lock().is_none()
     }
 
     /// Closes the context to further locks. The caller releases the locks that were kept.
     pub(super) fn close(&self) -> Vec<RequestLock> {
-        let mut extra = self.0.extra_locks.lock();
-        extra.is_closed = true;
-        std::mem::take(&mut extra.locks)
+        self.0.extra_locks.lock().take().unwrap_or_default()
     }
 
     /// Ends the time in which a slow client is aborted: no lock is held here.
@@ -333,7 +316,7 @@ impl RequestContext {
         if self.0.held.load(Acquire) <= of_layer {
             return None;
         }
-        self.0.extra_locks.lock().locks.iter().find_map(RequestLock::abort_reason)
+        self.0.extra_locks.lock().iter().flatten().find_map(RequestLock::abort_reason)
     }
 
     /// Adds the signals of locks that were kept since the last call. `of_layer` signals belong to
@@ -341,7 +324,8 @@ impl RequestContext {
     pub(super) fn add_abort_signals(&self, signals: &mut AbortSignals, of_layer: usize) {
         if self.0.held.load(Acquire) > of_layer {
             let extra = self.0.extra_locks.lock();
-            signals.extend(extra.locks.iter().skip(signals.len() - of_layer).map(RequestLock::abort_signal));
+            let locks = extra.iter().flatten();
+            signals.extend(locks.skip(signals.len() - of_layer).map(RequestLock::abort_signal));
         }
     }
 
@@ -349,37 +333,28 @@ impl RequestContext {
 
     /// Sets whether the handler runs or has returned.
     pub(super) fn set_running(&self, is_running: bool) {
-        let (running, ended) = (HandlerPhase::Running as u8, HandlerPhase::Ended as u8);
-        if is_running {
-            self.0.phase.store(running, Release);
-        } else {
-            // A handler that was not started has not ended.
-            let _ = self.0.phase.compare_exchange(running, ended, AcqRel, Acquire);
-        }
+        self.0.has_started.fetch_or(is_running, AcqRel);
+        self.0.is_running.store(is_running, Release);
     }
 
     /// Whether the handler was called.
     pub(super) fn handler_started(&self) -> bool {
-        self.0.phase.load(Acquire) != HandlerPhase::NotStarted as u8
+        self.0.has_started.load(Acquire)
     }
 
     /// The permission to finish the handler after a disconnect, if it runs, holds a lock, and is to
     /// finish.
     pub(super) fn detach_permit(&self) -> Option<DetachedPermit> {
-        let Inner { driver, params, is_inner, phase, is_body_incomplete: is_incomplete, waiting, .. } = &**self.0;
-        // The handler would wait for the rest of a request whose client has disconnected.
-        if is_incomplete.load(Acquire) {
-            return None;
-        }
-        let is_at_work =
-            phase.load(Acquire) == HandlerPhase::Running as u8 && self.holds_lock() && waiting.load(Acquire) == 0;
+        let Inner { driver, params, is_inner, is_running, is_body_incomplete, waiting, client, .. } = &**self.0;
+        let is_at_work = is_running.load(Acquire) && self.holds_lock() && waiting.load(Acquire) == 0;
         // An outer lock is released by its own layer: that layer decides for all inner ones.
         let is_to_finish = is_at_work && !is_inner && params.policy.finishes_after_disconnect();
-        let permit = is_to_finish.then(|| {
-            let handlers = &ManagerState::of(driver).detached;
-            DetachedPermit::acquire(handlers, driver, self.route_id(), self.0.client.clone())
-        });
-        let permit = permit.flatten();
+        // The handler would wait for the rest of a request whose client has disconnected.
+        if !is_to_finish || is_body_incomplete.load(Acquire) {
+            return None;
+        }
+        let handlers = &ManagerState::of(driver).detached;
+        let permit = DetachedPermit::acquire(handlers, driver, self.route_id(), client.clone());
         self.0.is_detached.store(permit.is_some(), Release);
         permit
     }

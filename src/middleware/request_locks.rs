@@ -38,8 +38,6 @@ pub(crate) struct RequestLocks {
     pub(super) is_connect: bool,
     /// The owner of the request is open until this layer has ended its part.
     keeps_owner_open: bool,
-    /// The context accepts no more locks.
-    is_closed: bool,
     /// In order of acquisition. The locks that the handler acquires are in the context until it
     /// returns.
     locks: SmallVec<[RequestLock; 1]>,
@@ -70,7 +68,6 @@ impl RequestLocks {
             is_head: head.method == Method::HEAD,
             is_connect: head.method == Method::CONNECT,
             keeps_owner_open,
-            is_closed: false,
             locks: SmallVec::new(),
             has_failed: false,
             recorder: None,
@@ -115,9 +112,7 @@ impl RequestLocks {
 
     /// The handler has returned: takes the locks that it acquired, and closes the context.
     pub(super) fn close(&mut self) {
-        if !std::mem::replace(&mut self.is_closed, true) {
-            self.locks.extend(self.context.close());
-        }
+        self.locks.extend(self.context.close());
     }
 
     fn close_owner(&mut self) {
@@ -272,9 +267,7 @@ impl Drop for RequestLocks {
     fn drop(&mut self) {
         self.close_owner();
         // Before the locks of the layer, which were acquired earlier.
-        if !self.is_closed {
-            drop(self.context.close());
-        }
+        drop(self.context.close());
         self.context.clear_lock_count();
         if !self.context.handler_started() {
             // The handler was not started, so nothing needs the lock-delay.
