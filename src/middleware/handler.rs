@@ -32,7 +32,8 @@ pub(crate) struct LockedRequest<S> {
 pin_project! {
     /// The two parts of a request: up to the end of its handler, and then its response.
     ///
-    /// Both parts share their memory, which the variables of one future would not.
+    /// Both parts share their memory, which the variables of one future would not. A handler that
+    /// fails has its result already.
     #[project = PipelineProj]
     pub(crate) enum Pipeline<H, R, F> {
         Handler { #[pin] handler: H, finish: F },
@@ -90,18 +91,6 @@ impl<S> LockedRequest<S> {
         // Its resources are dropped before the locks are released.
         *inner = None;
         done
-    }
-}
-
-impl<H, R, F, D, T> Pipeline<H, R, F>
-where
-    H: Future<Output = Result<D, T>>,
-    R: Future<Output = T>,
-    F: FnOnce(D) -> R + Copy,
-{
-    /// A handler that fails has its result already.
-    pub(crate) fn new(handler: H, finish: F) -> Self {
-        Self::Handler { handler, finish }
     }
 }
 

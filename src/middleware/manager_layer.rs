@@ -168,7 +168,7 @@ where
             let done = request_locks.run(pin!(scope.scope(handler))).await;
             Ok((request_locks, done))
         };
-        let pipeline = Pipeline::new(handler, finish_response);
+        let pipeline = Pipeline::Handler { handler, finish: finish_response };
         ResponseFuture::locking(context, Box::pin(pipeline))
     }
 }

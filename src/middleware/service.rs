@@ -80,7 +80,7 @@ where
         let locks = RequestLocks::new(self.config.route.locks.driver(), self.config.params(&head), &head);
         let context = locks.context().clone();
         let handler = run_locked(Arc::clone(&self.config), LockedRequest::new(inner, head, body, locks));
-        let pipeline = Pipeline::new(handler, finish_response);
+        let pipeline = Pipeline::Handler { handler, finish: finish_response };
         ResponseFuture::locking(context, Box::pin(pipeline))
     }
 }
