@@ -39,6 +39,7 @@ pub(crate) struct Claim<'a> {
 
 /// The part of a key source that rejected a request. It is named, so that the rejection is not
 /// attributed to the handler.
+#[derive(Default)]
 pub(crate) struct InvalidKeyCause<'a> {
     /// An extractor of the key function.
     pub(crate) extractor: Option<&'a str>,
@@ -75,34 +76,30 @@ impl LockSpan {
     ) {
         let span = open(route);
         span.record("result", result);
-        let code = status.as_u16();
-        match cause {
-            // A mistake of the service: the request has no such parameter or extension.
-            Some(InvalidKeyCause { extractor, field, text }) if status.is_server_error() => tracing::error!(
+        let why = if cause.is_some() { ": its lock key cannot be derived: " } else { " before its lock was requested" };
+        let (is_mistake, status) = (cause.is_some() && status.is_server_error(), status.as_u16());
+        let InvalidKeyCause { extractor, field, text } = cause.unwrap_or_default();
+        if is_mistake {
+            // Of the service: the request has no such parameter or extension.
+            tracing::error!(
                 target: "tower_lock",
                 parent: &span,
                 result,
-                status = code,
+                status,
                 extractor,
                 field,
-                "request rejected: its lock key cannot be derived: {text}",
-            ),
-            Some(InvalidKeyCause { extractor, field, text }) => tracing::debug!(
+                "request rejected{why}{text}",
+            );
+        } else {
+            tracing::debug!(
                 target: "tower_lock",
                 parent: &span,
                 result,
-                status = code,
+                status,
                 extractor,
                 field,
-                "request rejected: its lock key cannot be derived: {text}",
-            ),
-            None => tracing::debug!(
-                target: "tower_lock",
-                parent: &span,
-                result,
-                status = code,
-                "request rejected before its lock was requested",
-            ),
+                "request rejected{why}{text}",
+            );
         }
     }
 
