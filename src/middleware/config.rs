@@ -113,7 +113,7 @@ impl RouteConfig {
     pub(crate) fn params(&self, head: &Parts, handler: LockPolicy) -> Arc<LayerParams> {
         self.params.get_or_create(&head.extensions, |outside| {
             // With the first request, and not for each: a layer usually has one route.
-            metrics::register_route(Route::from_extensions(&head.extensions, self.name).label());
+            metrics::register_route(Route::from_extensions(&head.extensions, self.name).as_str());
             Arc::new(LayerParams {
                 policy: InheritedConfig::policy(outside, self.policy, &self.locks),
                 handler_policy: InheritedConfig::policy(outside, handler, &self.locks),

@@ -9,7 +9,7 @@ use super::client::ClientId;
 use crate::{
     lock::Driver,
     sync::Mutex,
-    telemetry::{metrics::DetachedMetrics, throttle::ThrottledLog},
+    telemetry::{metrics, throttle::ThrottledLog},
 };
 
 /// The detached handlers of one manager.
@@ -46,7 +46,6 @@ pub(super) struct DetachedPermit {
     handlers: Arc<DetachedHandlers>,
     route: RouteId,
     client: Option<ClientId>,
-    _metrics: DetachedMetrics,
 }
 
 impl DetachedHandlers {
@@ -110,13 +109,15 @@ impl DetachedPermit {
             }
             return None;
         }
-        Some(Self { handlers: Arc::clone(handlers), route, client, _metrics: DetachedMetrics::start() })
+        metrics::detached_started();
+        Some(Self { handlers: Arc::clone(handlers), route, client })
     }
 }
 
 impl Drop for DetachedPermit {
     fn drop(&mut self) {
         self.handlers.counts.lock().remove(&self.route, self.client.as_ref());
+        metrics::detached_ended();
     }
 }
 

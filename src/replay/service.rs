@@ -335,7 +335,7 @@ fn reject<K, B>(
 }
 
 fn count(route: &Route, span: Option<&LockSpan>, result: &'static str) {
-    count_replay(route.label(), result);
+    count_replay(route.as_str(), result);
     if let Some(span) = span {
         span.replay(result);
     }

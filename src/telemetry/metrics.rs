@@ -40,13 +40,39 @@ mod enabled {
         guards: AtomicU32,
     }
 
-    /// One handler that finishes without its client.
-    #[derive(Debug)]
-    pub(crate) struct DetachedMetrics(());
-
     /// The operations of a store that are counted if they fail.
     const STORE_OPERATIONS: [&str; 4] = ["acquire", "release", "renew", "yield"];
     const STORE_ERROR_KINDS: [&str; 6] = ["unavailable", "timeout", "overloaded", "refused", "failover", "protocol"];
+
+    // Each metric and its description. The end of a name is its unit.
+
+    const GAUGES: [(&str, &str); 5] = [
+        ("tower_lock_waiting", "Calls that wait for a lock."),
+        ("tower_lock_held", "Locks that are held."),
+        ("tower_lock_detached", "Handlers that finish although their client has disconnected."),
+        ("tower_lock_lease_seconds", "The lease of the manager that was built last."),
+        (
+            "tower_lock_max_detached",
+            "How many handlers may finish without their client, of the manager that was built last.",
+        ),
+    ];
+
+    const COUNTERS: [(&str, &str); 5] = [
+        ("tower_lock_acquire_total", "Calls for a lock, by route and result."),
+        ("tower_lock_lost_total", "Locks that were lost before they were released."),
+        ("tower_lock_records_lost_total", "Records that the store had not confirmed when their lease had ended."),
+        ("tower_lock_store_errors_total", "Calls of the store that failed or timed out, by operation and kind."),
+        ("tower_lock_replay_total", "Requests with an idempotency key, by route and result."),
+    ];
+
+    const HISTOGRAMS: [(&str, &str); 3] = [
+        (
+            "tower_lock_wait_seconds",
+            "How long a call waited before its lock was acquired or it was rejected, by route and result.",
+        ),
+        ("tower_lock_hold_seconds", "How long a lock was held, by route."),
+        ("tower_lock_renew_margin_seconds", "How much of its lease was left when a lock was renewed."),
+    ];
 
     /// Describes each metric to the recorder that is installed when a manager is built, and exports
     /// its settings and what is zero: `increase()` does not see the first event of a counter that
@@ -67,68 +93,44 @@ mod enabled {
             gauge!("tower_lock_lease_seconds").set(lease);
             gauge!("tower_lock_max_detached").set(max_detached as f64);
         });
-        register_route(None);
+        register_route("none");
         describe();
     }
 
     /// Exports the counters of a route that alerts use, with zero.
-    pub(crate) fn register_route(route: Option<Arc<str>>) {
-        let route = route.unwrap_or_else(|| "none".into());
+    pub(crate) fn register_route(route: &str) {
         isolated(|| {
-            counter!("tower_lock_acquire_total", "route" => route, "result" => "queue_full").increment(0);
+            counter!("tower_lock_acquire_total", "route" => route.to_owned(), "result" => "queue_full").increment(0);
         });
     }
 
     fn describe() {
+        let unit = |name: &str| if name.ends_with("_seconds") { Unit::Seconds } else { Unit::Count };
         isolated(|| {
-            describe_gauge!("tower_lock_waiting", Unit::Count, "Calls that wait for a lock.");
-            describe_counter!("tower_lock_acquire_total", Unit::Count, "Calls for a lock, by route and result.");
-            describe_histogram!(
-                "tower_lock_wait_seconds",
-                Unit::Seconds,
-                "How long a call waited before its lock was acquired or it was rejected, by route and result."
-            );
-            describe_gauge!("tower_lock_held", Unit::Count, "Locks that are held.");
-            describe_histogram!("tower_lock_hold_seconds", Unit::Seconds, "How long a lock was held, by route.");
-            describe_counter!("tower_lock_lost_total", Unit::Count, "Locks that were lost before they were released.");
-            describe_counter!(
-                "tower_lock_records_lost_total",
-                Unit::Count,
-                "Records that the store had not confirmed when their lease had ended."
-            );
-            describe_histogram!(
-                "tower_lock_renew_margin_seconds",
-                Unit::Seconds,
-                "How much of its lease was left when a lock was renewed."
-            );
-            describe_counter!(
-                "tower_lock_store_errors_total",
-                Unit::Count,
-                "Calls of the store that failed or timed out, by operation and kind."
-            );
-            describe_counter!(
-                "tower_lock_replay_total",
-                Unit::Count,
-                "Requests with an idempotency key, by route and result."
-            );
-            describe_gauge!(
-                "tower_lock_detached",
-                Unit::Count,
-                "Handlers that finish although their client has disconnected."
-            );
-            describe_gauge!("tower_lock_lease_seconds", Unit::Seconds, "The lease of the manager that was built last.");
-            describe_gauge!(
-                "tower_lock_max_detached",
-                Unit::Count,
-                "How many handlers may finish without their client, of the manager that was built last."
-            );
+            for (name, text) in GAUGES {
+                describe_gauge!(name, unit(name), text);
+            }
+            for (name, text) in COUNTERS {
+                describe_counter!(name, unit(name), text);
+            }
+            for (name, text) in HISTOGRAMS {
+                describe_histogram!(name, unit(name), text);
+            }
         });
     }
 
     /// Counts a request of a replay layer.
-    pub(crate) fn count_replay(route: Option<Arc<str>>, result: &'static str) {
-        let route = route.unwrap_or_else(|| "none".into());
-        isolated(|| counter!("tower_lock_replay_total", "route" => route, "result" => result).increment(1));
+    pub(crate) fn count_replay(route: &str, result: &'static str) {
+        isolated(|| counter!("tower_lock_replay_total", "route" => route.to_owned(), "result" => result).increment(1));
+    }
+
+    /// Counts a handler that finishes without its client.
+    pub(crate) fn detached_started() {
+        isolated(|| gauge!("tower_lock_detached").increment(1));
+    }
+
+    pub(crate) fn detached_ended() {
+        isolated(|| gauge!("tower_lock_detached").decrement(1));
     }
 
     impl AcquireMetrics {
@@ -200,19 +202,6 @@ mod enabled {
         }
     }
 
-    impl DetachedMetrics {
-        pub(crate) fn start() -> Self {
-            isolated(|| gauge!("tower_lock_detached").increment(1));
-            Self(())
-        }
-    }
-
-    impl Drop for DetachedMetrics {
-        fn drop(&mut self) {
-            isolated(|| gauge!("tower_lock_detached").decrement(1));
-        }
-    }
-
     /// Records a report of a background task.
     pub(crate) fn record(report: &Report) {
         match report {
@@ -260,16 +249,17 @@ mod disabled {
     #[derive(Debug, Default)]
     pub(crate) struct SectionMetrics(());
 
-    #[derive(Debug)]
-    pub(crate) struct DetachedMetrics(());
-
     pub(crate) fn register(_: Duration, _: usize) {}
 
-    pub(crate) fn register_route(_: Option<Arc<str>>) {}
+    pub(crate) fn register_route(_: &str) {}
 
     pub(crate) fn record(_: &Report) {}
 
-    pub(crate) fn count_replay(_: Option<Arc<str>>, _: &'static str) {}
+    pub(crate) fn count_replay(_: &str, _: &'static str) {}
+
+    pub(crate) fn detached_started() {}
+
+    pub(crate) fn detached_ended() {}
 
     impl AcquireMetrics {
         pub(crate) fn start(_: Option<&Arc<str>>, _: bool) -> Self {
@@ -289,12 +279,6 @@ mod disabled {
         }
 
         pub(crate) fn finish(&self, _: &SectionMetrics, _: impl FnOnce() -> Duration) {}
-    }
-
-    impl DetachedMetrics {
-        pub(crate) fn start() -> Self {
-            Self(())
-        }
     }
 }
 
