@@ -175,7 +175,7 @@ fn read_error(error: &(dyn Error + 'static)) -> Rejection {
     } else if is(<dyn Error>::is::<TooSlow>) {
         Rejection::BodyTimeout
     } else {
-        Rejection::InvalidKey { status: StatusCode::BAD_REQUEST, field: None, extractor: None }
+        Rejection::invalid_key(StatusCode::BAD_REQUEST)
     }
 }
 

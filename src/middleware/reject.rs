@@ -26,7 +26,6 @@ impl KeyRejection {
     }
 
     pub(crate) fn into_response(self, route: &Route, on_reject: &OnReject) -> Response<RejectionBody> {
-        let invalid_key = |status| Rejection::InvalidKey { status, field: None, extractor: None };
         let (result, cause, rejection) = match self {
             Self::Response(mut response, extractor) => {
                 let extractor = extractor.map(short_type_name);
@@ -57,9 +56,9 @@ impl KeyRejection {
             }
             Self::KeyCount(error) => {
                 let cause = InvalidKeyCause { extractor: None, field: None, text: error.to_string() };
-                ("invalid_key", Some(cause), invalid_key(StatusCode::UNPROCESSABLE_ENTITY))
+                ("invalid_key", Some(cause), Rejection::invalid_key(StatusCode::UNPROCESSABLE_ENTITY))
             }
-            Self::NoRoute => ("no_route", None, invalid_key(StatusCode::NOT_FOUND)),
+            Self::NoRoute => ("no_route", None, Rejection::invalid_key(StatusCode::NOT_FOUND)),
         };
         LockSpan::rejected_before_lock(route, result, rejection.status(), cause);
         on_reject.respond(rejection)

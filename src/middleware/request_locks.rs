@@ -20,7 +20,7 @@ use super::{
 use crate::{
     body::pace::TooSlow,
     error::LockLost,
-    limits::{RECORD_WAIT, RELEASE_WAIT},
+    limits::{RECORD_WAIT, RELEASE_WAIT, RETRY_AFTER_MIN},
     lock::{Driver, ReleaseFuture, ReleaseOutcome, poll_any, while_held},
     proto::GuardEnd,
     rejection::Rejection,
@@ -212,7 +212,7 @@ impl RequestLocks {
             let _ = timeout(wait, poll_fn(|cx| releases.poll(cx))).await;
         }
         if self.requires_record && releases.leaves_record && !releases.is_recorded {
-            return Err(Rejection::answer_unconfirmed());
+            return Err(Rejection::AnswerUnconfirmed { retry_after: RETRY_AFTER_MIN });
         }
         Ok(())
     }

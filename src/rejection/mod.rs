@@ -191,7 +191,7 @@ impl Rejection {
             LockError::ShuttingDown => Self::ShuttingDown { retry_after: retry_after(Duration::MAX, 1) },
             // A raw name that the store does not accept: a retry would fail, too.
             LockError::Store(source) if source.kind() == StoreErrorKind::InvalidKey => {
-                Self::InvalidKey { status: StatusCode::BAD_REQUEST, field: None, extractor: None }
+                Self::invalid_key(StatusCode::BAD_REQUEST)
             }
             LockError::Store(source) => {
                 // The hold time of a route does not predict when a store recovers.
@@ -218,14 +218,9 @@ impl Rejection {
         Self::from_lock_error(LockError::Store(source), &HoldEstimate::default(), StatusCode::CONFLICT)
     }
 
-    /// The rejection of a request that was processed, whose record the store has not confirmed.
-    pub(crate) fn answer_unconfirmed() -> Self {
-        Self::AnswerUnconfirmed { retry_after: RETRY_AFTER_MIN }
-    }
-
-    /// The rejection of a request whose replay layer requires a scope, and has none for it.
-    pub(crate) fn no_scope() -> Self {
-        Self::InvalidKey { status: StatusCode::BAD_REQUEST, field: None, extractor: None }
+    /// The rejection of a request without a key, of which no field and no extractor is the cause.
+    pub(crate) fn invalid_key(status: StatusCode) -> Self {
+        Self::InvalidKey { status, field: None, extractor: None }
     }
 
     /// The rejection of a request with two media types.
@@ -249,7 +244,7 @@ impl Rejection {
             Self::Busy { .. } | Self::InFlight { .. } | Self::AnswerNotKept { .. } => StatusCode::CONFLICT,
             Self::IdempotencyKeyMissing { .. } | Self::IdempotencyKeyInvalid { .. } => StatusCode::BAD_REQUEST,
             Self::IdempotencyKeyReused => StatusCode::UNPROCESSABLE_ENTITY,
-            Self::TimedOut { status, .. } => *status,
+            Self::TimedOut { status, .. } | Self::InvalidKey { status, .. } => *status,
             Self::QueueFull { .. }
             | Self::StoreUnavailable { .. }
             | Self::ShuttingDown { .. }
@@ -260,7 +255,6 @@ impl Rejection {
             Self::TooManyAnswers => StatusCode::TOO_MANY_REQUESTS,
             Self::BodyTimeout | Self::Disconnected => StatusCode::REQUEST_TIMEOUT,
             Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::InvalidKey { status, .. } => *status,
         }
     }
 
@@ -322,17 +316,7 @@ impl Rejection {
             | Self::BodyBufferFull { retry_after }
             | Self::InFlight { retry_after }
             | Self::AnswerUnconfirmed { retry_after } => Some(*retry_after),
-            Self::Disconnected
-            | Self::BodyTimeout
-            | Self::BodyTooLarge
-            | Self::InvalidKey { .. }
-            | Self::Lost
-            | Self::HoldLimitReached
-            | Self::IdempotencyKeyMissing { .. }
-            | Self::IdempotencyKeyInvalid { .. }
-            | Self::IdempotencyKeyReused
-            | Self::AnswerNotKept { .. }
-            | Self::TooManyAnswers => None,
+            _ => None,
         }
     }
 
@@ -387,77 +371,76 @@ impl Rejection {
         }
     }
 
-    fn detail(&self) -> Cow<'static, str> {
+    /// The first part of the detail: why the request was rejected.
+    fn cause(&self) -> Cow<'static, str> {
         Cow::Borrowed(match self {
+            Self::Busy { .. } => "Another request holds the lock of this resource.",
+            Self::TimedOut { .. } => "Other requests held the lock of this resource during the whole wait.",
+            Self::QueueFull { bound: QueueBound::Key, .. } => "The queue for this resource is full.",
+            Self::QueueFull { bound: QueueBound::Process, .. } => "Too many requests are waiting in this instance.",
+            Self::QueueFull { bound: QueueBound::Store, .. } => "The queue of instances for this resource is full.",
+            Self::StoreUnavailable { .. } => "The lock store is not available.",
+            Self::ShuttingDown { .. } => "This instance accepts no more requests.",
+            Self::Disconnected => "The connection was closed when the lock was granted.",
+            Self::BodyTimeout => "The request body did not arrive in time.",
+            Self::BodyTooLarge => "The request body exceeds the limit.",
+            Self::BodyBufferFull { .. } => "The memory for bodies of waiting requests is exhausted.",
             Self::InvalidKey { status, .. } if *status == StatusCode::NOT_FOUND => {
-                "No route matches this URL, so its lock key cannot be derived. The request was not processed."
+                "No route matches this URL, so its lock key cannot be derived."
             }
-            Self::InvalidKey { field: Some(error), .. } => {
-                return Cow::Owned(format!("Invalid lock key: {error}. The request was not processed."));
-            }
-            Self::IdempotencyKeyMissing { field } => {
-                return Cow::Owned(format!("An idempotency key is required: {field}. The request was not processed."));
-            }
-            Self::IdempotencyKeyInvalid { field } => {
-                return Cow::Owned(format!("Invalid idempotency key: {field}. The request was not processed."));
-            }
-            Self::IdempotencyKeyReused => {
-                "An earlier request with this idempotency key had another method, path or content. The request was not processed; a new request needs a new key."
-            }
-            Self::InFlight { .. } => {
-                "An earlier request with this idempotency key is being processed, or was interrupted. This one was not processed and can be retried with the same key."
-            }
-            Self::AnswerNotKept { .. } => {
-                "An earlier request with this idempotency key was processed, but its response was not kept. This one was not processed; do not repeat it."
-            }
-            Self::TooManyAnswers => {
-                "As many responses as one client may have are kept for its retries. The request was not processed; repeat it when they have expired."
-            }
-            Self::AnswerUnconfirmed { .. } => {
-                "The request was processed, but the store has not confirmed the record of its response. Retry it with the same key."
-            }
-            Self::Busy { .. } => {
-                "Another request holds the lock of this resource. The request was not processed and can be retried."
-            }
-            Self::TimedOut { .. } => {
-                "Other requests held the lock of this resource during the whole wait. The request was not processed and can be retried."
-            }
-            Self::QueueFull { bound: QueueBound::Key, .. } => {
-                "The queue for this resource is full. The request was not processed and can be retried."
-            }
-            Self::QueueFull { bound: QueueBound::Process, .. } => {
-                "Too many requests are waiting in this instance. The request was not processed and can be retried."
-            }
-            Self::QueueFull { bound: QueueBound::Store, .. } => {
-                "The queue of instances for this resource is full. The request was not processed and can be retried."
-            }
-            Self::StoreUnavailable { .. } => {
-                "The lock store is not available. The request was not processed and can be retried."
-            }
-            Self::ShuttingDown { .. } => {
-                "This instance accepts no more requests. The request was not processed and can be retried at another instance."
-            }
-            Self::Disconnected => "The connection was closed when the lock was granted. The request was not processed.",
-            Self::BodyTimeout => {
-                "The request body did not arrive in time. The request was not processed and can be retried."
-            }
-            Self::BodyTooLarge => "The request body exceeds the limit. The request was not processed.",
-            Self::BodyBufferFull { .. } => {
-                "The memory for bodies of waiting requests is exhausted. The request was not processed and can be retried."
-            }
+            Self::InvalidKey { field: Some(error), .. } => return Cow::Owned(format!("Invalid lock key: {error}.")),
             Self::InvalidKey { status, extractor: None, .. } if *status == StatusCode::UNPROCESSABLE_ENTITY => {
-                "Invalid lock keys: the request names no resource, or more than 64 different ones. The request was not processed."
+                "Invalid lock keys: the request names no resource, or more than 64 different ones."
             }
             Self::InvalidKey { .. } => {
-                "Invalid lock key: the request body could not be read to its end, the client of the request is not known, or the store does not accept the key. The request was not processed."
+                "Invalid lock key: the request body could not be read to its end, the client of the request is not known, or the store does not accept the key."
             }
-            Self::Lost => {
-                "The lock was lost while the request was being processed. It may have been partially processed; check its effects before retrying."
+            Self::Lost => "The lock was lost while the request was being processed.",
+            Self::HoldLimitReached => "The request was processed for longer than its lock may be held.",
+            Self::IdempotencyKeyMissing { field } => {
+                return Cow::Owned(format!("An idempotency key is required: {field}."));
             }
-            Self::HoldLimitReached => {
-                "The request was processed for longer than its lock may be held. It may have been partially processed; check its effects before retrying."
+            Self::IdempotencyKeyInvalid { field } => return Cow::Owned(format!("Invalid idempotency key: {field}.")),
+            Self::IdempotencyKeyReused => {
+                "An earlier request with this idempotency key had another method, path or content."
             }
+            Self::InFlight { .. } => {
+                "An earlier request with this idempotency key is being processed, or was interrupted."
+            }
+            Self::AnswerNotKept { .. } => {
+                "An earlier request with this idempotency key was processed, but its response was not kept."
+            }
+            Self::AnswerUnconfirmed { .. } => {
+                "The request was processed, but the store has not confirmed the record of its response."
+            }
+            Self::TooManyAnswers => "As many responses as one client may have are kept for its retries.",
         })
+    }
+
+    /// The second part of the detail: what the client does.
+    fn advice(&self) -> &'static str {
+        match self {
+            Self::Busy { .. }
+            | Self::TimedOut { .. }
+            | Self::QueueFull { .. }
+            | Self::StoreUnavailable { .. }
+            | Self::BodyTimeout
+            | Self::BodyBufferFull { .. } => "The request was not processed and can be retried.",
+            Self::ShuttingDown { .. } => "The request was not processed and can be retried at another instance.",
+            Self::Lost | Self::HoldLimitReached => {
+                "It may have been partially processed; check its effects before retrying."
+            }
+            Self::IdempotencyKeyReused => "The request was not processed; a new request needs a new key.",
+            Self::InFlight { .. } => "This one was not processed and can be retried with the same key.",
+            Self::AnswerNotKept { .. } => "This one was not processed; do not repeat it.",
+            Self::AnswerUnconfirmed { .. } => "Retry it with the same key.",
+            Self::TooManyAnswers => "The request was not processed; repeat it when they have expired.",
+            Self::Disconnected
+            | Self::BodyTooLarge
+            | Self::InvalidKey { .. }
+            | Self::IdempotencyKeyMissing { .. }
+            | Self::IdempotencyKeyInvalid { .. } => "The request was not processed.",
+        }
     }
 }
 
@@ -670,8 +653,8 @@ mod tests {
             let after = rejection.retry_after().expect("it can be repeated");
             assert!(after >= Duration::from_millis(least), "{bound:?}: {after:?}");
             assert!(matches!(rejection, Rejection::QueueFull { bound: said, .. } if said == bound));
-            let same = rejection.detail().contains("this resource");
-            assert_eq!(same, bound != QueueBound::Process, "{}", rejection.detail());
+            let same = rejection.cause().contains("this resource");
+            assert_eq!(same, bound != QueueBound::Process, "{}", rejection.cause());
         }
     }
 

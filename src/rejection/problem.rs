@@ -34,9 +34,9 @@ impl Rejection {
     /// The members in JSON, in one allocation. Hand-written: a client that is rejected often should
     /// cost little.
     fn to_json(&self) -> String {
-        let (detail, status) = (self.detail(), self.status());
+        let (cause, status) = (self.cause(), self.status());
         let escaped;
-        let detail = match &detail {
+        let cause = match &cause {
             // The built-in texts have no character to escape.
             Cow::Borrowed(text) => *text,
             Cow::Owned(text) => {
@@ -44,17 +44,15 @@ impl Rejection {
                 &escaped[1..escaped.len() - 1]
             }
         };
-        let (mut ms, mut original) = (itoa::Buffer::new(), "");
-        let mut retry_after_ms = "";
-        let (mut retry_name, mut original_name) = ("", "");
-        if let Some(after) = self.retry_after() {
-            retry_name = r#","retry_after_ms":"#;
-            retry_after_ms = ms.format(u64::try_from(after.as_millis()).unwrap_or(u64::MAX));
-        }
-        if let Self::AnswerNotKept { original_status, .. } = self {
-            original_name = r#","original_status":"#;
-            original = original_status.as_str();
-        }
+        let mut ms = itoa::Buffer::new();
+        let [retry_name, retry_after_ms] = match self.retry_after() {
+            Some(after) => [r#","retry_after_ms":"#, ms.format(u64::try_from(after.as_millis()).unwrap_or(u64::MAX))],
+            None => [""; 2],
+        };
+        let [original_name, original] = match self {
+            Self::AnswerNotKept { original_status, .. } => [r#","original_status":"#, original_status.as_str()],
+            _ => [""; 2],
+        };
         [
             r#"{"type":""#,
             TYPE_BASE,
@@ -64,7 +62,9 @@ impl Rejection {
             r#"","status":"#,
             status.as_str(),
             r#","detail":""#,
-            detail,
+            cause,
+            " ",
+            self.advice(),
             r#"","outcome":""#,
             self.outcome(),
             "\"",
@@ -117,7 +117,7 @@ mod tests {
                 "type": format!("{TYPE_BASE}{}", rejection.code()),
                 "title": rejection.title(),
                 "status": rejection.status().as_u16(),
-                "detail": rejection.detail(),
+                "detail": format!("{} {}", rejection.cause(), rejection.advice()),
                 "outcome": rejection.outcome(),
             });
             if rejection.retry_after().is_some() {
