@@ -260,7 +260,7 @@ impl Call {
         let owner = owner.or_else(Owner::current);
         let parent = if owner.is_none() { parent.get() } else { None };
         let request = LockRequest { waiter: (), wait, owner, parent, limits, demand };
-        (driver, LockParams { request, metrics: Some(AcquireMetrics::start(None, false)) })
+        (driver, LockParams { request, metrics: Some(AcquireMetrics::start("none", false)) })
     }
 }
 

@@ -69,7 +69,7 @@ impl<'a> LockCall<'a> {
             return None;
         }
         let owner = context.owner();
-        let metrics = || AcquireMetrics::start(route.label().as_ref(), claim.is_some());
+        let metrics = || AcquireMetrics::start(route.as_str(), claim.is_some());
         let error = |key: &LockKey| context.driver().rejection_without_wait(key, &owner, metrics);
         let (at, error) = keys.iter().enumerate().find_map(|(at, key)| Some((at, error(key)?)))?;
         context.set_wait_applied();
@@ -116,7 +116,7 @@ impl<'a> LockCall<'a> {
             limits: policy.request_hold_limits(),
             demand,
         };
-        let metrics = AcquireMetrics::start(self.route.label().as_ref(), self.claim.is_some());
+        let metrics = AcquireMetrics::start(self.route.as_str(), self.claim.is_some());
         LockParams { request, metrics: Some(metrics) }
     }
 

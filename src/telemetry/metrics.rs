@@ -134,10 +134,9 @@ mod enabled {
     }
 
     impl AcquireMetrics {
-        pub(crate) fn start(route: Option<&Arc<str>>, is_claim: bool) -> Self {
+        pub(crate) fn start(route: &str, is_claim: bool) -> Self {
             isolated(|| gauge!("tower_lock_waiting").increment(1));
-            let route = route.cloned().unwrap_or_else(|| "none".into());
-            Self { route, is_claim, started: Instant::now(), is_recorded: false }
+            Self { route: route.into(), is_claim, started: Instant::now(), is_recorded: false }
         }
 
         /// Counts the hold of the call as that of this guard, the first one of its keys.
@@ -236,7 +235,7 @@ mod enabled {
 #[cfg(not(feature = "metrics"))]
 #[expect(clippy::unused_self, reason = "the signatures are those with the feature")]
 mod disabled {
-    use std::{sync::Arc, time::Duration};
+    use std::time::Duration;
 
     use crate::{error::LockError, telemetry::report::Report};
 
@@ -262,7 +261,7 @@ mod disabled {
     pub(crate) fn detached_ended() {}
 
     impl AcquireMetrics {
-        pub(crate) fn start(_: Option<&Arc<str>>, _: bool) -> Self {
+        pub(crate) fn start(_: &str, _: bool) -> Self {
             Self(())
         }
 

@@ -2,7 +2,6 @@
 
 #[cfg(feature = "axum")]
 use std::fmt::Display;
-use std::sync::Arc;
 
 use http::Extensions;
 #[cfg(feature = "axum")]
@@ -25,19 +24,6 @@ impl Route {
             matched: extensions.get().cloned(),
             name,
         }
-    }
-
-    /// The label of the metrics.
-    #[cfg(feature = "metrics")]
-    #[expect(clippy::unnecessary_wraps, reason = "without the feature it is none")]
-    pub(crate) fn label(&self) -> Option<Arc<str>> {
-        Some(self.as_str().into())
-    }
-
-    #[cfg(not(feature = "metrics"))]
-    #[expect(clippy::unused_self, reason = "the same call as with the feature")]
-    pub(crate) fn label(&self) -> Option<Arc<str>> {
-        None
     }
 
     /// Logs an error in the setup of the service, because the reader of the response may not be its
