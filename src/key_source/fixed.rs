@@ -1,7 +1,5 @@
 //! One key for all requests of a layer.
 
-use std::future::{Future, ready};
-
 use http::request::Parts;
 
 use super::{KeyRejection, KeySource};
@@ -28,11 +26,7 @@ pub fn fixed(key: impl Into<LockKey>) -> Fixed {
 impl KeySource for Fixed {
     type Keys = LockKey;
 
-    fn extract_key(
-        &self,
-        _: &mut Parts,
-        _: &mut BodyReader<'_>,
-    ) -> impl Future<Output = Result<Option<LockKey>, KeyRejection>> + Send {
-        ready(Ok(Some(self.0.clone())))
+    async fn extract_key(&self, _: &mut Parts, _: &mut BodyReader<'_>) -> Result<Option<LockKey>, KeyRejection> {
+        Ok(Some(self.0.clone()))
     }
 }

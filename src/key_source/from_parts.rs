@@ -1,7 +1,5 @@
 //! Keys from the head of a request, without Axum.
 
-use std::future::{Future, ready};
-
 use http::request::Parts;
 
 use super::{IntoLockKey, KeyRejection, KeySource};
@@ -62,11 +60,7 @@ where
 {
     type Keys = R::Keys;
 
-    fn extract_key(
-        &self,
-        head: &mut Parts,
-        _: &mut BodyReader<'_>,
-    ) -> impl Future<Output = Result<Option<R::Keys>, KeyRejection>> + Send {
-        ready((self.0)(head).into_lock_key().map_err(|response| KeyRejection::Response(response, None)))
+    async fn extract_key(&self, head: &mut Parts, _: &mut BodyReader<'_>) -> Result<Option<R::Keys>, KeyRejection> {
+        (self.0)(head).into_lock_key().map_err(|response| KeyRejection::Response(response, None))
     }
 }
