@@ -69,16 +69,6 @@ pub(crate) struct InheritedConfig {
     pub(crate) on_reject: OnReject,
 }
 
-impl<K> LayerConfig<K> {
-    pub(crate) fn skips(&self, head: &Parts) -> bool {
-        self.skip.as_ref().is_some_and(|skip| skip(head))
-    }
-
-    pub(crate) fn params(&self, head: &Parts) -> Arc<LayerParams> {
-        self.route.params(head, self.route.policy)
-    }
-}
-
 impl WithoutKey {
     /// After so many requests in a row the key function is probably wrong.
     const SUSPICIOUS: u32 = 100;

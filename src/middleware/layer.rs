@@ -225,7 +225,7 @@ impl<S: Clone, K> Layer<S> for LockLayer<K> {
     type Service = LockService<S, K>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        LockService::new(inner, Arc::clone(&self.config))
+        LockService { inner, config: Arc::clone(&self.config) }
     }
 }
 

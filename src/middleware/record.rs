@@ -14,9 +14,6 @@ pub(crate) trait Recorder: Send + Sync {
     /// The number of body bytes that are kept.
     fn keep_up_to(&self) -> usize;
 
-    /// Whether the response is sent only with its record.
-    fn is_required(&self) -> bool;
-
     /// The record of a response that has ended well.
     fn record(self: Box<Self>, ending: Ending<'_>) -> Option<NewRecord>;
 }

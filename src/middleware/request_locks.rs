@@ -47,7 +47,7 @@ pub(crate) struct RequestLocks {
     recorder: Option<Box<dyn Recorder>>,
     /// The record that the lock of the layer leaves.
     record: Option<Arc<NewRecord>>,
-    /// The response is sent only with this record.
+    /// A response that leaves a record is sent only with it.
     requires_record: bool,
 }
 
@@ -144,8 +144,9 @@ impl RequestLocks {
         self.has_failed = true;
     }
 
-    pub(crate) fn set_recorder(&mut self, recorder: impl Recorder + 'static) {
+    pub(crate) fn set_recorder(&mut self, recorder: impl Recorder + 'static, is_required: bool) {
         self.recorder = Some(Box::new(recorder));
+        self.requires_record = is_required;
     }
 
     pub(super) fn recorder(&mut self) -> Option<&mut (dyn Recorder + 'static)> {
@@ -154,14 +155,12 @@ impl RequestLocks {
 
     /// The response has ended well: its recorder decides which record is left.
     pub(super) fn set_ending(&mut self, ending: Ending<'_>) {
-        let Some(recorder) = self.recorder.take() else { return };
-        self.requires_record = recorder.is_required();
-        self.record = recorder.record(ending).map(Arc::new);
+        self.record = self.recorder.take().and_then(|recorder| recorder.record(ending)).map(Arc::new);
     }
 
     /// Sets the record that is left, without a recorder.
     pub(crate) fn set_record(&mut self, record: NewRecord) {
-        self.recorder = None;
+        (self.recorder, self.requires_record) = (None, false);
         self.record = Some(Arc::new(record));
     }
 
@@ -204,14 +203,15 @@ impl RequestLocks {
     /// requires its record. A key is then free at the end of its lease at the latest.
     pub(crate) async fn release_all(&mut self) -> Result<(), Rejection> {
         let mut releases = self.start_releases();
+        let requires_record = self.requires_record && releases.leaves_record;
         // A store that replies at once needs no timer. A body may be polled without a runtime: then
         // there is no timer, and the releases have started.
         let has_ended = poll_fn(|cx| Poll::Ready(releases.poll(cx).is_ready())).await;
         if !has_ended && Handle::try_current().is_ok() {
-            let wait = if self.requires_record { RECORD_WAIT } else { RELEASE_WAIT };
+            let wait = if requires_record { RECORD_WAIT } else { RELEASE_WAIT };
             let _ = timeout(wait, poll_fn(|cx| releases.poll(cx))).await;
         }
-        if self.requires_record && releases.leaves_record && !releases.is_recorded {
+        if requires_record && !releases.is_recorded {
             return Err(Rejection::AnswerUnconfirmed { retry_after: RETRY_AFTER_MIN });
         }
         Ok(())

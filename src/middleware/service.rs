@@ -31,8 +31,8 @@ use crate::{
 ///
 /// It adds no errors: a rejected request gets a response.
 pub struct LockService<S, K> {
-    inner: S,
-    config: Arc<LayerConfig<K>>,
+    pub(super) inner: S,
+    pub(super) config: Arc<LayerConfig<K>>,
 }
 
 /// Why a request passed its [`LockLayer`](crate::LockLayer) without a lock. It is in the extensions
@@ -43,12 +43,6 @@ pub(crate) enum Unlocked {
     Skipped,
     /// The key function returned `None`.
     NoKey,
-}
-
-impl<S, K> LockService<S, K> {
-    pub(super) fn new(inner: S, config: Arc<LayerConfig<K>>) -> Self {
-        Self { inner, config }
-    }
 }
 
 impl<S, K, B, ResB> Service<Request<B>> for LockService<S, K>
@@ -73,11 +67,12 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let inner = self.inner.clone();
         let (mut head, body) = request.map(RequestBody::new).into_parts();
-        if self.config.skips(&head) {
+        if self.config.skip.as_ref().is_some_and(|skip| skip(&head)) {
             leave_for_extractors(&mut head, Unlocked::Skipped);
             return ResponseFuture::pass_through(inner.oneshot(Request::from_parts(head, body)));
         }
-        let locks = RequestLocks::new(self.config.route.locks.driver(), self.config.params(&head), &head);
+        let route = &self.config.route;
+        let locks = RequestLocks::new(route.locks.driver(), route.params(&head, route.policy), &head);
         let context = locks.context().clone();
         let handler = run_locked(Arc::clone(&self.config), LockedRequest::new(inner, head, body, locks));
         let pipeline = Pipeline::Handler { handler, finish: finish_response };

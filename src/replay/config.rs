@@ -3,7 +3,7 @@
 use std::{future::Future, pin::Pin, sync::Arc};
 
 use bytes::Bytes;
-use http::{Method, Response, request::Parts};
+use http::Method;
 use tower::BoxError;
 
 use super::{
@@ -12,12 +12,7 @@ use super::{
     recorder::AnswerSettings,
     scope_usage::{ScopeLimits, ScopeUsage},
 };
-use crate::{
-    lock_key::LockKey,
-    middleware::config::{LayerParams, RouteConfig},
-    policy::LockPolicy,
-    rejection::{OnReject, Rejection, RejectionBody},
-};
+use crate::{lock_key::LockKey, middleware::config::RouteConfig};
 
 /// Shared by a replay layer and all its services.
 #[derive(Clone)]
@@ -52,19 +47,5 @@ impl<K> ReplayConfig<K> {
             None if self.is_required => !method.is_safe(),
             None => [Method::POST, Method::PATCH].contains(method),
         }
-    }
-
-    /// The wait of this layer is for an answer, and its other settings are for its record: the
-    /// handler has none of them.
-    pub(super) fn params(&self, head: &Parts) -> Arc<LayerParams> {
-        self.route.params(head, LockPolicy::new())
-    }
-
-    pub(super) fn respond(&self, rejection: Rejection, on_reject: &OnReject) -> Response<RejectionBody> {
-        let mut response = on_reject.respond(rejection);
-        if let Some(docs) = &self.docs {
-            docs.add_to(&mut response);
-        }
-        response
     }
 }

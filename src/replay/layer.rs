@@ -398,7 +398,7 @@ impl<S: Clone, K, V: Clone> Layer<S> for ReplayLayer<K, V> {
     type Service = ReplayService<S, K, V>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        ReplayService::new(inner, Arc::clone(&self.config), self.values.clone())
+        ReplayService { inner, config: Arc::clone(&self.config), values: self.values.clone() }
     }
 }
 

@@ -44,9 +44,9 @@ use crate::{fencing::FencingToken, lock::HeldLock, lock_key::LockKey};
 /// [`ReplayLayer::find_answer`]: crate::ReplayLayer::find_answer
 #[derive(Clone, Debug)]
 pub struct Once {
-    lock: HeldLock,
-    fingerprint: Fingerprint,
-    settings: Arc<AnswerSettings>,
+    pub(super) lock: HeldLock,
+    pub(super) fingerprint: Fingerprint,
+    pub(super) settings: Arc<AnswerSettings>,
 }
 
 /// Answer of a handler to all attempts of one request: bytes for its database, and the response.
@@ -89,10 +89,6 @@ pub(crate) enum Unrecorded {
 }
 
 impl Once {
-    pub(super) fn new(lock: HeldLock, fingerprint: Fingerprint, settings: Arc<AnswerSettings>) -> Self {
-        Self { lock, fingerprint, settings }
-    }
-
     /// Whether this is the request with this key, and its lock is held.
     pub(super) fn is_running(&self, key: &LockKey) -> bool {
         self.key() == key && self.lock.loss().is_none()

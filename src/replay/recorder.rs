@@ -33,11 +33,11 @@ pub(crate) struct AnswerSettings {
 /// Keeps the answer of the handler.
 #[derive(Debug)]
 pub(super) struct AnswerRecorder {
-    settings: Arc<AnswerSettings>,
-    fingerprint: Fingerprint,
-    scope: Scope,
+    pub(super) settings: Arc<AnswerSettings>,
+    pub(super) fingerprint: Fingerprint,
+    pub(super) scope: Scope,
     /// The response head, if the response is kept.
-    head: Option<(StatusCode, HeaderMap)>,
+    pub(super) head: Option<(StatusCode, HeaderMap)>,
 }
 
 /// The scope of a request, and what it keeps.
@@ -61,12 +61,6 @@ impl Scope {
     }
 }
 
-impl AnswerRecorder {
-    pub(super) fn new(settings: Arc<AnswerSettings>, fingerprint: Fingerprint, scope: Scope) -> Self {
-        Self { settings, fingerprint, scope, head: None }
-    }
-}
-
 impl Recorder for AnswerRecorder {
     fn see_head(&mut self, head: &Parts) {
         if is_wanted(head, self.settings.keep_if.as_deref()) {
@@ -76,10 +70,6 @@ impl Recorder for AnswerRecorder {
 
     fn keep_up_to(&self) -> usize {
         if self.head.is_some() { self.settings.keep_up_to } else { 0 }
-    }
-
-    fn is_required(&self) -> bool {
-        self.settings.is_record_required
     }
 
     fn record(self: Box<Self>, ending: Ending<'_>) -> Option<NewRecord> {
@@ -141,7 +131,7 @@ mod tests {
             now: BootInstant::default(),
         };
         let fingerprint = Fingerprint::from_bytes([7; 32]);
-        let mut recorder = Box::new(AnswerRecorder::new(Arc::new(settings), fingerprint, scope));
+        let mut recorder = Box::new(AnswerRecorder { settings: Arc::new(settings), fingerprint, scope, head: None });
         recorder.see_head(&Response::new(()).into_parts().0);
         let buffer = Bytes::from(vec![1; 1 << 20]);
         let frame = buffer.slice(..8);

@@ -35,9 +35,10 @@ use crate::{
         response::{self, ResponseBody},
         service::leave_for_extractors,
     },
+    policy::LockPolicy,
     rejection::Rejection,
     store::{NewRecord, Record, StoreError, StoreErrorKind},
-    telemetry::{metrics::count_replay, route::Route, span::LockSpan},
+    telemetry::{metrics::count_replay, span::LockSpan},
 };
 
 /// Service that runs the inner service once for each idempotency key. Created by
@@ -45,9 +46,9 @@ use crate::{
 ///
 /// It adds no errors: a rejected request gets a response.
 pub struct ReplayService<S, K, V> {
-    inner: S,
-    config: Arc<ReplayConfig<K>>,
-    values: V,
+    pub(super) inner: S,
+    pub(super) config: Arc<ReplayConfig<K>>,
+    pub(super) values: V,
 }
 
 /// A request with an idempotency key.
@@ -57,12 +58,6 @@ struct KeyedRequest {
     idempotency_key: IdempotencyKey,
     scope: LockKey,
     fingerprint: Fingerprint,
-}
-
-impl<S, K, V> ReplayService<S, K, V> {
-    pub(super) fn new(inner: S, config: Arc<ReplayConfig<K>>, values: V) -> Self {
-        Self { inner, config, values }
-    }
 }
 
 impl<S, K, V, B, ResB> Service<Request<B>> for ReplayService<S, K, V>
@@ -92,7 +87,11 @@ where
             leave_for_extractors(&mut head, Unrecorded::Method);
             return ResponseFuture::pass_through(inner.oneshot(Request::from_parts(head, body)));
         }
-        let locks = RequestLocks::new(self.config.route.locks.driver(), self.config.params(&head), &head);
+        let route = &self.config.route;
+        // The wait of this layer is for an answer, and its other settings are for its record: the
+        // handler has none of them.
+        let params = route.params(&head, LockPolicy::new());
+        let locks = RequestLocks::new(route.locks.driver(), params, &head);
         let context = locks.context().clone();
         let request = LockedRequest::new(inner, head, body, locks);
         let pipeline = replayed(Arc::clone(&self.config), self.values.clone(), request);
@@ -115,7 +114,6 @@ where
 {
     let context = request.locks.context().clone();
     let waits = context.start_waiting();
-    let route = context.known_route();
     let KeyedRequest { key, idempotency_key, scope, fingerprint } =
         match keyed_request(&config, &values, &context, &mut request).await {
             Ok(Some(request)) => request,
@@ -124,11 +122,11 @@ where
                 return Ok(request.pass_through().await?.map(ResponseBody::pass_through));
             }
             Err(KeyRejection::Rejection(rejection)) => {
-                return Ok(reject_before_claim(&config, &context, route, rejection));
+                return Ok(reject_before_claim(&config, &context, rejection));
             }
             Err(rejection) => {
-                let response = rejection.or_no_route(request.head()).into_response(route, context.on_reject());
-                return Ok(response.map(ResponseBody::rejected));
+                let rejection = rejection.or_no_route(request.head());
+                return Ok(context.invalid_key(context.known_route(), rejection).map(ResponseBody::rejected));
             }
         };
     let LockedRequest { head, reservation, .. } = &mut request;
@@ -147,13 +145,13 @@ where
             }
             return Ok(match answer {
                 Ok(response) => {
-                    count(route, Some(&span), "replayed");
+                    count(&context, Some(&span), "replayed");
                     response
                 }
-                Err(rejection) => reject(&config, &context, route, Some(&span), rejection),
+                Err(rejection) => reject(&config, &context, Some(&span), rejection),
             });
         }
-        Err(rejection) => return Ok(reject(&config, &context, route, None, rejection)),
+        Err(rejection) => return Ok(reject(&config, &context, None, rejection)),
     };
     drop(waits);
 
@@ -165,13 +163,15 @@ where
     };
     // Only now: the retry of an earlier request gets its answer.
     if scope.is_full(config.answers.keep_for) {
-        let response = reject(&config, &context, route, Some(&lock.span), Rejection::TooManyAnswers);
+        let response = reject(&config, &context, Some(&lock.span), Rejection::TooManyAnswers);
         lock.release_unused();
         return Ok(response);
     }
     let held_lock = HeldLock::of(lock.views());
     request.locks.add(lock);
-    request.locks.set_recorder(AnswerRecorder::new(Arc::clone(&config.answers), fingerprint, scope));
+    let settings = Arc::clone(&config.answers);
+    let recorder = AnswerRecorder { settings: Arc::clone(&settings), fingerprint, scope, head: None };
+    request.locks.set_recorder(recorder, settings.is_record_required);
     if let Some(find_answer) = &config.find_answer {
         let search = context.request_scope().scope(find_answer(key.clone()));
         let found = match request.locks.run(pin!(search)).await {
@@ -179,11 +179,11 @@ where
             Err(why) => return Ok(response::aborted(request.locks, why)),
         };
         if let Some(found) = found.transpose() {
-            return Ok(replay_found(&config, route, found, &fingerprint, request.locks).await);
+            return Ok(replay_found(&config, found, &fingerprint, request.locks).await);
         }
     }
-    count(route, request.locks.span(), "first");
-    request.head().extensions.insert(Once::new(held_lock, fingerprint, Arc::clone(&config.answers)));
+    count(&context, request.locks.span(), "first");
+    request.head().extensions.insert(Once { lock: held_lock, fingerprint, settings });
     context.insert_into(&mut request.head().extensions);
     let done = request.run().await;
     response::finish_response((request.locks, done)).await
@@ -272,7 +272,6 @@ fn read_found(found: Result<Bytes, BoxError>) -> Result<Record, Rejection> {
 /// record.
 async fn replay_found<K, B: 'static>(
     config: &ReplayConfig<K>,
-    route: &Route,
     found: Result<Bytes, BoxError>,
     fingerprint: &Fingerprint,
     mut locks: RequestLocks,
@@ -282,12 +281,12 @@ async fn replay_found<K, B: 'static>(
     let response = match result {
         Ok((response, record)) => {
             locks.set_record(NewRecord { record, keep_for: config.answers.keep_for });
-            count(route, locks.span(), "replayed");
+            count(&context, locks.span(), "replayed");
             response
         }
         Err(rejection) => {
             locks.set_failed();
-            reject(config, &context, route, locks.span(), rejection)
+            reject(config, &context, locks.span(), rejection)
         }
     };
     // The application has this answer: its record only spares it the question.
@@ -298,23 +297,21 @@ async fn replay_found<K, B: 'static>(
 fn reject_before_claim<K, B>(
     config: &ReplayConfig<K>,
     context: &RequestContext,
-    route: &Route,
     rejection: Rejection,
 ) -> Response<ResponseBody<B>> {
     if rejection.is_about_idempotency() {
         // A request that is rejected because of its key has a span of its own already.
         if !matches!(rejection, Rejection::InFlight { .. }) {
-            LockSpan::rejected_before_lock(route, "invalid_idempotency_key", rejection.status(), None);
+            LockSpan::rejected_before_lock(context.known_route(), "invalid_idempotency_key", rejection.status(), None);
         }
-        return reject(config, context, route, None, rejection);
+        return reject(config, context, None, rejection);
     }
-    KeyRejection::from(rejection).into_response(route, context.on_reject()).map(ResponseBody::rejected)
+    context.invalid_key(context.known_route(), rejection).map(ResponseBody::rejected)
 }
 
 fn reject<K, B>(
     config: &ReplayConfig<K>,
     context: &RequestContext,
-    route: &Route,
     span: Option<&LockSpan>,
     rejection: Rejection,
 ) -> Response<ResponseBody<B>> {
@@ -329,13 +326,17 @@ fn reject<K, B>(
         _ => None,
     };
     if let Some(result) = result {
-        count(route, span, result);
+        count(context, span, result);
     }
-    config.respond(rejection, context.on_reject()).map(ResponseBody::rejected)
+    let mut response = context.on_reject().respond(rejection);
+    if let Some(docs) = &config.docs {
+        docs.add_to(&mut response);
+    }
+    response.map(ResponseBody::rejected)
 }
 
-fn count(route: &Route, span: Option<&LockSpan>, result: &'static str) {
-    count_replay(route.as_str(), result);
+fn count(context: &RequestContext, span: Option<&LockSpan>, result: &'static str) {
+    count_replay(context.known_route().as_str(), result);
     if let Some(span) = span {
         span.replay(result);
     }
