@@ -29,23 +29,14 @@ use crate::{policy::LockPolicy, rejection::Rejection};
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct BodyReader<'a> {
-    body: &'a mut RequestBody,
+    pub(crate) body: &'a mut RequestBody,
     /// What the body uses of the budget while its request waits.
-    reservation: &'a mut Option<Reservation>,
-    budget: &'a Arc<BodyBudget>,
-    policy: &'a LockPolicy,
+    pub(crate) reservation: &'a mut Option<Reservation>,
+    pub(crate) budget: &'a Arc<BodyBudget>,
+    pub(crate) policy: &'a LockPolicy,
 }
 
-impl<'a> BodyReader<'a> {
-    pub(crate) fn new(
-        body: &'a mut RequestBody,
-        reservation: &'a mut Option<Reservation>,
-        budget: &'a Arc<BodyBudget>,
-        policy: &'a LockPolicy,
-    ) -> Self {
-        Self { body, reservation, budget, policy }
-    }
-
+impl BodyReader<'_> {
     /// The bytes of the body. They are read once.
     pub(crate) async fn read(&mut self, head: &mut Parts) -> Result<Bytes, Rejection> {
         if self.reservation.is_none() && !self.body.is_empty() {

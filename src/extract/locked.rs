@@ -3,6 +3,7 @@
 use std::ops::Deref;
 
 use axum::{
+    body::Body,
     extract::{FromRequest, FromRequestParts, Request},
     response::{IntoResponse, Response},
 };
@@ -18,7 +19,7 @@ use crate::{
         acquire::{Acquired, LockCall},
         context::RequestContext,
     },
-    rejection::{Rejection, RejectionBody},
+    rejection::Rejection,
     telemetry::route::Route,
 };
 
@@ -241,11 +242,11 @@ impl LockTarget {
     }
 
     fn invalid_key(&self, why: impl Into<KeyRejection>) -> Response {
-        self.context.invalid_key(&self.route, why).map(RejectionBody::into_axum)
+        self.context.invalid_key(&self.route, why).map(Body::new)
     }
 
     fn rejected(&self, rejection: Rejection) -> Response {
-        self.context.on_reject().respond(rejection).map(RejectionBody::into_axum)
+        self.context.on_reject().respond(rejection).map(Body::new)
     }
 
     /// Acquires the lock and keeps it until the end of the response.

@@ -257,7 +257,7 @@ impl RequestContext {
         body: &'a mut RequestBody,
         reservation: &'a mut Option<Reservation>,
     ) -> BodyReader<'a> {
-        BodyReader::new(body, reservation, &ManagerState::of(&self.0.driver).body_budget, self.policy())
+        BodyReader { body, reservation, budget: &ManagerState::of(&self.0.driver).body_budget, policy: self.policy() }
     }
 
     /// The wait of a request with this policy. The choice of the client wins.

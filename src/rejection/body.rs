@@ -29,11 +29,6 @@ impl RejectionBody {
     pub(crate) fn full(bytes: impl Into<Bytes>) -> Self {
         Self(Either::Left(Full::new(bytes.into())))
     }
-
-    #[cfg(feature = "axum")]
-    pub(crate) fn into_axum(self) -> axum::body::Body {
-        axum::body::Body::new(self)
-    }
 }
 
 impl Body for RejectionBody {
