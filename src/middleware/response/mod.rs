@@ -68,61 +68,57 @@ where
                 return Ok(aborted(locks, why));
             }
         }
-        if locks.context().policy().releases_at_head() || starts_tunnel(locks.is_connect, head.status) {
+        let body = if locks.context().policy().releases_at_head() || starts_tunnel(locks.is_connect, head.status) {
             locks.set_ending(Ending::ReleasedAtHead);
-            return Ok(match locks.release_all().await {
-                Ok(()) => Response::from_parts(head, ResponseBody::pass_through(body)),
-                Err(why) => rejected(&locks, why),
-            });
-        }
-        if !has_content(locks.is_head, head.status) || body.is_end_stream() {
+            ResponseBody::pass_through(body)
+        } else if !has_content(locks.is_head, head.status) || body.is_end_stream() {
             let empty = ResponseBody::without_content(&body);
             drop(body);
             locks.set_ending(Ending::Complete(&[]));
-            return Ok(match locks.release_all().await {
-                Ok(()) => Response::from_parts(head, empty),
-                Err(why) => rejected(&locks, why),
-            });
-        }
-        let hint = body.size_hint();
-        let length = content_length(&head.headers).or_else(|| hint.exact());
-        let body = match read_ready(&mut locks, EagerBody::new(body), length).await {
-            Ok(ReadAhead::Complete { frames, error }) => {
-                if error.is_some() {
-                    locks.set_failed();
-                } else if length.is_none_or(|length| length == data_len(&frames)) {
-                    locks.set_ending(Ending::Complete(&frames));
-                } else {
-                    // A body of another length than its head announces is not what its client gets.
-                    locks.set_ending(Ending::Streamed);
+            empty
+        } else {
+            let hint = body.size_hint();
+            let length = content_length(&head.headers).or_else(|| hint.exact());
+            match read_ready(&mut locks, EagerBody::new(body), length).await {
+                Ok(ReadAhead::Complete { frames, error }) => {
+                    if error.is_some() {
+                        locks.set_failed();
+                    } else if length.is_none_or(|length| length == data_len(&frames)) {
+                        locks.set_ending(Ending::Complete(&frames));
+                    } else {
+                        // A body of another length than its head announces is not what its client
+                        // gets.
+                        locks.set_ending(Ending::Streamed);
+                    }
+                    ResponseBody::complete(frames, error, hint)
                 }
-                if let Err(why) = locks.release_all().await {
-                    return Ok(rejected(&locks, why));
+                Ok(ReadAhead::Incomplete { inner, frames }) => {
+                    let is_unread = locks.recorder().is_some() && locks.context().is_detached();
+                    let idle = locks.context().policy().idle_timeout();
+                    let kept = locks.recorder().map_or(0, |recorder| recorder.keep_up_to()) as u64;
+                    let mut left = kept.checked_sub(data_len(&frames));
+                    let mut stream = Box::new(StreamingBody::new(inner, frames.into_iter(), hint, length, locks));
+                    if is_unread {
+                        // The client has disconnected, and its retry asks for the record. The end
+                        // of the stream leaves it, or else the drop: a stream of any length costs
+                        // no more than an answer that is kept.
+                        let read = async {
+                            while let (Some(bytes), Some(Ok(frame))) = (left, poll_fn(|cx| stream.poll_frame(cx)).await)
+                            {
+                                left = bytes.checked_sub(data_len([&frame]));
+                            }
+                        };
+                        let _ = timeout(idle, read).await;
+                    }
+                    return Ok(Response::from_parts(head, ResponseBody::streaming(stream)));
                 }
-                ResponseBody::complete(frames, error, hint)
+                Err(why) => return Ok(aborted(locks, why)),
             }
-            Ok(ReadAhead::Incomplete { inner, frames }) => {
-                let is_unread = locks.recorder().is_some() && locks.context().is_detached();
-                let idle = locks.context().policy().idle_timeout();
-                let kept = locks.recorder().map_or(0, |recorder| recorder.keep_up_to()) as u64;
-                let mut left = kept.checked_sub(data_len(&frames));
-                let mut stream = Box::new(StreamingBody::new(inner, frames.into_iter(), hint, length, locks));
-                if is_unread {
-                    // The client has disconnected, and its retry asks for the record. The end of
-                    // the stream leaves it, or else the drop: a stream of any length costs no more
-                    // than an answer that is kept.
-                    let read = async {
-                        while let (Some(bytes), Some(Ok(frame))) = (left, poll_fn(|cx| stream.poll_frame(cx)).await) {
-                            left = bytes.checked_sub(data_len([&frame]));
-                        }
-                    };
-                    let _ = timeout(idle, read).await;
-                }
-                ResponseBody::streaming(stream)
-            }
-            Err(why) => return Ok(aborted(locks, why)),
         };
-        Ok(Response::from_parts(head, body))
+        Ok(match locks.release_all().await {
+            Ok(()) => Response::from_parts(head, body),
+            Err(why) => rejected(&locks, why),
+        })
     }
 }
 
