@@ -6,20 +6,19 @@ use std::{
     future::{Future, poll_fn},
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::Poll,
 };
 
 use bytes::Bytes;
 use http::{StatusCode, request::Parts};
 use http_body::Body;
 use http_body_util::LengthLimitError;
-use tokio::time::Instant;
 
 use super::{
     budget::{BodyBudget, BufferFull, Reservation},
     buffer::BodyBuffer,
     pace::{Pace, TooSlow},
-    request_body::{IncomingBody, ReplayBody, RequestBody},
+    request_body::{IncomingBody, LayerPace, ReplayBody, RequestBody, poll_too_slow, record},
     timer::LazyTimer,
 };
 use crate::{policy::LockPolicy, rejection::Rejection};
@@ -51,8 +50,8 @@ impl BodyReader<'_> {
                     content
                 }
                 Err(streaming) => {
-                    let pace = Pace::from_policy(self.policy);
-                    read_to_end(streaming, body_limit(head), &mut reservation, pace).await?
+                    let layers = [LayerPace { observer: None, pace: Pace::from_policy(self.policy) }];
+                    read_to_end(streaming, body_limit(head), &mut reservation, layers).await?
                 }
             };
             *self.reservation = Some(reservation);
@@ -68,7 +67,7 @@ fn read_to_end(
     mut streaming: IncomingBody,
     limit: u64,
     reservation: &mut Reservation,
-    mut pace: Pace,
+    mut layers: [LayerPace; 1],
 ) -> impl Future<Output = Result<ReplayBody, Rejection>> {
     async move {
         let announced = streaming.inner.size_hint();
@@ -87,12 +86,12 @@ fn read_to_end(
                 if let Poll::Ready(next) = Pin::new(&mut streaming.inner).poll_frame(cx) {
                     return Poll::Ready(Ok(next));
                 }
-                poll_too_slow(&mut pace, &mut timer, cx).map(|_| Err(Rejection::BodyTimeout))
+                poll_too_slow(&mut layers, &mut timer, cx).map(|_| Err(Rejection::BodyTimeout))
             });
             let Some(frame) = next.await? else { break };
             match frame.map_err(|error| read_error(&*error))?.into_data() {
                 Ok(bytes) => {
-                    pace.record(Instant::now(), bytes.len() as u64);
+                    record(&mut layers, bytes.len());
                     left = left.checked_sub(bytes.len() as u64).ok_or(Rejection::BodyTooLarge)?;
                     // Counts the bytes that were received, because an announced length costs its
                     // sender nothing.
@@ -107,43 +106,20 @@ fn read_to_end(
     }
 }
 
-/// Ready when the client was too slow.
-fn poll_too_slow(pace: &mut Pace, timer: &mut LazyTimer, cx: &mut Context<'_>) -> Poll<TooSlow> {
-    loop {
-        let now = Instant::now();
-        pace.start_waiting(now);
-        if let Some(why) = pace.check(now) {
-            return Poll::Ready(why);
-        }
-        ready!(timer.poll(pace.next_check(), cx));
-    }
-}
-
 /// The limit of the extractors of the handler: `DefaultBodyLimit`, 2 MB if none is set, and 64 MiB
 /// if it was disabled.
 #[cfg(feature = "axum")]
 fn body_limit(head: &mut Parts) -> u64 {
-    use std::{convert::Infallible, mem};
+    use std::mem;
 
     use axum::{RequestExt, extract::Request};
-    use http_body::Frame;
 
+    use super::request_body::TakenBody;
     use crate::limits::MAX_BODY_BYTES;
 
-    /// A body without a size hint.
-    struct UnknownLength;
-
-    impl Body for UnknownLength {
-        type Data = Bytes;
-        type Error = Infallible;
-
-        fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-            Poll::Ready(None)
-        }
-    }
-
-    // Axum does not expose the limit, but applies it to the size hint of the body.
-    let mut request = Request::new(axum::body::Body::new(UnknownLength));
+    // Axum does not expose the limit, but applies it to the size hint of the body. This body has
+    // none.
+    let mut request = Request::new(axum::body::Body::new(TakenBody));
     mem::swap(request.extensions_mut(), &mut head.extensions);
     let mut request = request.with_limited_body();
     mem::swap(request.extensions_mut(), &mut head.extensions);

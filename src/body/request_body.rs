@@ -80,9 +80,10 @@ pub(crate) trait BodyObserver: Send + Sync {
 }
 
 /// One layer and its pace: while a lock is held there, the client must not be too slow.
-struct LayerPace {
-    observer: Arc<dyn BodyObserver>,
-    pace: Pace,
+pub(super) struct LayerPace {
+    /// `None`: the layer reads the body itself, before it acquires its lock.
+    pub(super) observer: Option<Arc<dyn BodyObserver>>,
+    pub(super) pace: Pace,
 }
 
 impl RequestBody {
@@ -123,10 +124,6 @@ impl RequestBody {
         matches!(&self.0, Kind::Complete(content) if content.data.is_empty())
     }
 
-    fn is_complete(&self) -> bool {
-        matches!(self.0, Kind::Complete(_))
-    }
-
     /// The complete body, or the stream that is left to read.
     pub(crate) fn take(&mut self) -> Result<ReplayBody, IncomingBody> {
         match mem::take(self).0 {
@@ -162,7 +159,7 @@ impl RequestBody {
             Kind::Streaming(streaming) => {
                 let observer = observer();
                 observer.set_incomplete(true);
-                let layer = LayerPace { observer, pace: Pace::from_policy(policy) };
+                let layer = LayerPace { observer: Some(observer), pace: Pace::from_policy(policy) };
                 streaming.observers.get_or_insert_default().layers.insert(0, layer);
             }
             Kind::Shared(shared) => {
@@ -192,15 +189,15 @@ impl RequestBodyHandle {
 impl IncomingBody {
     /// The end of the body was read.
     pub(crate) fn finish(&mut self) {
-        for watch in self.observers.take().into_iter().flat_map(|observers| observers.layers) {
-            watch.observer.set_incomplete(false);
-        }
+        let layers = self.observers.take().into_iter().flat_map(|observers| observers.layers);
+        layers.filter_map(|layer| layer.observer).for_each(|observer| observer.set_incomplete(false));
     }
 
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let next = match Pin::new(&mut self.inner).poll_frame(cx) {
             Poll::Pending => {
-                let why = ready!(self.poll_too_slow(cx));
+                let Some(observers) = &mut self.observers else { return Poll::Pending };
+                let why = ready!(poll_too_slow(&mut observers.layers, &mut observers.timer, cx));
                 // The inner body is not polled again.
                 self.observers = None;
                 self.inner = UnsyncBoxBody::default();
@@ -210,34 +207,37 @@ impl IncomingBody {
         };
         if next.is_none() || self.inner.is_end_stream() {
             self.finish();
-        } else if let Some(Ok(frame)) = &next {
-            let bytes = frame.data_ref().map_or(0, Bytes::len) as u64;
-            for watch in self.observers.iter_mut().flat_map(|observers| &mut observers.layers) {
-                watch.pace().record(Instant::now(), bytes);
-            }
+        } else if let (Some(Ok(frame)), Some(observers)) = (&next, &mut self.observers) {
+            record(&mut observers.layers, frame.data_ref().map_or(0, Bytes::len));
         }
         Poll::Ready(next)
     }
+}
 
-    /// Ready when the client was too slow while a lock was held.
-    fn poll_too_slow(&mut self, cx: &mut Context<'_>) -> Poll<TooSlow> {
-        let Some(observers) = &mut self.observers else { return Poll::Pending };
-        if Handle::try_current().is_err() {
-            return Poll::Pending;
-        }
-        loop {
-            let now = Instant::now();
-            let mut look_at = None;
-            for watch in &mut observers.layers {
-                let pace = watch.pace();
-                pace.start_waiting(now);
-                if let Some(why) = pace.check(now) {
-                    return Poll::Ready(why);
-                }
-                look_at = [look_at, pace.next_check()].into_iter().flatten().min();
+/// Records the progress of a body at these layers.
+pub(super) fn record(layers: &mut [LayerPace], bytes: usize) {
+    for layer in layers {
+        layer.pace().record(Instant::now(), bytes as u64);
+    }
+}
+
+/// Ready when the client was too slow for one of these layers.
+pub(super) fn poll_too_slow(layers: &mut [LayerPace], timer: &mut LazyTimer, cx: &mut Context<'_>) -> Poll<TooSlow> {
+    if Handle::try_current().is_err() {
+        return Poll::Pending;
+    }
+    loop {
+        let now = Instant::now();
+        let mut look_at = None;
+        for layer in &mut *layers {
+            let pace = layer.pace();
+            pace.start_waiting(now);
+            if let Some(why) = pace.check(now) {
+                return Poll::Ready(why);
             }
-            ready!(observers.timer.poll(look_at, cx));
+            look_at = [look_at, pace.next_check()].into_iter().flatten().min();
         }
+        ready!(timer.poll(look_at, cx));
     }
 }
 
@@ -245,7 +245,7 @@ impl LayerPace {
     /// Resets the pace while no lock is held: then the client blocks no other request. A lock that
     /// is acquired meanwhile counts from the next check on.
     fn pace(&mut self) -> &mut Pace {
-        if !self.observer.holds_lock() {
+        if self.observer.as_ref().is_some_and(|observer| !observer.holds_lock()) {
             self.pace.reset();
         }
         &mut self.pace
@@ -289,7 +289,7 @@ impl Body for RequestBody {
 }
 
 /// Stands for a body that is read elsewhere.
-struct TakenBody;
+pub(super) struct TakenBody;
 
 impl Body for TakenBody {
     type Data = Bytes;
@@ -326,12 +326,6 @@ impl ReplayBody {
     }
 }
 
-impl fmt::Debug for IncomingBody {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IncomingBody").finish_non_exhaustive()
-    }
-}
-
 impl Default for Kind {
     fn default() -> Self {
         Self::Complete(ReplayBody::default())
@@ -340,6 +334,7 @@ impl Default for Kind {
 
 impl fmt::Debug for RequestBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.is_complete() { "RequestBody(complete)" } else { "RequestBody(streaming)" })
+        let kind = if matches!(self.0, Kind::Complete(_)) { "complete" } else { "streaming" };
+        write!(f, "RequestBody({kind})")
     }
 }
