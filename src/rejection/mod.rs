@@ -333,16 +333,21 @@ impl Rejection {
 
     /// Whether the idempotency key of the request is the reason.
     pub(crate) fn is_about_idempotency(&self) -> bool {
-        matches!(
-            self,
-            Self::IdempotencyKeyMissing { .. }
-                | Self::IdempotencyKeyInvalid { .. }
-                | Self::IdempotencyKeyReused
-                | Self::InFlight { .. }
-                | Self::AnswerNotKept { .. }
-                | Self::AnswerUnconfirmed { .. }
-                | Self::TooManyAnswers
-        )
+        self.replay_result().is_some() || matches!(self, Self::AnswerUnconfirmed { .. })
+    }
+
+    /// The result of the request for a layer that keeps answers. `None`: the metrics of locks count
+    /// the request, or its handler has run.
+    pub(crate) fn replay_result(&self) -> Option<&'static str> {
+        match self {
+            Self::IdempotencyKeyMissing { .. } => Some("missing"),
+            Self::IdempotencyKeyInvalid { .. } => Some("invalid"),
+            Self::IdempotencyKeyReused => Some("mismatch"),
+            Self::InFlight { .. } => Some("in_flight"),
+            Self::AnswerNotKept { .. } => Some("not_kept"),
+            Self::TooManyAnswers => Some("too_many"),
+            _ => None,
+        }
     }
 
     fn title(&self) -> &'static str {
@@ -477,8 +482,7 @@ impl OnReject {
     pub(crate) fn new<F, B>(respond: F) -> Self
     where
         F: Fn(&Rejection) -> Response<B> + Send + Sync + 'static,
-        B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<BoxError>,
+        B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
         Self(Some(Arc::new(move |rejection| respond(rejection).map(RejectionBody::new))))
     }

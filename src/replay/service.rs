@@ -315,17 +315,7 @@ fn reject<K, B>(
     span: Option<&LockSpan>,
     rejection: Rejection,
 ) -> Response<ResponseBody<B>> {
-    let result = match &rejection {
-        Rejection::IdempotencyKeyMissing { .. } => Some("missing"),
-        Rejection::IdempotencyKeyInvalid { .. } => Some("invalid"),
-        Rejection::IdempotencyKeyReused => Some("mismatch"),
-        Rejection::InFlight { .. } => Some("in_flight"),
-        Rejection::AnswerNotKept { .. } => Some("not_kept"),
-        Rejection::TooManyAnswers => Some("too_many"),
-        // Counted by the metrics of locks.
-        _ => None,
-    };
-    if let Some(result) = result {
+    if let Some(result) = rejection.replay_result() {
         count(context, span, result);
     }
     let mut response = context.on_reject().respond(rejection);
