@@ -90,8 +90,7 @@ impl RequestBody {
     /// Wraps a body. A body that is at its end counts as complete.
     pub fn new<B>(body: B) -> Self
     where
-        B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<BoxError>,
+        B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
         let mut body = Some(body);
         // From an outer layer: a complete body is not read twice.

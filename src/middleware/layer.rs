@@ -200,8 +200,7 @@ impl<K: KeySource> LockLayer<K> {
     pub fn on_reject<F, B>(self, respond: F) -> Self
     where
         F: Fn(&Rejection) -> Response<B> + Send + Sync + 'static,
-        B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<BoxError>,
+        B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
         self.with(|config| config.route.on_reject = OnReject::new(respond))
     }

@@ -110,8 +110,7 @@ impl LockManagerLayer {
     pub fn on_reject<F, B>(self, respond: F) -> Self
     where
         F: Fn(&Rejection) -> Response<B> + Send + Sync + 'static,
-        B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<BoxError>,
+        B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
         self.with(|inherited| inherited.on_reject = OnReject::new(respond))
     }

@@ -20,8 +20,7 @@ pub struct RejectionBody(
 impl RejectionBody {
     pub(crate) fn new<B>(body: B) -> Self
     where
-        B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<BoxError>,
+        B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
         Self(Either::Right(body.map_err(Into::into).boxed_unsync()))
     }

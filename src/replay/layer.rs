@@ -369,8 +369,7 @@ impl<K: KeySource, V> ReplayLayer<K, V> {
     pub fn on_reject<R, B>(self, respond: R) -> Self
     where
         R: Fn(&Rejection) -> Response<B> + Send + Sync + 'static,
-        B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<BoxError>,
+        B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
         self.with(|config| config.route.on_reject = OnReject::new(respond))
     }
