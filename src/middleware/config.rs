@@ -1,11 +1,8 @@
 //! The configuration of a layer, and the configuration that it inherits.
 
-use std::{
-    fmt,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
-    },
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
 };
 
 use http::{Extensions, request::Parts};
@@ -35,7 +32,8 @@ pub(crate) struct WithoutKey {
     has_warned: AtomicBool,
 }
 
-/// The configuration that the layers of routes have in common.
+/// The configuration that all layers have in common.
+#[derive(Debug)]
 pub(crate) struct RouteConfig {
     pub(crate) locks: LockManager,
     /// The settings of the route. Settings that it lacks are inherited per request.
@@ -43,14 +41,14 @@ pub(crate) struct RouteConfig {
     pub(crate) on_reject: OnReject,
     pub(crate) name: Option<&'static str>,
     pub(crate) hold_estimate: Arc<HoldEstimate>,
-    params: PerOuter<Arc<LayerParams>>,
+    /// The parameters of the first request, and those of the outer layers that they depend on. Most
+    /// requests share them.
+    params: OnceLock<(Option<Arc<LayerParams>>, Arc<LayerParams>)>,
 }
 
-/// A value that depends on the configuration of the outer layers. Requests with the same one as the
-/// first request share its value.
-pub(crate) struct PerOuter<T>(OnceLock<(Option<Arc<InheritedConfig>>, T)>);
-
-/// The parameters with which a layer acquires locks.
+/// The parameters with which a layer acquires locks. Those of the nearest
+/// [`LockManagerLayer`](super::LockManagerLayer) are in the extensions of the request, in an `Arc`.
+#[derive(Debug)]
 pub(crate) struct LayerParams {
     /// The settings of the lock of the layer.
     pub(crate) policy: LockPolicy,
@@ -59,14 +57,10 @@ pub(crate) struct LayerParams {
     pub(crate) on_reject: OnReject,
     pub(crate) hold_estimate: Arc<HoldEstimate>,
     pub(crate) name: Option<&'static str>,
-}
-
-/// The configuration of the outer layers. It is in the extensions of the request, in an `Arc`.
-#[derive(Clone, Debug)]
-pub(crate) struct InheritedConfig {
-    pub(crate) layer_policy: LockPolicy,
-    pub(crate) manager_policy: LockPolicy,
-    pub(crate) on_reject: OnReject,
+    /// The settings of this layer and of the outer ones, without those of a manager.
+    layer_policy: LockPolicy,
+    /// Those of their managers.
+    manager_policy: LockPolicy,
 }
 
 impl WithoutKey {
@@ -94,90 +88,67 @@ impl RouteConfig {
             on_reject: OnReject::default(),
             name: None,
             hold_estimate: Arc::default(),
-            params: PerOuter::default(),
+            params: OnceLock::new(),
         }
     }
 
-    /// The parameters of a request. The locks that its handler acquires have the settings of
-    /// `handler`, and inherit the others.
+    /// The parameters of a request at the layer of a route, whose handler has this policy.
     pub(crate) fn params(&self, head: &Parts, handler: LockPolicy) -> Arc<LayerParams> {
-        self.params.get_or_create(&head.extensions, |outside| {
+        self.shared(&head.extensions, |outer| {
             // With the first request, and not for each: a layer usually has one route.
             metrics::register_route(Route::from_extensions(&head.extensions, self.name).as_str());
-            Arc::new(LayerParams {
-                policy: InheritedConfig::policy(outside, self.policy, &self.locks),
-                handler_policy: InheritedConfig::policy(outside, handler, &self.locks),
-                on_reject: self.on_reject.or(outside.map(|outside| &outside.on_reject)).clone(),
-                hold_estimate: Arc::clone(&self.hold_estimate),
-                name: self.name,
-            })
+            let locks = self.locks.policy();
+            let inherited = outer.map_or(locks, |outer| outer.layer_policy.or(outer.manager_policy).or(locks));
+            LayerParams {
+                policy: self.policy.or(inherited),
+                handler_policy: handler.or(inherited),
+                ..self.own_params(outer)
+            }
         })
     }
-}
 
-impl<T: Clone> PerOuter<T> {
-    /// The value of a request with these extensions.
-    pub(crate) fn get_or_create(
+    /// The parameters of a request at a layer that provides its settings to others.
+    pub(super) fn provided(&self, extensions: &Extensions) -> Arc<LayerParams> {
+        self.shared(extensions, |outer| {
+            let own = self.own_params(outer);
+            let policy = own.layer_policy.or(own.manager_policy);
+            LayerParams { policy, handler_policy: policy, ..own }
+        })
+    }
+
+    /// The settings of the layer itself, and those that its inner layers inherit.
+    fn own_params(&self, outer: Option<&LayerParams>) -> LayerParams {
+        let (policy, locks) = (self.policy, self.locks.policy());
+        LayerParams {
+            policy,
+            handler_policy: policy,
+            on_reject: self.on_reject.or(outer.map(|outer| &outer.on_reject)).clone(),
+            hold_estimate: Arc::clone(&self.hold_estimate),
+            name: self.name,
+            layer_policy: outer.map_or(policy, |outer| policy.or(outer.layer_policy)),
+            manager_policy: outer.map_or(locks, |outer| locks.or(outer.manager_policy)),
+        }
+    }
+
+    /// The parameters of the first request, or new ones if the outer layers are others.
+    fn shared(
         &self,
         extensions: &Extensions,
-        create: impl FnOnce(Option<&InheritedConfig>) -> T,
-    ) -> T {
-        let outer = extensions.get::<Arc<InheritedConfig>>();
-        match self.0.get() {
-            Some((first, value)) if first.as_ref().map(Arc::as_ptr) == outer.map(Arc::as_ptr) => value.clone(),
+        create: impl FnOnce(Option<&LayerParams>) -> LayerParams,
+    ) -> Arc<LayerParams> {
+        let outer = extensions.get::<Arc<LayerParams>>();
+        match self.params.get() {
+            Some((first, params)) if first.as_ref().map(Arc::as_ptr) == outer.map(Arc::as_ptr) => Arc::clone(params),
             _ => {
-                let value = create(outer.map(Arc::as_ref));
+                let params = Arc::new(create(outer.map(Arc::as_ref)));
                 // Only the first one is kept.
-                let _ = self.0.set((outer.cloned(), value.clone()));
-                value
+                let _ = self.params.set((outer.cloned(), Arc::clone(&params)));
+                params
             }
         }
     }
 }
 
-/// A copy belongs to another configuration.
-impl<T> Clone for PerOuter<T> {
-    fn clone(&self) -> Self {
-        Self::default()
-    }
-}
-
-impl<T> Default for PerOuter<T> {
-    fn default() -> Self {
-        Self(OnceLock::new())
-    }
-}
-
-impl<T> fmt::Debug for PerOuter<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PerOuter").finish_non_exhaustive()
-    }
-}
-
-impl InheritedConfig {
-    /// The inner layer wins.
-    pub(crate) fn merged_with(&self, outer: Option<&Self>) -> Self {
-        let Some(outer) = outer else { return self.clone() };
-        Self {
-            layer_policy: self.layer_policy.or(outer.layer_policy),
-            manager_policy: self.manager_policy.or(outer.manager_policy),
-            on_reject: self.on_reject.or(Some(&outer.on_reject)).clone(),
-        }
-    }
-
-    /// The settings of a request: those of the route, else of the nearest outer layer, else of the
-    /// manager.
-    pub(crate) fn policy(outside: Option<&Self>, route: LockPolicy, locks: &LockManager) -> LockPolicy {
-        match outside {
-            Some(Self { layer_policy: layers, manager_policy: of_locks, .. }) => {
-                route.or(*layers).or(*of_locks).or(locks.policy())
-            }
-            None => route.or(locks.policy()),
-        }
-    }
-}
-
-/// A layer that is changed after it was cloned belongs to another route: its estimate starts anew.
 impl Clone for RouteConfig {
     fn clone(&self) -> Self {
         let Self { locks, policy, on_reject, name, .. } = self;

@@ -7,12 +7,12 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Extensions, Request, Response};
+use http::{Request, Response};
 use http_body::Body;
 use tower::{BoxError, Layer, Service};
 
 use super::{
-    config::{InheritedConfig, LayerParams, PerOuter},
+    config::RouteConfig,
     future::ResponseFuture,
     handler::Pipeline,
     request_locks::RequestLocks,
@@ -22,7 +22,7 @@ use crate::{
     body::request_body::RequestBody,
     lock::LockManager,
     policy::{LockPolicy, request_setters, settings},
-    rejection::{OnReject, Rejection, retry_after::HoldEstimate},
+    rejection::{OnReject, Rejection},
 };
 
 /// Layer that provides settings to all inner [`LockLayer`](crate::LockLayer)s, usually those of one
@@ -55,54 +55,27 @@ use crate::{
 #[derive(Clone, Debug)]
 #[must_use = "a layer does nothing before it is put on a router"]
 pub struct LockManagerLayer {
-    config: Arc<ManagerConfig>,
+    config: Arc<RouteConfig>,
 }
 
 /// Service of a [`LockManagerLayer`].
 #[derive(Clone, Debug)]
 pub struct LockManagerService<S> {
     inner: S,
-    config: Arc<ManagerConfig>,
-}
-
-/// Shared by a layer and all its services.
-#[derive(Clone, Debug)]
-struct ManagerConfig {
-    locks: LockManager,
-    inherited: InheritedConfig,
-    hold_estimate: Arc<HoldEstimate>,
-    provided: PerOuter<Provided>,
-}
-
-/// The configuration of the inner layers, and the parameters of requests at this layer.
-#[derive(Clone)]
-struct Provided {
-    inherited: Arc<InheritedConfig>,
-    params: Arc<LayerParams>,
+    config: Arc<RouteConfig>,
 }
 
 impl LockManagerLayer {
     /// Creates a layer that sets nothing.
     pub fn new(locks: &LockManager) -> Self {
-        let inherited = InheritedConfig {
-            layer_policy: LockPolicy::new(),
-            manager_policy: locks.policy(),
-            on_reject: OnReject::default(),
-        };
-        let config = ManagerConfig {
-            locks: locks.clone(),
-            inherited,
-            hold_estimate: Arc::default(),
-            provided: PerOuter::default(),
-        };
-        Self { config: Arc::new(config) }
+        Self { config: Arc::new(RouteConfig::new(locks, LockPolicy::new())) }
     }
 
     settings!(request_setters);
 
     /// Sets each setting that this policy sets.
     pub fn policy(self, policy: LockPolicy) -> Self {
-        self.with(|inherited| inherited.layer_policy = policy.or(inherited.layer_policy))
+        self.with(|config| config.policy = policy.or(config.policy))
     }
 
     /// Sets the function that creates the responses to rejected requests, for routes that do not
@@ -112,12 +85,12 @@ impl LockManagerLayer {
         F: Fn(&Rejection) -> Response<B> + Send + Sync + 'static,
         B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
-        self.with(|inherited| inherited.on_reject = OnReject::new(respond))
+        self.with(|config| config.on_reject = OnReject::new(respond))
     }
 
-    fn with(self, change: impl FnOnce(&mut InheritedConfig)) -> Self {
-        let mut config = ManagerConfig::clone(&self.config);
-        change(&mut config.inherited);
+    fn with(self, change: impl FnOnce(&mut RouteConfig)) -> Self {
+        let mut config = RouteConfig::clone(&self.config);
+        change(&mut config);
         Self { config: Arc::new(config) }
     }
 }
@@ -146,10 +119,10 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (mut head, mut body) = request.map(RequestBody::new).into_parts();
-        let Provided { inherited, params } = self.config.provided(&head.extensions);
-        let request_locks = RequestLocks::new(self.config.locks.driver(), params, &head);
+        let params = self.config.provided(&head.extensions);
+        let request_locks = RequestLocks::new(self.config.locks.driver(), Arc::clone(&params), &head);
         let context = request_locks.context().clone();
-        head.extensions.insert(inherited);
+        head.extensions.insert(params);
         context.insert_into(&mut head.extensions);
         // For extractors, which only Axum has.
         if cfg!(feature = "axum") && context.buffers_body(&head.method) {
@@ -169,22 +142,5 @@ where
         };
         let pipeline = Pipeline::Handler { handler, finish: finish_response };
         ResponseFuture::locking(context, Box::pin(pipeline))
-    }
-}
-
-impl ManagerConfig {
-    fn provided(&self, extensions: &Extensions) -> Provided {
-        self.provided.get_or_create(extensions, |outer| {
-            let inherited = self.inherited.merged_with(outer);
-            let policy = InheritedConfig::policy(Some(&inherited), LockPolicy::new(), &self.locks);
-            let params = LayerParams {
-                policy,
-                handler_policy: policy,
-                on_reject: inherited.on_reject.clone(),
-                hold_estimate: Arc::clone(&self.hold_estimate),
-                name: None,
-            };
-            Provided { inherited: Arc::new(inherited), params: Arc::new(params) }
-        })
     }
 }
