@@ -116,23 +116,17 @@ macro_rules! integers {
 
 integers! { u8 u16 u32 u64 u128 usize i8 i16 i32 i64 i128 isize }
 
-impl KeyPart for str {
-    fn write(&self, part: &mut PartWriter<'_>) {
-        part.text(self);
-    }
+macro_rules! texts {
+    ($($text:ty)*) => {$(
+        impl KeyPart for $text {
+            fn write(&self, part: &mut PartWriter<'_>) {
+                part.text(self);
+            }
+        }
+    )*};
 }
 
-impl KeyPart for String {
-    fn write(&self, part: &mut PartWriter<'_>) {
-        part.text(self);
-    }
-}
-
-impl KeyPart for Cow<'_, str> {
-    fn write(&self, part: &mut PartWriter<'_>) {
-        part.text(self);
-    }
-}
+texts! { str String Cow<'_, str> }
 
 impl KeyPart for bool {
     fn write(&self, part: &mut PartWriter<'_>) {
@@ -154,23 +148,17 @@ impl KeyPart for uuid::Uuid {
     }
 }
 
-impl<T: KeyPart + ?Sized> KeyPart for &T {
-    fn write(&self, part: &mut PartWriter<'_>) {
-        (**self).write(part);
-    }
+macro_rules! pointers {
+    ($($pointer:ty)*) => {$(
+        impl<T: KeyPart + ?Sized> KeyPart for $pointer {
+            fn write(&self, part: &mut PartWriter<'_>) {
+                (**self).write(part);
+            }
+        }
+    )*};
 }
 
-impl<T: KeyPart + ?Sized> KeyPart for Box<T> {
-    fn write(&self, part: &mut PartWriter<'_>) {
-        (**self).write(part);
-    }
-}
-
-impl<T: KeyPart + ?Sized> KeyPart for Arc<T> {
-    fn write(&self, part: &mut PartWriter<'_>) {
-        (**self).write(part);
-    }
-}
+pointers! { &T Box<T> Arc<T> }
 
 impl<T: fmt::Display> KeyPart for DisplayPart<T> {
     fn write(&self, part: &mut PartWriter<'_>) {
