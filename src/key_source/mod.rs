@@ -69,7 +69,9 @@ pub trait HeldView: Clone + Send + Sync + 'static {
     fn of(locks: impl Iterator<Item = HeldLock>) -> Self;
 
     /// Makes these the innermost locks.
-    fn insert_into(self, extensions: &mut Extensions);
+    fn insert_into(self, extensions: &mut Extensions) {
+        extensions.insert(self);
+    }
 }
 
 /// Error type of a key function. It is converted into a response.
@@ -202,10 +204,6 @@ impl RequestKeys for AllKeys {
 impl HeldView for HeldLock {
     fn of(mut locks: impl Iterator<Item = Self>) -> Self {
         locks.next().expect("at least one key")
-    }
-
-    fn insert_into(self, extensions: &mut Extensions) {
-        extensions.insert(self);
     }
 }
 
