@@ -997,7 +997,7 @@ fn a_release_waits_while_too_many_are_under_way() {
     assert!(h.calls.is_empty() && h.resumed.is_empty(), "{:?}", h.calls);
     h.key = LockKey::from(("n", 0));
     h.handle(Event::Released(first.number, Ok(ReleaseReply::Freed)));
-    assert_eq!(h.resumed, [held_key.clone()]);
+    assert_eq!(h.resumed, std::slice::from_ref(&held_key));
     h.key = held_key;
     h.handle(Event::MaySendRelease);
     assert_eq!(h.take_call().id(), section.grant.id);
