@@ -16,15 +16,11 @@ use crate::{
     clock::BootInstant,
     store::{
         AcquireReply, AcquireRequest, IfBusy, StoreError,
-        remote::batching::{SendRequests, SharedCalls, send_alone},
+        remote::batching::{SendRequests, send_alone},
     },
 };
 
 impl SendRequests<AcquireRequest> for Shared {
-    fn calls(&self) -> &SharedCalls<AcquireRequest> {
-        &self.acquires
-    }
-
     async fn send(
         self: &Arc<Self>,
         requests: Vec<AcquireRequest>,

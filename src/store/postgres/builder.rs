@@ -10,7 +10,6 @@ use super::{
 };
 use crate::{
     background::Background,
-    clock::Clock,
     limits::{POSTGRES_CONNECTIONS, POSTGRES_CONNECTIONS_MAX, POSTGRES_CONNECTIONS_MIN, POSTGRES_SCHEMA},
     store::remote::{
         settings::{RETRY_INTERVAL, Timeouts, same},
@@ -193,12 +192,10 @@ impl PostgresStoreBuilder {
         };
         let server = Arc::new(server);
         Ok(PostgresStore::new(Shared {
-            clock: Clock::default(),
+            outbox: Default::default(),
             server_clock: Default::default(),
             messages: Messages::new(Arc::clone(&server), arrives.then_some(events.unwrap_or(calls))),
             server,
-            acquires: Default::default(),
-            releases: Default::default(),
         }))
     }
 }

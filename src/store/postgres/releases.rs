@@ -16,15 +16,11 @@ use crate::{
     limits::MAX_RECORD_BODY_BYTES,
     store::{
         ReleaseReply, ReleaseRequest, StoreError,
-        remote::batching::{SendRequests, SharedCalls, send_alone},
+        remote::batching::{SendRequests, send_alone},
     },
 };
 
 impl SendRequests<ReleaseRequest> for Shared {
-    fn calls(&self) -> &SharedCalls<ReleaseRequest> {
-        &self.releases
-    }
-
     async fn send(
         self: &Arc<Self>,
         requests: Vec<ReleaseRequest>,

@@ -13,12 +13,12 @@ use super::{
     server::Server,
 };
 use crate::{
-    clock::{BootInstant, Clock},
+    clock::BootInstant,
     lock_key::LockKey,
     store::{
-        AcquireRequest, ReleaseRequest, StoreError,
+        StoreError,
         remote::{
-            batching::{Sender, SharedCalls},
+            batching::{Outbox, Sender},
             server_clock::ServerClock,
         },
     },
@@ -27,12 +27,10 @@ use crate::{
 
 /// What the calls of a store share.
 pub(super) struct Shared {
-    pub(super) clock: Clock,
+    pub(super) outbox: Outbox,
     pub(super) server_clock: Mutex<ServerClock>,
     pub(super) server: Arc<Server>,
     pub(super) messages: Arc<Messages>,
-    pub(super) acquires: SharedCalls<AcquireRequest>,
-    pub(super) releases: SharedCalls<ReleaseRequest>,
 }
 
 impl Shared {
@@ -58,7 +56,7 @@ impl Shared {
             let parameters: Vec<_> = [&expires].into_iter().chain(parameters).cloned().collect();
             // Not repeated: the caller releases what a call without a reply may have acquired (I8).
             let rows = query(&self.server.synced_conns.take(), &statement, &parameters, deadline).await?;
-            let now = self.clock.now();
+            let now = self.now();
             let first = rows.first().ok_or(CallError::UnexpectedReply)?;
             self.server_clock.lock().observe(column(first, 1)?, now);
             // Of a call that has expired, the only row replies to no request.
@@ -82,8 +80,8 @@ impl Drop for Shared {
 impl Sender for Shared {
     const STORE: &'static str = "postgres";
 
-    fn now(&self) -> BootInstant {
-        self.clock.now()
+    fn outbox(&self) -> &Outbox {
+        &self.outbox
     }
 
     fn check(&self, operation: &'static str, key: &LockKey, _: bool) -> Result<(), StoreError> {

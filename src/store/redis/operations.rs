@@ -18,10 +18,7 @@ use crate::{
     store::{
         AcquireReply, AcquireRequest, DeleteRecordReply, ForceReleaseReply, ForceReleaseRequest, IfBusy, KeyStatus,
         ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreError, YieldReply, YieldRequest,
-        remote::{
-            batch::Shareable,
-            batching::{SendRequests, SharedCalls, send_alone},
-        },
+        remote::batching::{Outgoing, SendRequests, send_alone},
     },
 };
 
@@ -45,25 +42,6 @@ pub(super) struct DeleteRecord(pub(super) LockKey);
 pub(super) type Each<T> = Vec<Result<T, CallError>>;
 
 // === acquire ===
-
-impl SendRequests<AcquireRequest> for Shared {
-    fn calls(&self) -> &SharedCalls<AcquireRequest> {
-        &self.acquires
-    }
-
-    /// The wait for replicas blocks the connection: a call beside another one would wait, too.
-    fn shares_waits(&self) -> bool {
-        self.server.min_replicas.is_some()
-    }
-
-    async fn send(
-        self: &Arc<Self>,
-        requests: Vec<AcquireRequest>,
-        called: BootInstant,
-    ) -> Vec<Result<AcquireReply, StoreError>> {
-        self.send_shared(requests, called).await
-    }
-}
 
 impl Call for Together<AcquireRequest> {
     const PURPOSE: Purpose = Purpose::Acquire;
@@ -119,20 +97,6 @@ fn valid_for(requests: &[AcquireRequest]) -> Duration {
 
 // === release ===
 
-impl SendRequests<ReleaseRequest> for Shared {
-    fn calls(&self) -> &SharedCalls<ReleaseRequest> {
-        &self.releases
-    }
-
-    async fn send(
-        self: &Arc<Self>,
-        requests: Vec<ReleaseRequest>,
-        called: BootInstant,
-    ) -> Vec<Result<ReleaseReply, StoreError>> {
-        self.send_shared(requests, called).await
-    }
-}
-
 impl Call for Together<ReleaseRequest> {
     const PURPOSE: Purpose = Purpose::Release;
     type Reply = Each<ReleaseReply>;
@@ -151,18 +115,17 @@ impl Call for Together<ReleaseRequest> {
     }
 }
 
-impl Shared {
-    /// Sends requests in one script, on a Cluster in one for each slot. The replies are in the
-    /// order of the requests.
-    async fn send_shared<R: Shareable>(
-        self: &Arc<Self>,
-        requests: Vec<R>,
-        called: BootInstant,
-    ) -> Vec<Result<R::Reply, StoreError>>
-    where
-        Self: SendRequests<R>,
-        Together<R>: Call<Reply = Each<R::Reply>>,
-    {
+impl<R: Outgoing> SendRequests<R> for Shared
+where
+    Together<R>: Call<Reply = Each<R::Reply>>,
+{
+    /// The wait for replicas blocks the connection: a call beside another one would wait, too.
+    fn shares_waits(&self) -> bool {
+        Together::<R>::PURPOSE == Purpose::Acquire && self.server.min_replicas.is_some()
+    }
+
+    /// In one script, on a Cluster in one for each slot.
+    async fn send(self: &Arc<Self>, requests: Vec<R>, called: BootInstant) -> Vec<Result<R::Reply, StoreError>> {
         let nodes = self.nodes();
         let slot_of = |request: &R| nodes.as_ref().map_or(0, |nodes| nodes.slot(request.key()));
         let mut slots: Vec<(u16, Vec<R>)> = Vec::new();

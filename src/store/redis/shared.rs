@@ -19,13 +19,13 @@ use super::{
     wire::{self, FenceMark, Timed},
 };
 use crate::{
-    clock::{BootInstant, Clock},
+    clock::BootInstant,
     limits::WARN_INTERVAL,
     lock_key::LockKey,
     store::{
-        AcquireReply, AcquireRequest, EventSink, ReleaseRequest, StoreError,
+        AcquireReply, EventSink, StoreError,
         remote::{
-            batching::{Sender, SharedCalls},
+            batching::{Outbox, Sender},
             server_clock::ServerClock,
         },
     },
@@ -34,12 +34,10 @@ use crate::{
 
 /// What the calls to one server share.
 pub(super) struct Shared {
-    pub(super) clock: Clock,
+    pub(super) outbox: Outbox,
     pub(super) server_clock: Mutex<ServerClock>,
     pub(super) server: Arc<Server>,
     pub(super) messages: Arc<Messages>,
-    pub(super) acquires: SharedCalls<AcquireRequest>,
-    pub(super) releases: SharedCalls<ReleaseRequest>,
     /// The nodes of the Cluster that the server belongs to.
     pub(super) nodes: Option<Weak<Nodes<Self>>>,
     /// The slots of a Cluster in which a fence was found.
@@ -67,7 +65,7 @@ impl Shared {
         called: BootInstant,
         valid_for: Duration,
     ) -> Result<Option<T>, CallError> {
-        let now = self.clock.now();
+        let now = self.now();
         self.server_clock.lock().observe(server_us, now);
         match reply {
             Timed::Done(reply) => Ok(Some(reply)),
@@ -93,7 +91,7 @@ impl Shared {
 
     /// At most one warning in ten seconds: another program may write there repeatedly.
     fn warn_fence_replaced(&self) {
-        let now = self.clock.now();
+        let now = self.now();
         let mut warned_at = self.fence_warned_at.lock();
         if warned_at.is_none_or(|at| now.saturating_duration_since(at) >= WARN_INTERVAL) {
             *warned_at = Some(now);
@@ -128,8 +126,8 @@ impl Drop for Shared {
 impl Sender for Shared {
     const STORE: &'static str = "redis";
 
-    fn now(&self) -> BootInstant {
-        self.clock.now()
+    fn outbox(&self) -> &Outbox {
+        &self.outbox
     }
 
     fn check(&self, operation: &'static str, key: &LockKey, _: bool) -> Result<(), StoreError> {
@@ -142,12 +140,10 @@ impl Node for Shared {
     fn new(parts: Parts, topology: Arc<dyn Topology>, address: String, nodes: Option<Weak<Nodes<Self>>>) -> Arc<Self> {
         let server = Server::new(parts, topology, address);
         Arc::new(Self {
-            clock: Clock::default(),
+            outbox: Outbox::default(),
             server_clock: Mutex::default(),
             messages: Messages::new(Arc::clone(&server)),
             server,
-            acquires: SharedCalls::default(),
-            releases: SharedCalls::default(),
             nodes,
             fences: Mutex::default(),
             warned_of_missing_ttl: AtomicBool::new(false),

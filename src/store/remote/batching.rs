@@ -14,9 +14,9 @@ use super::{
     inline::poll_and_spawn,
 };
 use crate::{
-    clock::BootInstant,
+    clock::{BootInstant, Clock},
     lock_key::LockKey,
-    store::{Many, ReplySender, StoreError, StoreErrorKind, StoreFuture},
+    store::{AcquireRequest, Many, ReleaseRequest, ReplySender, StoreError, StoreErrorKind, StoreFuture},
     sync::Mutex,
 };
 
@@ -55,21 +55,36 @@ struct InFlight<T> {
     replies: Vec<ReplySender<T>>,
 }
 
+/// The requests of a store, by their kind, and the clock of their validity.
+#[derive(Debug, Default)]
+pub(crate) struct Outbox {
+    pub(crate) clock: Clock,
+    acquires: SharedCalls<AcquireRequest>,
+    releases: SharedCalls<ReleaseRequest>,
+}
+
+/// A kind of request that an [`Outbox`] has.
+pub(crate) trait Outgoing: Shareable {
+    fn calls(outbox: &Outbox) -> &SharedCalls<Self>;
+}
+
 /// The state of a store.
 pub(crate) trait Sender: Send + Sync + 'static {
     /// The name of the store, for errors.
     const STORE: &'static str;
 
-    fn now(&self) -> BootInstant;
+    fn outbox(&self) -> &Outbox;
+
+    fn now(&self) -> BootInstant {
+        self.outbox().clock.now()
+    }
 
     /// Why the store refuses a request about this key without a call.
     fn check(&self, operation: &'static str, key: &LockKey, has_record: bool) -> Result<(), StoreError>;
 }
 
 /// Sends the requests of one kind.
-pub(crate) trait SendRequests<R: Shareable>: Sender {
-    fn calls(&self) -> &SharedCalls<R>;
-
+pub(crate) trait SendRequests<R: Outgoing>: Sender {
     /// Whether requests wait also for the end of a call that takes long, to share the next one.
     fn shares_waits(&self) -> bool {
         false
@@ -96,14 +111,14 @@ pub(crate) trait SendRequests<R: Shareable>: Sender {
 }
 
 /// Sends one call after the other while requests wait.
-struct Task<R: Shareable, S: SendRequests<R>> {
+struct Task<R: Outgoing, S: SendRequests<R>> {
     sender: Arc<S>,
     number: u64,
     request: PhantomData<fn(R)>,
 }
 
 /// Sends each request in a call of its own, and returns the replies in their order.
-pub(crate) fn send_alone<R: Shareable, S: SendRequests<R>>(
+pub(crate) fn send_alone<R: Outgoing, S: SendRequests<R>>(
     sender: &Arc<S>,
     requests: Vec<R>,
     called: BootInstant,
@@ -115,13 +130,25 @@ pub(crate) fn send_alone<R: Shareable, S: SendRequests<R>>(
     })
 }
 
+impl Outgoing for AcquireRequest {
+    fn calls(outbox: &Outbox) -> &SharedCalls<Self> {
+        &outbox.acquires
+    }
+}
+
+impl Outgoing for ReleaseRequest {
+    fn calls(outbox: &Outbox) -> &SharedCalls<Self> {
+        &outbox.releases
+    }
+}
+
 impl<R: Shareable> Default for SharedCalls<R> {
     fn default() -> Self {
         Self { state: Mutex::new(State { waiting: VecDeque::new(), calls: Vec::new(), next_task: 0, failed: None }) }
     }
 }
 
-impl<R: Shareable> SharedCalls<R> {
+impl<R: Outgoing> SharedCalls<R> {
     /// Sends these requests with the next call, but for those that the store refuses: their replies
     /// are ready. The validity of the requests counts from `called`, however late their futures are
     /// polled.
@@ -138,7 +165,7 @@ impl<R: Shareable> SharedCalls<R> {
             };
             return requests.map(push_later);
         };
-        let mut state = sender.calls().state.lock();
+        let mut state = R::calls(sender.outbox()).state.lock();
         let push = |request: R| {
             if let Err(error) = sender.check(R::OPERATION, request.key(), request.has_record()) {
                 return StoreFuture::ready(R::refused(error));
@@ -160,7 +187,7 @@ impl<R: Shareable> SharedCalls<R> {
     }
 }
 
-impl<R: Shareable> State<R> {
+impl<R: Outgoing> State<R> {
     /// Whether the next call may be sent beside those of the tasks other than this one.
     fn may_call<S: SendRequests<R>>(&self, sender: &S, task: Option<u64>, now: BootInstant) -> bool {
         let others = || self.calls.iter().filter(|call| Some(call.task) != task);
@@ -192,7 +219,7 @@ impl<R: Shareable> State<R> {
     }
 }
 
-impl<R: Shareable, S: SendRequests<R>> Task<R, S> {
+impl<R: Outgoing, S: SendRequests<R>> Task<R, S> {
     fn start(sender: &Arc<S>, number: u64, runtime: &Handle) {
         let task = Self { sender: Arc::clone(sender), number, request: PhantomData };
         poll_and_spawn(task.run(), runtime);
@@ -213,7 +240,7 @@ impl<R: Shareable, S: SendRequests<R>> Task<R, S> {
     /// or the call of another task takes those that wait.
     fn next_call(&self) -> Option<(Vec<R>, BootInstant)> {
         let now = self.sender.now();
-        let mut state = self.sender.calls().state.lock();
+        let mut state = R::calls(self.sender.outbox()).state.lock();
         let late = state.take_late(now);
         let may_call = state.may_call(&*self.sender, Some(self.number), now);
         let count = next_call(state.waiting.iter().map(|waiting| &waiting.request));
@@ -247,16 +274,16 @@ impl<R: Shareable, S: SendRequests<R>> Task<R, S> {
     }
 
     fn take_senders(&self, failed: Option<StoreError>) -> Vec<ReplySender<R::Reply>> {
-        let mut state = self.sender.calls().state.lock();
+        let mut state = R::calls(self.sender.outbox()).state.lock();
         state.failed = failed;
         let call = state.calls.iter_mut().find(|call| call.task == self.number);
         call.map(|call| std::mem::take(&mut call.replies)).unwrap_or_default()
     }
 }
 
-impl<R: Shareable, S: SendRequests<R>> Drop for Task<R, S> {
+impl<R: Outgoing, S: SendRequests<R>> Drop for Task<R, S> {
     fn drop(&mut self) {
-        let mut state = self.sender.calls().state.lock();
+        let mut state = R::calls(self.sender.outbox()).state.lock();
         let Some(at) = state.calls.iter().position(|call| call.task == self.number) else { return };
         // Dropped with its runtime. The senders reply with an error, and the callers repeat their
         // requests from their own runtimes.
@@ -295,15 +322,15 @@ mod tests {
 
     #[derive(Default)]
     struct Server {
-        calls: SharedCalls<ReleaseRequest>,
+        outbox: Outbox,
         hangs: AtomicBool,
     }
 
     impl Sender for Server {
         const STORE: &'static str = "test";
 
-        fn now(&self) -> BootInstant {
-            BootInstant::default()
+        fn outbox(&self) -> &Outbox {
+            &self.outbox
         }
 
         fn check(&self, _: &'static str, _: &LockKey, _: bool) -> Result<(), StoreError> {
@@ -312,10 +339,6 @@ mod tests {
     }
 
     impl SendRequests<ReleaseRequest> for Server {
-        fn calls(&self) -> &SharedCalls<ReleaseRequest> {
-            &self.calls
-        }
-
         async fn send(
             self: &Arc<Self>,
             requests: Vec<ReleaseRequest>,

@@ -21,7 +21,7 @@ use crate::{
         AcquireReply, AcquireRequest, IfBusy, StoreError,
         redis::wire::{RaiseRequest, Raised, Vote},
         remote::{
-            batching::{SendRequests, SharedCalls, send_alone},
+            batching::{SendRequests, send_alone},
             inline::poll_and_spawn,
         },
     },
@@ -40,10 +40,6 @@ enum Outcome {
 }
 
 impl SendRequests<AcquireRequest> for Group {
-    fn calls(&self) -> &SharedCalls<AcquireRequest> {
-        &self.acquires
-    }
-
     async fn send(
         self: &Arc<Self>,
         requests: Vec<AcquireRequest>,

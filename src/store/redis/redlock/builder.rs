@@ -12,7 +12,6 @@ use super::{
     store::RedlockStore,
 };
 use crate::{
-    clock::Clock,
     limits::{REDLOCK_SERVERS_MAX, REDLOCK_SERVERS_MIN},
     store::{
         redis::{
@@ -28,7 +27,7 @@ use crate::{
             },
         },
         remote::{
-            batching::SharedCalls,
+            batching::Outbox,
             settings::{RETRY_INTERVAL, Timeouts, same},
         },
     },
@@ -182,9 +181,8 @@ impl RedlockStoreBuilder {
         };
         let candidates: Vec<_> = endpoints.into_iter().enumerate().map(candidate).collect();
         let nodes = candidates.iter().map(|(_, node)| Arc::clone(node)).collect();
-        let (timeouts, acquires, releases) = (parts.timeouts, SharedCalls::default(), SharedCalls::default());
-        let clock = Clock::default();
-        let group = Arc::new(Group { nodes, keyspace: parts.keyspace, timeouts, clock, acquires, releases });
+        let timeouts = parts.timeouts;
+        let group = Arc::new(Group { nodes, keyspace: parts.keyspace, timeouts, outbox: Outbox::default() });
         Ok((RedlockStore { group }, candidates, timeouts))
     }
 }
@@ -239,7 +237,7 @@ async fn test_one(member: &Member, shared: &Shared) -> Result<(), SelfTestError>
     let failed = |error| shared.server.test_failed(error);
     member.connect_checked().await.map_err(|error| error.map_or_else(failed, SelfTestError::from))?;
     let server_us = self_test_without_messages(&shared.server).await?;
-    shared.server_clock.lock().observe(server_us, shared.clock.now());
+    shared.server_clock.lock().observe(server_us, shared.outbox.clock.now());
     Ok(())
 }
 

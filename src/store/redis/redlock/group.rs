@@ -10,13 +10,12 @@ use tokio::{
 
 use super::{node::Node, quorum::Replies};
 use crate::{
-    clock::{BootInstant, Clock},
     lock_key::LockKey,
     store::{
-        AcquireRequest, ReleaseRequest, StoreError, StoreErrorKind,
+        StoreError, StoreErrorKind,
         redis::{error::CallError, operations::Each, wire::Keyspace},
         remote::{
-            batching::{Sender, SharedCalls},
+            batching::{Outbox, Sender},
             settings::Timeouts,
         },
     },
@@ -30,9 +29,7 @@ pub(super) struct Group {
     pub(super) nodes: Vec<Arc<Node>>,
     pub(super) keyspace: Keyspace,
     pub(super) timeouts: Timeouts,
-    pub(super) clock: Clock,
-    pub(super) acquires: SharedCalls<AcquireRequest>,
-    pub(super) releases: SharedCalls<ReleaseRequest>,
+    pub(super) outbox: Outbox,
 }
 
 /// The replies of the servers to one question about several keys.
@@ -230,8 +227,8 @@ impl NodeError {
 impl Sender for Group {
     const STORE: &'static str = STORE;
 
-    fn now(&self) -> BootInstant {
-        self.clock.now()
+    fn outbox(&self) -> &Outbox {
+        &self.outbox
     }
 
     fn check(&self, operation: &'static str, key: &LockKey, has_record: bool) -> Result<(), StoreError> {

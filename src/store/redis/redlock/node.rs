@@ -158,7 +158,7 @@ impl Node {
         if kind == StoreErrorKind::Timeout {
             self.is_slow.store(true, Ordering::Relaxed);
         }
-        let now = self.shared.clock.now();
+        let now = self.shared.outbox.clock.now();
         let mut outage = self.outage.lock();
         let is_recent = outage.logged_at.is_some_and(|at| now.saturating_duration_since(at) < WARN_INTERVAL);
         if outage.is_logged || is_recent {

@@ -99,7 +99,7 @@ impl LockStore for RedlockStore {
     }
 
     fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {
-        let validity = Validity { called: self.group.clock.now(), valid_for: request.valid_for };
+        let validity = Validity { called: self.group.now(), valid_for: request.valid_for };
         self.ask(|group| async move {
             group.check("yield", &request.key, request.demand.takes_record())?;
             group.extend_or_acquire(request, validity).await
@@ -143,10 +143,6 @@ impl LockStore for RedlockStore {
 }
 
 impl SendRequests<ReleaseRequest> for Group {
-    fn calls(&self) -> &SharedCalls<ReleaseRequest> {
-        &self.releases
-    }
-
     /// On all servers, also those that have not granted the key: their vote may have come late.
     async fn send(
         self: &Arc<Self>,

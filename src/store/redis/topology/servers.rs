@@ -10,8 +10,7 @@ use crate::{
         Many, StoreError, StoreFuture,
         redis::error::CallError,
         remote::{
-            batch::Shareable,
-            batching::{SendRequests, SharedCalls},
+            batching::{Outgoing, SendRequests, SharedCalls},
             settings::Timeouts,
         },
     },
@@ -71,7 +70,7 @@ impl<S: Node> Servers<S> {
 
     /// Sends each request with the next call to its server. The replies are in the order of the
     /// requests.
-    pub(crate) fn push<R: Shareable>(&self, requests: Many<R>) -> Many<StoreFuture<R::Reply>>
+    pub(crate) fn push<R: Outgoing>(&self, requests: Many<R>) -> Many<StoreFuture<R::Reply>>
     where
         S: SendRequests<R>,
     {
@@ -93,7 +92,7 @@ impl<S: Node> Servers<S> {
 }
 
 /// Sends a request when the map of the slots is known. Its validity counts from now.
-fn push_later<S: Node + SendRequests<R>, R: Shareable>(nodes: &Arc<Nodes<S>>, request: R) -> StoreFuture<R::Reply> {
+fn push_later<S: Node + SendRequests<R>, R: Outgoing>(nodes: &Arc<Nodes<S>>, request: R) -> StoreFuture<R::Reply> {
     let nodes = Arc::clone(nodes);
     let called = Clock::default().now();
     StoreFuture::new(async move {
