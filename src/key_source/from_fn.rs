@@ -209,60 +209,42 @@ pub enum Async {}
 // === impl KeyFn, Extractors ===
 
 macro_rules! arguments {
-    ($($part:ident $marker:ident)*; $last:ident $last_marker:ident) => {
-        impl<F, R, $($part,)* $last> KeyFn<($($part,)* $last,)> for F
+    ($($part:ident $marker:ident $place:ident),*) => {
+        impl<F, R, $($part,)*> KeyFn<($($part,)*)> for F
         where
-            F: Fn($($part,)* $last) -> R + Clone + Send + Sync + 'static,
+            F: Fn($($part),*) -> R + Clone + Send + Sync + 'static,
         {
             type Output = R;
 
             #[allow(non_snake_case, reason = "an extractor is named after its type")]
-            fn call(&self, ($($part,)* $last,): ($($part,)* $last,)) -> R {
-                self($($part,)* $last)
+            fn call(&self, ($($part,)*): ($($part,)*)) -> R {
+                self($($part),*)
             }
         }
 
-        impl<S, $($part, $marker,)* $last, $last_marker> Extractors<S, ($($marker,)* $last_marker,)> for ($($part,)* $last,)
+        impl<S, $($part, $marker,)*> Extractors<S, ($($marker,)*)> for ($($part,)*)
         where
             S: Send + Sync,
-            $($part: Extractor<S, $marker, NotLast> + Send,)*
-            $last: Extractor<S, $last_marker, Last> + Send,
+            $($part: Extractor<S, $marker, $place> + Send,)*
         {
-            #[allow(non_snake_case, reason = "an extractor is named after its type")]
+            #[allow(non_snake_case, unused, reason = "an extractor is named after its type, and there may be none")]
             async fn extract(parts: &mut Parts, body: &mut BodyReader<'_>, state: &S) -> Result<Self, KeyRejection> {
                 // Extractors of a request get a copy of the head: the handler must find every
                 // extension.
-                let mut copy = $last::NEEDS_BODY.then(|| parts.clone());
+                let mut copy = (false $(|| $part::NEEDS_BODY)*).then(|| parts.clone());
                 // An invalid head is rejected before its body is read.
                 $(let $part = $part::extract(parts, &mut copy, body, state).await?;)*
-                let $last = $last::extract(parts, &mut copy, body, state).await?;
-                Ok(($($part,)* $last,))
+                Ok(($($part,)*))
             }
         }
     };
 }
 
-arguments!(; A MA);
-arguments!(A MA; B MB);
-arguments!(A MA B MB; C MC);
-arguments!(A MA B MB C MC; D MD);
-
-impl<F, R> KeyFn<()> for F
-where
-    F: Fn() -> R + Clone + Send + Sync + 'static,
-{
-    type Output = R;
-
-    fn call(&self, (): ()) -> R {
-        self()
-    }
-}
-
-impl<S: Sync> Extractors<S, ()> for () {
-    async fn extract(_: &mut Parts, _: &mut BodyReader<'_>, _: &S) -> Result<Self, KeyRejection> {
-        Ok(())
-    }
-}
+arguments!();
+arguments!(A MA Last);
+arguments!(A MA NotLast, B MB Last);
+arguments!(A MA NotLast, B MB NotLast, C MC Last);
+arguments!(A MA NotLast, B MB NotLast, C MC NotLast, D MD Last);
 
 // === impl Extractor ===
 

@@ -13,7 +13,7 @@ use std::{borrow::Cow, sync::Arc};
 use http::request::Parts;
 
 #[cfg(feature = "axum")]
-use self::path::PathParams;
+use self::path::path_params;
 use self::{field::Field, reader::FieldReader};
 use super::{KeyRejection, KeySource, has_matched_route};
 use crate::{
@@ -149,7 +149,7 @@ async fn read_fields<T>(
     result: impl FnOnce(FieldReader<'_>, &Parts) -> T,
 ) -> T {
     #[cfg(feature = "axum")]
-    let path = PathParams::extract(fields, head).await;
+    let path = path_params(fields, head).await;
     let head = &*head;
     let mut reader = FieldReader::new(fields, body.is_some());
     reader.read_head(head);

@@ -7,21 +7,16 @@ use super::{field::Field, reader::FieldReader};
 use crate::rejection::field_error::{FieldLocation, FieldProblem};
 
 /// The parameters of the matched route, if a field needs one.
-pub(crate) struct PathParams(Option<Result<RawPathParams, RawPathParamsRejection>>);
+pub(super) type PathParams = Option<Result<RawPathParams, RawPathParamsRejection>>;
 
-impl PathParams {
-    pub(crate) async fn extract(fields: &[Field], parts: &mut Parts) -> Self {
-        if fields.iter().any(|field| field.is_at(FieldLocation::Path)) {
-            Self(Some(RawPathParams::from_request_parts(parts, &()).await))
-        } else {
-            Self(None)
-        }
-    }
+pub(super) async fn path_params(fields: &[Field], parts: &mut Parts) -> PathParams {
+    let needs_one = fields.iter().any(|field| field.is_at(FieldLocation::Path));
+    if needs_one { Some(RawPathParams::from_request_parts(parts, &()).await) } else { None }
 }
 
 impl<'a> FieldReader<'a> {
-    pub(crate) fn read_path(&mut self, params: &'a PathParams) {
-        match &params.0 {
+    pub(super) fn read_path(&mut self, params: &'a PathParams) {
+        match params {
             Some(Ok(params)) => {
                 for (name, value) in params {
                     self.record(FieldLocation::Path, name, &Ok(value.into()));
