@@ -17,38 +17,49 @@ pub struct FieldError {
     pub(crate) problem: FieldProblem,
 }
 
-/// Reason why a field cannot be a part of a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Reason why a field cannot be a part of a key. The text follows the name of the field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FieldProblem {
     /// The field is missing.
+    #[error("is missing")]
     Missing,
     /// The field is empty.
+    #[error("is empty")]
     Empty,
     /// The field occurs more than once. One reader may use the first value, and another one the
     /// last.
+    #[error("is duplicated")]
     Duplicate,
     /// The value is a header that is not visible ASCII, or a path parameter that is not UTF-8.
+    #[error("is not readable text")]
     NotText,
     /// The value has leading or trailing whitespace or control characters, and the handler may trim
     /// them.
+    #[error("has leading or trailing whitespace or control characters")]
     SurroundingWhitespace,
     /// The value is a number, but not a canonical integer (`01`, `+1`, `-0`, `1.0`, `1e3`).
+    #[error("is a number in non-canonical form (leading zero, plus sign, fraction or exponent)")]
     NonCanonicalNumber,
     /// The value in JSON is not a string, a boolean or an integer between -2^53 and 2^53.
     ///
     /// A reader that parses numbers as floats cannot distinguish larger integers.
+    #[error("is not a string, a boolean or an integer between -2^53 and 2^53")]
     WrongType,
     /// The body is not JSON.
+    #[error("cannot be read: the body is not valid JSON")]
     InvalidJson,
     /// The body is JSON, but not an object.
+    #[error("cannot be found: the body is not a JSON object")]
     NotAnObject,
     /// The value is an idempotency key of more than 255 characters.
+    #[error("has more than 255 characters")]
     TooLong,
     /// The value is not an idempotency key.
     ///
     /// A header has a string of RFC 9651 without parameters (`"8e03978e"`), or the key itself,
     /// without spaces, quotes, commas and semicolons. Any other field has printable ASCII.
+    #[error("is neither a string in double quotes (RFC 9651) nor a text of visible ASCII characters")]
     MalformedIdempotencyKey,
 }
 
@@ -129,28 +140,5 @@ impl fmt::Display for FieldError {
             FieldLocation::Form => "form field",
         };
         write!(f, "{location} `{name}` {problem}")
-    }
-}
-
-impl fmt::Display for FieldProblem {
-    /// Follows the name of the field.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Missing => "is missing",
-            Self::Empty => "is empty",
-            Self::Duplicate => "is duplicated",
-            Self::NotText => "is not readable text",
-            Self::SurroundingWhitespace => "has leading or trailing whitespace or control characters",
-            Self::NonCanonicalNumber => {
-                "is a number in non-canonical form (leading zero, plus sign, fraction or exponent)"
-            }
-            Self::WrongType => "is not a string, a boolean or an integer between -2^53 and 2^53",
-            Self::InvalidJson => "cannot be read: the body is not valid JSON",
-            Self::NotAnObject => "cannot be found: the body is not a JSON object",
-            Self::TooLong => "has more than 255 characters",
-            Self::MalformedIdempotencyKey => {
-                "is neither a string in double quotes (RFC 9651) nor a text of visible ASCII characters"
-            }
-        })
     }
 }
