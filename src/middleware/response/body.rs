@@ -68,10 +68,15 @@ impl<B> ResponseBody<B> {
 
     /// A body that is complete in memory.
     pub(crate) fn replayed(body: Bytes) -> Self {
-        let announced = Some(body.len() as u64);
-        let frames: Frames = (!body.is_empty()).then(|| Frame::data(body)).into_iter().collect();
-        let frames = frames.into_iter();
-        Self { state: State::Complete { complete: CompleteBody { frames, error: None, announced, was_empty: None } } }
+        let hint = SizeHint::with_exact(body.len() as u64);
+        Self::complete((!body.is_empty()).then(|| Frame::data(body)).into_iter().collect(), None, hint)
+    }
+
+    /// A body that was read to its end, or to an error. Its head and body are sent together: a slow
+    /// client holds no lock while it reads a complete response.
+    pub(super) fn complete(frames: Frames, error: Option<BoxError>, hint: SizeHint) -> Self {
+        let complete = CompleteBody { frames: frames.into_iter(), error, announced: hint.exact(), was_empty: None };
+        Self { state: State::Complete { complete } }
     }
 
     pub(crate) fn rejected(body: RejectionBody) -> Self {
@@ -89,13 +94,6 @@ impl<B: Body<Data = Bytes, Error: Into<BoxError>>> ResponseBody<B> {
             announced: inner.size_hint().exact(),
             was_empty: Some(inner.is_end_stream()),
         };
-        Self { state: State::Complete { complete } }
-    }
-
-    /// A body that was read to its end, or to an error. Its head and body are sent together: a slow
-    /// client holds no lock while it reads a complete response.
-    pub(super) fn complete(frames: Frames, error: Option<BoxError>, hint: SizeHint) -> Self {
-        let complete = CompleteBody { frames: frames.into_iter(), error, announced: hint.exact(), was_empty: None };
         Self { state: State::Complete { complete } }
     }
 
