@@ -39,6 +39,7 @@ impl<'a> FieldReader<'a> {
     }
 
     /// Whether any field has this location and name.
+    #[cfg(feature = "axum")]
     pub(super) fn wants(&self, location: FieldLocation, name: &str) -> bool {
         self.fields.iter().any(|field| field.is_named(location, name))
     }
@@ -61,20 +62,16 @@ impl<'a> FieldReader<'a> {
     fn read_headers(&mut self, headers: &'a HeaderMap) {
         for (field, found) in self.fields.iter().zip(&mut self.found) {
             let Source::Text(FieldLocation::Header, name) = &field.0 else { continue };
-            let mut values = headers.get_all(*name).iter();
-            *found = match (values.next(), values.next()) {
-                (None, _) => None,
-                (Some(value), None) => Some(value.to_str().map(Cow::Borrowed).map_err(|_| FieldProblem::NotText)),
-                (Some(_), Some(_)) => Some(Err(FieldProblem::Duplicate)),
-            };
+            for value in headers.get_all(*name) {
+                let text = value.to_str().map(Cow::Borrowed).map_err(|_| FieldProblem::NotText);
+                *found = Some(if found.is_some() { Err(FieldProblem::Duplicate) } else { text });
+            }
         }
     }
 
     fn read_pairs(&mut self, location: FieldLocation, pairs: &'a [u8]) {
         for (name, value) in form_urlencoded::parse(pairs) {
-            if self.wants(location, &name) {
-                self.record(location, &name, &Ok(value));
-            }
+            self.record(location, &name, &Ok(value));
         }
     }
 
