@@ -75,7 +75,7 @@ impl Answer {
     pub(crate) fn into_record(self, fingerprint: &Fingerprint) -> Record {
         let mut head = Vec::with_capacity(self.head_bytes());
         head.put_u8(VERSION);
-        head.put_slice(fingerprint.as_bytes());
+        head.put_slice(&fingerprint.0);
         head.put_u16(self.status.as_u16());
         head.put_u32(length(self.headers.len()));
         for (name, value) in &self.headers {
@@ -116,7 +116,7 @@ impl Answer {
         if record.head.len() > FIXED_BYTES + MAX_ANSWER_HEADER_BYTES {
             return Err(InvalidAnswer::TooLong);
         }
-        let fingerprint = Fingerprint::from_bytes(take_array(&mut head)?);
+        let fingerprint = Fingerprint(take_array(&mut head)?);
         let status = u16::from_be_bytes(take_array(&mut head)?);
         let status = StatusCode::from_u16(status).map_err(|_| InvalidAnswer::InvalidStatus)?;
         // An upgrade leaves a tombstone. No server sends it as a response.
@@ -185,7 +185,7 @@ fn take_text(head: &mut Bytes) -> Result<Bytes, InvalidAnswer> {
 mod tests {
     use super::*;
 
-    const FINGERPRINT: Fingerprint = Fingerprint::from_bytes([7; 32]);
+    const FINGERPRINT: Fingerprint = Fingerprint([7; 32]);
 
     fn map(headers: &[(&'static str, &[u8])]) -> HeaderMap {
         let mut map = HeaderMap::new();
@@ -223,7 +223,7 @@ mod tests {
         let mut rng = fastrand::Rng::with_seed(1);
         for _ in 0..5_000 {
             let status = StatusCode::from_u16(rng.u16(200..1000)).expect("three digits");
-            let fingerprint = Fingerprint::from_bytes(std::array::from_fn(|_| rng.u8(..)));
+            let fingerprint = Fingerprint(std::array::from_fn(|_| rng.u8(..)));
             let body: Vec<u8> = (0..rng.usize(0..100)).map(|_| rng.u8(..)).collect();
             let mut answer = Answer::new(status, random_headers(&mut rng), body.into());
             if rng.bool() {
@@ -355,7 +355,7 @@ mod tests {
         let record = |status: u16, name: &'static str| {
             let status = StatusCode::from_u16(status).expect("three digits");
             let headers = HeaderMap::from_iter([(HeaderName::from_static(name), HeaderValue::from_static("2"))]);
-            let fingerprint = Fingerprint::from_bytes([7; 32]);
+            let fingerprint = Fingerprint([7; 32]);
             Answer { status, headers, body: Some("hello".into()) }.into_record(&fingerprint)
         };
         assert_eq!(Answer::from_record(&record(200, "content-length")).map(drop), Err(InvalidAnswer::InvalidHeader));

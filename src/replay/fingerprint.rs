@@ -17,9 +17,8 @@ use crate::lock_key::LockKey;
 ///
 /// Headers are not a part of it, except for those that say how to read the body: signatures and
 /// timestamps differ per attempt.
-#[doc(hidden)]
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Fingerprint([u8; Self::LEN]);
+pub(crate) struct Fingerprint(pub(super) [u8; Self::LEN]);
 
 /// Hashes fields with their lengths: no two lists of fields have the same input.
 struct FieldHasher(Sha256);
@@ -44,14 +43,6 @@ impl Fingerprint {
         fields.add(&[u8::from(values.is_raw())]);
         fields.add(values.as_str().as_bytes());
         fields.finish()
-    }
-
-    pub(crate) const fn from_bytes(bytes: [u8; Self::LEN]) -> Self {
-        Self(bytes)
-    }
-
-    pub(crate) fn as_bytes(&self) -> &[u8; Self::LEN] {
-        &self.0
     }
 }
 
@@ -128,7 +119,7 @@ mod tests {
     }
 
     fn of(method: &str, uri: &str, media_type: Option<&str>, body: &str) -> [u8; 32] {
-        *Fingerprint::of_request(&head(method, uri, media_type), body.as_bytes()).as_bytes()
+        Fingerprint::of_request(&head(method, uri, media_type), body.as_bytes()).0
     }
 
     #[test]
@@ -159,7 +150,7 @@ mod tests {
         }
         let mut signed = head("POST", "/", Some("application/json"));
         signed.headers.insert("signature", http::HeaderValue::from_static("sig1=:abc=:"));
-        assert_eq!(Fingerprint::of_request(&signed, b"").as_bytes(), &base);
+        assert_eq!(Fingerprint::of_request(&signed, b"").0, base);
     }
 
     #[test]
@@ -198,7 +189,7 @@ mod tests {
 
     #[test]
     fn values_replace_query_media_type_and_body() {
-        let of = |method, uri, key: LockKey| *Fingerprint::of_values(&head(method, uri, None), &key).as_bytes();
+        let of = |method, uri, key: LockKey| Fingerprint::of_values(&head(method, uri, None), &key).0;
         let base = of("POST", "/claim?a=1", LockKey::from(("claim", 7)));
         assert_eq!(base, of("POST", "/claim?a=2", LockKey::from(("claim", "7"))));
         assert_ne!(base, of("POST", "/claim?a=1", LockKey::from(("claim", 8))), "values");
@@ -213,7 +204,7 @@ mod tests {
         let nested = |original: &'static str| {
             let mut head = head("POST", "/claim", None);
             head.extensions.insert(OriginalUri(Uri::from_static(original)));
-            *Fingerprint::of_request(&head, b"").as_bytes()
+            Fingerprint::of_request(&head, b"").0
         };
         assert_ne!(nested("/a/claim"), nested("/b/claim"));
         assert_eq!(nested("/claim"), of("POST", "/claim", None, ""));

@@ -3,7 +3,7 @@
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderName, Method, Response, request, response::Parts};
+use http::{HeaderName, Method, Response, request::Parts, response};
 use http_body::Body;
 use tower::{BoxError, Layer};
 
@@ -221,7 +221,7 @@ impl<K: KeySource, V> ReplayLayer<K, V> {
     /// this crate are never kept.
     ///
     /// Do not keep server errors: every retry would get the error of a problem that is gone.
-    pub fn keep_if(self, keep: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+    pub fn keep_if(self, keep: impl Fn(&response::Parts) -> bool + Send + Sync + 'static) -> Self {
         self.with_answers(|answers| answers.keep_if = Some(Arc::new(keep)))
     }
 
@@ -411,11 +411,7 @@ impl<K, V: Clone> Clone for ReplayLayer<K, V> {
 impl KeySource for WholeRequest {
     type Keys = LockKey;
 
-    async fn extract_key(
-        &self,
-        _: &mut request::Parts,
-        _: &mut BodyReader<'_>,
-    ) -> Result<Option<LockKey>, KeyRejection> {
+    async fn extract_key(&self, _: &mut Parts, _: &mut BodyReader<'_>) -> Result<Option<LockKey>, KeyRejection> {
         Ok(None)
     }
 }

@@ -31,7 +31,6 @@ pub(crate) struct AnswerSettings {
 }
 
 /// Keeps the answer of the handler.
-#[derive(Debug)]
 pub(super) struct AnswerRecorder {
     pub(super) settings: Arc<AnswerSettings>,
     pub(super) fingerprint: Fingerprint,
@@ -41,7 +40,6 @@ pub(super) struct AnswerRecorder {
 }
 
 /// The scope of a request, and what it keeps.
-#[derive(Debug)]
 pub(super) struct Scope {
     pub(super) key: LockKey,
     pub(super) limits: ScopeLimits,
@@ -130,7 +128,7 @@ mod tests {
             usage: Arc::default(),
             now: BootInstant::default(),
         };
-        let fingerprint = Fingerprint::from_bytes([7; 32]);
+        let fingerprint = Fingerprint([7; 32]);
         let mut recorder = Box::new(AnswerRecorder { settings: Arc::new(settings), fingerprint, scope, head: None });
         recorder.see_head(&Response::new(()).into_parts().0);
         let buffer = Bytes::from(vec![1; 1 << 20]);
