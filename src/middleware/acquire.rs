@@ -19,11 +19,7 @@ use crate::{
     proto::LockRequest,
     rejection::{Rejection, retry_after::HoldEstimate},
     store::{Demand, Record},
-    telemetry::{
-        metrics::AcquireMetrics,
-        route::Route,
-        span::{Claim, LockSpan},
-    },
+    telemetry::{metrics::AcquireMetrics, route::Route, span::LockSpan},
 };
 
 /// A request for the lock of one key, or of several together.
@@ -31,9 +27,9 @@ pub(crate) struct LockCall<'a> {
     context: &'a RequestContext,
     route: &'a Route,
     keys: SortedKeys,
-    /// By a layer whose record answers the request. Another request with the key is in flight if
-    /// the key is busy.
-    claim: Option<Claim<'a>>,
+    /// The idempotency key of a request whose layer keeps its answer. Another request with this key
+    /// is in flight if the lock is busy.
+    claim: Option<&'a str>,
 }
 
 /// The result of a call that is not rejected.
@@ -48,8 +44,8 @@ impl<'a> LockCall<'a> {
         Ok(Self { context, route, keys: keys.into_sorted()?, claim: None })
     }
 
-    pub(crate) fn claim(context: &'a RequestContext, key: LockKey, claim: Claim<'a>) -> Self {
-        Self { context, route: context.known_route(), keys: smallvec![key], claim: Some(claim) }
+    pub(crate) fn claim(context: &'a RequestContext, key: LockKey, idempotency_key: &'a str) -> Self {
+        Self { context, route: context.known_route(), keys: smallvec![key], claim: Some(idempotency_key) }
     }
 
     fn policy(&self) -> &'a LockPolicy {
@@ -58,7 +54,7 @@ impl<'a> LockCall<'a> {
     }
 
     fn start_span(&self) -> LockSpan {
-        LockSpan::start(self.route, &self.keys, self.claim.as_ref(), self.policy().shows_key())
+        LockSpan::start(self.route, &self.keys, self.claim, self.policy().shows_key())
     }
 
     /// The rejection of a request that does not wait and would be rejected anyway: its body need

@@ -12,7 +12,6 @@ use crate::{
         Rejection,
         field_error::{FieldError, FieldLocation, FieldProblem},
     },
-    telemetry::span::Claim,
 };
 
 /// Key that a client sends with each attempt of one request.
@@ -36,8 +35,8 @@ impl IdempotencyKey {
         LockKey::replay(scope, &self.0)
     }
 
-    pub(crate) fn claim(&self) -> Claim<'_> {
-        Claim { idempotency_key: &self.0 }
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
     }
 
     /// Parses the value of a header: a string of RFC 9651, or the key itself, as many clients send

@@ -131,7 +131,7 @@ where
         };
     let LockedRequest { head, reservation, .. } = &mut request;
     let client = head.as_ref().and_then(|head| head.extensions.get());
-    let call = LockCall::claim(&context, key.clone(), idempotency_key.claim());
+    let call = LockCall::claim(&context, key.clone(), idempotency_key.as_str());
     let lock = match call.acquire(client, reservation.as_mut()).await {
         Ok(Acquired::Held(lock)) => lock,
         Ok(Acquired::Recorded(record, span)) => {
@@ -222,7 +222,7 @@ async fn keyed_request<K: KeySource, S>(
     if head.extensions.get().is_some_and(|outer: &Once| outer.is_running(&key)) {
         return Ok(None);
     }
-    if let Some(rejection) = LockCall::claim(context, key.clone(), idempotency_key.claim()).immediate_rejection() {
+    if let Some(rejection) = LockCall::claim(context, key.clone(), idempotency_key.as_str()).immediate_rejection() {
         return Err(rejection.into());
     }
     let values = values.extract_key(head, body).await?;

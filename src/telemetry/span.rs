@@ -31,12 +31,6 @@ pub(crate) struct LockSpan {
     started: Option<Instant>,
 }
 
-/// A request of a replay layer for its lock, whose key is a hash.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Claim<'a> {
-    pub(crate) idempotency_key: &'a str,
-}
-
 /// The part of a key source that rejected a request. It is named, so that the rejection is not
 /// attributed to the handler.
 #[derive(Default)]
@@ -49,7 +43,7 @@ pub(crate) struct InvalidKeyCause<'a> {
 }
 
 impl LockSpan {
-    pub(crate) fn start(route: &Route, keys: &[LockKey], claim: Option<&Claim<'_>>, shows_key: bool) -> Self {
+    pub(crate) fn start(route: &Route, keys: &[LockKey], idempotency_key: Option<&str>, shows_key: bool) -> Self {
         let span = open(route);
         if !span.is_disabled() {
             match keys {
@@ -59,7 +53,7 @@ impl LockSpan {
             if keys.len() > 1 {
                 span.record("keys", keys.len());
             }
-            if let Some(Claim { idempotency_key }) = claim.filter(|_| shows_key) {
+            if let Some(idempotency_key) = idempotency_key.filter(|_| shows_key) {
                 span.record("idempotency_key", idempotency_key);
             }
         }
