@@ -18,7 +18,7 @@ use deadpool_redis::redis::Value;
 use shuttle::{future::block_on, thread};
 use tokio::runtime::{Builder, Handle};
 
-use super::{ReaderTask, Socket, wire::Wire};
+use super::{ReaderTask, Socket, tests::wire::Wire};
 use crate::{
     store::remote::inline::poll_and_spawn,
     sync::{oneshot::Oneshot, schedules::check},

@@ -10,7 +10,7 @@ use std::{
 use deadpool_redis::redis::{Cmd, Value, cmd, parse_redis_value};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::frame::FrameLength;
+use super::super::frame::FrameLength;
 use crate::sync::Mutex;
 
 /// The bytes that the client can write before the server reads.
