@@ -92,17 +92,18 @@ pub enum Fault {
 }
 
 /// Fault injection for one operation of a [`TestStore`].
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct FaultPoint {
     calls: AtomicUsize,
     fault: Mutex<Fault>,
     latency: Mutex<Duration>,
+    /// Each paused call has a receiver.
     pause_at: watch::Sender<PauseAt>,
-    paused: AtomicUsize,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum PauseAt {
+    #[default]
     Never,
     /// Before the operation is executed.
     Before,
@@ -366,7 +367,7 @@ impl FaultPoint {
     /// Panics if no call is paused after 10,000 yields to the runtime.
     pub async fn wait_until_paused(&self) {
         for _ in 0..10_000 {
-            if self.paused.load(SeqCst) > 0 {
+            if self.pause_at.receiver_count() > 0 {
                 return;
             }
             tokio::task::yield_now().await;
@@ -375,31 +376,9 @@ impl FaultPoint {
     }
 
     async fn pause(&self, here: PauseAt) {
-        struct Paused<'a>(&'a AtomicUsize);
-        impl Drop for Paused<'_> {
-            fn drop(&mut self) {
-                self.0.fetch_sub(1, SeqCst);
-            }
-        }
-        let mut pause_at = self.pause_at.subscribe();
-        if *pause_at.borrow_and_update() != here {
-            return;
-        }
-        self.paused.fetch_add(1, SeqCst);
-        let _paused = Paused(&self.paused);
-        // The sender lives as long as the store.
-        let _ = pause_at.wait_for(|current| *current != here).await;
-    }
-}
-
-impl Default for FaultPoint {
-    fn default() -> Self {
-        Self {
-            calls: AtomicUsize::new(0),
-            fault: Mutex::default(),
-            latency: Mutex::default(),
-            pause_at: watch::Sender::new(PauseAt::Never),
-            paused: AtomicUsize::new(0),
+        if *self.pause_at.borrow() == here {
+            // The sender lives as long as the store.
+            let _ = self.pause_at.subscribe().wait_for(|current| *current != here).await;
         }
     }
 }
