@@ -48,9 +48,8 @@ pub enum StoreErrorKind {
 }
 
 /// Source of an error that the caller of the store makes.
-#[derive(Debug, thiserror::Error)]
-#[error("no reply and no error within the call timeout: is the store stopped, or are too many calls under way?")]
-struct NoReply;
+const NO_REPLY: &str =
+    "no reply and no error within the call timeout: is the store stopped, or are too many calls under way?";
 
 impl StoreErrorKind {
     /// Whether a retry may succeed.
@@ -69,7 +68,7 @@ impl StoreError {
     /// The error of an operation without a reply within the call timeout, as the caller of the
     /// store measures it.
     pub(crate) fn no_reply(operation: &'static str) -> Self {
-        Self::new("lock", operation, StoreErrorKind::Timeout).with_source(NoReply)
+        Self::new("lock", operation, StoreErrorKind::Timeout).with_source(NO_REPLY)
     }
 
     /// Sets the cause.

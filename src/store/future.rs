@@ -37,16 +37,14 @@ pub struct ReplySender<T> {
 struct Slot<T>(Mutex<SlotState<T>>);
 
 enum SlotState<T> {
-    Waiting(Receiver<T>),
+    /// Not sent, and not polled.
+    Empty,
+    /// A task waits for the reply.
+    Polled(Waker),
+    /// A caller waits for the reply, with the key and the number of the call.
+    Caller(Arc<dyn ReceiveReply<T>>, LockKey, u64),
     Sent(Result<T, StoreError>),
     Received,
-}
-
-enum Receiver<T> {
-    None,
-    Task(Waker),
-    /// With the key and the number of the call.
-    Caller(Arc<dyn ReceiveReply<T>>, LockKey, u64),
 }
 
 /// Receives the replies to calls, each with its key and its number. It is shared by all calls, so
@@ -73,7 +71,7 @@ impl<T> StoreFuture<T> {
     /// replies within its [`call_timeout`](super::LockStore::call_timeout) in any case: it sends
     /// [`StoreErrorKind::Timeout`], or drops the sender.
     pub fn channel(store: &'static str, operation: &'static str) -> (ReplySender<T>, Self) {
-        let slot = Arc::new(Slot(Mutex::new(SlotState::Waiting(Receiver::None))));
+        let slot = Arc::new(Slot(Mutex::new(SlotState::Empty)));
         (ReplySender { slot: Arc::clone(&slot), store, operation }, Self(State::Sent(slot)))
     }
 
@@ -98,7 +96,7 @@ impl<T> StoreFuture<T> {
                 drop(state);
                 caller.receive(key, number, reply);
             }
-            _ => *state = SlotState::Waiting(Receiver::Caller(caller, key.clone(), number)),
+            _ => *state = SlotState::Caller(caller, key.clone(), number),
         }
         Ok(())
     }
@@ -120,20 +118,18 @@ impl<T> Slot<T> {
     fn send(&self, reply: Result<T, StoreError>) {
         let mut state = self.0.lock();
         match std::mem::replace(&mut *state, SlotState::Received) {
-            SlotState::Waiting(Receiver::Caller(caller, key, number)) => {
+            SlotState::Caller(caller, key, number) => {
                 // Not under the mutex: the caller calls the store again.
                 drop(state);
                 caller.receive(&key, number, reply);
             }
-            SlotState::Waiting(receiver) => {
+            waiting => {
                 *state = SlotState::Sent(reply);
                 drop(state);
-                if let Receiver::Task(waker) = receiver {
+                if let SlotState::Polled(waker) = waiting {
                     waker.wake();
                 }
             }
-            // Sent before.
-            previous => *state = previous,
         }
     }
 
@@ -141,11 +137,11 @@ impl<T> Slot<T> {
         let mut state = self.0.lock();
         match std::mem::replace(&mut *state, SlotState::Received) {
             SlotState::Sent(reply) => Poll::Ready(reply),
-            SlotState::Waiting(_) => {
-                *state = SlotState::Waiting(Receiver::Task(cx.waker().clone()));
+            SlotState::Received => unreachable!("polled after completion"),
+            _ => {
+                *state = SlotState::Polled(cx.waker().clone());
                 Poll::Pending
             }
-            SlotState::Received => unreachable!("polled after completion"),
         }
     }
 }
@@ -160,7 +156,7 @@ impl<T> ReplySender<T> {
 
 impl<T> Drop for ReplySender<T> {
     fn drop(&mut self) {
-        let is_sent = !matches!(*self.slot.0.lock(), SlotState::Waiting(_));
+        let is_sent = matches!(*self.slot.0.lock(), SlotState::Sent(_) | SlotState::Received);
         if !is_sent {
             self.slot.send(Err(StoreError::new(self.store, self.operation, StoreErrorKind::Unavailable)));
         }

@@ -1,6 +1,6 @@
 //! The requests of one call, and their replies.
 
-use std::{ops::Deref, slice, vec};
+use std::{iter::Chain, ops::Deref, option, slice, vec};
 
 /// The requests of one call of a store, or their replies, in order. A single one needs no
 /// allocation.
@@ -12,16 +12,6 @@ enum Values<T> {
     /// The common case, which is moved often.
     One(T),
     Several(Vec<T>),
-}
-
-/// Iterator over the values of a [`Many`].
-#[derive(Debug)]
-pub struct IntoIter<T>(Iter<T>);
-
-#[derive(Debug)]
-enum Iter<T> {
-    One(Option<T>),
-    Several(vec::IntoIter<T>),
 }
 
 impl<T> Many<T> {
@@ -89,32 +79,13 @@ impl<T> Deref for Many<T> {
 
 impl<T> IntoIterator for Many<T> {
     type Item = T;
-    type IntoIter = IntoIter<T>;
+    type IntoIter = Chain<option::IntoIter<T>, vec::IntoIter<T>>;
 
-    fn into_iter(self) -> IntoIter<T> {
-        IntoIter(match self.0 {
-            Values::One(value) => Iter::One(Some(value)),
-            Values::Several(values) => Iter::Several(values.into_iter()),
-        })
+    fn into_iter(self) -> Self::IntoIter {
+        let (one, several) = match self.0 {
+            Values::One(value) => (Some(value), Vec::new()),
+            Values::Several(values) => (None, values),
+        };
+        one.into_iter().chain(several)
     }
 }
-
-impl<T> Iterator for IntoIter<T> {
-    type Item = T;
-
-    fn next(&mut self) -> Option<T> {
-        match &mut self.0 {
-            Iter::One(value) => value.take(),
-            Iter::Several(values) => values.next(),
-        }
-    }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        match &self.0 {
-            Iter::One(value) => value.iter().size_hint(),
-            Iter::Several(values) => values.size_hint(),
-        }
-    }
-}
-
-impl<T> ExactSizeIterator for IntoIter<T> {}

@@ -273,7 +273,7 @@ impl Keys {
 impl Keys {
     /// Grants a key that has no state.
     fn insert(&mut self, cx: &OpContext<'_>, key: LockKey, id: AcquisitionId, lease: Duration) -> u64 {
-        let mut state = KeyState::free(cx.now);
+        let mut state = KeyState { grant: None, expires_at: cx.now, revoked: None, queue: None };
         let fence = state.grant(cx, &mut self.last_fence, id, lease);
         self.by_key.insert(key, state);
         fence
@@ -320,19 +320,12 @@ impl Keys {
 
 impl Grant {
     fn holder(&self) -> Holder {
-        let holder = Holder::new(self.id.clone(), self.fence);
-        match UNIX_EPOCH.checked_add(Duration::from_micros(self.wall_clock_us)) {
-            Some(since) => holder.since(since),
-            None => holder,
-        }
+        let since = UNIX_EPOCH.checked_add(Duration::from_micros(self.wall_clock_us));
+        Holder { since, ..Holder::new(self.id.clone(), self.fence) }
     }
 }
 
 impl KeyState {
-    fn free(now: BootInstant) -> Self {
-        Self { grant: None, expires_at: now, revoked: None, queue: None }
-    }
-
     fn is_free(&self, now: BootInstant) -> bool {
         self.expires_at <= now
     }
@@ -369,14 +362,15 @@ impl KeyState {
         }
     }
 
-    /// Grants the key, and returns the fence.
+    /// Grants the key. Returns the fence, which is larger than each one before it, and at least the
+    /// clock.
     fn grant(&mut self, cx: &OpContext<'_>, last_fence: &mut u64, id: AcquisitionId, lease: Duration) -> u64 {
         self.dequeue(&id);
         let wall_clock_us = (cx.wall_clock_us)();
-        let fence = next_fence(last_fence, wall_clock_us);
-        self.grant = Some(Grant { id, fence, wall_clock_us });
+        *last_fence = wall_clock_us.max(last_fence.saturating_add(1));
+        self.grant = Some(Grant { id, fence: *last_fence, wall_clock_us });
         self.expires_at = cx.now.saturating_add(lease);
-        fence
+        *last_fence
     }
 
     /// Offers the free key to the first live waiter. `false`: there is none, or it is `requester`,
@@ -444,12 +438,6 @@ impl Queue {
 fn not_holder(cx: &OpContext<'_>, request: &ReleaseRequest) -> ReleaseReply {
     let recorded_before = request.record.is_some() && cx.records.lock().is_of(&request.key, &request.id, cx.now);
     if recorded_before { ReleaseReply::RecordedBefore } else { ReleaseReply::NotHolder }
-}
-
-/// The next fence: larger than each one before it, and at least the clock.
-fn next_fence(last: &mut u64, wall_clock_us: u64) -> u64 {
-    *last = wall_clock_us.max(last.saturating_add(1));
-    *last
 }
 
 #[cfg(test)]

@@ -58,12 +58,8 @@ pub struct MemoryStore {
 }
 
 /// Reason of a refused acquire.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "the records of this `MemoryStore` use nine tenths of its bounds; keys with a record keep it, and new ones are \
-     refused until records expire: shorten `keep_for`, or use Redis"
-)]
-struct TooManyRecords;
+const TOO_MANY_RECORDS: &str = "the records of this `MemoryStore` use nine tenths of its bounds; keys with a record keep \
+     it, and new ones are refused until records expire: shorten `keep_for`, or use Redis";
 
 impl MemoryStore {
     /// Creates an empty store.
@@ -99,30 +95,24 @@ impl MemoryStore {
         keys: &Mutex<Keys>,
         operation: impl FnOnce(&mut Keys, &mut OpContext<'_>) -> T,
     ) -> StoreFuture<T> {
-        let mut events = Vec::new();
-        let reply = self.change(keys, &mut events, operation);
-        if !events.is_empty() {
-            self.send_events(events);
-        }
-        StoreFuture::ready(Ok(reply))
+        StoreFuture::ready(Ok(self.change(keys, operation)))
     }
 
-    fn change<T>(
-        &self,
-        keys: &Mutex<Keys>,
-        events: &mut Vec<StoreEvent>,
-        operation: impl FnOnce(&mut Keys, &mut OpContext<'_>) -> T,
-    ) -> T {
+    fn change<T>(&self, keys: &Mutex<Keys>, operation: impl FnOnce(&mut Keys, &mut OpContext<'_>) -> T) -> T {
+        let mut events = Vec::new();
         let is_alive = |id: &AcquisitionId| self.is_alive(id);
-        let mut keys = keys.lock();
+        let mut locked = keys.lock();
         let mut cx = OpContext {
             now: self.clock.now(),
             wall_clock_us: &wall_clock_us,
             is_alive: &is_alive,
             records: &self.records,
-            events,
+            events: &mut events,
         };
-        operation(&mut keys, &mut cx)
+        let reply = operation(&mut locked, &mut cx);
+        drop(locked);
+        self.send_events(events);
+        reply
     }
 
     /// Whether the process of an acquisition has an open sink. Runs no code of others.
@@ -176,7 +166,7 @@ impl LockStore for MemoryStore {
         requests.map(|request: AcquireRequest| {
             if request.demand.takes_record() && self.records.lock().are_full_for(&request.key, self.clock.now()) {
                 let error = StoreError::new("memory", "acquire", StoreErrorKind::Refused);
-                return StoreFuture::ready(Err(error.with_source(TooManyRecords)));
+                return StoreFuture::ready(Err(error.with_source(TOO_MANY_RECORDS)));
             }
             self.execute(self.keys.of(&request.key), |keys, cx| keys.acquire(cx, request))
         })
@@ -211,12 +201,11 @@ impl LockStore for MemoryStore {
     }
 
     fn list(&self, request: ListRequest) -> StoreFuture<ListReply> {
-        let ListRequest { limit, after, contended_only } = request;
-        match after.map(|cursor| list::parse_cursor(&cursor)) {
-            Some(None) => StoreFuture::ready(Err(StoreError::new("memory", "list", StoreErrorKind::Unsupported))),
-            Some(Some(after)) => StoreFuture::ready(Ok(self.list_after(limit, Some(&after), contended_only))),
-            None => StoreFuture::ready(Ok(self.list_after(limit, None, contended_only))),
+        let after = request.after.as_ref().map(list::parse_cursor);
+        if after == Some(None) {
+            return StoreFuture::ready(Err(StoreError::new("memory", "list", StoreErrorKind::Unsupported)));
         }
+        StoreFuture::ready(Ok(self.list_after(request.limit, after.flatten().as_ref(), request.contended_only)))
     }
 
     fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
@@ -243,14 +232,11 @@ impl LockStore for MemoryStore {
 impl FreeKeys for MemoryStore {
     fn acquire(&self, key: &LockKey, id: &AcquisitionId, lease: Duration) -> Option<u64> {
         // Neither operation makes an offer, which would be an event.
-        let mut events = Vec::new();
-        let keys = self.keys.of(key);
-        self.change(keys, &mut events, |keys, cx| keys.acquire_free(cx, key, id, lease))
+        self.change(self.keys.of(key), |keys, cx| keys.acquire_free(cx, key, id, lease))
     }
 
     fn release(&self, key: &LockKey, id: &AcquisitionId) -> bool {
-        let mut keys = self.keys.of(key).lock();
-        keys.release_free(self.clock.now(), key, id)
+        self.keys.of(key).lock().release_free(self.clock.now(), key, id)
     }
 }
 

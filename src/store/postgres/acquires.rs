@@ -49,7 +49,8 @@ impl Shared {
         has_messages: bool,
     ) -> Result<Vec<Result<AcquireReply, CallError>>, CallError> {
         let Some(AcquireRequest { queue, demand, .. }) = requests.first() else { return Ok(Vec::new()) };
-        let keys = requests.iter().map(|request| name(&request.key)).collect::<Result<Vec<_>, _>>()?;
+        let keys = requests.iter().map(|request| name(&request.key)).collect::<Option<Vec<_>>>();
+        let keys = keys.ok_or(CallError::InvalidKey)?;
         let ids: Vec<_> = requests.iter().map(|request| request.id.to_string()).collect();
         let leases: Vec<_> = requests.iter().map(|request| millis(request.lease)).collect();
         let waits: Vec<_> = requests.iter().map(|request| request.if_busy == IfBusy::Enqueue).collect();

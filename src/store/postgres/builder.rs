@@ -9,7 +9,6 @@ use super::{
     self_test::self_test, server::Server, shared::Shared, store::PostgresStore, tls::tls,
 };
 use crate::{
-    background::Background,
     limits::{POSTGRES_CONNECTIONS, POSTGRES_CONNECTIONS_MAX, POSTGRES_CONNECTIONS_MIN, POSTGRES_SCHEMA},
     store::remote::{
         settings::{RETRY_INTERVAL, Timeouts, same},
@@ -179,7 +178,7 @@ impl PostgresStoreBuilder {
         };
         let calls = connector(address)?;
         let events = events.map(connector).transpose()?;
-        let server = Server::new(&calls, schema, timeouts, connections, Background::default());
+        let server = Server::new(&calls, schema, timeouts, connections);
         let deadline = Instant::now() + timeouts.connect;
         let arrives = loop {
             match self_test(&server, migrate, events.as_deref().unwrap_or(&calls), events.is_some()).await {
@@ -202,7 +201,7 @@ impl PostgresStoreBuilder {
 
 fn schema(name: Option<&str>) -> Result<Schema, PostgresConnectError> {
     let name = name.unwrap_or(POSTGRES_SCHEMA);
-    Schema::new(name).map_err(|_| PostgresConnectError::InvalidSchema(name.to_owned()))
+    Schema::new(name).ok_or_else(|| PostgresConnectError::InvalidSchema(name.to_owned()))
 }
 
 impl PostgresStore {

@@ -13,7 +13,7 @@ use tokio_postgres::{Client, Config, Connection, Row, Socket, error::SqlState, t
 
 use super::{address::Address, error::CallError, tls::Tls};
 use crate::store::remote::{
-    link::{Connect, Link},
+    link::{Connect, Link, LinkError},
     settings::Timeouts,
 };
 
@@ -85,7 +85,7 @@ impl Connect for Connector {
     }
 
     fn failed(&self, error: Option<CallError>, _: Option<&Arc<str>>) -> CallError {
-        error.unwrap_or(CallError::ConnectTimeout)
+        error.unwrap_or(LinkError::ConnectTimeout.into())
     }
 }
 

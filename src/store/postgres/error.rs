@@ -1,10 +1,10 @@
 //! Errors of a call and of connecting, with hints for operators.
 
-use std::{error::Error, fmt, sync::Arc, time::Duration};
+use std::{error::Error, fmt, time::Duration};
 
 use tokio_postgres::error::SqlState;
 
-use super::schema::{FUNCTIONS, InvalidName, VERSION};
+use super::schema::{FUNCTIONS, VERSION};
 use crate::{
     limits::{POSTGRES_CONNECTIONS_MAX, POSTGRES_CONNECTIONS_MIN},
     store::{
@@ -161,15 +161,8 @@ pub(super) enum CallError {
     /// The connection broke before the call was sent.
     #[error("the connection is closed")]
     Closed,
-    /// No connection before the deadline.
-    #[error("timed out connecting")]
-    ConnectTimeout,
-    /// The connect failed; its error is shared by all callers that waited for it.
-    #[error("{0}")]
-    ConnectFailed(Arc<Self>),
-    /// No reply before the deadline.
-    #[error("timed out waiting for a reply")]
-    NoReply,
+    #[error(transparent)]
+    Link(#[from] LinkError<Self>),
     /// The call reached the server after it had expired, and did nothing.
     #[error("the call reached the server too late and was not executed")]
     Expired,
@@ -228,7 +221,7 @@ impl CallError {
     pub(super) fn code(&self) -> Option<&SqlState> {
         match self {
             Self::Server(error) => error.code(),
-            Self::ConnectFailed(error) => error.code(),
+            Self::Link(LinkError::ConnectFailed(error)) => error.code(),
             _ => None,
         }
     }
@@ -236,7 +229,7 @@ impl CallError {
     fn classify(&self) -> (StoreErrorKind, &'static str) {
         use StoreErrorKind::{InvalidKey, Protocol, Timeout, Unavailable};
         match self {
-            Self::ConnectFailed(error) => error.classify(),
+            Self::Link(LinkError::ConnectFailed(error)) => error.classify(),
             Self::Server(error) => match error.code() {
                 Some(code) => classify_code(code),
                 None if error.to_string().contains("TLS") => {
@@ -245,9 +238,9 @@ impl CallError {
                 }
                 None => (Unavailable, "is the server up, and the address correct?"),
             },
-            Self::ConnectTimeout => (Unavailable, "is the server up, and the address correct?"),
+            Self::Link(LinkError::ConnectTimeout) => (Unavailable, "is the server up, and the address correct?"),
             Self::Closed | Self::NotListening => (Unavailable, ""),
-            Self::NoReply => (Timeout, "is the server overloaded, or is its disk slow?"),
+            Self::Link(LinkError::NoReply) => (Timeout, "is the server overloaded, or is its disk slow?"),
             Self::Expired => (Timeout, ""),
             Self::ReadOnly => (StoreErrorKind::Failover, READ_ONLY),
             Self::InvalidKey => (InvalidKey, ""),
@@ -290,22 +283,6 @@ fn is_of_wait(code: &SqlState) -> bool {
 /// Whether the database cannot have the text of a key.
 fn is_of_text(code: &SqlState) -> bool {
     ["22021", "22P05"].contains(&code.code())
-}
-
-impl From<InvalidName> for CallError {
-    fn from(InvalidName: InvalidName) -> Self {
-        Self::InvalidKey
-    }
-}
-
-impl From<LinkError<Self>> for CallError {
-    fn from(error: LinkError<Self>) -> Self {
-        match error {
-            LinkError::ConnectTimeout => Self::ConnectTimeout,
-            LinkError::ConnectFailed(error) => Self::ConnectFailed(error),
-            LinkError::NoReply => Self::NoReply,
-        }
-    }
 }
 
 impl From<InvalidSetting> for PostgresConnectError {

@@ -38,7 +38,8 @@ impl Shared {
     /// One statement for all requests.
     async fn release_together(&self, requests: &[ReleaseRequest]) -> Result<Vec<ReleaseReply>, CallError> {
         let Some(ReleaseRequest { queue, record, .. }) = requests.first() else { return Ok(Vec::new()) };
-        let keys = requests.iter().map(|request| name(&request.key)).collect::<Result<Vec<_>, _>>()?;
+        let keys = requests.iter().map(|request| name(&request.key)).collect::<Option<Vec<_>>>();
+        let keys = keys.ok_or(CallError::InvalidKey)?;
         let ids: Vec<_> = requests.iter().map(|request| request.id.to_string()).collect();
         let blocks: Vec<_> = requests.iter().map(|request| millis(request.block_for)).collect();
         let offer = millis(queue.offer_ttl);

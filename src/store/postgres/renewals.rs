@@ -29,11 +29,8 @@ impl Shared {
     /// One statement for all requests.
     async fn renew_together(&self, requests: &[RenewRequest]) -> Result<Vec<RenewReply>, CallError> {
         // The database cannot have the others: they hold nothing.
-        let named: Vec<_> = requests
-            .iter()
-            .enumerate()
-            .filter_map(|(index, request)| Some((index, name(&request.key).ok()?)))
-            .collect();
+        let named: Vec<_> =
+            requests.iter().enumerate().filter_map(|(index, request)| Some((index, name(&request.key)?))).collect();
         let mut replies = vec![RenewReply::NotHolder; requests.len()];
         if named.is_empty() {
             return Ok(replies);

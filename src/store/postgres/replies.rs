@@ -81,11 +81,8 @@ pub(super) fn status(row: &Row) -> Result<KeyStatus, CallError> {
     let holder = match column::<Option<&str>>(row, 1)? {
         None => None,
         Some(id) => {
-            let holder = Holder::new(AcquisitionId::from_text(id), fence(column(row, 2)?)?);
-            Some(match UNIX_EPOCH.checked_add(micros(column(row, 3)?)) {
-                Some(since) => holder.since(since),
-                None => holder,
-            })
+            let since = UNIX_EPOCH.checked_add(micros(column(row, 3)?));
+            Some(Holder { since, ..Holder::new(AcquisitionId::from_text(id), fence(column(row, 2)?)?) })
         }
     };
     let record_left: Option<i64> = column(row, 6)?;

@@ -44,10 +44,6 @@ const PARTS: [(&str, &str); 7] = [
     ("{version}", VERSION),
 ];
 
-/// The database cannot have this name.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct InvalidName;
-
 /// A schema, whose name is a part of statements.
 #[derive(Clone, Debug)]
 pub(super) struct Schema {
@@ -55,14 +51,15 @@ pub(super) struct Schema {
 }
 
 impl Schema {
-    /// The name has no character with a meaning in a statement.
-    pub(super) fn new(name: &str) -> Result<Self, InvalidName> {
+    /// The name has no character with a meaning in a statement. `None`: it has one, or the database
+    /// cannot have this name.
+    pub(super) fn new(name: &str) -> Option<Self> {
         let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
         let is_name = name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_')
             && name.chars().all(is_plain)
             && name.len() <= MAX_POSTGRES_SCHEMA_BYTES
             && !name.starts_with("pg_");
-        if is_name { Ok(Self { name: name.to_owned() }) } else { Err(InvalidName) }
+        is_name.then(|| Self { name: name.to_owned() })
     }
 
     /// The statement that calls a function with this many arguments.
@@ -79,12 +76,10 @@ impl Schema {
 }
 
 /// The name of a key in the tables. No composed key has a `*`, so that a raw key with the same text
-/// has another name.
-pub(super) fn name(key: &LockKey) -> Result<Cow<'_, str>, InvalidName> {
-    if key.as_str().contains('\0') {
-        return Err(InvalidName);
-    }
-    Ok(if key.is_raw() { format!("*{}", key.as_str()).into() } else { key.as_str().into() })
+/// has another name. `None`: the database has no text with NUL.
+pub(super) fn name(key: &LockKey) -> Option<Cow<'_, str>> {
+    let name = if key.is_raw() { format!("*{}", key.as_str()).into() } else { Cow::from(key.as_str()) };
+    (!name.contains('\0')).then_some(name)
 }
 
 /// The key with this name.
@@ -103,11 +98,11 @@ mod tests {
     #[test]
     fn name_of_a_schema_has_no_character_with_a_meaning() {
         for name in [POSTGRES_SCHEMA, "shop", "_1", "user"] {
-            assert!(Schema::new(name).is_ok(), "{name}");
+            assert!(Schema::new(name).is_some(), "{name}");
         }
         let long = "a".repeat(MAX_POSTGRES_SCHEMA_BYTES + 1);
         for name in ["", "1a", "Shop", "a.b", "a\"b", "a b", "a'", "é", "pg_temp", &long] {
-            assert!(Schema::new(name).is_err(), "{name}");
+            assert!(Schema::new(name).is_none(), "{name}");
         }
     }
 
@@ -133,6 +128,6 @@ mod tests {
         assert_ne!(name(&raw).expect("valid"), name(&composed).expect("valid"));
         let odd = LockKey::from(("*a", "b*"));
         assert_eq!(key(&name(&odd).expect("valid")), odd, "it is escaped");
-        assert!(name(&LockKey::raw("a\0b").expect("a name")).is_err(), "the database has no such text");
+        assert!(name(&LockKey::raw("a\0b").expect("a name")).is_none(), "the database has no such text");
     }
 }

@@ -17,7 +17,10 @@ use super::{
     schema::{FUNCTIONS, VERSION},
     server::Server,
 };
-use crate::{process, store::remote::settings};
+use crate::{
+    process,
+    store::remote::{link::LinkError, settings},
+};
 
 pub(super) type SelfTestError = settings::SelfTestError<PostgresConnectError>;
 
@@ -84,7 +87,7 @@ pub(super) async fn self_test(
 
 /// Returns the user and the database.
 async fn check_server(server: &Server) -> Result<(String, String), SelfTestError> {
-    let failed = |error| server.test_failed(error);
+    let failed = |error| test_failed(&server.address, error);
     let deadline = server.timeouts.call_deadline();
     let rows = query(&server.release_conn, SERVER, &[], deadline).await.map_err(failed)?;
     let row = only(&rows).map_err(failed)?;
@@ -119,7 +122,7 @@ async fn check_server(server: &Server) -> Result<(String, String), SelfTestError
 /// Whether the tables are there, of this version and with all rights. Returns the number of the
 /// functions.
 async fn check_tables(server: &Server, user: &str) -> Result<Option<u32>, SelfTestError> {
-    let failed = |error| server.test_failed(error);
+    let failed = |error| test_failed(&server.address, error);
     let (address, schema) = (|| server.address.clone(), || server.schema.name.clone());
     let deadline = server.timeouts.call_deadline();
     let rows = query(&server.release_conn, TABLES, &[(&server.schema.name, Type::TEXT)], deadline).await;
@@ -153,7 +156,7 @@ async fn execute_migration(
     missing: PostgresConnectError,
 ) -> Result<(), SelfTestError> {
     let call = server.release_conn.ready().await;
-    call.map_err(|error| server.test_failed(error.into()))?;
+    call.map_err(|error| test_failed(&server.address, error.into()))?;
     let deadline = Instant::now() + server.timeouts.connect;
     match query(&server.release_conn, &server.schema.migration(), &[], deadline).await {
         Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
@@ -163,9 +166,9 @@ async fn execute_migration(
         }
         // "Tuple concurrently updated": another session has changed the rights of a function.
         Err(error) if error.code() == Some(&SqlState::INTERNAL_ERROR) => {
-            Err(SelfTestError { is_transient: true, ..server.test_failed(error) })
+            Err(SelfTestError { is_transient: true, ..test_failed(&server.address, error) })
         }
-        made => made.map(drop).map_err(|error| server.test_failed(error)),
+        made => made.map(drop).map_err(|error| test_failed(&server.address, error)),
     }
 }
 
@@ -183,11 +186,11 @@ async fn message_arrives(server: &Server, events: &Connector) -> Result<bool, Se
         })
     };
     let opened = timeout(server.timeouts.connect, PgListener::open(events, on_message)).await;
-    let listener = opened.unwrap_or(Err(CallError::ConnectTimeout)).map_err(failed)?;
+    let listener = opened.unwrap_or(Err(LinkError::ConnectTimeout.into())).map_err(failed)?;
     let channels = [channel];
     let execute = async |command| {
         let executed = timeout(server.timeouts.call, listener.execute(command, &channels)).await;
-        executed.unwrap_or(Err(CallError::NoReply)).map_err(failed)
+        executed.unwrap_or(Err(LinkError::NoReply.into())).map_err(failed)
     };
     execute("LISTEN").await?;
     let deadline = server.timeouts.call_deadline();
@@ -195,7 +198,7 @@ async fn message_arrives(server: &Server, events: &Connector) -> Result<bool, Se
     let notified =
         query(&server.synced_conns.take(), "SELECT pg_catalog.pg_notify($1, '')", &[(&text, Type::TEXT)], deadline)
             .await;
-    notified.map_err(|error| server.test_failed(error))?;
+    notified.map_err(|error| test_failed(&server.address, error))?;
     let arrives = timeout(server.timeouts.call, received.notified()).await.is_ok();
     // Before the message counts as lost: the connection may have broken, and a retry has another.
     // The session of a pooler goes on without the channel.
@@ -207,10 +210,4 @@ fn test_failed(address: &str, error: CallError) -> SelfTestError {
     let is_transient = error.is_transient();
     let (address, source) = (address.to_owned(), error.with_hint(address));
     SelfTestError { error: PostgresConnectError::Unreachable { address, source }, is_transient }
-}
-
-impl Server {
-    fn test_failed(&self, error: CallError) -> SelfTestError {
-        test_failed(&self.address, error)
-    }
 }

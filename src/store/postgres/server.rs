@@ -34,18 +34,13 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub(super) fn new(
-        connector: &Arc<Connector>,
-        schema: Schema,
-        timeouts: Timeouts,
-        connections: usize,
-        background: Background,
-    ) -> Self {
+    pub(super) fn new(connector: &Arc<Connector>, schema: Schema, timeouts: Timeouts, connections: usize) -> Self {
         let (address, recovered) = (connector.address.clone(), Arc::<Notify>::default());
         let connection = || Calls::new(Arc::clone(connector), timeouts.connect, Arc::clone(&recovered));
         // The other two are for releases and for messages.
         let synced_conns = Connections::new((2..connections).map(|_| connection()));
         let release_conn = connection();
+        let background = Background::default();
         Self { address, schema, timeouts, background, synced_conns, release_conn, recovered }
     }
 

@@ -85,7 +85,7 @@ impl Sender for Shared {
     }
 
     fn check(&self, operation: &'static str, key: &LockKey, _: bool) -> Result<(), StoreError> {
-        name(key).map(drop).map_err(|error| self.server.store_error(operation, error.into()))
+        name(key).map(drop).ok_or_else(|| self.server.store_error(operation, CallError::InvalidKey))
     }
 }
 

@@ -107,7 +107,7 @@ impl LockStore for PostgresStore {
         self.call("yield", move |shared| async move {
             let has_messages = shared.messages.wait_subscribed(request.next_id.manager()).await;
             let YieldRequest { key, id, fence, next_id, lease, queue, valid_for, demand } = &request;
-            let (name, id, next_id) = (name(key)?, id.to_string(), next_id.to_string());
+            let (name, id, next_id) = (name(key).ok_or(CallError::InvalidKey)?, id.to_string(), next_id.to_string());
             let fence = i64::try_from(*fence).unwrap_or(i64::MAX);
             let (lease, offer, entry) = (millis(*lease), millis(queue.offer_ttl), millis(queue.entry_ttl));
             let capacity = i64::try_from(queue.capacity).unwrap_or(i64::MAX);
@@ -130,7 +130,7 @@ impl LockStore for PostgresStore {
 
     fn delete_record(&self, key: LockKey) -> StoreFuture<DeleteRecordReply> {
         self.call("delete-record", move |shared| async move {
-            let (server, name) = (&shared.server, name(&key)?);
+            let (server, name) = (&shared.server, name(&key).ok_or(CallError::InvalidKey)?);
             let rows = server.call_retry(&server.release_conn, "delete_record", &[(&name, Type::TEXT)]).await?;
             Ok(match column(only(&rows)?, 0)? {
                 "deleted" => DeleteRecordReply::Deleted,
@@ -143,7 +143,7 @@ impl LockStore for PostgresStore {
 
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
         self.call("inspect", move |shared| async move {
-            let (server, name) = (&shared.server, name(&key)?);
+            let (server, name) = (&shared.server, name(&key).ok_or(CallError::InvalidKey)?);
             let rows = server.call_retry(&server.release_conn, "inspect", &[(&name, Type::TEXT)]).await?;
             status(only(&rows)?)
         })
@@ -178,7 +178,7 @@ impl LockStore for PostgresStore {
 
     fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
         self.call("force-release", move |shared| async move {
-            let (name, block) = (name(&request.key)?, millis(request.block_for));
+            let (name, block) = (name(&request.key).ok_or(CallError::InvalidKey)?, millis(request.block_for));
             let offer = millis(request.queue.offer_ttl);
             let parameters: [Parameter<'_>; 3] = [(&name, Type::TEXT), (&block, Type::INT8), (&offer, Type::INT8)];
             // Not repeated: the next holder may have the key by then.

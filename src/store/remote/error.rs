@@ -1,27 +1,14 @@
 //! The text of an error: its server, its causes, and a hint for the operator.
 
-use std::{error::Error, fmt};
+use std::{error::Error, fmt::Display};
 
-/// An error of a call. Its text contains the causes, so that it has no source.
-#[derive(Debug, thiserror::Error)]
-#[error("{server}{error}{hint}")]
-struct WithHint<E> {
-    server: String,
-    // Not named `source`: that would repeat the causes.
-    error: E,
-    hint: String,
-}
-
-/// Adds a hint, which may be empty. `server`: the name of the server before the error, unless the
-/// text around it has the name.
-pub(crate) fn with_hint(
-    server: Option<&dyn fmt::Display>,
-    error: impl fmt::Debug + fmt::Display + Send + Sync + 'static,
-    hint: &str,
-) -> Box<dyn Error + Send + Sync> {
+/// The error of a call, whose text contains its causes, so that the result has no source. Adds a
+/// hint, which may be empty. `server`: the name of the server before the error, unless the text
+/// around it has the name.
+pub(crate) fn with_hint(server: Option<&dyn Display>, error: impl Display, hint: &str) -> Box<dyn Error + Send + Sync> {
     let server = server.map_or_else(String::new, |server| format!("{server}: "));
     let hint = if hint.is_empty() { String::new() } else { format!(" ({hint})") };
-    Box::new(WithHint { server, error, hint })
+    format!("{server}{error}{hint}").into()
 }
 
 /// An error and its causes on one line, without control characters: a server may have chosen the

@@ -50,16 +50,6 @@ pub(crate) enum Change {
     Lost,
 }
 
-/// The time before the next session.
-#[derive(Debug)]
-pub(crate) struct Backoff(Duration);
-
-impl Default for Backoff {
-    fn default() -> Self {
-        Self(RETRY_MIN)
-    }
-}
-
 impl Inbox {
     /// How long a waiter waits for its subscription before it enqueues: without one it counts as
     /// dead and loses its queue entry. It usually takes one round trip. If it takes longer, polls
@@ -133,21 +123,16 @@ impl Inbox {
         sinks.iter().for_each(|sink| sink.send(event.clone()));
     }
 
-    /// Waits before the next session: longer after each one that has not worked. `recovered` ends
-    /// the wait.
-    pub(crate) async fn pause(&self, backoff: &mut Backoff, has_worked: bool, recovered: &Notify) {
-        if has_worked {
-            backoff.0 = RETRY_MIN;
-        }
+    /// Waits before the next session. `recovered` ends the wait. Returns the delay after that
+    /// session, if it has not worked: a longer one.
+    pub(crate) async fn pause(&self, delay: Duration, recovered: &Notify) -> Duration {
         self.disconnected_since.lock().get_or_insert_with(Instant::now);
         // The server may have been restarted or replaced.
         self.doubt();
-        // With jitter: instances that were disconnected together do not reconnect together.
-        let delay = sleep(backoff.0.mul_f64(0.5 + fastrand::f64()));
-        backoff.0 = (2 * backoff.0).min(RETRY_MAX);
         tokio::select! {
-            () = delay => {}
-            () = recovered.notified() => backoff.0 = RETRY_MIN,
+            // With jitter: instances that were disconnected together do not reconnect together.
+            () = sleep(delay.mul_f64(0.5 + fastrand::f64())) => (2 * delay).min(RETRY_MAX),
+            () = recovered.notified() => RETRY_MIN,
         }
     }
 

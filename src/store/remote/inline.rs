@@ -21,49 +21,39 @@ struct Unstarted {
     state: Mutex<State>,
 }
 
-enum State {
-    /// In its first poll.
-    Polled {
-        is_woken: bool,
-    },
-    Waiting(Boxed),
-    /// It has ended, or is a task.
-    Gone,
+#[derive(Default)]
+struct State {
+    is_woken: bool,
+    /// From the end of the first poll until it is woken.
+    waiting: Option<Boxed>,
 }
 
 /// Polls a future once. The rest runs in a task of this runtime. If the runtime has stopped, the
 /// future is dropped.
 pub(crate) fn poll_and_spawn(future: impl Future<Output = ()> + Send + 'static, runtime: &Handle) {
     let mut future: Boxed = Box::pin(future);
-    let unstarted =
-        Arc::new(Unstarted { runtime: runtime.clone(), state: Mutex::new(State::Polled { is_woken: false }) });
+    let unstarted = Arc::new(Unstarted { runtime: runtime.clone(), state: Mutex::default() });
     let waker = Waker::from(Arc::clone(&unstarted));
-    let is_ready = future.as_mut().poll(&mut Context::from_waker(&waker)).is_ready();
+    if future.as_mut().poll(&mut Context::from_waker(&waker)).is_ready() {
+        return;
+    }
     let mut state = unstarted.state.lock();
-    let (next, spawned) = match *state {
-        _ if is_ready => (State::Gone, None),
-        State::Polled { is_woken: true } => (State::Gone, Some(future)),
-        _ => (State::Waiting(future), None),
-    };
-    *state = next;
-    drop(state);
-    if let Some(future) = spawned {
+    if state.is_woken {
+        // Not under the mutex: a runtime that has stopped drops the future, which may wake it.
+        drop(state);
         runtime.spawn(future);
+    } else {
+        state.waiting = Some(future);
     }
 }
 
 impl Wake for Unstarted {
     fn wake(self: Arc<Self>) {
         let mut state = self.state.lock();
-        let woken = match &mut *state {
-            State::Polled { is_woken } => {
-                *is_woken = true;
-                return;
-            }
-            State::Waiting(_) | State::Gone => std::mem::replace(&mut *state, State::Gone),
-        };
+        state.is_woken = true;
+        let woken = state.waiting.take();
         drop(state);
-        if let State::Waiting(future) = woken {
+        if let Some(future) = woken {
             self.runtime.spawn(future);
         }
     }

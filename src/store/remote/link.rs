@@ -49,13 +49,16 @@ pub(crate) struct Link<C: Connect> {
 }
 
 /// Why a call has no reply.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum LinkError<E> {
     /// No connection before the deadline.
+    #[error("timed out connecting")]
     ConnectTimeout,
     /// The connect failed. All callers that waited for it share the error.
+    #[error("{0}")]
     ConnectFailed(Arc<E>),
     /// No reply before the deadline.
+    #[error("timed out waiting for a reply")]
     NoReply,
 }
 
@@ -166,16 +169,13 @@ impl<C: Connect> Link<C> {
     async fn connected(&self, deadline: Instant) -> Result<(Arc<State<C>>, C::Connection), LinkError<C::Error>> {
         let state = self.connect_or_join();
         let mut result = state.result.clone();
-        let result = match timeout_at(deadline, result.wait_for(Option::is_some)).await {
-            Ok(Ok(result)) => match &*result {
-                Some(Ok(connection)) => Ok(connection.clone()),
-                Some(Err(failure)) => Err(LinkError::ConnectFailed(Arc::clone(&failure.error))),
-                None => Err(LinkError::ConnectTimeout),
-            },
+        let connected = timeout_at(deadline, result.wait_for(Option::is_some)).await;
+        match connected.ok().and_then(Result::ok).as_deref() {
+            Some(Some(Ok(connection))) => Ok((state, connection.clone())),
+            Some(Some(Err(failure))) => Err(LinkError::ConnectFailed(Arc::clone(&failure.error))),
             // The deadline has passed, or the runtime of the connecting task has ended.
-            Ok(Err(_)) | Err(_) => Err(LinkError::ConnectTimeout),
-        };
-        Ok((state, result?))
+            Some(None) | None => Err(LinkError::ConnectTimeout),
+        }
     }
 
     /// The current connection, complete or not. Starts one if there is none.

@@ -14,8 +14,11 @@ use tokio::{
     time::{MissedTickBehavior, interval, timeout},
 };
 
-use super::inbox::{Backoff, Change, Inbox};
-use crate::{limits::QUEUE_POLL_INTERVAL, sync::Mutex};
+use super::inbox::{Change, Inbox};
+use crate::{
+    limits::{QUEUE_POLL_INTERVAL, RETRY_MIN},
+    sync::Mutex,
+};
 
 /// Interval of the health checks: an interrupted connection looks like an idle one.
 pub(crate) const HEALTH_INTERVAL: Duration = QUEUE_POLL_INTERVAL;
@@ -87,17 +90,18 @@ impl Task {
 
 /// Receives messages for as long as the runtime lives. `first`: a connection that exists already.
 pub(crate) async fn receive<L: Listen>(messages: &Arc<L>, mut first: Option<L::Listener>) {
-    let mut backoff = Backoff::default();
+    let mut delay = RETRY_MIN;
     loop {
         let listener = match first.take() {
             Some(listener) => Some(listener),
             None => messages.connect().await,
         };
-        let has_worked = match listener {
-            Some(listener) => session(messages, listener).await,
-            None => false,
-        };
-        messages.inbox().pause(&mut backoff, has_worked, messages.recovered()).await;
+        if let Some(listener) = listener
+            && session(messages, listener).await
+        {
+            delay = RETRY_MIN;
+        }
+        delay = messages.inbox().pause(delay, messages.recovered()).await;
     }
 }
 

@@ -35,7 +35,7 @@ DECLARE
   request record;
   t timestamptz;
   free_keys text[];
-  replied bigint[];
+  replied bigint[] := ARRAY[]::bigint[];
   granted bigint;
 BEGIN
   {read_committed}
@@ -67,7 +67,7 @@ BEGIN
     -- Of a row that exists, the update is refused, and its lock remains: as of lock_row.
     INSERT INTO {schema}.locks AS l (key, fence, until)
       SELECT r.key, 0, 'epoch' FROM unnest(keys) WITH ORDINALITY AS r (key, at)
-        WHERE replied IS NULL OR r.at <> ALL (replied)
+        WHERE r.at <> ALL (replied)
         ORDER BY r.key COLLATE "C"
       ON CONFLICT (key) DO UPDATE SET until = l.until WHERE false;
     -- As of is_pinned.
@@ -83,7 +83,7 @@ BEGIN
             holder = r.id, since = t, until = {schema}.after(t, r.lease_ms), revoked = NULL,
             fence = {next_fence}
           FROM unnest(keys, ids, leases_ms) WITH ORDINALITY AS r (key, id, lease_ms, at)
-          WHERE l.key = r.key AND r.key = ANY (free_keys) AND (replied IS NULL OR r.at <> ALL (replied))
+          WHERE l.key = r.key AND r.key = ANY (free_keys) AND r.at <> ALL (replied)
             AND NOT EXISTS (SELECT FROM {schema}.waiters w WHERE w.key = r.key)
           RETURNING r.at, now_us, 'granted', l.fence, NULL::bigint, NULL::bigint, NULL::bytea, NULL::bytea;
       GET DIAGNOSTICS granted = ROW_COUNT;
@@ -128,10 +128,10 @@ BEGIN
       RETURN;
     END IF;
   END IF;
-  IF replied IS NULL OR cardinality(replied) < cardinality(keys) THEN
+  IF cardinality(replied) < cardinality(keys) THEN
     FOR request IN
       SELECT * FROM unnest(keys, ids, leases_ms, may_wait) WITH ORDINALITY AS r (key, id, lease_ms, waits, at)
-        WHERE replied IS NULL OR r.at <> ALL (replied)
+        WHERE r.at <> ALL (replied)
         ORDER BY r.key COLLATE "C"
     LOOP
       SELECT one.* INTO what, fence, left_us, waiting, head, body FROM {schema}.acquire_one(
@@ -167,7 +167,7 @@ DECLARE
   request record;
   lock {schema}.locks;
   t timestamptz;
-  replied bigint[];
+  replied bigint[] := ARRAY[]::bigint[];
   freed bigint;
 BEGIN
   {read_committed}
@@ -176,45 +176,31 @@ BEGIN
   -- promises.
   IF record_head IS NULL AND 0 = ALL (blocks_ms) THEN
     PERFORM set_config('synchronous_commit', 'off', true);
-    IF cardinality(keys) > 1 THEN
-      -- As of acquire.
-      INSERT INTO {schema}.locks AS l (key, fence, until)
-        SELECT r.key, 0, 'epoch' FROM unnest(keys) AS r (key) ORDER BY r.key COLLATE "C"
-        ON CONFLICT (key) DO UPDATE SET until = l.until WHERE false;
-      t := clock_timestamp();
-      -- As of end_hold.
-      RETURN QUERY
-        UPDATE {schema}.locks l SET holder = NULL, since = t, until = 'epoch', revoked = NULL
-          FROM unnest(keys, ids) WITH ORDINALITY AS r (key, id, at)
-          WHERE l.key = r.key AND l.holder = r.id AND l.until > t
-            AND NOT EXISTS (SELECT FROM {schema}.waiters w WHERE w.key = r.key)
-          RETURNING r.at, 'freed';
-      GET DIAGNOSTICS freed = ROW_COUNT;
-      IF freed = cardinality(keys) THEN
-        RETURN;
-      END IF;
+    -- As of acquire.
+    INSERT INTO {schema}.locks AS l (key, fence, until)
+      SELECT r.key, 0, 'epoch' FROM unnest(keys) AS r (key) ORDER BY r.key COLLATE "C"
+      ON CONFLICT (key) DO UPDATE SET until = l.until WHERE false;
+    t := clock_timestamp();
+    -- As of end_hold.
+    RETURN QUERY
+      UPDATE {schema}.locks l SET holder = NULL, since = t, until = 'epoch', revoked = NULL
+        FROM unnest(keys, ids) WITH ORDINALITY AS r (key, id, at)
+        WHERE l.key = r.key AND l.holder = r.id AND l.until > t
+          AND NOT EXISTS (SELECT FROM {schema}.waiters w WHERE w.key = r.key)
+        RETURNING r.at, 'freed';
+    GET DIAGNOSTICS freed = ROW_COUNT;
+    IF freed = cardinality(keys) THEN
+      RETURN;
+    ELSIF freed > 0 THEN
       SELECT array_agg(r.at) INTO replied
         FROM unnest(keys) WITH ORDINALITY AS r (key, at)
         JOIN {schema}.locks l ON l.key = r.key AND l.since = t AND l.until = 'epoch'
           AND l.xmin = pg_current_xact_id()::xid;
-    ELSE
-      PERFORM FROM {schema}.locks l WHERE l.key = keys[1] AND l.holder = ids[1] FOR NO KEY UPDATE;
-      IF FOUND THEN
-        t := clock_timestamp();
-        UPDATE {schema}.locks l SET holder = NULL, since = t, until = 'epoch', revoked = NULL
-          WHERE l.key = keys[1] AND l.holder = ids[1] AND l.until > t
-            AND NOT EXISTS (SELECT FROM {schema}.waiters w WHERE w.key = keys[1])
-          RETURNING 1, 'freed' INTO n, what;
-        IF FOUND THEN
-          RETURN NEXT;
-          RETURN;
-        END IF;
-      END IF;
     END IF;
   END IF;
   FOR request IN
     SELECT * FROM unnest(keys, ids, blocks_ms) WITH ORDINALITY AS r (key, id, block_ms, at)
-    WHERE replied IS NULL OR r.at <> ALL (replied)
+    WHERE r.at <> ALL (replied)
     ORDER BY r.key COLLATE "C"
   LOOP
     lock := {schema}.lock_row(request.key);
@@ -237,14 +223,12 @@ BEGIN
             SET id = excluded.id, head = excluded.head, body = excluded.body, until = excluded.until
             WHERE r.id <> excluded.id OR r.until <= t;
       END IF;
+      what := 'freed';
       IF request.block_ms > 0 THEN
         UPDATE {schema}.locks l SET holder = NULL, until = {schema}.after(t, request.block_ms), revoked = NULL
           WHERE l.key = request.key;
-        what := 'freed';
       ELSIF {schema}.end_hold(request.key, t, offer_ms) THEN
         what := 'offered';
-      ELSE
-        what := 'freed';
       END IF;
     END IF;
     RETURN NEXT;
@@ -318,24 +302,19 @@ BEGIN
     IF lock.fence <> my_fence THEN
       fence := lock.fence;
       UPDATE {schema}.locks SET until = until WHERE key = of_key;
-      RETURN NEXT;
-      RETURN;
-    END IF;
     -- Also without waiters: a new fence is a grant to every transaction of the application, and an
     -- older snapshot must not pass with the fence before it.
-    IF {schema}.is_pinned(of_key)
-      OR {schema}.offer_next(of_key, t, offer_ms, NULL) IS NULL
-    THEN
+    ELSIF {schema}.is_pinned(of_key) OR {schema}.offer_next(of_key, t, offer_ms, NULL) IS NULL THEN
       fence := {schema}.grant_key(of_key, me, t, lease_ms);
-      RETURN NEXT;
-      RETURN;
     END IF;
-    -- The offer may be for the next id, which was enqueued already because this yield got no reply:
-    -- it gets the key or a queue entry, and not both.
   END IF;
-  SELECT one.* INTO what, fence, left_us, waiting, head, body FROM {schema}.acquire_one(
-    of_key, next_id, lease_ms, true, unless_recorded, offer_ms, entry_ms, capacity, expires_us
-  ) one;
+  IF fence IS NULL THEN
+    -- An offer may be for the next id, which was enqueued already because this yield got no reply:
+    -- it gets the key or a queue entry, and not both.
+    SELECT one.* INTO what, fence, left_us, waiting, head, body FROM {schema}.acquire_one(
+      of_key, next_id, lease_ms, true, unless_recorded, offer_ms, entry_ms, capacity, expires_us
+    ) one;
+  END IF;
   RETURN NEXT;
 END
 $$;
@@ -356,24 +335,22 @@ BEGIN
   t := clock_timestamp();
   left_us := greatest(0, {schema}.us(lock.until) - {schema}.us(t));
   -- The former holder may still run: the message of the earlier call may be lost.
-  revoked_id := coalesce(lock.holder, lock.revoked);
-  IF left_us = 0 THEN
-    what := 'free';
-    revoked_id := NULL;
-  ELSIF revoked_id IS NULL THEN
-    what := 'unblocked';
+  revoked_id := CASE WHEN left_us > 0 THEN coalesce(lock.holder, lock.revoked) END;
+  IF revoked_id IS NULL THEN
+    what := CASE WHEN left_us > 0 THEN 'unblocked' ELSE 'free' END;
+    PERFORM {schema}.end_hold(of_key, t, offer_ms);
   ELSE
     what := 'revoked';
     PERFORM {schema}.send('revoked', revoked_id, of_key);
-  END IF;
-  IF what = 'revoked' AND lock.holder IS NULL THEN
-    -- Its block lasts.
-    NULL;
-  ELSIF what = 'revoked' AND block_ms > 0 THEN
-    UPDATE {schema}.locks l SET holder = NULL, until = {schema}.after(t, block_ms), revoked = revoked_id
-      WHERE l.key = of_key;
-  ELSE
-    PERFORM {schema}.end_hold(of_key, t, offer_ms);
+    IF lock.holder IS NULL THEN
+      -- Its block lasts.
+      NULL;
+    ELSIF block_ms > 0 THEN
+      UPDATE {schema}.locks l SET holder = NULL, until = {schema}.after(t, block_ms), revoked = revoked_id
+        WHERE l.key = of_key;
+    ELSE
+      PERFORM {schema}.end_hold(of_key, t, offer_ms);
+    END IF;
   END IF;
   RETURN NEXT;
 END
