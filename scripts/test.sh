@@ -14,7 +14,7 @@
 #                             package as users build it, broken locks that a storm must detect,
 #                             messages of the compiler, repeated storms, Redisson beside this
 #                             crate, 110,000 simulations, schedules of threads, random bytes for
-#                             parsers, benchmarks
+#                             parsers, mistakes in a change, benchmarks
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -371,9 +371,10 @@ parsers() {
         cargo fuzz run --sanitizer none "$target" -- -max_total_time=60 -max_len=4096 -verbosity=0
     done
 }
-# Mistakes in what has changed since `BASE`, in folders whose rules unit tests show.
+# Mistakes in what has changed since `BASE`, by default in the last commit, in folders whose rules
+# unit tests show.
 mutants() {
-    git diff "${BASE:-origin/main}" -- src/body src/lock_key src/proto src/store/memory \
+    git diff "${BASE:-HEAD~1}" -- src/body src/lock_key src/proto src/store/memory \
         src/store/redis/redlock/quorum.rs src/store/redis/wire >target/change.diff
     [ -s target/change.diff ] || return 0
     have mutants || cargo install --quiet --locked cargo-mutants

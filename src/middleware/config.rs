@@ -149,6 +149,8 @@ impl RouteConfig {
     }
 }
 
+// A layer that is changed after it was cloned belongs to another route: its estimate and its
+// parameters start anew.
 impl Clone for RouteConfig {
     fn clone(&self) -> Self {
         let Self { locks, policy, on_reject, name, .. } = self;

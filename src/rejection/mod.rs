@@ -389,7 +389,7 @@ impl Rejection {
             Self::Disconnected => "The connection was closed when the lock was granted.",
             Self::BodyTimeout => "The request body did not arrive in time.",
             Self::BodyTooLarge => "The request body exceeds the limit.",
-            Self::BodyBufferFull { .. } => "The memory for bodies of waiting requests is exhausted.",
+            Self::BodyBufferFull { .. } => "The memory for request bodies has no space for this one.",
             Self::InvalidKey { status, .. } if *status == StatusCode::NOT_FOUND => {
                 "No route matches this URL, so its lock key cannot be derived."
             }

@@ -153,8 +153,8 @@ pub fn path_param(name: &'static str) -> Field {
 ///
 /// # Errors
 ///
-/// Rejects with 413 if the body is too long, with 408 if it arrives too slowly, with 503 if the
-/// budget for bodies is exhausted, and with 400 if the body is not JSON.
+/// Rejects with 413 if the body is too long, with 408 if it arrives too slowly, with 503 if it
+/// does not fit into its part of the budget for bodies, and with 400 if the body is not JSON.
 ///
 /// Rejects with 422 if the body is not an object, or if the field is missing, duplicated, a float
 /// (`1.0`, `1e0`, `-0`), an integer of 2^53 or more, `null`, an array, an object, or a string that

@@ -123,8 +123,8 @@ impl Inbox {
         sinks.iter().for_each(|sink| sink.send(event.clone()));
     }
 
-    /// Waits before the next session. `recovered` ends the wait. Returns the delay after that
-    /// session, if it has not worked: a longer one.
+    /// Waits before the next session, until `recovered` at the latest. Returns the delay for the
+    /// case that this session fails, too.
     pub(crate) async fn pause(&self, delay: Duration, recovered: &Notify) -> Duration {
         self.disconnected_since.lock().get_or_insert_with(Instant::now);
         // The server may have been restarted or replaced.

@@ -178,9 +178,8 @@ impl Group {
         };
         let deadline = self.timeouts.call_deadline();
         let (outcomes, answers) = self.ask(requests.len(), deadline, renew, |_, replies| replies.decide()).await;
-        let replies = outcomes.into_iter().enumerate().map(|(index, reply)| match answers.keys[index].may_decide() {
-            true => Ok(reply),
-            false => Err(self.store_error("renew", index, &answers)),
+        let replies = outcomes.into_iter().enumerate().map(|(index, reply)| {
+            if answers.keys[index].may_decide() { Ok(reply) } else { Err(self.store_error("renew", index, &answers)) }
         });
         replies.collect()
     }

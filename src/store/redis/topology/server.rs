@@ -99,9 +99,9 @@ impl Server {
         self.keyspace.node_id().is_some()
     }
 
-    /// Sends a write on each connection that changes nothing, because nobody makes its key. A
-    /// server that is full, cannot save or is a replica refuses it. It also detects a connection
-    /// that broke while idle, before a request does.
+    /// Sends a write on each connection. The write changes nothing, because its key never exists. A
+    /// server that is full, cannot save or is a replica refuses the write. A connection that broke
+    /// while idle is detected here, before a request uses it.
     pub(crate) async fn check_writes(&self, deadline: Instant) -> Result<(), CallError> {
         let key = self.keyspace.health(self.topology.any_slot().unwrap_or(0));
         let write = cmd("SET").arg(key).arg("").arg("XX").take();
