@@ -56,7 +56,7 @@ pub struct ReplayStorm {
 pub struct Crash {
     /// The position in the handler.
     pub point: CrashPoint,
-    /// The number of the run.
+    /// The number of the first run that crashes. A run that ends before the point does not.
     pub run: u64,
 }
 

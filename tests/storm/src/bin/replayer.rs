@@ -146,7 +146,7 @@ async fn claim(State(app): State<Arc<App>>, Path(number): Path<u64>, once: Once)
     };
     app.crash_at(CrashPoint::Commit, run);
     sleep(Duration::from_micros(fastrand::u64(0..8_000))).await;
-    if app.crash == Some(Crash { point: CrashPoint::Release, run }) {
+    if app.crashes(CrashPoint::Release, run) {
         Handle::current().spawn(async {
             sleep(Duration::from_micros(fastrand::u64(0..2_000))).await;
             kill_self();
@@ -157,9 +157,13 @@ async fn claim(State(app): State<Arc<App>>, Path(number): Path<u64>, once: Once)
 
 impl App {
     fn crash_at(&self, point: CrashPoint, run: u64) {
-        if self.crash == Some(Crash { point, run }) {
+        if self.crashes(point, run) {
             kill_self();
         }
+    }
+
+    fn crashes(&self, point: CrashPoint, run: u64) -> bool {
+        self.crash.is_some_and(|crash| crash.point == point && crash.run <= run)
     }
 
     /// Writes the next commit of this key.
