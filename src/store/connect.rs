@@ -46,26 +46,12 @@ pub(crate) struct NamedStore {
     pub(crate) is_in_memory: bool,
 }
 
-/// The schemes of one feature.
-struct Schemes {
-    feature: &'static str,
-    is_enabled: bool,
-    names: &'static [&'static str],
-}
-
-const SCHEMES: [Schemes; 4] = [
-    Schemes { feature: "memory", is_enabled: cfg!(feature = "memory"), names: &["memory"] },
-    Schemes { feature: "postgres", is_enabled: cfg!(feature = "postgres"), names: &["postgres"] },
-    Schemes {
-        feature: "redis",
-        is_enabled: cfg!(feature = "redis"),
-        names: &["redis", "redis+sentinel", "redis+cluster", "redis+redlock", "unix"],
-    },
-    Schemes {
-        feature: "redis-tls",
-        is_enabled: cfg!(feature = "redis-tls"),
-        names: &["rediss", "rediss+sentinel", "rediss+cluster", "rediss+redlock"],
-    },
+/// Each feature, whether it is enabled, and its schemes.
+const FEATURES: [(&str, bool, &[&str]); 4] = [
+    ("memory", cfg!(feature = "memory"), &["memory"]),
+    ("postgres", cfg!(feature = "postgres"), &["postgres"]),
+    ("redis", cfg!(feature = "redis"), &["redis", "redis+sentinel", "redis+cluster", "redis+redlock", "unix"]),
+    ("redis-tls", cfg!(feature = "redis-tls"), &["rediss", "rediss+sentinel", "rediss+cluster", "rediss+redlock"]),
 ];
 
 /// Connects to the store that this URL names.
@@ -115,19 +101,16 @@ fn known(scheme: &str) -> Option<(&'static str, &'static str)> {
         "postgresql" => "postgres",
         name => name,
     };
-    SCHEMES.iter().find_map(|Schemes { feature, names, .. }| {
-        let name = names.iter().find(|known| **known == name)?;
-        Some((*name, *feature))
-    })
+    FEATURES.iter().find_map(|(feature, _, names)| Some((*names.iter().find(|known| **known == name)?, *feature)))
 }
 
 /// A scheme that does not exist may be a part of a password, and is not shown.
 fn unknown_scheme() -> String {
-    let group = |Schemes { feature, is_enabled, names }: &Schemes| {
+    let group = |(feature, is_enabled, names): &(&str, bool, &[&str])| {
         let names = names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
         if *is_enabled { names } else { format!("{names} (add the feature `{feature}` of tower-lock)") }
     };
-    format!("its scheme is none of {}", SCHEMES.iter().map(group).collect::<Vec<_>>().join(", "))
+    format!("its scheme is none of {}", FEATURES.iter().map(group).collect::<Vec<_>>().join(", "))
 }
 
 impl fmt::Debug for ConnectError {

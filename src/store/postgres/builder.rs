@@ -11,6 +11,7 @@ use super::{
 use crate::{
     limits::{POSTGRES_CONNECTIONS, POSTGRES_CONNECTIONS_MAX, POSTGRES_CONNECTIONS_MIN, POSTGRES_SCHEMA},
     store::remote::{
+        batching::Outbox,
         settings::{RETRY_INTERVAL, Timeouts, same},
         tls::TlsSettings,
     },
@@ -190,12 +191,8 @@ impl PostgresStoreBuilder {
             }
         };
         let server = Arc::new(server);
-        Ok(PostgresStore::new(Shared {
-            outbox: Default::default(),
-            server_clock: Default::default(),
-            messages: Messages::new(Arc::clone(&server), arrives.then_some(events.unwrap_or(calls))),
-            server,
-        }))
+        let messages = Messages::new(Arc::clone(&server), arrives.then_some(events.unwrap_or(calls)));
+        Ok(PostgresStore { shared: Arc::new(Shared { outbox: Outbox::default(), server, messages }) })
     }
 }
 

@@ -17,18 +17,13 @@ use crate::{
     lock_key::LockKey,
     store::{
         StoreError,
-        remote::{
-            batching::{Outbox, Sender},
-            server_clock::ServerClock,
-        },
+        remote::batching::{Outbox, Sender},
     },
-    sync::Mutex,
 };
 
 /// What the calls of a store share.
 pub(super) struct Shared {
     pub(super) outbox: Outbox,
-    pub(super) server_clock: Mutex<ServerClock>,
     pub(super) server: Arc<Server>,
     pub(super) messages: Arc<Messages>,
 }
@@ -50,20 +45,18 @@ impl Shared {
         let statement = self.server.schema.call(function, 1 + parameters.len());
         let deadline = self.server.timeouts.call_deadline();
         for _ in 0..Self::MAX_TRIES {
-            // Without an estimate, a call that has expired already fetches the server's time.
-            let expires_us = self.server_clock.lock().expires_at(called, valid_for).unwrap_or(0);
+            let expires_us = self.outbox.expires_at(called, valid_for);
             let expires: Parameter<'_> = (&expires_us, Type::INT8);
             let parameters: Vec<_> = [&expires].into_iter().chain(parameters).cloned().collect();
             // Not repeated: the caller releases what a call without a reply may have acquired (I8).
             let rows = query(&self.server.synced_conns.take(), &statement, &parameters, deadline).await?;
-            let now = self.now();
             let first = rows.first().ok_or(CallError::UnexpectedReply)?;
-            self.server_clock.lock().observe(column(first, 1)?, now);
+            self.outbox.observe(column(first, 1)?);
             // Of a call that has expired, the only row replies to no request.
             if column::<i64>(first, 0)? > 0 {
                 return Ok(rows);
             }
-            if now.saturating_duration_since(called) >= valid_for {
+            if self.now().saturating_duration_since(called) >= valid_for {
                 break;
             }
         }

@@ -62,14 +62,10 @@ use crate::{
 /// While PostgreSQL cannot be reached, no lock is acquired (503, not started), and a held lock is
 /// lost when its lease expires.
 pub struct PostgresStore {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
 }
 
 impl PostgresStore {
-    pub(super) fn new(shared: Shared) -> Self {
-        Self { shared: Arc::new(shared) }
-    }
-
     /// Calls the server. The timeout starts at the first poll: the call itself may be outside of a
     /// runtime.
     fn call<T, F>(&self, operation: &'static str, run: impl FnOnce(Arc<Shared>) -> F + Send + 'static) -> StoreFuture<T>

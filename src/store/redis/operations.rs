@@ -57,7 +57,7 @@ impl Call for Together<AcquireRequest> {
     }
 
     fn script(&self, at: &Shared) -> Result<ScriptCall, InvalidName> {
-        let expires_at = at.expires_at(self.called, valid_for(&self.requests));
+        let expires_at = at.outbox.expires_at(self.called, valid_for(&self.requests));
         if at.messages.inbox.is_disconnected() {
             // A waiter would not be offered the key. A free key can still be acquired.
             let mut requests = self.requests.to_vec();
@@ -244,7 +244,7 @@ impl Call for Yield {
     }
 
     fn script(&self, at: &Shared) -> Result<ScriptCall, InvalidName> {
-        at.server.keyspace.yield_to_queue(&self.0, at.expires_at(self.1, self.0.valid_for))
+        at.server.keyspace.yield_to_queue(&self.0, at.outbox.expires_at(self.1, self.0.valid_for))
     }
 
     fn reply(&self, at: &Shared, reply: &Value, replicated: Replicated) -> Result<Option<Self::Reply>, CallError> {

@@ -24,10 +24,7 @@ use crate::{
     lock_key::LockKey,
     store::{
         AcquireReply, EventSink, StoreError,
-        remote::{
-            batching::{Outbox, Sender},
-            server_clock::ServerClock,
-        },
+        remote::batching::{Outbox, Sender},
     },
     sync::Mutex,
 };
@@ -35,7 +32,6 @@ use crate::{
 /// What the calls to one server share.
 pub(super) struct Shared {
     pub(super) outbox: Outbox,
-    pub(super) server_clock: Mutex<ServerClock>,
     pub(super) server: Arc<Server>,
     pub(super) messages: Arc<Messages>,
     /// The nodes of the Cluster that the server belongs to.
@@ -51,12 +47,6 @@ impl Shared {
         self.nodes.as_ref()?.upgrade()
     }
 
-    /// The time of the server's clock at which a call expires. Without an estimate, a call that has
-    /// expired already fetches the server's time.
-    pub(super) fn expires_at(&self, called: BootInstant, valid_for: Duration) -> i64 {
-        self.server_clock.lock().expires_at(called, valid_for).unwrap_or(0)
-    }
-
     /// The reply to a call that expires. `None`: it has expired by the server's clock, of which the
     /// estimate was too low.
     pub(super) fn in_time<T>(
@@ -65,11 +55,10 @@ impl Shared {
         called: BootInstant,
         valid_for: Duration,
     ) -> Result<Option<T>, CallError> {
-        let now = self.now();
-        self.server_clock.lock().observe(server_us, now);
+        self.outbox.observe(server_us);
         match reply {
             Timed::Done(reply) => Ok(Some(reply)),
-            Timed::Expired if now.saturating_duration_since(called) >= valid_for => Err(CallError::Expired),
+            Timed::Expired if self.now().saturating_duration_since(called) >= valid_for => Err(CallError::Expired),
             Timed::Expired => Ok(None),
         }
     }
@@ -141,7 +130,6 @@ impl Node for Shared {
         let server = Server::new(parts, topology, address);
         Arc::new(Self {
             outbox: Outbox::default(),
-            server_clock: Mutex::default(),
             messages: Messages::new(Arc::clone(&server)),
             server,
             nodes,

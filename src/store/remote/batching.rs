@@ -12,6 +12,7 @@ use tokio::runtime::Handle;
 use super::{
     batch::{MAX_REQUESTS_PER_CALL, Shareable, next_call},
     inline::poll_and_spawn,
+    server_clock::ServerClock,
 };
 use crate::{
     clock::{BootInstant, Clock},
@@ -55,10 +56,11 @@ struct InFlight<T> {
     replies: Vec<ReplySender<T>>,
 }
 
-/// The requests of a store, by their kind, and the clock of their validity.
+/// The requests of a store, by their kind, and the clocks of their validity.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     pub(crate) clock: Clock,
+    server_clock: Mutex<ServerClock>,
     acquires: SharedCalls<AcquireRequest>,
     releases: SharedCalls<ReleaseRequest>,
 }
@@ -128,6 +130,19 @@ pub(crate) fn send_alone<R: Outgoing, S: SendRequests<R>>(
         let calls = requests.into_iter().map(|request| sender.send(vec![request], called));
         join_all(calls).await.into_iter().flatten().collect()
     })
+}
+
+impl Outbox {
+    /// The time of the server's clock at which a call expires. Without an estimate, a call that has
+    /// expired already fetches the server's time.
+    pub(crate) fn expires_at(&self, called: BootInstant, valid_for: Duration) -> i64 {
+        self.server_clock.lock().expires_at(called, valid_for).unwrap_or(0)
+    }
+
+    /// Records the server's time in a reply that has just arrived.
+    pub(crate) fn observe(&self, server_us: i64) {
+        self.server_clock.lock().observe(server_us, self.clock.now());
+    }
 }
 
 impl Outgoing for AcquireRequest {

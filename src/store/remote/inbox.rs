@@ -26,10 +26,10 @@ use crate::{
 pub(crate) struct Inbox {
     /// By channel.
     subscriptions: Mutex<HashMap<String, Subscription>>,
-    /// A subscription was added.
-    added: Notify,
+    /// A subscription was added: a session subscribes its channel.
+    pub(super) added: Notify,
     /// The connection works, and sends nothing: another one is needed.
-    lost: Notify,
+    pub(super) lost: Notify,
     /// The start of the current disconnection.
     disconnected_since: Mutex<Option<Instant>>,
 }
@@ -39,15 +39,6 @@ struct Subscription {
     sink: EventSink,
     /// Whether it has been subscribed at least once.
     is_subscribed: watch::Sender<bool>,
-}
-
-/// What a session does next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Change {
-    /// Subscribe the channels that were added.
-    Added,
-    /// End, so that another session begins.
-    Lost,
 }
 
 impl Inbox {
@@ -137,13 +128,6 @@ impl Inbox {
     }
 
     // === a session ===
-
-    pub(crate) async fn changed(&self) -> Change {
-        tokio::select! {
-            () = self.added.notified() => Change::Added,
-            () = self.lost.notified() => Change::Lost,
-        }
-    }
 
     /// The channels to subscribe, and those of closed sinks to unsubscribe.
     pub(crate) fn changes(&self, subscribed: &HashSet<String>) -> (Vec<String>, Vec<String>) {

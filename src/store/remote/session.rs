@@ -14,7 +14,7 @@ use tokio::{
     time::{MissedTickBehavior, interval, timeout},
 };
 
-use super::inbox::{Change, Inbox};
+use super::inbox::Inbox;
 use crate::{
     limits::{QUEUE_POLL_INTERVAL, RETRY_MIN},
     sync::Mutex,
@@ -113,10 +113,8 @@ async fn session<L: Listen>(messages: &Arc<L>, mut listener: L::Listener) -> boo
     loop {
         let pings = select! {
             () = listener.ended() => return has_worked,
-            change = inbox.changed() => match change {
-                Change::Added => false,
-                Change::Lost => return has_worked,
-            },
+            () = inbox.lost.notified() => return has_worked,
+            () = inbox.added.notified() => false,
             () = messages.changed() => false,
             // The first tick is immediate.
             _ = health_ticks.tick() => true,

@@ -72,7 +72,7 @@ impl Call for Votes {
     fn script(&self, at: &Shared) -> Result<ScriptCall, InvalidName> {
         let Self(requests, Validity { called, valid_for }) = self;
         let acquisitions = requests.iter().map(|request| (&request.key, &request.id));
-        at.server.keyspace.vote(acquisitions, *valid_for, at.expires_at(*called, *valid_for))
+        at.server.keyspace.vote(acquisitions, *valid_for, at.outbox.expires_at(*called, *valid_for))
     }
 
     fn reply(&self, at: &Shared, reply: &Value, _: Replicated) -> Result<Option<Self::Reply>, CallError> {
@@ -90,7 +90,7 @@ impl Call for Raises {
     }
 
     fn script(&self, at: &Shared) -> Result<ScriptCall, InvalidName> {
-        at.server.keyspace.raise(&self.0, at.expires_at(self.1.called, self.1.valid_for))
+        at.server.keyspace.raise(&self.0, at.outbox.expires_at(self.1.called, self.1.valid_for))
     }
 
     fn reply(&self, at: &Shared, reply: &Value, _: Replicated) -> Result<Option<Self::Reply>, CallError> {
