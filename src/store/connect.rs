@@ -8,7 +8,7 @@ use super::memory::MemoryStore;
 use super::postgres::{PostgresConnectError, PostgresStore};
 #[cfg(feature = "redis")]
 use super::redis::{RedisConnectError, RedisStore, RedlockStore};
-use super::{LockStore, scheme::split_scheme};
+use super::{LockStore, error::error_chain, scheme::split_scheme};
 
 /// Error of [`LockManager::connect`](crate::LockManager::connect).
 ///
@@ -115,13 +115,7 @@ fn unknown_scheme() -> String {
 
 impl fmt::Debug for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            #[cfg(feature = "postgres")]
-            Self::Postgres(error) => error.fmt(f),
-            #[cfg(feature = "redis")]
-            Self::Redis(error) => error.fmt(f),
-            error => f.write_str(&error.to_string()),
-        }
+        f.write_str(&error_chain(self))
     }
 }
 

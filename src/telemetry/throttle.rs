@@ -1,9 +1,6 @@
 //! Warnings that are repeated all the time, logged now and then.
 
-use std::{
-    error::Error,
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
-};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::report::Report;
 use crate::{clock::BootInstant, limits::WARN_INTERVAL, store::StoreError};
@@ -19,13 +16,7 @@ pub(crate) struct ThrottledLog {
 impl ThrottledLog {
     pub(crate) fn store_failed(&self, now: BootInstant, operation: &'static str, error: &StoreError) -> Option<Report> {
         let suppressed = self.pass(now)?;
-        let mut reason = error.to_string();
-        let mut source = error.source();
-        while let Some(error) = source {
-            reason += &format!(": {error}");
-            source = error.source();
-        }
-        Some(Report::StoreWarning { operation, suppressed, reason })
+        Some(Report::StoreWarning { operation, suppressed, reason: format!("{error:?}") })
     }
 
     pub(crate) fn detached_limit_reached(&self, now: BootInstant, max: usize, route: &str) -> Option<Report> {

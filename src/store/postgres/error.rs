@@ -9,8 +9,8 @@ use crate::{
     limits::{POSTGRES_CONNECTIONS_MAX, POSTGRES_CONNECTIONS_MIN},
     store::{
         StoreError, StoreErrorKind,
+        error::{error_chain, with_hint},
         remote::{
-            error::{error_chain, with_hint},
             link::LinkError,
             settings::{InvalidSetting, timeout_range},
             tls,

@@ -6,7 +6,7 @@
 
 use std::{future::poll_fn, sync::Arc, time::Duration};
 
-use tokio::{runtime::Handle, sync::Notify, task::JoinHandle, time::timeout};
+use tokio::{runtime::Handle, task::JoinHandle, time::timeout};
 use tokio_postgres::{AsyncMessage, Client};
 use tracing::info;
 
@@ -54,7 +54,8 @@ const PREFIX: &str = "tower-lock:";
 
 impl Messages {
     pub(super) fn new(server: Arc<Server>, connector: Option<Arc<Connector>>) -> Arc<Self> {
-        Arc::new(Self { server, inbox: Inbox::default(), connector, task: Task::default() })
+        let inbox = Inbox::new(server.timeouts.call, Arc::clone(&server.recovered));
+        Arc::new(Self { server, inbox, connector, task: Task::default() })
     }
 
     pub(super) fn are_sent(&self) -> bool {
@@ -114,14 +115,6 @@ impl Listen for Messages {
 
     fn inbox(&self) -> &Inbox {
         &self.inbox
-    }
-
-    fn call_timeout(&self) -> Duration {
-        self.server.timeouts.call
-    }
-
-    fn recovered(&self) -> &Notify {
-        &self.server.recovered
     }
 
     async fn connect(self: &Arc<Self>) -> Option<PgListener> {

@@ -10,8 +10,8 @@ use deadpool_redis::{
 use super::wire::{InvalidName, UnexpectedReply};
 use crate::store::{
     StoreError, StoreErrorKind,
+    error::{error_chain, escape_control, with_hint},
     remote::{
-        error::{error_chain, escape_control, with_hint},
         settings::{self, InvalidSetting},
         tls,
     },

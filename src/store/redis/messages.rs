@@ -13,7 +13,7 @@ use std::{
 use deadpool_redis::redis::{RedisError, RedisResult};
 use futures_util::future::join_all;
 use tokio::{
-    sync::{Notify, watch},
+    sync::watch,
     time::{Instant, sleep, timeout_at},
 };
 use tracing::{error, info, warn};
@@ -52,8 +52,8 @@ pub(super) struct Messages {
 impl Messages {
     pub(super) fn new(server: Arc<Server>) -> Arc<Self> {
         Arc::new(Self {
+            inbox: Inbox::new(server.timeouts.call, Arc::clone(&server.signs.recovered)),
             server,
-            inbox: Inbox::default(),
             wakeups: Wakeups::default(),
             check_result: watch::Sender::new(None),
             warned_unreachable: AtomicBool::new(false),
@@ -193,14 +193,6 @@ impl Listen for Messages {
 
     fn inbox(&self) -> &Inbox {
         &self.inbox
-    }
-
-    fn call_timeout(&self) -> Duration {
-        self.server.timeouts.call
-    }
-
-    fn recovered(&self) -> &Notify {
-        &self.server.signs.recovered
     }
 
     /// Connects. The first connection is that of the self-test.

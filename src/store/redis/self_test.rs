@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     process,
-    store::remote::{error::escape_control, settings},
+    store::{error::escape_control, remote::settings},
 };
 
 pub(in crate::store) type SelfTestError = settings::SelfTestError<RedisConnectError>;

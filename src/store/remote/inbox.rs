@@ -6,6 +6,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    sync::Arc,
     time::Duration,
 };
 
@@ -22,8 +23,11 @@ use crate::{
 };
 
 /// The sinks of the managers, and the outages of the connection for messages.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Inbox {
+    pub(super) call_timeout: Duration,
+    /// Notified when an outage may have ended: the next session is not delayed.
+    recovered: Arc<Notify>,
     /// By channel.
     subscriptions: Mutex<HashMap<String, Subscription>>,
     /// A subscription was added: a session subscribes its channel.
@@ -48,6 +52,11 @@ impl Inbox {
     const SUBSCRIBE_WAIT: Duration = Duration::from_millis(250);
     /// A reconnect takes less than this. A longer disconnection is an outage.
     const DISCONNECTED_AFTER: Duration = STORE_TIMEOUT.saturating_mul(3);
+
+    pub(crate) fn new(call_timeout: Duration, recovered: Arc<Notify>) -> Self {
+        let (subscriptions, added, lost, disconnected_since) = Default::default();
+        Self { call_timeout, recovered, subscriptions, added, lost, disconnected_since }
+    }
 
     /// Adds the sink of a channel, unless the channel has one.
     pub(crate) fn add(&self, channel: String, sink: EventSink) {
@@ -114,16 +123,15 @@ impl Inbox {
         sinks.iter().for_each(|sink| sink.send(event.clone()));
     }
 
-    /// Waits before the next session, until `recovered` at the latest. Returns the delay for the
-    /// case that this session fails, too.
-    pub(crate) async fn pause(&self, delay: Duration, recovered: &Notify) -> Duration {
+    /// Waits before the next session. Returns the delay for the case that it fails, too.
+    pub(crate) async fn pause(&self, delay: Duration) -> Duration {
         self.disconnected_since.lock().get_or_insert_with(Instant::now);
         // The server may have been restarted or replaced.
         self.doubt();
         tokio::select! {
             // With jitter: instances that were disconnected together do not reconnect together.
             () = sleep(delay.mul_f64(0.5 + fastrand::f64())) => (2 * delay).min(RETRY_MAX),
-            () = recovered.notified() => RETRY_MIN,
+            () = self.recovered.notified() => RETRY_MIN,
         }
     }
 

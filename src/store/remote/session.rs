@@ -9,7 +9,6 @@ use std::{collections::HashSet, future::pending, sync::Arc, time::Duration};
 use tokio::{
     runtime::Handle,
     select,
-    sync::Notify,
     task::AbortHandle,
     time::{MissedTickBehavior, interval, timeout},
 };
@@ -28,11 +27,6 @@ pub(crate) trait Listen: Send + Sync + 'static {
     type Listener: Listener;
 
     fn inbox(&self) -> &Inbox;
-
-    fn call_timeout(&self) -> Duration;
-
-    /// Notified when an outage may have ended: the next connect is not delayed.
-    fn recovered(&self) -> &Notify;
 
     /// Connects. An error is logged there.
     fn connect(self: &Arc<Self>) -> impl Future<Output = Option<Self::Listener>> + Send;
@@ -101,7 +95,7 @@ pub(crate) async fn receive<L: Listen>(messages: &Arc<L>, mut first: Option<L::L
         {
             delay = RETRY_MIN;
         }
-        delay = messages.inbox().pause(delay, messages.recovered()).await;
+        delay = messages.inbox().pause(delay).await;
     }
 }
 
@@ -119,7 +113,7 @@ async fn session<L: Listen>(messages: &Arc<L>, mut listener: L::Listener) -> boo
             // The first tick is immediate.
             _ = health_ticks.tick() => true,
         };
-        let limit = messages.call_timeout();
+        let limit = inbox.call_timeout;
         if pings && !matches!(timeout(limit, listener.ping()).await, Ok(Ok(())))
             || !matches!(timeout(limit, sync_channels(inbox, &mut listener, &mut channels)).await, Ok(Ok(())))
             || !matches!(timeout(limit, listener.sync()).await, Ok(Ok(())))

@@ -10,13 +10,13 @@ use futures_util::future::BoxFuture;
 
 use crate::{
     store::{
+        error::escape_control,
         redis::{
             error::{CallError, RedisConnectError},
             self_test::{check_version, info_field, server_mode},
             topology::{Endpoint, Topology, endpoint::Connected},
             wire::Keyspace,
         },
-        remote::error::escape_control,
     },
     sync::Mutex,
 };

@@ -8,7 +8,7 @@ use deadpool_redis::redis::{
 use tokio::net::TcpStream;
 
 use super::socket::{OnMessage, Socket, Stream};
-use crate::store::remote::error::escape_control;
+use crate::store::error::escape_control;
 
 /// Adds TLS to a connection.
 #[cfg(feature = "redis-tls")]

@@ -31,8 +31,8 @@ use super::{
 use crate::{
     background::Background,
     store::{
+        error::{error_chain, escape_control},
         redis::error::CallError,
-        remote::error::{error_chain, escape_control},
     },
     sync::Mutex,
 };

@@ -4,7 +4,7 @@ use std::fmt;
 
 use deadpool_redis::redis::{Value, from_redis_value};
 
-use crate::store::{redis::wire::SLOTS, remote::error::escape_control};
+use crate::store::{error::escape_control, redis::wire::SLOTS};
 
 /// A master of a Cluster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

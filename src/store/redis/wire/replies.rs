@@ -9,7 +9,7 @@ use crate::{
     acquisition::AcquisitionId,
     store::{
         AcquireReply, DeleteRecordReply, ForceReleaseReply, Holder, KeyStatus, Record, ReleaseReply, RenewReply,
-        YieldReply, remote::error::escape_control,
+        YieldReply, error::escape_control,
     },
 };
 
