@@ -42,6 +42,30 @@ pub(super) struct Shared {
     pub(super) fence_warned_at: Mutex<Option<BootInstant>>,
 }
 
+impl Node for Shared {
+    fn new(parts: Parts, topology: Arc<dyn Topology>, address: String, nodes: Option<Weak<Nodes<Self>>>) -> Arc<Self> {
+        let server = Server::new(parts, topology, address);
+        Arc::new(Self {
+            outbox: Outbox::default(),
+            messages: Messages::new(Arc::clone(&server)),
+            server,
+            nodes,
+            fences: Mutex::default(),
+            warned_of_missing_ttl: AtomicBool::new(false),
+            fence_warned_at: Mutex::default(),
+        })
+    }
+
+    fn server(&self) -> &Server {
+        &self.server
+    }
+
+    fn listen(self: &Arc<Self>, sink: EventSink) {
+        self.messages.add(sink);
+        self.messages.start(None);
+    }
+}
+
 impl Shared {
     pub(super) fn nodes(&self) -> Option<Arc<Nodes<Self>>> {
         self.nodes.as_ref()?.upgrade()
@@ -106,12 +130,6 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
-    fn drop(&mut self) {
-        self.messages.stop();
-    }
-}
-
 impl Sender for Shared {
     const STORE: &'static str = "redis";
 
@@ -125,26 +143,8 @@ impl Sender for Shared {
     }
 }
 
-impl Node for Shared {
-    fn new(parts: Parts, topology: Arc<dyn Topology>, address: String, nodes: Option<Weak<Nodes<Self>>>) -> Arc<Self> {
-        let server = Server::new(parts, topology, address);
-        Arc::new(Self {
-            outbox: Outbox::default(),
-            messages: Messages::new(Arc::clone(&server)),
-            server,
-            nodes,
-            fences: Mutex::default(),
-            warned_of_missing_ttl: AtomicBool::new(false),
-            fence_warned_at: Mutex::default(),
-        })
-    }
-
-    fn server(&self) -> &Server {
-        &self.server
-    }
-
-    fn listen(self: &Arc<Self>, sink: EventSink) {
-        self.messages.add(sink);
-        self.messages.start(None);
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.messages.stop();
     }
 }
