@@ -52,9 +52,9 @@ use crate::{body::reader::BodyReader, rejection::RejectionBody};
 /// - A client that sends too slowly gets 408
 ///   ([`body_idle_timeout`](crate::LockLayer::body_idle_timeout)).
 /// - Bodies that are being read, or whose requests wait, use a budget of 64 MiB for one
-///   [`LockManager`](crate::LockManager) and its clones. A body that is larger than half of what the
-///   others leave gets 503; only a body without others may use all of it. A request also gets 503
-///   if the waiting bodies for its key use an eighth of the rest.
+///   [`LockManager`](crate::LockManager) and its clones. A body that is larger than half of what
+///   the others leave gets 503; only a body without others may use all of it. A request also gets
+///   503 if the waiting bodies for its key use an eighth of the rest.
 ///
 /// Do not use an extractor that *takes* a part of the request (`WebSocketUpgrade`), because the
 /// handler would not find that part.

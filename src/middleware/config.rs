@@ -97,36 +97,32 @@ impl RouteConfig {
         self.shared(&head.extensions, |outer| {
             // With the first request, and not for each: a layer usually has one route.
             metrics::register_route(Route::from_extensions(&head.extensions, self.name).as_str());
-            let locks = self.locks.policy();
-            let inherited = outer.map_or(locks, |outer| outer.layer_policy.or(outer.manager_policy).or(locks));
-            LayerParams {
-                policy: self.policy.or(inherited),
-                handler_policy: handler.or(inherited),
-                ..self.own_params(outer)
-            }
+            let params = self.own_params(outer);
+            let outer_policy = outer.map_or(handler, |outer| handler.or(outer.layer_policy));
+            LayerParams { handler_policy: outer_policy.or(params.manager_policy), ..params }
         })
     }
 
     /// The parameters of a request at a layer that provides its settings to others.
     pub(super) fn provided(&self, extensions: &Extensions) -> Arc<LayerParams> {
-        self.shared(extensions, |outer| {
-            let own = self.own_params(outer);
-            let policy = own.layer_policy.or(own.manager_policy);
-            LayerParams { policy, handler_policy: policy, ..own }
-        })
+        self.shared(extensions, |outer| self.own_params(outer))
     }
 
-    /// The settings of the layer itself, and those that its inner layers inherit.
+    /// The settings of the layer. Its own are first, then those of outer layers, then those of its
+    /// manager, then those of their managers.
     fn own_params(&self, outer: Option<&LayerParams>) -> LayerParams {
-        let (policy, locks) = (self.policy, self.locks.policy());
+        let (own, locks) = (self.policy, self.locks.policy());
+        let layer_policy = outer.map_or(own, |outer| own.or(outer.layer_policy));
+        let manager_policy = outer.map_or(locks, |outer| locks.or(outer.manager_policy));
+        let policy = layer_policy.or(manager_policy);
         LayerParams {
             policy,
             handler_policy: policy,
             on_reject: self.on_reject.or(outer.map(|outer| &outer.on_reject)).clone(),
             hold_estimate: Arc::clone(&self.hold_estimate),
             name: self.name,
-            layer_policy: outer.map_or(policy, |outer| policy.or(outer.layer_policy)),
-            manager_policy: outer.map_or(locks, |outer| locks.or(outer.manager_policy)),
+            layer_policy,
+            manager_policy,
         }
     }
 

@@ -47,7 +47,7 @@ use crate::{
 /// ```
 ///
 /// A setting of the route wins. Next are the nearest `LockManagerLayer`, outer ones, and the
-/// [`LockManager`].
+/// [`LockManager`]. If the layers have different managers, that of the route is first.
 ///
 /// Put the layer directly around its routes, with `.layer(..)` after `.route(..)`. Put timeouts and
 /// panic handlers outside of it. Inside of it they make an aborted handler look like a normal

@@ -44,6 +44,7 @@ async fn nearest_setting_wins() {
     }
     let plain = LockManager::in_memory();
     let with_policy = plain.with_policy(LockPolicy::new().wait(s(4)));
+    let with_another = plain.with_policy(LockPolicy::new().wait(s(6)));
     let _held = plain.try_lock(("k",)).await.expect("free");
     let route = |locks: &LockManager| {
         Router::new().route("/", get(|| async { "ran" }).route_layer(LockLayer::new(locks, one_key())))
@@ -69,6 +70,11 @@ async fn nearest_setting_wins() {
             s(3),
         ),
         ("locks of the router", route(&plain).layer(LockManagerLayer::new(&with_policy)), s(4)),
+        (
+            "locks of the route over those of the router",
+            route(&with_policy).layer(LockManagerLayer::new(&with_another)),
+            s(4),
+        ),
         ("route", own(&plain), s(1)),
         ("route over router over locks", router(own(&with_policy), s(2)), s(1)),
         (
