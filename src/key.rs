@@ -11,8 +11,8 @@ pub use crate::key_source::{
     from_fn::{from_fn, from_fn_with_state},
 };
 pub use crate::lock_key::{
-    RawKeyError,
+    AllKeys, RawKeyError,
     part::{KeyPart, PartWriter, display},
-    several::{AllKeys, KeyCountError, all},
+    several::{KeyCountError, all},
 };
 pub use crate::rejection::field_error::{FieldError, FieldProblem};

@@ -13,7 +13,7 @@ use crate::{
     body::{budget::Reservation, request_body::RequestBodyHandle},
     key_source::{HeldView, KeyRejection},
     lock::{HeldLock, HeldLocks},
-    lock_key::{LockKey, several::AllKeys},
+    lock_key::{AllKeys, LockKey},
     middleware::{
         ClientConnection,
         acquire::{Acquired, LockCall},

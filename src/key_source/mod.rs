@@ -13,11 +13,7 @@ use http::{Extensions, Response, request::Parts};
 use crate::{
     body::reader::BodyReader,
     lock::{HeldLock, HeldLocks},
-    lock_key::{
-        LockKey,
-        part::KeyTuple,
-        several::{AllKeys, KeyCountError},
-    },
+    lock_key::{AllKeys, LockKey, part::KeyTuple, several::KeyCountError},
     rejection::{Rejection, RejectionBody},
 };
 

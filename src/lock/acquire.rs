@@ -292,7 +292,7 @@ impl Future for LockFuture {
 
 impl AcquireFuture {
     /// Sends a request.
-    pub(super) fn send(driver: Arc<Driver>, key: LockKey, params: LockParams) -> Self {
+    pub(crate) fn send(driver: Arc<Driver>, key: LockKey, params: LockParams) -> Self {
         let LockParams { request, metrics } = params;
         if !request.wait.is_zero() {
             driver.order.waits(request.owner.as_ref(), slice::from_ref(&key));

@@ -6,13 +6,14 @@ use std::{
     time::Duration,
 };
 
-use super::{LockGuards, LockManager, acquire::Call, several::acquire};
+use super::{
+    LockGuards, LockManager,
+    acquire::{AcquireFuture, Call},
+    several::acquire_several,
+};
 use crate::{
     error::LockAllError,
-    lock_key::{
-        LockKey,
-        several::{AllKeys, all},
-    },
+    lock_key::{AllKeys, LockKey, several::all},
     owner::Owner,
     policy::{LockPolicy, call_setters, settings},
     store::Demand,
@@ -111,9 +112,14 @@ impl IntoFuture for LockAllBuilder {
         Box::pin(async move {
             let keys = self.keys.into_sorted()?;
             let (driver, params) = self.call.into_params(Demand::new());
-            acquire(&driver, &keys, || params)
-                .await
-                .map_err(|(at, why)| LockAllError::NotAcquired { key: keys[at].clone(), source: why.into_error() })
+            let acquired = match &*keys {
+                [key] => {
+                    let acquired = AcquireFuture::send(driver, key.clone(), params).await;
+                    acquired.map(LockGuards::one).map_err(|why| (0, why))
+                }
+                keys => acquire_several(&driver, keys, params).await,
+            };
+            acquired.map_err(|(at, why)| LockAllError::NotAcquired { key: keys[at].clone(), source: why.into_error() })
         })
     }
 }

@@ -219,6 +219,10 @@ impl Driver {
     /// Acquires the key if the store grants it without a call.
     fn acquire_free(&self, key: &LockKey, request: &LockRequest<()>) -> Option<FreeKey> {
         let free_keys = self.store.free_keys().filter(|_| !request.demand.takes_record())?;
+        // The store need not be asked for a key that is used here.
+        if self.shards.of(key).lock().contains(key) {
+            return None;
+        }
         let (id, sent_at) = (self.ids_of(key).next(), self.clock.now());
         let (lease, lock_delay) = request.limits.lease_and_lock_delay(self.lease);
         let fence = free_keys.acquire(key, &id, lease.saturating_add(lock_delay))?;

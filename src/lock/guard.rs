@@ -167,7 +167,7 @@ impl LockGuard {
     }
 
     /// Ends guards of different keys together.
-    pub(super) fn end_all(mut guards: SmallVec<[Self; 1]>, end: GuardEnd) -> ReleaseFuture {
+    pub(crate) fn end_all(mut guards: SmallVec<[Self; 1]>, end: GuardEnd) -> ReleaseFuture {
         match &mut *guards {
             [] => ReleaseFuture::new(),
             [guard] => {

@@ -1,10 +1,10 @@
 //! The guards of one lock or of several, which are released together.
 
-use std::{fmt, future::Future, mem, time::Duration};
+use std::{fmt, future::Future, mem};
 
 use smallvec::{SmallVec, smallvec};
 
-use super::{HeldLock, HeldLocks, LockGuard, ReleaseFuture, held::LossSignal};
+use super::{HeldLock, HeldLocks, LockGuard, ReleaseFuture};
 use crate::{
     error::LockLost,
     lock_key::LockKey,
@@ -54,24 +54,10 @@ impl LockGuards {
         self.guards.len()
     }
 
-    /// Whether the locks were released.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.guards.is_empty()
-    }
-
-    /// The guard of a call for one key.
-    pub(crate) fn single(&self) -> Option<&LockGuard> {
-        self.guards.first().filter(|_| self.guards.len() == 1)
-    }
-
-    pub(crate) fn views(&self) -> impl Iterator<Item = HeldLock> {
-        self.guards.iter().map(LockGuard::held_lock)
-    }
-
     /// Returns views of the locks. They can be cloned, and release nothing.
     #[must_use]
     pub fn held_locks(&self) -> HeldLocks {
-        HeldLocks::new(self.views())
+        HeldLocks::new(self.guards.iter().map(LockGuard::held_lock))
     }
 
     /// Returns the lock of this key, if it is one of them.
@@ -113,32 +99,19 @@ impl LockGuards {
         self.end(GuardEnd::ReleasedAfterFailure)
     }
 
-    /// Starts the release, once.
-    pub(crate) fn end(&mut self, end: GuardEnd) -> ReleaseFuture {
-        LockGuard::end_all(mem::take(&mut self.guards), end)
+    /// The guards, for a request.
+    pub(crate) fn into_guards(mut self) -> SmallVec<[LockGuard; 1]> {
+        mem::take(&mut self.guards)
     }
 
     /// Why one of the locks is not held any more.
-    pub(crate) fn loss(&self) -> Option<LockLost> {
+    pub(super) fn loss(&self) -> Option<LockLost> {
         self.guards.iter().find_map(LockGuard::loss)
     }
 
-    /// Resolves when one of the locks is lost.
-    pub(crate) fn loss_signal(&self) -> LossSignal {
-        match self.single() {
-            Some(guard) => guard.held_lock().into_loss_signal(),
-            None => self.held_locks().into_loss_signal(),
-        }
-    }
-
-    /// The time since the last grant.
-    pub(crate) fn held_for(&self) -> Duration {
-        self.guards.iter().map(LockGuard::held_for).min().unwrap_or_default()
-    }
-
-    /// The minimum hold, from the last grant on.
-    pub(crate) fn min_hold(&self) -> Duration {
-        self.guards.iter().map(LockGuard::min_hold).min().unwrap_or_default()
+    /// Starts the release, once.
+    fn end(&mut self, end: GuardEnd) -> ReleaseFuture {
+        LockGuard::end_all(mem::take(&mut self.guards), end)
     }
 }
 

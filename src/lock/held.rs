@@ -160,7 +160,7 @@ impl HeldLock {
         while_held(pin!(work), || self.loss(), |cx| lost.as_mut().poll(cx)).await
     }
 
-    pub(super) fn into_loss_signal(self) -> LossSignal {
+    pub(crate) fn into_loss_signal(self) -> LossSignal {
         Box::pin(async move { self.lost().await })
     }
 

@@ -65,7 +65,7 @@ impl HeldLocks {
         poll_fn(|cx| poll_any(&mut signals, cx)).await
     }
 
-    pub(super) fn into_loss_signal(self) -> LossSignal {
+    pub(crate) fn into_loss_signal(self) -> LossSignal {
         Box::pin(async move { self.lost().await })
     }
 

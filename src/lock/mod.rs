@@ -26,12 +26,12 @@ mod watchdog;
 mod shuttle_tests;
 
 pub(crate) use self::{
-    acquire::LockParams,
+    acquire::{AcquireFuture, LockParams},
     driver::Driver,
     driver_data::NotGranted,
     held::{LossSignal, poll_any, while_held},
     request_scope::{RequestInfo, RequestScope},
-    several::acquire,
+    several::acquire_several,
 };
 pub use self::{
     acquire::{LockBuilder, LockFuture},

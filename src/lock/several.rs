@@ -1,7 +1,7 @@
-//! Acquires one key, or several: all of them or none, in the steps of [`Several`].
+//! Acquires several keys: all of them or none, in the steps of [`Several`].
 
 use std::{
-    future::{Future, poll_fn},
+    future::poll_fn,
     pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll},
@@ -33,30 +33,11 @@ struct Requests {
     results: Vec<Option<Result<LockGuard, LockError>>>,
 }
 
-/// Acquires these keys, which are in order, each one once: all of them, or none. The parameters are
-/// made when the first request is sent.
+/// Acquires these keys, which are in order, each one once: all of them, or none.
 ///
 /// An error has the position of its key. It releases the keys that were acquired before, and so
 /// does a drop of the future. Nothing has run under them, so no time blocks them.
-#[expect(clippy::manual_async_fn, reason = "the future of an `async fn` contains its arguments twice")]
-pub(crate) fn acquire(
-    driver: &Arc<Driver>,
-    keys: &[LockKey],
-    params: impl FnOnce() -> LockParams,
-) -> impl Future<Output = Result<LockGuards, (usize, NotGranted)>> {
-    async move {
-        match keys {
-            [key] => match AcquireFuture::send(Arc::clone(driver), key.clone(), params()).await {
-                Ok(guard) => Ok(LockGuards::one(guard)),
-                Err(why) => Err((0, why)),
-            },
-            // In a box: the future of a request for one key does not contain this one.
-            keys => Box::pin(acquire_several(driver, keys, params())).await,
-        }
-    }
-}
-
-async fn acquire_several(
+pub(crate) async fn acquire_several(
     driver: &Arc<Driver>,
     keys: &[LockKey],
     params: LockParams,

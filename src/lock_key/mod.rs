@@ -12,8 +12,11 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
+use smallvec::{SmallVec, smallvec};
+
 use self::{
     part::{FromTuple, KeyPart, KeyTuple},
+    several::KeyCountError,
     writer::KeyWriter,
 };
 use crate::limits::MAX_RAW_KEY_BYTES;
@@ -46,6 +49,17 @@ pub struct LockKey {
     hash: u32,
 }
 
+/// Several keys that are locked together: all of them, or none. Created by
+/// [`key::all`](crate::key::all).
+///
+/// The keys are sorted by their texts, and each one is there once. So all callers acquire them in
+/// one order.
+#[derive(Clone, Debug)]
+pub struct AllKeys(Result<SortedKeys, KeyCountError>);
+
+/// At least one key, in order, each one once.
+pub(crate) type SortedKeys = SmallVec<[LockKey; 1]>;
+
 /// A map that uses the hash in the key.
 pub(crate) type KeyMap<V> = HashMap<LockKey, V, BuildHasherDefault<PrehashedHasher>>;
 
@@ -77,6 +91,19 @@ pub enum RawKeyError {
 }
 
 // === impl LockKey ===
+
+impl AllKeys {
+    /// The keys in order.
+    pub(crate) fn into_sorted(self) -> Result<SortedKeys, KeyCountError> {
+        self.0
+    }
+}
+
+impl From<LockKey> for AllKeys {
+    fn from(key: LockKey) -> Self {
+        Self(Ok(smallvec![key]))
+    }
+}
 
 impl LockKey {
     /// Creates a key from a namespace and any number of parts.

@@ -2,21 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use smallvec::{SmallVec, smallvec};
-
-use super::LockKey;
+use super::{AllKeys, LockKey};
 use crate::limits::MAX_KEYS_TOGETHER;
-
-/// Several keys that are locked together: all of them, or none. Created by
-/// [`key::all`](crate::key::all).
-///
-/// The keys are sorted by their texts, and each one is there once. So all callers acquire them in
-/// one order.
-#[derive(Clone, Debug)]
-pub struct AllKeys(Result<SortedKeys, KeyCountError>);
-
-/// At least one key, in order, each one once.
-pub(crate) type SortedKeys = SmallVec<[LockKey; 1]>;
 
 /// Error of several keys: there is none, or there are too many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -73,19 +60,6 @@ pub fn all<K: Into<LockKey>>(keys: impl IntoIterator<Item = K>) -> AllKeys {
         }
     }
     AllKeys(if sorted.is_empty() { Err(KeyCountError::Empty) } else { Ok(sorted.into_iter().collect()) })
-}
-
-impl AllKeys {
-    /// The keys in order.
-    pub(crate) fn into_sorted(self) -> Result<SortedKeys, KeyCountError> {
-        self.0
-    }
-}
-
-impl From<LockKey> for AllKeys {
-    fn from(key: LockKey) -> Self {
-        Self(Ok(smallvec![key]))
-    }
 }
 
 #[cfg(test)]

@@ -10,11 +10,8 @@ use crate::{
     body::budget::Reservation,
     error::LockError,
     key_source::KeyRejection,
-    lock::{LockParams, NotGranted, acquire},
-    lock_key::{
-        LockKey,
-        several::{AllKeys, SortedKeys},
-    },
+    lock::{AcquireFuture, LockGuard, LockGuards, LockParams, NotGranted, acquire_several},
+    lock_key::{AllKeys, LockKey, SortedKeys},
     policy::LockPolicy,
     proto::LockRequest,
     rejection::{Rejection, retry_after::HoldEstimate},
@@ -84,13 +81,22 @@ impl<'a> LockCall<'a> {
             self.reserve_for_waiting(body)?;
             let mut span = self.start_span();
             self.context.set_wait_applied();
-            let acquired = acquire(self.context.driver(), &self.keys, || self.params()).await;
+            let driver = self.context.driver();
+            let acquired = match &*self.keys {
+                [key] => {
+                    let acquired = AcquireFuture::send(Arc::clone(driver), key.clone(), self.params()).await;
+                    acquired.map(|guard| smallvec![guard]).map_err(|why| (0, why))
+                }
+                // In a box: the future of a request for one key does not contain this one.
+                keys => Box::pin(acquire_several(driver, keys, self.params())).await.map(LockGuards::into_guards),
+            };
             let guards = match acquired {
                 Ok(guards) => guards,
                 Err((_, NotGranted::Recorded(record))) => return Ok(Acquired::Recorded(record, span)),
                 Err((at, NotGranted::Rejected(error))) => return Err(self.rejected(&span, at, error)),
             };
-            span.granted(|| guards.single().map(|guard| (guard.hold_count(), guard.fencing_token())));
+            let single = || guards.first().filter(|_| guards.len() == 1);
+            span.granted(|| single().map(|guard: &LockGuard| (guard.hold_count(), guard.fencing_token())));
             let lock = RequestLock::new(guards, span, Arc::clone(&self.context.params().hold_estimate), self.policy());
             // The server may not have noticed the disconnect.
             if client.is_some_and(ClientConnection::is_closed) {

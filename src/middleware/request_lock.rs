@@ -1,13 +1,13 @@
 //! One lock of a request, of one key or of several, and the record of its hold.
 
-use std::{future::pending, sync::Arc};
+use std::{future::pending, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 use tokio::time::{Instant, sleep_until};
 
 use crate::{
     error::LockLost,
-    lock::{HeldLock, LockGuards, LossSignal, ReleaseFuture},
+    lock::{HeldLock, HeldLocks, LockGuard, LossSignal, ReleaseFuture},
     policy::LockPolicy,
     proto::GuardEnd,
     rejection::retry_after::HoldEstimate,
@@ -17,8 +17,8 @@ use crate::{
 /// One lock of a request. Its drop releases it after the lock-delay, as the drop of a guard does.
 #[derive(Debug)]
 pub(crate) struct RequestLock {
-    /// Empty after the release.
-    guards: LockGuards,
+    /// In the order of the keys. Empty after the release.
+    guards: SmallVec<[LockGuard; 1]>,
     pub(crate) span: LockSpan,
     hold_estimate: Arc<HoldEstimate>,
     abort_at: AbortAt,
@@ -39,7 +39,7 @@ enum AbortAt {
 
 impl RequestLock {
     pub(super) fn new(
-        guards: LockGuards,
+        guards: SmallVec<[LockGuard; 1]>,
         span: LockSpan,
         hold_estimate: Arc<HoldEstimate>,
         policy: &LockPolicy,
@@ -53,13 +53,13 @@ impl RequestLock {
     }
 
     pub(crate) fn views(&self) -> impl Iterator<Item = HeldLock> {
-        self.guards.views()
+        self.guards.iter().map(LockGuard::held_lock)
     }
 
     /// The reason to abort the work under this lock, if there is one now.
     pub(super) fn abort_reason(&self) -> Option<LockLost> {
         match self.abort_at {
-            AbortAt::Loss => self.guards.loss(),
+            AbortAt::Loss => self.guards.iter().find_map(LockGuard::loss),
             AbortAt::Deadline(end) => {
                 end.is_some_and(|end| end <= Instant::now()).then_some(LockLost::HoldLimitReached)
             }
@@ -69,7 +69,10 @@ impl RequestLock {
     /// Resolves when there is one.
     pub(super) fn abort_signal(&self) -> LossSignal {
         match self.abort_at {
-            AbortAt::Loss => self.guards.loss_signal(),
+            AbortAt::Loss => match &*self.guards {
+                [guard] => guard.held_lock().into_loss_signal(),
+                _ => HeldLocks::new(self.views()).into_loss_signal(),
+            },
             AbortAt::Deadline(None) => Box::pin(pending()),
             AbortAt::Deadline(Some(end)) => Box::pin(async move {
                 sleep_until(end).await;
@@ -93,14 +96,16 @@ impl RequestLock {
     /// Starts the release. Also returns the rest of this lock, for the result in its span.
     pub(super) fn release(mut self, end: GuardEnd) -> (ReleaseFuture, Self) {
         self.record_hold(end == GuardEnd::Released);
-        (self.guards.end(end), self)
+        (LockGuard::end_all(std::mem::take(&mut self.guards), end), self)
     }
 
     /// Records the hold, before the guards end and the next section starts. The key stays blocked
     /// for the `min_hold`, also if the work ends earlier.
     fn record_hold(&self, keeps_min_hold: bool) {
-        let hold = self.guards.held_for();
-        self.hold_estimate.record(if keeps_min_hold { hold.max(self.guards.min_hold()) } else { hold });
+        // From the last grant on.
+        let least = |of: fn(&LockGuard) -> Duration| self.guards.iter().map(of).min().unwrap_or_default();
+        let hold = least(LockGuard::held_for);
+        self.hold_estimate.record(if keeps_min_hold { hold.max(least(LockGuard::min_hold)) } else { hold });
         self.span.ended(hold);
     }
 }

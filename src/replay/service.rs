@@ -25,7 +25,7 @@ use crate::{
     body::request_body::RequestBody,
     key_source::{HeldView, KeyRejection, KeySource},
     lock::HeldLock,
-    lock_key::{LockKey, several::AllKeys},
+    lock_key::{AllKeys, LockKey},
     middleware::{
         acquire::{Acquired, LockCall},
         context::RequestContext,
