@@ -176,26 +176,40 @@ BEGIN
   -- promises.
   IF record_head IS NULL AND 0 = ALL (blocks_ms) THEN
     PERFORM set_config('synchronous_commit', 'off', true);
-    -- As of acquire.
-    INSERT INTO {schema}.locks AS l (key, fence, until)
-      SELECT r.key, 0, 'epoch' FROM unnest(keys) AS r (key) ORDER BY r.key COLLATE "C"
-      ON CONFLICT (key) DO UPDATE SET until = l.until WHERE false;
-    t := clock_timestamp();
-    -- As of end_hold.
-    RETURN QUERY
+    IF cardinality(keys) > 1 THEN
+      -- As of acquire.
+      INSERT INTO {schema}.locks AS l (key, fence, until)
+        SELECT r.key, 0, 'epoch' FROM unnest(keys) AS r (key) ORDER BY r.key COLLATE "C"
+        ON CONFLICT (key) DO UPDATE SET until = l.until WHERE false;
+      t := clock_timestamp();
+      -- As of end_hold.
+      RETURN QUERY
+        UPDATE {schema}.locks l SET holder = NULL, since = t, until = 'epoch', revoked = NULL
+          FROM unnest(keys, ids) WITH ORDINALITY AS r (key, id, at)
+          WHERE l.key = r.key AND l.holder = r.id AND l.until > t
+            AND NOT EXISTS (SELECT FROM {schema}.waiters w WHERE w.key = r.key)
+          RETURNING r.at, 'freed';
+      GET DIAGNOSTICS freed = ROW_COUNT;
+      IF freed = cardinality(keys) THEN
+        RETURN;
+      ELSIF freed > 0 THEN
+        SELECT array_agg(r.at) INTO replied
+          FROM unnest(keys) WITH ORDINALITY AS r (key, at)
+          JOIN {schema}.locks l ON l.key = r.key AND l.since = t AND l.until = 'epoch'
+            AND l.xmin = pg_current_xact_id()::xid;
+      END IF;
+    ELSE
+      -- A tenth of the time of the same for several.
+      PERFORM FROM {schema}.locks l WHERE l.key = keys[1] AND l.holder = ids[1] FOR NO KEY UPDATE;
+      t := clock_timestamp();
       UPDATE {schema}.locks l SET holder = NULL, since = t, until = 'epoch', revoked = NULL
-        FROM unnest(keys, ids) WITH ORDINALITY AS r (key, id, at)
-        WHERE l.key = r.key AND l.holder = r.id AND l.until > t
-          AND NOT EXISTS (SELECT FROM {schema}.waiters w WHERE w.key = r.key)
-        RETURNING r.at, 'freed';
-    GET DIAGNOSTICS freed = ROW_COUNT;
-    IF freed = cardinality(keys) THEN
-      RETURN;
-    ELSIF freed > 0 THEN
-      SELECT array_agg(r.at) INTO replied
-        FROM unnest(keys) WITH ORDINALITY AS r (key, at)
-        JOIN {schema}.locks l ON l.key = r.key AND l.since = t AND l.until = 'epoch'
-          AND l.xmin = pg_current_xact_id()::xid;
+        WHERE l.key = keys[1] AND l.holder = ids[1] AND l.until > t
+          AND NOT EXISTS (SELECT FROM {schema}.waiters w WHERE w.key = keys[1])
+        RETURNING 1, 'freed' INTO n, what;
+      IF FOUND THEN
+        RETURN NEXT;
+        RETURN;
+      END IF;
     END IF;
   END IF;
   FOR request IN
