@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use crate::{
     limits::MAX_RELEASES_UNDER_WAY,
-    lock_key::{LockKey, several::KeyCountError},
+    lock_key::{KeyCountError, LockKey},
     store::StoreError,
 };
 

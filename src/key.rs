@@ -11,8 +11,8 @@ pub use crate::key_source::{
     from_fn::{from_fn, from_fn_with_state},
 };
 pub use crate::lock_key::{
-    AllKeys, RawKeyError,
+    AllKeys, KeyCountError, RawKeyError,
     part::{KeyPart, PartWriter, display},
-    several::{KeyCountError, all},
+    several::all,
 };
 pub use crate::rejection::field_error::{FieldError, FieldProblem};

@@ -13,7 +13,7 @@ use http::{Extensions, Response, request::Parts};
 use crate::{
     body::reader::BodyReader,
     lock::{HeldLock, HeldLocks},
-    lock_key::{AllKeys, LockKey, part::KeyTuple, several::KeyCountError},
+    lock_key::{AllKeys, KeyCountError, LockKey, part::KeyTuple},
     rejection::{Rejection, RejectionBody},
 };
 

@@ -16,10 +16,9 @@ use smallvec::{SmallVec, smallvec};
 
 use self::{
     part::{FromTuple, KeyPart, KeyTuple},
-    several::KeyCountError,
     writer::KeyWriter,
 };
-use crate::limits::MAX_RAW_KEY_BYTES;
+use crate::limits::{MAX_KEYS_TOGETHER, MAX_RAW_KEY_BYTES};
 
 /// Key of a lock: a namespace and parts.
 ///
@@ -59,6 +58,18 @@ pub struct AllKeys(Result<SortedKeys, KeyCountError>);
 
 /// At least one key, in order, each one once.
 pub(crate) type SortedKeys = SmallVec<[LockKey; 1]>;
+
+/// Error of several keys: there is none, or there are too many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeyCountError {
+    /// The list is empty. If no lock is needed, do not lock; a key function returns `None`.
+    #[error("no key to lock: the list of keys is empty")]
+    Empty,
+    /// More than 64 different keys.
+    #[error("more than {MAX_KEYS_TOGETHER} different keys cannot be locked together")]
+    TooMany,
+}
 
 /// A map that uses the hash in the key.
 pub(crate) type KeyMap<V> = HashMap<LockKey, V, BuildHasherDefault<PrehashedHasher>>;

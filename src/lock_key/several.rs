@@ -2,20 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use super::{AllKeys, LockKey};
+use super::{AllKeys, KeyCountError, LockKey};
 use crate::limits::MAX_KEYS_TOGETHER;
-
-/// Error of several keys: there is none, or there are too many.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum KeyCountError {
-    /// The list is empty. If no lock is needed, do not lock; a key function returns `None`.
-    #[error("no key to lock: the list of keys is empty")]
-    Empty,
-    /// More than 64 different keys.
-    #[error("more than {MAX_KEYS_TOGETHER} different keys cannot be locked together")]
-    TooMany,
-}
 
 /// Creates several keys that are locked together: from 1 to 64, in any order, duplicates once.
 ///
