@@ -207,19 +207,9 @@ impl Driver {
                 .with_source("the renewals of held locks wait for their turn, and come first"));
         }
         self.rearm_lost_timers();
-        let has_free_keys = self.store.free_keys().is_some() && !request.demand.takes_record();
-        let requested = self.feed(key, actions, |table, cx, actions| {
-            if has_free_keys && !table.contains(key) {
-                return Err(request);
-            }
-            Ok(table.request(key, cx, request.map_waiter(|()| Waiter::default), None, actions))
-        });
-        // The key is not used here: the store is asked first, without the mutex of the table.
-        let requested = requested.unwrap_or_else(|request| {
-            let free = self.acquire_free(key, &request);
-            let request = request.map_waiter(|()| Waiter::default);
-            self.feed(key, actions, |table, cx, actions| table.request(key, cx, request, free, actions))
-        });
+        let free = self.acquire_free(key, &request);
+        let request = request.map_waiter(|()| Waiter::default);
+        let requested = self.feed(key, actions, |table, cx, actions| table.request(key, cx, request, free, actions));
         if let Requested::Granted(section) = &requested {
             self.track(Arc::clone(&section.grant));
         }
@@ -228,7 +218,7 @@ impl Driver {
 
     /// Acquires the key if the store grants it without a call.
     fn acquire_free(&self, key: &LockKey, request: &LockRequest<()>) -> Option<FreeKey> {
-        let free_keys = self.store.free_keys()?;
+        let free_keys = self.store.free_keys().filter(|_| !request.demand.takes_record())?;
         let (id, sent_at) = (self.ids_of(key).next(), self.clock.now());
         let (lease, lock_delay) = request.limits.lease_and_lock_delay(self.lease);
         let fence = free_keys.acquire(key, &id, lease.saturating_add(lock_delay))?;
