@@ -46,7 +46,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Once {
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 impl IntoResponse for OnceAnswer {
     fn into_response(self) -> Response {
-        self.to_response().map(axum::body::Body::new)
+        self.to_response().map(axum::body::Body::from)
     }
 }
 

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use bytes::Bytes;
 use http::Response;
 use http_body::Body;
-use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
 use tower::BoxError;
 
 use super::{answer::Answer, fingerprint::Fingerprint, keep::Keep, recorder::AnswerSettings};
@@ -156,8 +156,8 @@ impl OnceAnswer {
 
     /// Returns the response.
     #[must_use]
-    pub fn to_response(&self) -> Response<Full<Bytes>> {
-        self.response.clone().map(Full::new)
+    pub fn to_response(&self) -> Response<Bytes> {
+        self.response.clone()
     }
 }
 
