@@ -61,13 +61,23 @@ impl ReservedPort {
         let socket = TcpSocket::new_v4().expect("a socket");
         // It does not listen, so that a server that sets the same option can.
         socket.set_reuseaddr(true).expect("an option");
-        socket.bind(local(0)).expect("a free port");
+        socket.bind(local(free_port())).expect("a free port");
         Self(socket)
     }
 
     pub(crate) fn number(&self) -> u16 {
         self.0.local_addr().expect("bound").port()
     }
+}
+
+/// A port below those that the kernel gives to connections: one of them would otherwise have the
+/// port of a server that is down.
+pub(crate) fn free_port() -> u16 {
+    let is_free = |port: &u16| {
+        // Without `SO_REUSEADDR`, with which a port that is only reserved would be free, too.
+        TcpSocket::new_v4().expect("a socket").bind(local(*port)).is_ok()
+    };
+    std::iter::repeat_with(|| fastrand::u16(10_000..32_768)).find(is_free).expect("a free port")
 }
 
 pub(crate) fn local(port: u16) -> SocketAddr {

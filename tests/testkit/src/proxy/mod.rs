@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     fmt,
-    net::{Ipv4Addr, SocketAddr},
+    net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -20,7 +20,7 @@ use self::{
     faults::{ArmedFault, Block, PathState, Pushes, WireState},
     wire::Wire,
 };
-use crate::process::TIMEOUT;
+use crate::process::{TIMEOUT, free_port, local};
 
 mod faults;
 mod wire;
@@ -99,7 +99,7 @@ impl Proxy {
         let shared =
             Shared { upstream: Mutex::new(upstream), is_raw, table: Mutex::default(), observer: Mutex::new(None) };
         let shared = Arc::new(shared);
-        let port = bind((Ipv4Addr::LOCALHOST, 0).into()).expect("a free port");
+        let port = bind(local(free_port())).expect("a free port");
         let address = port.local_addr().expect("bound");
         let listener = listen(address).expect("its own port");
         let ((listen, wanted), (now, listens)) = (watch::channel(true), watch::channel(true));
