@@ -19,6 +19,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 busy= long= checks= servers=
+cores=$(nproc)
 usage() { sed -n '2,17s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 loops=()
 for argument in "$@"; do
@@ -222,11 +223,11 @@ fetch_servers() {
 }
 # Conformance, costs, outages, failovers.
 on_server() { # program
-    REDIS_SERVER=$1 cargo test --quiet "${all[@]}" --test redis
+    REDIS_SERVER=$1 RUST_TEST_THREADS=$((cores * 3)) cargo test --quiet "${all[@]}" --test redis
     REDIS_SERVER=$1 cargo test --quiet "${all[@]}" --test failovers --test masters
 }
 # The storm, too. This PostgreSQL is built without TLS.
-on_postgres() { POSTGRES=$newest_postgres cargo test --quiet "${all[@]}" --test postgres -- --skip tls_requires; }
+on_postgres() { POSTGRES=$newest_postgres RUST_TEST_THREADS=$((cores * 3)) cargo test --quiet "${all[@]}" --test postgres -- --skip tls_requires; }
 on_servers() {
     local program
     if [ "$(uname -sm)" != 'Linux x86_64' ]; then
@@ -304,7 +305,6 @@ if [ "$busy" ]; then
 fi
 # Programs that compute have the cores, one at a time; those that wait for timers and servers use
 # the time that is left.
-cores=$(nproc)
 RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((cores * 2))} run_programs computes &
 computes=$!
 (RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((cores * 3))} run_programs waits; record doctests cargo test "${all[@]}" --doc) &
