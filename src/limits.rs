@@ -124,7 +124,7 @@ pub(crate) const STORE_TIMEOUT_MIN: Duration = Duration::from_millis(50);
 /// How long a call waits for the replicas of a URL: a multiple of the usual time of replication.
 #[cfg(feature = "redis")]
 pub(crate) const REDIS_MIN_REPLICAS_TIMEOUT: Duration = Duration::from_millis(100);
-/// Acquires that wait until they are sent to a server; further ones are refused at once.
+/// Acquires that wait until they are sent to a server; further ones fail at once.
 #[cfg(any(feature = "postgres", feature = "redis"))]
 pub(crate) const MAX_WAITING_REQUESTS: usize = 10_000;
 /// Default of the most connections of a store to PostgreSQL: four of them for acquires.

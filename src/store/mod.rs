@@ -93,9 +93,12 @@ pub use crate::acquisition::AcquisitionIds;
 /// - An **error** means that the outcome is unknown: the operation may have been executed, or may
 ///   be executed later. A busy key is a reply and not an error.
 /// - An `acquire` or a `yield_to_queue` **expires** [`AcquireRequest::valid_for`] after the call. A
-///   copy that arrives later does nothing. Until then a call without a reply may still be executed.
+///   copy that arrives later does nothing, and its reply is an error of the kind
+///   [`Timeout`](StoreErrorKind::Timeout). Until then a call without a reply may still be executed.
+///   A store that passes calls on to another one subtracts the time that has passed.
 /// - **Calling** an operation returns a future, or the reply if it is ready. The call does not
-///   block, needs no runtime and does not panic, because `Drop` calls `release`.
+///   block, needs no runtime and does not panic, because `Drop` calls `release`. The future is
+///   polled in a task, with timers: I/O starts there.
 /// - **Dropping** a future does not undo the operation. The caller releases each grant that it may
 ///   have received.
 /// - No operation waits until a key is free.
