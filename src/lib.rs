@@ -190,6 +190,7 @@ mod acquisition;
 mod fencing;
 mod process;
 mod background;
+mod runtime;
 #[allow(
     unreachable_pub,
     clippy::must_use_candidate,

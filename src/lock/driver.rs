@@ -41,6 +41,7 @@ use crate::{
         table::LockTable,
         usage::Usage,
     },
+    runtime,
     store::{
         AcquireReply, EventSink, LockStore, Many, ReceiveReply, ReleaseReply, StoreError, StoreErrorKind, StoreEvent,
         StoreFuture, YieldReply,
@@ -645,12 +646,12 @@ impl Driver {
     }
 
     fn runtime(&self) -> Option<Handle> {
-        match Handle::try_current() {
-            Ok(runtime) => {
+        match runtime::current() {
+            Some(runtime) => {
                 *self.runtime.lock() = Some(runtime.clone());
                 Some(runtime)
             }
-            Err(_) => self.runtime.lock().clone(),
+            None => self.runtime.lock().clone(),
         }
     }
 
@@ -661,7 +662,7 @@ impl Driver {
 
     /// Fires the timers that were lost, from this runtime.
     pub(super) fn rearm_lost_timers(self: &Arc<Self>) {
-        if !self.lost_timers.is_any() || Handle::try_current().is_err() {
+        if !self.lost_timers.is_any() || runtime::current().is_none() {
             return;
         }
         for key in self.lost_timers.take() {
@@ -715,7 +716,8 @@ impl<T: Reply> Drop for AwaitedCall<T> {
     fn drop(&mut self) {
         // The runtime has ended. Repeats fail the same way until a call comes from another runtime.
         if !self.is_finished {
-            self.finish(Err(StoreError::new("lock", T::OPERATION, StoreErrorKind::Unavailable)));
+            let error = StoreError::new("lock", T::OPERATION, StoreErrorKind::Unavailable);
+            runtime::at_end(|| self.finish(Err(error)));
         }
     }
 }

@@ -17,6 +17,7 @@ use super::{
 use crate::{
     clock::{BootInstant, Clock},
     lock_key::LockKey,
+    runtime,
     store::{AcquireRequest, Many, ReleaseRequest, ReplySender, StoreError, StoreErrorKind, StoreFuture},
     sync::Mutex,
 };
@@ -172,7 +173,7 @@ impl<R: Outgoing> SharedCalls<R> {
         requests: Many<R>,
         called: BootInstant,
     ) -> Many<StoreFuture<R::Reply>> {
-        let Ok(runtime) = Handle::try_current() else {
+        let Some(runtime) = runtime::current() else {
             // The caller polls the futures in a runtime.
             let push_later = |request: R| {
                 let sender = Arc::clone(sender);
@@ -305,7 +306,7 @@ impl<R: Outgoing, S: SendRequests<R>> Drop for Task<R, S> {
         let call = state.calls.swap_remove(at);
         let waiting = if state.calls.is_empty() { std::mem::take(&mut state.waiting) } else { VecDeque::new() };
         drop(state);
-        drop((call, waiting));
+        runtime::at_end(|| drop((call, waiting)));
     }
 }
 

@@ -18,6 +18,7 @@ use tower_lock::{
 use tower_lock_testkit::{
     limits,
     locks::key,
+    runtimes::{end_runtimes_in_child_process, ends_of_runtimes_are_survived},
     wait::{soon, until},
 };
 
@@ -213,4 +214,14 @@ async fn open_transaction_of_a_key_delays_no_other_key() {
         waiter.expect("no panic").expect("held");
     }
     sections.end(tasks).await;
+}
+
+/// Guarantee: G2.
+#[tokio::test]
+async fn runtimes_end_while_calls_to_postgres_are_under_way() {
+    end_runtimes_in_child_process();
+    let Some(environment) = environment().await else { return };
+    let url = format!("{}?schema={}&migrate=true", environment.url(), environment.schema);
+    let test = "outages::runtimes_end_while_calls_to_postgres_are_under_way";
+    ends_of_runtimes_are_survived(test, &url).await;
 }

@@ -16,6 +16,7 @@ use tower_lock::{
 use tower_lock_testkit::{
     NetworkFault, Request, limits,
     locks::key,
+    runtimes::{end_runtimes_in_child_process, ends_of_runtimes_are_survived},
     store::StoreExt,
     wait::{ms, soon, until},
 };
@@ -231,6 +232,15 @@ fn request_is_served_after_a_runtime_with_calls_ended() {
         let again = async || store.acquire_one(hasty_acquire(&numbered(9), &ids.next())).await.is_ok();
         until("it works from here", again).await;
     });
+}
+
+/// Guarantee: G2.
+#[tokio::test]
+async fn runtimes_end_while_calls_to_redis_are_under_way() {
+    end_runtimes_in_child_process();
+    let Some(environment) = environment().await else { return };
+    let test = "shared_calls::runtimes_end_while_calls_to_redis_are_under_way";
+    ends_of_runtimes_are_survived(test, &environment.redis.url()).await;
 }
 
 /// Guarantee: G15.

@@ -10,7 +10,7 @@ use super::{files, root, sources};
 /// The top-level modules by rank. A module imports only modules of lower ranks.
 const RANKS: [&[&str]; 16] = [
     &["limits"],
-    &["acquisition", "clock", "fencing", "process", "sync"],
+    &["acquisition", "clock", "fencing", "process", "runtime", "sync"],
     &["background"],
     &["lock_key"],
     &["store"],

@@ -15,6 +15,7 @@
 //! | [`exclusion`] | the rule of mutual exclusion, for the checkers |
 //! | [`log`] | the text of the log |
 //! | [`panics`] | planned panics |
+//! | [`runtimes`] | runtimes that end, in a process of their own |
 //! | the root | real servers for one test each, and a proxy that injects network faults |
 //!
 //! ```no_run
@@ -55,6 +56,8 @@ pub mod endings;
 pub mod http;
 #[cfg(feature = "service")]
 pub mod locks;
+#[cfg(feature = "service")]
+pub mod runtimes;
 #[cfg(feature = "service")]
 pub mod log;
 #[cfg(feature = "service")]

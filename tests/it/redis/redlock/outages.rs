@@ -19,6 +19,7 @@ use tower_lock_testkit::{
     costs::scripts,
     limits,
     locks::{key, one_key},
+    runtimes::{end_runtimes_in_child_process, ends_of_runtimes_are_survived},
     store::StoreExt,
     wait::{ms, soon, until},
 };
@@ -212,4 +213,15 @@ async fn servers_far_away_grant_with_a_longer_call_timeout() {
     }
     servers.proxies.iter().for_each(|proxy| proxy.all().heal());
     until("a grant", async || matches!(acquire().await, Ok(AcquireReply::Granted { .. }))).await;
+}
+
+/// Guarantee: G2.
+#[tokio::test]
+async fn runtimes_end_while_calls_to_redlock_are_under_way() {
+    end_runtimes_in_child_process();
+    let Some(servers) = servers(3).await else { return };
+    let addresses: Vec<_> = servers.redis.iter().map(|redis| redis.address().to_string()).collect();
+    let url = format!("redis+redlock://{}", addresses.join(","));
+    let test = "redlock::outages::runtimes_end_while_calls_to_redlock_are_under_way";
+    ends_of_runtimes_are_survived(test, &url).await;
 }
