@@ -54,6 +54,10 @@ impl<'a> ServerUrl<'a> {
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         if kind == UrlKind::Socket {
             let path = place;
+            // The path is shown. Without its `?`, a password would be a part of it.
+            if path.contains(['=', '&']) {
+                return Err(defect("its parameters begin with `?`; a path has no `=` and no `&`"));
+            }
             return match path.starts_with('/') && fragment.is_empty() {
                 true => Ok(Self { kind, tls, login: "", hosts: "", path, query }),
                 false => Err(defect("it is not the path of a socket")),
@@ -207,7 +211,14 @@ mod tests {
                 assert!(text.contains(&format!("example: `{}://", scheme.replace("rediss", "redis"))), "{text}");
             }
         }
-        for url in ["unix:", "unix://", "unix://run/redis.sock", "unix:///run/redis.sock#s3cret"] {
+        for url in [
+            "unix:",
+            "unix://",
+            "unix://run/redis.sock",
+            "unix:///run/redis.sock#s3cret",
+            "unix:///run/redis.sock&pass=s3cret",
+            "unix:///run/redis.sockpass=s3cret",
+        ] {
             let text = ServerUrl::split(url).map(|url| url.path).expect_err(url);
             assert!(!text.contains("s3cret"), "{url}: {text}");
         }
