@@ -20,8 +20,13 @@ pub(crate) fn current() -> Option<Handle> {
 
 /// Runs the end of a task that was dropped with its runtime.
 pub(crate) fn at_end<T>(run: impl FnOnce() -> T) -> T {
-    let was_ending = IS_ENDING.replace(true);
-    let result = run();
-    IS_ENDING.set(was_ending);
-    result
+    // Also after a panic of a waker.
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            IS_ENDING.set(self.0);
+        }
+    }
+    let _restore = Restore(IS_ENDING.replace(true));
+    run()
 }

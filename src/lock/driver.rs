@@ -208,9 +208,12 @@ impl Driver {
                 .with_source("the renewals of held locks wait for their turn, and come first"));
         }
         self.rearm_lost_timers();
-        let free = self.acquire_free(key, &request);
-        let request = request.map_waiter(|()| Waiter::default);
-        let requested = self.feed(key, actions, |table, cx, actions| table.request(key, cx, request, free, actions));
+        let requested = self.feed(key, actions, |table, cx, actions| {
+            // Under the mutex: of two requests that do not wait, one would else find the grant of the
+            // other, which finds its entry, and both would be rejected.
+            let free = if table.contains(key) { None } else { self.acquire_free(key, &request) };
+            table.request(key, cx, request.map_waiter(|()| Waiter::default), free, actions)
+        });
         if let Requested::Granted(section) = &requested {
             self.track(Arc::clone(&section.grant));
         }
@@ -260,15 +263,20 @@ impl Driver {
             return Some(ReleaseOutcome::NotHeld);
         }
         let key = &section.grant.key;
-        let outcome = self.feed(key, actions, |table, cx, actions| table.end_guard(cx, section, end, actions));
-        if outcome == Some(ReleaseOutcome::Released) {
-            self.untrack(&section.grant);
-            if !self.store.free_keys().is_some_and(|free_keys| free_keys.release(key, &section.grant.id)) {
-                self.feed_event(key, Event::NotFreed(Arc::clone(section)), actions);
-                return None;
+        let (outcome, is_freed) = self.feed(key, actions, |table, cx, actions| {
+            let outcome = table.end_guard(cx, section, end, actions);
+            // Under the mutex: a table without an entry means that the key is free.
+            let is_freed = self.store.free_keys().filter(|_| outcome == Some(ReleaseOutcome::Released));
+            let is_freed = is_freed.map(|free_keys| free_keys.release(key, &section.grant.id));
+            if is_freed == Some(false) {
+                table.handle_event(key, cx, Event::NotFreed(Arc::clone(section)), actions);
             }
+            (outcome, is_freed)
+        });
+        if is_freed.is_some() {
+            self.untrack(&section.grant);
         }
-        outcome
+        outcome.filter(|_| is_freed != Some(false))
     }
 
     pub(super) fn grant_lost(self: &Arc<Self>, grant: &Grant, why: LockLost) {

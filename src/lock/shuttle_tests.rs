@@ -62,6 +62,10 @@ impl World {
         self.locks.lock(Self::key()).lock_delay(Duration::ZERO).into_future()
     }
 
+    fn try_lock(&self) -> LockFuture {
+        self.locks.try_lock(Self::key()).lock_delay(Duration::ZERO).into_future()
+    }
+
     fn acquire(&self) -> Result<LockGuard, LockError> {
         block_on(self.lock())
     }
@@ -115,6 +119,35 @@ fn local_handoffs_never_overlap() {
             })
         });
         join_all(threads.collect());
+        world.assert_empty();
+    });
+}
+
+#[test]
+fn free_key_goes_to_one_of_two_callers_that_do_not_wait() {
+    check(|| {
+        let world = World::new();
+        let call = |world: World| move || block_on(world.try_lock()).ok();
+        let threads: Vec<_> = (0..2).map(|_| thread::spawn(call(world.clone()))).collect();
+        let guards: Vec<_> = threads.into_iter().filter_map(|thread| thread.join().expect("no panic")).collect();
+        assert_eq!(guards.len(), 1, "holders");
+        guards.into_iter().for_each(|guard| drop(world.section(guard)));
+        world.assert_empty();
+    });
+}
+
+#[test]
+fn table_without_entries_holds_nothing_in_the_store() {
+    check(|| {
+        let world = World::new();
+        let guard = world.acquire().expect("free");
+        let (releases, other) = (world.clone(), world.other_process());
+        let release = thread::spawn(move || drop(releases.section(guard)));
+        if world.locks.driver().size() == (0, 0) {
+            let guard = block_on(other.try_lock()).expect("a shutdown would say that no key is held");
+            other.section(guard);
+        }
+        join_all(vec![release]);
         world.assert_empty();
     });
 }
