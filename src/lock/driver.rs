@@ -209,8 +209,8 @@ impl Driver {
         }
         self.rearm_lost_timers();
         let requested = self.feed(key, actions, |table, cx, actions| {
-            // Under the mutex: of two requests that do not wait, one would else find the grant of the
-            // other, which finds its entry, and both would be rejected.
+            // Under the mutex: of two requests that do not wait, one would else find the grant of
+            // the other, which finds its entry, and both would be rejected.
             let free = if table.contains(key) { None } else { self.acquire_free(key, &request) };
             table.request(key, cx, request.map_waiter(|()| Waiter::default), free, actions)
         });

@@ -18,7 +18,7 @@ const ROOM: usize = 100;
 
 /// Both ends. The server replies to `ECHO`, and with an error to another command.
 #[derive(Clone, Default)]
-pub(in super::super) struct Wire(Arc<Mutex<State>>);
+pub(in crate::store::redis::topology::socket) struct Wire(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
@@ -35,19 +35,19 @@ struct State {
 }
 
 impl Wire {
-    pub(in super::super) fn echo(text: &str) -> Cmd {
+    pub(in crate::store::redis::topology::socket) fn echo(text: &str) -> Cmd {
         let mut echo = cmd("ECHO");
         echo.arg(text);
         echo
     }
 
     /// Whether writes fail, as without memory in the kernel.
-    pub(in super::super) fn refuse_writes(&self, refuses_writes: bool) {
+    pub(in crate::store::redis::topology::socket) fn refuse_writes(&self, refuses_writes: bool) {
         self.0.lock().refuses_writes = refuses_writes;
     }
 
     /// Reads and replies. Returns the number of replies.
-    pub(in super::super) fn serve(&self) -> usize {
+    pub(in crate::store::redis::topology::socket) fn serve(&self) -> usize {
         let mut state = self.0.lock();
         let State { to_server, unread, to_client, frame, .. } = &mut *state;
         unread.append(to_server);
@@ -70,7 +70,7 @@ impl Wire {
         replies
     }
 
-    pub(in super::super) fn reply(&self, bytes: &[u8]) {
+    pub(in crate::store::redis::topology::socket) fn reply(&self, bytes: &[u8]) {
         let mut state = self.0.lock();
         state.to_client.extend(bytes);
         let client = state.client.take();
@@ -79,19 +79,19 @@ impl Wire {
     }
 
     /// The server closes the connection.
-    pub(in super::super) fn close(&self) {
+    pub(in crate::store::redis::topology::socket) fn close(&self) {
         self.0.lock().is_closed = true;
         self.reply(b"");
     }
 
     /// Whether the client has closed the connection.
-    pub(in super::super) fn is_dropped(&self) -> bool {
+    pub(in crate::store::redis::topology::socket) fn is_dropped(&self) -> bool {
         Arc::strong_count(&self.0) == 1
     }
 
     /// Waits until the client has written.
     #[cfg(tower_lock_shuttle)]
-    pub(in super::super) fn poll_written(&self, cx: &Context<'_>) -> Poll<()> {
+    pub(in crate::store::redis::topology::socket) fn poll_written(&self, cx: &Context<'_>) -> Poll<()> {
         let mut state = self.0.lock();
         if state.to_server.is_empty() {
             state.server = Some(cx.waker().clone());
