@@ -341,7 +341,7 @@ lowest_versions() {
     cargo check --quiet --all-features --locked --manifest-path target/minimal/Cargo.toml --target-dir target/lowest
 }
 tests_of_tests() {
-    # Without a pause between the requests: they find some defects only in company.
+    # Without a pause between the requests: some defects need many of them under way.
     SCALE=2 cargo test "${all[@]}" --test checker_self_test
     cargo test "${all[@]}" --test mutants --test compile_fail
 }

@@ -123,6 +123,7 @@ fn local_handoffs_never_overlap() {
     });
 }
 
+/// Guarantee: G6.
 #[test]
 fn free_key_goes_to_one_of_two_callers_that_do_not_wait() {
     check(|| {
@@ -136,6 +137,7 @@ fn free_key_goes_to_one_of_two_callers_that_do_not_wait() {
     });
 }
 
+/// Guarantee: G6.
 #[test]
 fn table_without_entries_holds_nothing_in_the_store() {
     check(|| {

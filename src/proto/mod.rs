@@ -236,7 +236,8 @@ pub struct EventContext<'a> {
     pub frees_keys: bool,
 }
 
-/// A key that the store has granted without a call, before its request.
+/// A key that the store has granted without a call. It comes with its request, for which the table
+/// has no entry.
 #[derive(Debug)]
 pub struct FreeKey {
     /// The acquisition that holds the key.

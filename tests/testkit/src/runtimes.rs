@@ -63,6 +63,7 @@ fn end_runtimes(url: &str) {
                 }
             });
         }
+        // Each round ends the runtime at another point of the calls.
         thread::sleep(ms(3 + 3 * (round % 8)));
         drop(other);
         lasting.block_on(async {
