@@ -58,26 +58,22 @@ pub(crate) struct ReservedPort(TcpSocket);
 
 impl ReservedPort {
     pub(crate) fn new() -> Self {
-        let socket = TcpSocket::new_v4().expect("a socket");
-        // It does not listen, so that a server that sets the same option can.
-        socket.set_reuseaddr(true).expect("an option");
-        socket.bind(local(free_port())).expect("a free port");
-        Self(socket)
+        let reserve = || {
+            let socket = TcpSocket::new_v4().expect("a socket");
+            // Below those that the kernel gives to connections: one of them would otherwise have the
+            // port of a server that is down.
+            socket.bind(local(fastrand::u16(10_000..32_768))).ok()?;
+            // After the bind, for which a port that is only reserved would be free, too. It does not
+            // listen, so that a server that sets the same option can.
+            socket.set_reuseaddr(true).expect("an option");
+            Some(Self(socket))
+        };
+        std::iter::repeat_with(reserve).flatten().next().expect("a free port")
     }
 
     pub(crate) fn number(&self) -> u16 {
         self.0.local_addr().expect("bound").port()
     }
-}
-
-/// A port below those that the kernel gives to connections: one of them would otherwise have the
-/// port of a server that is down.
-pub(crate) fn free_port() -> u16 {
-    let is_free = |port: &u16| {
-        // Without `SO_REUSEADDR`, with which a port that is only reserved would be free, too.
-        TcpSocket::new_v4().expect("a socket").bind(local(*port)).is_ok()
-    };
-    std::iter::repeat_with(|| fastrand::u16(10_000..32_768)).find(is_free).expect("a free port")
 }
 
 pub(crate) fn local(port: u16) -> SocketAddr {
@@ -274,5 +270,26 @@ impl TempFolder {
 impl Drop for TempFolder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each of many threads has a port of its own, where a server can listen.
+    #[tokio::test]
+    async fn reserved_port_is_taken_except_for_its_server() {
+        let port = ReservedPort::new();
+        let socket = |reuse: bool| {
+            let socket = TcpSocket::new_v4().expect("a socket");
+            socket.set_reuseaddr(reuse).expect("an option");
+            socket.bind(local(port.number())).and_then(|()| socket.listen(1))
+        };
+        socket(false).expect_err("another one would get it");
+        let server = socket(true).expect("a server");
+        socket(true).expect_err("one server");
+        drop(server);
+        socket(true).expect("a server that restarts");
     }
 }

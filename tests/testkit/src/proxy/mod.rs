@@ -20,7 +20,7 @@ use self::{
     faults::{ArmedFault, Block, PathState, Pushes, WireState},
     wire::Wire,
 };
-use crate::process::{TIMEOUT, free_port, local};
+use crate::process::{ReservedPort, TIMEOUT, local};
 
 mod faults;
 mod wire;
@@ -99,8 +99,8 @@ impl Proxy {
         let shared =
             Shared { upstream: Mutex::new(upstream), is_raw, table: Mutex::default(), observer: Mutex::new(None) };
         let shared = Arc::new(shared);
-        let port = bind(local(free_port())).expect("a free port");
-        let address = port.local_addr().expect("bound");
+        let port = ReservedPort::new();
+        let address = local(port.number());
         let listener = listen(address).expect("its own port");
         let ((listen, wanted), (now, listens)) = (watch::channel(true), watch::channel(true));
         let acceptor = accept(Arc::clone(&shared), listener, port, wanted, now);
@@ -205,11 +205,11 @@ async fn accept(
     listener: TcpListener,
     // It does not listen. While no other socket does, connections are refused, and no other process
     // can take the port.
-    port: TcpSocket,
+    port: ReservedPort,
     mut wanted: watch::Receiver<bool>,
     now: watch::Sender<bool>,
 ) {
-    let address = port.local_addr().expect("bound");
+    let address = local(port.number());
     let mut listener = Some(listener);
     loop {
         let is_wanted = *wanted.borrow_and_update();
@@ -239,16 +239,10 @@ async fn accept(
 }
 
 fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
-    bind(address)?.listen(1_024)
-}
-
-/// A socket that shares its port with other ones of this proxy.
-fn bind(address: SocketAddr) -> std::io::Result<TcpSocket> {
     let socket = TcpSocket::new_v4()?;
     socket.set_reuseaddr(true)?;
-    socket.set_reuseport(true)?;
     socket.bind(address)?;
-    Ok(socket)
+    socket.listen(1_024)
 }
 
 // === impl Switch ===
