@@ -60,11 +60,11 @@ impl ReservedPort {
     pub(crate) fn new() -> Self {
         let reserve = || {
             let socket = TcpSocket::new_v4().expect("a socket");
-            // Below those that the kernel gives to connections: one of them would otherwise have the
-            // port of a server that is down.
+            // Below those that the kernel gives to connections: one of them would otherwise have
+            // the port of a server that is down.
             socket.bind(local(fastrand::u16(10_000..32_768))).ok()?;
-            // After the bind, for which a port that is only reserved would be free, too. It does not
-            // listen, so that a server that sets the same option can.
+            // After the bind, for which a port that is only reserved would be free, too. It does
+            // not listen, so that a server that sets the same option can.
             socket.set_reuseaddr(true).expect("an option");
             Some(Self(socket))
         };
@@ -277,7 +277,6 @@ impl Drop for TempFolder {
 mod tests {
     use super::*;
 
-    /// Each of many threads has a port of its own, where a server can listen.
     #[tokio::test]
     async fn reserved_port_is_taken_except_for_its_server() {
         let port = ReservedPort::new();
