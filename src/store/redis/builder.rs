@@ -296,10 +296,6 @@ fn nodes_error(nodes: &Nodes<Shared>, error: CallError) -> SelfTestError {
     let (address, user) = (nodes.to_string(), &nodes.parts.user);
     match error.of_connect() {
         CallError::NotCluster(address) => RedisConnectError::NotCluster { address: address.clone() }.into(),
-        CallError::Redis(refusal) if refusal.code() == Some("NOPERM") => {
-            let (user, refusals) = (user.clone(), vec![error.to_string()]);
-            RedisConnectError::PermissionDenied { address, user, refusals }.into()
-        }
         _ => SelfTestError::unreachable(error, address, user),
     }
 }

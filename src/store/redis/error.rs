@@ -162,6 +162,9 @@ pub(in crate::store) enum CallError {
     /// The server at this address is no node of a Cluster.
     #[error("the server at {0} is not a node of a Redis Cluster")]
     NotCluster(String),
+    /// The server at an address is not the node that had it, or not one of the same Cluster.
+    #[error("the server at this address is another node, or belongs to another Redis Cluster")]
+    OtherCluster,
     /// The server lacks a required feature or permission.
     #[error("{}", error_chain(&**.0))]
     SelfTestFailed(Arc<RedisConnectError>),
@@ -269,6 +272,7 @@ impl CallError {
             }
             Self::NoMaster => (StoreErrorKind::Failover, NO_MASTER_HINT),
             Self::ClusterChanges(_) => (StoreErrorKind::Failover, CLUSTER_CHANGES_HINT),
+            Self::OtherCluster => (StoreErrorKind::Failover, OTHER_CLUSTER_HINT),
             Self::NotCluster(_) => (StoreErrorKind::Refused, "use `redis://` for a single server"),
             Self::Expired => (Timeout, "is the network or the server overloaded?"),
             Self::UnexpectedReply(_) => (
@@ -301,6 +305,8 @@ const MASTER_HINT: &str =
     "is it up, and can this process reach the address that the sentinels name (`replica-announce-ip`)?";
 const CLUSTER_HINT: &str = "this is a node of a Redis Cluster: use `redis+cluster://`";
 const NO_MASTER_HINT: &str = "are its nodes up, and does each slot have a master (`CLUSTER INFO`; `redis-cli --cluster create` makes a Cluster)?";
+const OTHER_CLUSTER_HINT: &str =
+    "name only nodes of one Cluster; if all of its nodes were replaced at once, restart this process";
 const CLUSTER_CHANGES_HINT: &str =
     "a failover or a move of slots is in progress, or slots have no master (`CLUSTER INFO`)";
 

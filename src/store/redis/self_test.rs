@@ -1,6 +1,6 @@
 //! Checks of a server before it is used: version, permissions, pub/sub.
 
-use std::{collections::HashMap, fmt, sync::Arc};
+use std::{collections::HashMap, sync::Arc};
 
 use deadpool_redis::redis::{Cmd, Value, cmd, from_redis_value, make_extension_error};
 use tokio::{sync::Notify, time::timeout};
@@ -40,7 +40,7 @@ pub(super) async fn self_test(
     match timeout(timeouts.call, subscriptions.subscribe(std::slice::from_ref(&channel))).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) if error.code() == Some("NOPERM") => {
-            return Err(server.test_refused(&format_args!("SUBSCRIBE: {error}")));
+            return Err(server.permission_denied(vec![escape_control(&format!("SUBSCRIBE: {error}"))]));
         }
         Ok(Err(error)) => return Err(failed(error.into())),
         Err(_) => return Err(failed(CallError::NoReply)),
@@ -83,14 +83,9 @@ async fn run_script(server: &Server, id: &str) -> Result<SelfTestReport, SelfTes
     let failed = |error| server.test_failed(error);
     let lock = keyspace.test_lock(id, server.topology.any_slot().unwrap_or(0));
     let call = keyspace.self_test(&lock, &channel_of(server, id), "1 hello");
-    let refused_or_failed = |error| match error {
-        // The user lacks the permission to run scripts, or to wait for replicas.
-        CallError::Redis(error) if error.code() == Some("NOPERM") => server.test_refused(&error),
-        error => failed(error),
-    };
     let run = async |command: &Cmd| {
         // On the connection that is not yet in use.
-        release_conn.command(command, timeouts.call_deadline()).await.map_err(refused_or_failed)
+        release_conn.command(command, timeouts.call_deadline()).await.map_err(failed)
     };
     let parse = |reply| wire::parse_self_test(&reply).map_err(|error| failed(error.into()));
     if server.is_cluster() {
@@ -114,7 +109,7 @@ async fn run_script(server: &Server, id: &str) -> Result<SelfTestReport, SelfTes
     if min_replicas.is_some() {
         let terms = Terms { min_replicas: *min_replicas, ..Terms::default() };
         let reply = renew_conn.call(&[call], terms, timeouts.call_deadline()).await;
-        reply.map_err(refused_or_failed)?.1.map_err(|missing| failed(missing.into()))?;
+        reply.map_err(failed)?.1.map_err(|missing| failed(missing.into()))?;
     }
     if let Some(found) = &first.invalid_fence {
         server.warn_fence_replaced(found);
@@ -128,8 +123,12 @@ fn channel_of(server: &Server, id: &str) -> String {
 }
 
 impl SelfTestError {
-    /// The error of a call at this address.
+    /// The error of a call or a connect at this address.
     pub(super) fn unreachable(error: CallError, address: String, user: &str) -> Self {
+        if matches!(error.of_connect(), CallError::Redis(refusal) if refusal.code() == Some("NOPERM")) {
+            let (user, refusals) = (user.to_owned(), vec![error.to_string()]);
+            return RedisConnectError::PermissionDenied { address, user, refusals }.into();
+        }
         let is_transient = error.kind().is_transient();
         let source = error.with_hint(None, user);
         Self { error: RedisConnectError::Unreachable { address, source }, is_transient }
@@ -139,10 +138,6 @@ impl SelfTestError {
 impl Server {
     pub(super) fn test_failed(&self, error: CallError) -> SelfTestError {
         SelfTestError::unreachable(self.seen_by_cluster(error), self.address.clone(), &self.user)
-    }
-
-    fn test_refused(&self, error: &dyn fmt::Display) -> SelfTestError {
-        self.permission_denied(vec![escape_control(&error.to_string())])
     }
 
     fn permission_denied(&self, refusals: Vec<String>) -> SelfTestError {

@@ -19,7 +19,7 @@ use crate::{
 /// The environment variable `REDIS_SERVER=/path` selects another program.
 #[derive(Debug)]
 pub struct RedisServer {
-    options: RedisOptions,
+    pub(crate) options: RedisOptions,
     process: Process,
     port: ReservedPort,
     folder: TempFolder,

@@ -263,6 +263,23 @@ impl RedisCluster {
         self.rejoined(node).await;
     }
 
+    /// Replaces a node by the only one of another cluster, which has all slots and a larger epoch,
+    /// as where addresses are given again.
+    pub async fn replace_by_another_cluster(&mut self, node: usize) {
+        let Node { server, bus, .. } = &mut self.nodes[node];
+        // The former nodes do not find it: they would drop the address.
+        *bus = ReservedPort::new();
+        server.options = server.options.clone().set("cluster-port", &bus.number().to_string());
+        server.restart_empty().await;
+        self.ok(node, &["CLUSTER", "SET-CONFIG-EPOCH", "1000"]).await;
+        self.ok(node, &["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]).await;
+        until("it serves its slots", async || {
+            let info = self.command(node, &["CLUSTER", "INFO"]).await;
+            info.text().is_some_and(|info| info.contains("cluster_state:ok"))
+        })
+        .await;
+    }
+
     /// Waits until a node that was restarted or thawed is part of the cluster.
     pub async fn rejoined(&self, node: usize) {
         until("a node is back", async || self.is_settled(node).await && self.all_know(node).await).await;

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use deadpool_redis::redis::{Cmd, Value, cmd};
+use deadpool_redis::redis::{Cmd, RedisError, Value, cmd, from_redis_value};
 use futures_util::future::BoxFuture;
 use tokio::{
     runtime::Handle,
@@ -21,12 +21,12 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::{
+    ask_all::ask_all,
     endpoint::{Connected, Endpoint, Subscriptions, list},
     locate::Topology,
-    newest::newest,
     server::{Parts, Server},
     slot_map::{NodeName, Redirect, SlotMap},
-    socket::OnMessage,
+    socket::{OnMessage, Socket},
 };
 use crate::{
     lock_key::LockKey,
@@ -267,19 +267,34 @@ impl<S: Node> Nodes<S> {
         nodes.truncate(MAX_ASKED);
         let hinted = hint.iter().map(|node| (node, true));
         let asked = hinted.chain(nodes.iter().map(|node| (node, false)));
-        let maps = asked.map(|(node, is_hinted)| async move { Ok((map_of(node.server()).await?, is_hinted)) });
+        let maps = asked.map(|(node, is_hinted)| async move {
+            let map = map_of(node.server()).await?;
+            self.check_map(&map)?;
+            Ok((map, is_hinted))
+        });
+        let (known, failures) = ask_all(maps, self.parts.timeouts.call).await;
         // Of two nodes with one configuration, that counts which has the slot, as another one said.
-        let rank = |(map, is_hinted): &(SlotMap, bool)| (map.epoch, *is_hinted);
-        let (known, failures) = newest(maps, |one, other| rank(one) > rank(other), self.parts.timeouts.call).await;
-        if let Some((map, _)) = known {
+        if let Some((map, _)) = known.into_iter().max_by_key(|(map, is_hinted)| (map.epoch, *is_hinted)) {
             return Ok(map);
         }
         // All of them may have been replaced.
-        let is_newer = |one: &SlotMap, other: &SlotMap| one.epoch > other.epoch;
-        let (by_seeds, of_seeds) =
-            newest(self.seeds.iter().map(map_of_seed), is_newer, self.parts.timeouts.connect).await;
+        let maps = self.seeds.iter().map(async |seed| {
+            let map = map_of_seed(seed).await?;
+            self.check_map(&map)?;
+            Ok(map)
+        });
+        let (maps, of_seeds) = ask_all(maps, self.parts.timeouts.connect).await;
         let failures = if nodes.is_empty() { of_seeds } else { failures };
-        by_seeds.ok_or_else(|| failures.into_iter().next_back().unwrap_or(CallError::ConnectTimeout))
+        let newest = maps.iter().max_by_key(|map| map.epoch);
+        let newest = newest.ok_or_else(|| failures.into_iter().next_back().unwrap_or(CallError::ConnectTimeout))?;
+        let are_of_one = maps.iter().all(|map| newest.continues(map) || map.continues(newest));
+        if are_of_one { Ok(newest.clone()) } else { Err(CallError::OtherCluster) }
+    }
+
+    /// Fails if the map is of another Cluster than the last one.
+    fn check_map(&self, map: &SlotMap) -> Result<(), CallError> {
+        let continues = self.view().is_none_or(|view| map.continues(&view.map));
+        continues.then_some(()).ok_or(CallError::OtherCluster)
     }
 
     /// Replaces the map. Nodes that stay keep their connections.
@@ -367,18 +382,39 @@ async fn map_of(server: &Server) -> Result<SlotMap, CallError> {
 }
 
 async fn map_of_seed(seed: &Endpoint) -> Result<SlotMap, CallError> {
-    let replies = seed.connect().await?.call(&map_commands()).await.map_err(|error| match error.detail() {
-        Some(detail) if detail.contains("cluster support disabled") => CallError::NotCluster(seed.to_string()),
+    map_on(&seed.connect().await?, seed).await
+}
+
+async fn map_on(socket: &Socket, endpoint: &Endpoint) -> Result<SlotMap, CallError> {
+    let replies = socket.call(&map_commands()).await.map_err(|error| match error.detail() {
+        Some(detail) if detail.contains("cluster support disabled") => CallError::NotCluster(endpoint.to_string()),
         _ => error.into(),
     })?;
     let Value::Array(replies) = replies else { return Err(CallError::NoMaster) };
     let [info, slots] = <[Value; 2]>::try_from(replies).map_err(|_| CallError::NoMaster)?;
-    SlotMap::parse(seed.host(), info, &slots).ok_or(CallError::NoMaster)
+    SlotMap::parse(endpoint.host(), info, &slots).ok_or(CallError::NoMaster)
+}
+
+impl<S: Node> ClusterNode<S> {
+    /// Fails if another node has the address now: it may be one of another Cluster.
+    async fn check_node(&self, socket: &Socket) -> Result<(), CallError> {
+        if self.name.id.is_empty() {
+            let Some(nodes) = self.nodes.upgrade() else { return Ok(()) };
+            return nodes.check_map(&map_on(socket, &self.endpoint).await?);
+        }
+        let id = socket.call(&[cmd("CLUSTER").arg("MYID").take()]).await?;
+        let id: String = from_redis_value(id).map_err(RedisError::from)?;
+        if id == self.name.id { Ok(()) } else { Err(CallError::OtherCluster) }
+    }
 }
 
 impl<S: Node> Topology for ClusterNode<S> {
     fn connect<'a>(&'a self, _named: &'a OnceLock<Arc<str>>) -> BoxFuture<'a, Result<Connected, CallError>> {
-        Box::pin(async { Ok(Connected::Socket(self.endpoint.connect().await?)) })
+        Box::pin(async {
+            let socket = self.endpoint.connect().await?;
+            self.check_node(&socket).await?;
+            Ok(Connected::Socket(socket))
+        })
     }
 
     fn subscribe(&self, on_message: OnMessage) -> BoxFuture<'_, Result<Subscriptions, CallError>> {

@@ -9,7 +9,7 @@ pub(crate) mod parameters;
 pub(in crate::store) mod address;
 mod servers;
 mod locate;
-mod newest;
+mod ask_all;
 mod sentinel;
 pub(in crate::store) mod cluster;
 pub(crate) mod slot_map;

@@ -22,9 +22,9 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::{
+    ask_all::ask_all,
     endpoint::{Connected, Endpoint, Subscriptions, list},
     locate::{Signs, Topology},
-    newest::newest,
     replicas::is_replica,
     socket::{OnMessage, Socket},
 };
@@ -58,7 +58,7 @@ struct Node {
     connection: Mutex<Option<Socket>>,
 }
 
-/// The master, as one sentinel knows it. Of two replies the larger one counts.
+/// The master, as one sentinel knows it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct MasterReply {
     /// The number of the configuration. A failover makes a larger one.
@@ -89,11 +89,11 @@ impl Sentinels {
     }
 
     /// Asks all sentinels at the same time. The newest configuration counts: a sentinel that was
-    /// partitioned has an older one. Sentinels that write one address in two ways lead to the same
-    /// reply each time.
+    /// partitioned has an older one.
     async fn newest_reply(&self) -> RedisResult<MasterReply> {
         let asked = self.nodes.iter().map(|node| self.reply_of(node));
-        let (newest, failures) = newest(asked, MasterReply::gt, self.call_timeout).await;
+        let (replies, failures) = ask_all(asked, self.call_timeout).await;
+        let newest = MasterReply::newest(replies);
         let were_reachable = self.are_reachable.swap(newest.is_some(), Ordering::Relaxed);
         self.log_reachable(were_reachable, newest.is_some());
         newest.ok_or_else(|| {
@@ -215,6 +215,14 @@ impl Node {
 }
 
 impl MasterReply {
+    /// Of the replies with the newest configuration, that of most sentinels: before the first
+    /// failover all configurations have the number zero, also that of a sentinel of another master.
+    /// Sentinels that write one address in two ways lead to the same reply each time.
+    fn newest(replies: Vec<Self>) -> Option<Self> {
+        let count = |reply: &Self| replies.iter().filter(|other| *other == reply).count();
+        replies.iter().max_by_key(|reply| (reply.epoch, count(reply), *reply)).cloned()
+    }
+
     fn from_fields(mut fields: HashMap<String, String>) -> Option<Self> {
         let epoch = fields.get("config-epoch")?.parse().ok()?;
         let port = fields.get("port")?.parse().ok()?;
@@ -227,5 +235,23 @@ impl fmt::Display for Sentinels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sentinels = list(self.nodes.iter().map(|node| &node.endpoint));
         write!(f, "the master `{}` of the sentinels {sentinels}", escape_control(&self.name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn newest_configuration_counts_and_at_a_tie_that_of_most() {
+        let reply = |epoch, host: &str| MasterReply { epoch, host: host.to_owned(), port: 6379 };
+        for (replies, newest) in [
+            (vec![], None),
+            (vec![reply(0, "a"), reply(0, "z"), reply(0, "a")], Some(reply(0, "a"))),
+            (vec![reply(0, "a"), reply(0, "z")], Some(reply(0, "z"))),
+            (vec![reply(1, "a"), reply(2, "b"), reply(1, "a")], Some(reply(2, "b"))),
+        ] {
+            assert_eq!(MasterReply::newest(replies.clone()), newest, "{replies:?}");
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Which master has which slot, as one node of a Cluster knows it. Pure.
 
-use std::fmt;
+use std::{collections::BTreeSet, fmt};
 
 use deadpool_redis::redis::{Value, from_redis_value};
 
@@ -24,6 +24,8 @@ pub(crate) struct SlotMap {
     pub(crate) masters: Vec<NodeName>,
     /// By slot: the position in `masters`, or a larger number if no master has it.
     owners: Box<[u16]>,
+    /// The ids of the replicas. A master of the last map may be one of them now.
+    replicas: BTreeSet<String>,
 }
 
 /// Where a node sends a call.
@@ -45,18 +47,30 @@ impl SlotMap {
         let info: String = from_redis_value(info).ok()?;
         let epoch = info.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:"))?.trim().parse().ok()?;
         let Value::Array(ranges) = slots else { return None };
-        let mut map = Self { epoch, masters: Vec::new(), owners: vec![Self::NO_MASTER; usize::from(SLOTS)].into() };
+        let owners = vec![Self::NO_MASTER; usize::from(SLOTS)].into();
+        let mut map = Self { epoch, masters: Vec::new(), owners, replicas: BTreeSet::new() };
         for range in ranges {
             let Value::Array(range) = range else { return None };
-            let [Value::Int(first), Value::Int(last), master, ..] = range.as_slice() else { return None };
+            let [Value::Int(first), Value::Int(last), master, replicas @ ..] = range.as_slice() else { return None };
             let (first, last) = (usize::try_from(*first).ok()?, usize::try_from(*last).ok()?);
             if first > last {
                 return None;
             }
             let owner = map.position(parse_node(asked_host, master)?)?;
             map.owners.get_mut(first..=last)?.fill(owner);
+            let replicas = replicas.iter().filter_map(|replica| parse_node(asked_host, replica));
+            map.replicas.extend(replicas.map(|replica| replica.id));
         }
         Some(map)
+    }
+
+    /// Whether this map is of the same Cluster as an older one: it has at least half of its
+    /// masters, as masters or as replicas. An address may belong to another Cluster by now, whose
+    /// epochs mean nothing here.
+    pub(crate) fn continues(&self, older: &Self) -> bool {
+        let is_here = |id: &String| self.masters.iter().any(|master| master.id == *id) || self.replicas.contains(id);
+        let here = older.masters.iter().filter(|master| is_here(&master.id)).count();
+        2 * here >= older.masters.len()
     }
 
     /// The position of the master of a slot in `masters`.

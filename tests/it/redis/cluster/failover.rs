@@ -9,7 +9,7 @@ use tower_lock::{
     store::{RedisStoreBuilder, StoreErrorKind},
 };
 use tower_lock_testkit::{
-    RedisCluster, limits,
+    RedisCluster, costs, limits,
     wait::{ms, soon, until},
 };
 
@@ -246,4 +246,41 @@ async fn cluster_without_a_shard_rejects_until_it_is_back() {
     }
     held.release().await.expect("held");
     until("it is ready", async || locks.health().await.is_ok()).await;
+}
+
+/// The address of a master that is down may be given to a node of another Cluster, whose epoch is
+/// larger, as in Kubernetes. Locks stay where they are, at connected processes and at new ones.
+///
+/// Guarantee: G1.
+#[tokio::test]
+async fn node_of_another_cluster_at_a_known_address_grants_nothing() {
+    let Some(mut cluster) = independent_masters().await else { return };
+    let hasty = || limits::redis().call_timeout(limits::SHORT).connect_timeout(limits::SHORT);
+    let a = instance(&cluster, "a").await;
+    let b = LockManager::new(hasty().connect(&cluster.url()).await.expect("it is up"));
+    let [at_first, at_second] = [key_at(&cluster, 0).await, key_at(&cluster, 1).await];
+    let held = a.lock(at_second.clone()).await.expect("free");
+    cluster.replace_by_another_cluster(0).await;
+    let asked = async |command: &str| costs::runs(cluster.node(0), command).await;
+    until("both have asked it", async || asked("cluster|myid").await + asked("cluster|slots").await >= 6).await;
+
+    let live = format!("redis+cluster://{}", cluster.addresses()[1..].join(","));
+    let c = LockManager::new(hasty().connect(&live).await.expect("two masters work"));
+    for locks in [&b, &c] {
+        let busy = locks.try_lock(at_second.clone()).await.expect_err("another process has it");
+        assert!(matches!(busy, LockError::Busy { .. }), "{busy:?}");
+        let refused = locks.try_lock(at_first.clone()).await.expect_err("its master is down");
+        let LockError::Store(error) = refused else { panic!("{refused:?}") };
+        assert_eq!(error.kind(), StoreErrorKind::Failover, "{error:?}");
+    }
+    let error = hasty().connect(&cluster.url()).await.expect_err("nodes of two Clusters");
+    assert!(format!("{error:?}").contains("name only nodes of one Cluster"), "{error:?}");
+
+    // The others are down, too, and of the named nodes only that one replies.
+    held.release().await.expect("held");
+    (1..3).for_each(|node| cluster.kill(node));
+    let before = asked("cluster|slots").await;
+    until("the named nodes are asked", async || asked("cluster|slots").await > before + 2).await;
+    b.try_lock(at_second).await.expect_err("its master is down");
+    assert_eq!(cluster.command(0, &["DBSIZE"]).await.integer(), Some(0), "nothing was written there");
 }
