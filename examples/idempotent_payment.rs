@@ -99,9 +99,10 @@ async fn pay(once: Once, State(app): State<App>, Json(payment): Json<Payment>) -
 /// Leaves the answer in the transaction: as a record, if the locks are in this database.
 async fn leave_answer(db: &mut AnyConnection, once: &Once, answer: &OnceAnswer) -> Result<(), ApiError> {
     if has_locks(db) {
-        sqlx::query("SELECT tower_lock.leave_answer($1, $2, $3, $4)")
+        sqlx::query("SELECT tower_lock.leave_answer($1, $2, $3, $4, $5)")
             .bind(once.key().as_str())
             .bind(once.fencing_token().as_i64())
+            .bind(once.held_lock().acquisition_id().to_string())
             .bind(answer.as_bytes())
             .bind(answer.keep_for_ms())
             .execute(db)

@@ -138,7 +138,8 @@ pub async fn check_fence(transaction: &mut AnyConnection, lock: &HeldLock) -> Re
     let (key, token) = (lock.key().as_str(), lock.fencing_token().as_i64());
     let passed = if has_locks(transaction) {
         // Also keeps the key until the transaction ends.
-        let check = sqlx::query("SELECT tower_lock.check_fence($1, $2)").bind(key).bind(token);
+        let check = sqlx::query("SELECT tower_lock.check_fence($1, $2, $3)");
+        let check = check.bind(key).bind(token).bind(lock.acquisition_id().to_string());
         match check.execute(transaction).await {
             Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some("TL001") => false,
             checked => checked.map(|_| true)?,

@@ -13,6 +13,7 @@ use tokio::time::{Sleep, sleep};
 
 use super::{driver::Driver, driver_data::Section, request_scope::RequestScope};
 use crate::{
+    acquisition::AcquisitionId,
     error::{InsufficientTime, LockLost},
     fencing::FencingToken,
     lock_key::LockKey,
@@ -58,6 +59,15 @@ impl HeldLock {
     #[must_use]
     pub fn fencing_token(&self) -> FencingToken {
         self.section.token
+    }
+
+    /// Returns the id of the acquisition. Together with the fencing token, it proves this lock to
+    /// the functions of a `PostgresStore` that check a fence.
+    ///
+    /// The id has a random part. Do not send it to a client.
+    #[must_use]
+    pub fn acquisition_id(&self) -> &AcquisitionId {
+        &self.section.grant.id
     }
 
     /// Returns how long the lock is held at least, if it is neither renewed nor released. Zero if

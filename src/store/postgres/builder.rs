@@ -182,7 +182,7 @@ impl PostgresStoreBuilder {
         let server = Server::new(&calls, schema, timeouts, connections);
         let deadline = Instant::now() + timeouts.connect;
         let arrives = loop {
-            match self_test(&server, migrate, events.as_deref().unwrap_or(&calls), events.is_some()).await {
+            match self_test(&server, migrate, &calls, events.as_deref()).await {
                 Ok(arrives) => break arrives,
                 Err(failure) if failure.is_transient && Instant::now() + RETRY_INTERVAL < deadline => {
                     sleep(RETRY_INTERVAL).await;

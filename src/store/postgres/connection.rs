@@ -11,7 +11,12 @@ use std::{
 use tokio::{runtime::Handle, time::Instant};
 use tokio_postgres::{Client, Config, Connection, Row, Socket, error::SqlState, tls::MakeTlsConnect};
 
-use super::{address::Address, error::CallError, tls::Tls};
+use super::{
+    address::Address,
+    error::CallError,
+    replies::{column, only},
+    tls::Tls,
+};
 use crate::store::remote::{
     link::{Connect, Link, LinkError},
     settings::Timeouts,
@@ -26,6 +31,14 @@ pub(super) struct Connector {
     timeouts: Timeouts,
     /// A pooler has refused the settings of a session.
     is_pooler: AtomicBool,
+    tables: OnceLock<Tables>,
+}
+
+/// The tables that the store has begun with: the address may lead to others later.
+struct Tables {
+    /// The statement that reads the id.
+    statement: String,
+    id: Option<String>,
 }
 
 /// The bytes of a connection with TLS, if it has TLS.
@@ -40,7 +53,13 @@ pub(super) type Parameter<'a> = (&'a (dyn tokio_postgres::types::ToSql + Sync), 
 
 impl Connector {
     pub(super) fn new(address: Address, tls: Tls, timeouts: Timeouts) -> Self {
-        Self { address: address.display, config: address.config, tls, timeouts, is_pooler: AtomicBool::new(false) }
+        let (is_pooler, tables) = (AtomicBool::new(false), OnceLock::new());
+        Self { address: address.display, config: address.config, tls, timeouts, is_pooler, tables }
+    }
+
+    /// Refuses connections to tables with another id from now on.
+    pub(super) fn pin_tables(&self, statement: String, id: Option<&str>) {
+        let _ = self.tables.set(Tables { statement, id: id.map(str::to_owned) });
     }
 
     /// Opens a connection.
@@ -81,6 +100,11 @@ impl Connect for Connector {
         let (client, connection) = self.open().await?;
         // Ends with the last handle of the client, or with the connection: its calls then fail.
         Handle::current().spawn(async move { drop(connection.await) });
+        if let Some(Tables { statement, id }) = self.tables.get()
+            && column::<Option<&str>>(only(&client.query_typed(statement, &[]).await?)?, 0)? != id.as_deref()
+        {
+            return Err(CallError::OtherTables);
+        }
         Ok(Arc::new(client))
     }
 

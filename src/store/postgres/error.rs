@@ -92,6 +92,32 @@ pub enum PostgresConnectError {
         /// The level.
         level: String,
     },
+    /// The encoding of the database is not UTF8: it has no texts for some keys.
+    #[error("the database at {address} has the encoding `{encoding}`, but the locks need one with UTF8")]
+    Encoding {
+        /// Host and port, or the path of a socket.
+        address: String,
+        /// The encoding.
+        encoding: String,
+    },
+    /// The schema, a table or a function belongs to a role of which the user is not a member. The
+    /// owner of a function can replace it: it decides who gets a lock, and its code runs as the
+    /// user of the store.
+    #[error(
+        "the schema `{schema}` at {address}, or a table or a function in it, belongs to the role `{owner}`, and user \
+         `{user}` is not a member of it: a superuser can execute GRANT \"{owner}\" TO \"{user}\", if the role is trusted, or \
+         else DROP SCHEMA {schema} CASCADE, and let a trusted role make it again"
+    )]
+    OtherOwner {
+        /// Host and port, or the path of a socket.
+        address: String,
+        /// The schema.
+        schema: String,
+        /// The user of the store.
+        user: String,
+        /// The owner.
+        owner: String,
+    },
     /// The database has no tables of this crate.
     #[error(
         "the database at {address} has no tables of tower-lock in the schema `{schema}`: connect with `.migrate(true)`, \
@@ -172,6 +198,9 @@ pub(super) enum CallError {
     /// The server is a standby, or the transactions of the user are read-only.
     #[error("the server accepts no writes")]
     ReadOnly,
+    /// The address leads to other tables than at the start.
+    #[error("the tables of the locks are not those that this process began with")]
+    OtherTables,
     /// The database has no text with NUL.
     #[error("the key has a NUL character, which a text of PostgreSQL cannot have")]
     InvalidKey,
@@ -204,7 +233,7 @@ impl CallError {
 
     /// Whether the server has executed nothing, and may execute the other requests of the call.
     pub(super) fn may_be_of_one_key(&self) -> bool {
-        self.code().is_some_and(|code| is_of_text(code) || is_of_wait(code))
+        self.code().is_some_and(is_of_wait)
     }
 
     /// Whether a retry may succeed.
@@ -243,16 +272,19 @@ impl CallError {
             Self::Link(LinkError::NoReply) => (Timeout, "is the server overloaded, or is its disk slow?"),
             Self::Expired => (Timeout, ""),
             Self::ReadOnly => (StoreErrorKind::Failover, READ_ONLY),
+            Self::OtherTables => (StoreErrorKind::Refused, OTHER_TABLES),
             Self::InvalidKey => (InvalidKey, ""),
             Self::UnexpectedReply => (Protocol, "are the functions of another version of tower-lock?"),
         }
     }
 }
 
+const OTHER_TABLES: &str =
+    "does the address lead to another database, or were they made again? if all processes use these, restart this one";
 const READ_ONLY: &str = "the server is a standby, or the user has `default_transaction_read_only`";
 
 fn classify_code(code: &SqlState) -> (StoreErrorKind, &'static str) {
-    use StoreErrorKind::{Failover, InvalidKey, Refused, Timeout, Unavailable};
+    use StoreErrorKind::{Failover, Refused, Timeout, Unavailable};
     match code.code() {
         "25006" => (Failover, READ_ONLY),
         _ if is_of_failover(code) => (Failover, "the server is stopping, or starting"),
@@ -261,7 +293,6 @@ fn classify_code(code: &SqlState) -> (StoreErrorKind, &'static str) {
         _ if is_of_wait(code) => (Unavailable, ""),
         "53300" => (Unavailable, "the server has no connection left: raise `max_connections`"),
         text if text.starts_with("53") || text.starts_with("08") => (Unavailable, ""),
-        _ if is_of_text(code) => (InvalidKey, "the encoding of the database has no such character: use UTF8"),
         "42501" => (Refused, "the user lacks a right"),
         "42P01" | "42883" | "3F000" => (Refused, "execute the migration of tower-lock"),
         "3D000" => (Refused, "the URL names a database that does not exist"),
@@ -278,11 +309,6 @@ fn is_of_failover(code: &SqlState) -> bool {
 /// Whether a transaction of another program was in the way.
 fn is_of_wait(code: &SqlState) -> bool {
     ["40001", "40P01", "55P03"].contains(&code.code())
-}
-
-/// Whether the database cannot have the text of a key.
-fn is_of_text(code: &SqlState) -> bool {
-    ["22021", "22P05"].contains(&code.code())
 }
 
 impl From<InvalidSetting> for PostgresConnectError {
@@ -306,7 +332,7 @@ mod tests {
 
     #[test]
     fn codes_of_the_server_say_whether_to_repeat_a_call() {
-        use StoreErrorKind::{Failover, InvalidKey, Refused, Timeout, Unavailable};
+        use StoreErrorKind::{Failover, Refused, Timeout, Unavailable};
 
         for (code, kind) in [
             ("25006", Failover),
@@ -319,7 +345,6 @@ mod tests {
             ("40P01", Unavailable),
             ("53300", Unavailable),
             ("08006", Unavailable),
-            ("22021", InvalidKey),
             ("28P01", Refused),
             ("42501", Refused),
             ("42883", Refused),

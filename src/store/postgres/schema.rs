@@ -68,6 +68,11 @@ impl Schema {
         format!("SELECT * FROM \"{}\".{function}({})", self.name, arguments.join(", "))
     }
 
+    /// The statement that reads the id of the tables. No row: there are none.
+    pub(super) fn tables_id(&self) -> String {
+        format!("SELECT pg_catalog.obj_description(pg_catalog.to_regclass('\"{}\".floor'), 'pg_class')", self.name)
+    }
+
     /// The text that makes the tables and the functions, or replaces older functions.
     pub(super) fn migration(&self) -> String {
         let text = PARTS.iter().fold(MIGRATION.to_owned(), |text, (part, replacement)| text.replace(part, replacement));
@@ -112,7 +117,9 @@ mod tests {
         assert!(!text.contains('{') && !text.contains("tower_lock"));
         for comment in [
             format!("COMMENT ON TABLE \"shop\".locks IS '{VERSION}'"),
-            format!("COMMENT ON FUNCTION \"shop\".check_fence(text, bigint) IS 'tower-lock functions {FUNCTIONS}'"),
+            format!(
+                "COMMENT ON FUNCTION \"shop\".check_fence(text, bigint, text) IS 'tower-lock functions {FUNCTIONS}'"
+            ),
         ] {
             assert!(text.contains(&comment), "{comment}");
         }

@@ -26,10 +26,12 @@ pub(super) type SelfTestError = settings::SelfTestError<PostgresConnectError>;
 
 const SERVER: &str = "SELECT current_setting('server_version_num')::int8, current_setting('server_version'), \
     pg_is_in_recovery(), current_setting('transaction_isolation'), current_setting('fsync'), \
-    current_setting('synchronous_commit'), current_user::text, current_database()::text";
+    current_setting('synchronous_commit'), current_user::text, current_database()::text, \
+    current_setting('server_encoding')";
 
-/// The comment of the table of locks, whether all rights are there, and the number of the
-/// functions. Of the catalog, which needs no right. No row: there is no schema.
+/// The comment of the table of locks, whether all rights are there, the number of the functions,
+/// and a role that could replace them, which the user of the store has no reason to trust. Of the
+/// catalog, which needs no right. No row: there is no schema.
 const TABLES: &str = "SELECT locks.oid IS NOT NULL, pg_catalog.obj_description(locks.oid, 'pg_class'), \
     pg_catalog.has_schema_privilege(n.oid, 'USAGE'), \
     coalesce((SELECT pg_catalog.bool_and(pg_catalog.has_table_privilege(t.oid, p.right)) \
@@ -39,19 +41,23 @@ const TABLES: &str = "SELECT locks.oid IS NOT NULL, pg_catalog.obj_description(l
     AND (SELECT pg_catalog.bool_and(pg_catalog.has_function_privilege(f.oid, 'EXECUTE')) \
         FROM pg_catalog.pg_proc f WHERE f.pronamespace = n.oid), \
     coalesce((SELECT pg_catalog.max(substring(pg_catalog.obj_description(f.oid, 'pg_proc') FROM '[0-9]+$')::int8) \
-        FROM pg_catalog.pg_proc f WHERE f.pronamespace = n.oid AND f.proname = 'check_fence'), 0) \
+        FROM pg_catalog.pg_proc f WHERE f.pronamespace = n.oid AND f.proname = 'check_fence'), 0), \
+    (SELECT pg_catalog.min(r.rolname::text) FROM pg_catalog.pg_roles r \
+        WHERE NOT r.rolsuper AND NOT pg_catalog.pg_has_role(r.oid, 'MEMBER') AND (r.oid = n.nspowner \
+            OR r.oid IN (SELECT t.relowner FROM pg_catalog.pg_class t WHERE t.relnamespace = n.oid) \
+            OR r.oid IN (SELECT f.proowner FROM pg_catalog.pg_proc f WHERE f.pronamespace = n.oid))) \
     FROM pg_catalog.pg_namespace n \
     LEFT JOIN pg_catalog.pg_class locks ON locks.relnamespace = n.oid AND locks.relname = 'locks' \
     WHERE n.nspname = $1";
 
-/// Checks the server. Makes the tables, or replaces older functions, if `migrate` is set. Returns
-/// whether its messages arrive. `events`: with which connections they are received, and whether the
-/// user has chosen another address for them.
+/// Checks the server. Makes the tables, or replaces older functions, if `migrate` is set. From then
+/// on `calls` connects to these tables alone. Returns whether messages arrive. `events`: the
+/// address for them, if the user has chosen another one.
 pub(super) async fn self_test(
     server: &Server,
     migrate: bool,
-    events: &Connector,
-    has_events_url: bool,
+    calls: &Connector,
+    events: Option<&Connector>,
 ) -> Result<bool, SelfTestError> {
     let (user, database) = check_server(server).await?;
     let found = check_tables(server, &user).await?;
@@ -68,8 +74,12 @@ pub(super) async fn self_test(
         execute_migration(server, &user, &database, missing).await?;
         check_tables(server, &user).await?;
     }
-    let arrives = message_arrives(server, events).await?;
-    if !arrives && has_events_url {
+    let failed = |error| test_failed(&server.address, error);
+    let deadline = server.timeouts.call_deadline();
+    let id = query(&server.release_conn, &server.schema.tables_id(), &[], deadline).await.map_err(failed)?;
+    calls.pin_tables(server.schema.tables_id(), column(only(&id).map_err(failed)?, 0).map_err(failed)?);
+    let arrives = message_arrives(server, events.unwrap_or(calls)).await?;
+    if let Some(events) = events.filter(|_| !arrives) {
         return Err(PostgresConnectError::EventsUnavailable { address: events.address.clone() }.into());
     }
     if !arrives {
@@ -100,7 +110,10 @@ async fn check_server(server: &Server) -> Result<(String, String), SelfTestError
         // It may be promoted soon.
         return Err(SelfTestError { error: PostgresConnectError::Standby { address: address() }, is_transient: true });
     }
-    let (level, user) = (text(3)?, text(6)?);
+    let (level, user, encoding) = (text(3)?, text(6)?, text(8)?);
+    if encoding != "UTF8" {
+        return Err(PostgresConnectError::Encoding { address: address(), encoding }.into());
+    }
     if level != "read committed" {
         return Err(PostgresConnectError::IsolationLevel { address: address(), user, level }.into());
     }
@@ -128,6 +141,10 @@ async fn check_tables(server: &Server, user: &str) -> Result<Option<u32>, SelfTe
     let rows = query(&server.release_conn, TABLES, &[(&server.schema.name, Type::TEXT)], deadline).await;
     let rows = rows.map_err(failed)?;
     let Some(row) = rows.first() else { return Ok(None) };
+    if let Some(owner) = column::<Option<&str>>(row, 5).map_err(failed)? {
+        let (user, owner) = (user.to_owned(), owner.to_owned());
+        return Err(PostgresConnectError::OtherOwner { address: address(), schema: schema(), user, owner }.into());
+    }
     if !column(row, 0).map_err(failed)? {
         return Ok(None);
     }

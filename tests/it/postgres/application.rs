@@ -56,7 +56,7 @@ async fn stale_fence_passes_at_no_isolation_level() {
         let second = caller.id();
         let next = caller.granted(&key, &second, LONG).await;
         let expected = if level == LEVELS[0] { LOST } else { SERIALIZATION_FAILURE };
-        let lost = environment.check_fence(&granted, &key, fence).await;
+        let lost = environment.check_fence_as(&granted, &key, fence, &id.to_string()).await;
         assert_eq!(lost, Err(expected.to_owned()), "{level}: granted to another");
         let later = begin().await;
         assert_eq!(environment.check_fence(&later, &key, fence).await, Err(LOST.to_owned()), "{level}");
@@ -112,7 +112,7 @@ async fn user_of_the_application_can_neither_free_nor_extend_a_lock() {
         "SELECT {schema}.end_hold('{key}', now(), 3000)",
         "SELECT {schema}.delete_record('{key}')",
         "SELECT {schema}.sweep('', 1000)",
-        "SELECT {schema}.pin('{key}', 1)",
+        "SELECT {schema}.pin('{key}', 1, '{id}')",
         "CREATE TABLE {schema}.x ()",
         "CREATE FUNCTION {schema}.us(text) RETURNS int LANGUAGE sql AS 'SELECT 1'",
     ] {
@@ -121,6 +121,25 @@ async fn user_of_the_application_can_neither_free_nor_extend_a_lock() {
         assert_eq!(error.code().map(tokio_postgres::error::SqlState::code), Some(NO_RIGHT), "{statement}: {error:?}");
     }
     assert_eq!(caller.release(&key, &id, Duration::ZERO).await, ReleaseReply::Freed, "it is still held");
+}
+
+/// The fence is a clock: the user of the application can find that of a lock that it was not given.
+///
+/// Guarantee: G1.
+#[tokio::test]
+async fn fence_without_the_id_of_its_holder_is_refused() {
+    let Some(environment) = environment().await else { return };
+    let caller = Caller::new(&environment.store().await, "a");
+    let (key, id, own) = (key(), caller.id(), LockKey::from(("own",)));
+    let fence = caller.granted(&key, &id, LONG).await;
+    let other = caller.id();
+    let own_fence = caller.granted(&own, &other, LONG).await;
+    let client = environment.application().await;
+    for guess in ["", "a", id.manager(), &other.to_string()] {
+        let checked = environment.check_fence_as(&client, &key, fence, guess).await;
+        assert_eq!(checked, Err(LOST.to_owned()), "{guess}");
+    }
+    assert_eq!(environment.check_fence_as(&client, &own, own_fence, &other.to_string()).await, Ok(()));
 }
 
 /// The user of a dashboard, for example.

@@ -5,7 +5,9 @@ use std::{fs, net::Ipv4Addr, sync::Arc, time::Duration};
 use futures_util::future::join_all;
 use tower_lock::{
     LockKey, LockManager,
-    store::{ConnectError, IfBusy, LockStore, PostgresConnectError, ReleaseReply, RenewReply, StoreErrorKind},
+    store::{
+        AcquireReply, ConnectError, IfBusy, LockStore, PostgresConnectError, ReleaseReply, RenewReply, StoreErrorKind,
+    },
 };
 
 use tower_lock_testkit::{
@@ -96,6 +98,79 @@ async fn missing_rights_are_named_as_statements() {
     let store = Arc::new(connect(false).await.expect("all rights"));
     let caller = Caller::new(&store, "a");
     caller.granted(&LockKey::from(("k",)), &caller.id(), LONG).await;
+}
+
+/// A role that makes the schema before the service does could replace each function later.
+///
+/// Guarantee: G1.
+#[tokio::test]
+async fn schema_of_a_role_that_is_not_trusted_is_refused() {
+    let Some(environment) = environment().await else { return };
+    let roles = "CREATE ROLE maker_{user}; CREATE ROLE app_{user} LOGIN;
+        GRANT CREATE ON DATABASE postgres TO app_{user}; CREATE SCHEMA {schema} AUTHORIZATION maker_{user};
+        GRANT ALL ON SCHEMA {schema} TO app_{user}";
+    environment.execute(roles).await;
+    let url = environment.server().url_of(&environment.named("app_{user}"));
+    let connect = async |migrate| environment.builder().migrate(migrate).connect(&url).await;
+    let is_refused = async |migrate| match connect(migrate).await.expect_err("of another owner") {
+        PostgresConnectError::OtherOwner { owner, .. } => assert_eq!(owner, environment.named("maker_{user}")),
+        other => panic!("{other:?}"),
+    };
+    is_refused(true).await;
+    assert_eq!(
+        environment
+            .value(
+                "SELECT count(*) FROM pg_proc WHERE proname = 'check_fence' AND pronamespace = '{schema}'::regnamespace"
+            )
+            .await,
+        0,
+        "nothing was made"
+    );
+    // The role is trusted, and then a function has another owner.
+    environment.execute("GRANT maker_{user} TO app_{user}").await;
+    connect(true).await.expect("it is a member");
+    environment.execute("CREATE ROLE other_{user}; GRANT ALL ON SCHEMA {schema} TO other_{user}").await;
+    for of in ["FUNCTION {schema}.us", "TABLE {schema}.floor"] {
+        environment.execute(&format!("ALTER {of} OWNER TO other_{{user}}")).await;
+        let text = format!("{:?}", connect(false).await.expect_err("of another owner"));
+        assert!(text.contains(&environment.named("GRANT \"other_{user}\" TO \"app_{user}\"")), "{text}");
+        environment.execute(&format!("ALTER {of} OWNER TO app_{{user}}")).await;
+    }
+    connect(false).await.expect("its own");
+}
+
+/// An address that leads to another database, while the process of the locks goes on.
+///
+/// Guarantee: G1.
+#[tokio::test]
+async fn tables_of_another_database_are_not_those_of_the_start() {
+    let Some(environment) = environment().await else { return };
+    let store = environment.store().await;
+    let (caller, key) = (Caller::new(&store, "a"), LockKey::from(("k",)));
+    caller.granted(&key, &caller.id(), LONG).await;
+    // The same names, and other rows.
+    environment.execute("ALTER SCHEMA {schema} RENAME TO former_{schema}").await;
+    environment.migrate(&[]).await;
+    environment.kill_sessions("true").await;
+    let error = caller.acquire(&key, &caller.id(), LONG, IfBusy::Fail).await.expect_err("other tables");
+    assert_eq!(error.kind(), StoreErrorKind::Refused, "{error:?}");
+    environment.execute("DROP SCHEMA {schema} CASCADE; ALTER SCHEMA former_{schema} RENAME TO {schema}").await;
+    until("its own tables are there again", async || {
+        let reply = caller.acquire(&key, &caller.id(), LONG, IfBusy::Fail).await;
+        assert!(!matches!(reply, Ok(AcquireReply::Granted { .. })), "{reply:?}");
+        reply.is_ok()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn database_without_utf8_is_refused() {
+    let Some(environment) = environment().await else { return };
+    let database = "CREATE DATABASE latin_{user} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0";
+    environment.execute(database).await;
+    let url = environment.named(&format!("{}/latin_{{user}}", environment.url().trim_end_matches("/postgres")));
+    let error = environment.builder().migrate(true).connect(&url).await.expect_err("no text for some keys");
+    assert!(matches!(&error, PostgresConnectError::Encoding { encoding, .. } if encoding == "LATIN1"), "{error:?}");
 }
 
 /// A function whose arguments match better hides one of the system, also in `public`, where every

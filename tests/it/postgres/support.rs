@@ -186,10 +186,29 @@ impl Environment {
         until("calls that wait for a lock", async || self.value(waiting).await == sessions).await;
     }
 
-    /// Checks a fence in a transaction of the application. Returns the state of an error.
+    /// Checks a fence in a transaction of the application, as the holder of now. Returns the state
+    /// of an error.
     pub(crate) async fn check_fence(&self, client: &Client, key: &LockKey, fence: u64) -> Result<(), String> {
-        let check = self.named("SELECT {schema}.check_fence($1, $2)");
-        done(client.execute(&check, &[&key.as_str(), &token(fence)]).await)
+        let holder = self.holder(key).await;
+        self.check_fence_as(client, key, fence, &holder).await
+    }
+
+    /// The same as this holder.
+    pub(crate) async fn check_fence_as(
+        &self,
+        client: &Client,
+        key: &LockKey,
+        fence: u64,
+        holder: &str,
+    ) -> Result<(), String> {
+        let check = self.named("SELECT {schema}.check_fence($1, $2, $3)");
+        done(client.execute(&check, &[&key.as_str(), &token(fence), &holder]).await)
+    }
+
+    /// The id of the holder. Empty if there is none.
+    async fn holder(&self, key: &LockKey) -> String {
+        let holder = self.named("SELECT coalesce(max(holder), '') FROM {schema}.locks WHERE key = $1");
+        self.session().await.query_one(&holder, &[&key.as_str()]).await.expect("a row").get(0)
     }
 
     /// A transaction of the application that has checked its fence, as a handler does before it
@@ -209,10 +228,11 @@ impl Environment {
         fence: u64,
         record: &Record,
     ) -> Result<(), String> {
-        let leave = self.named("SELECT {schema}.leave_answer($1, $2, $3, 60000)");
+        let (leave, holder) =
+            (self.named("SELECT {schema}.leave_answer($1, $2, $3, $4, 60000)"), self.holder(key).await);
         let length = u32::try_from(record.head.len()).expect("small").to_be_bytes();
         let answer = [&length[..], &record.head, record.body.as_deref().unwrap_or_default()].concat();
-        done(client.execute(&leave, &[&key.as_str(), &token(fence), &answer]).await)
+        done(client.execute(&leave, &[&key.as_str(), &token(fence), &holder, &answer]).await)
     }
 
     /// A text with the names of this test for `{schema}` and `{user}`.

@@ -2,35 +2,34 @@
 -- (SECURITY DEFINER): the user of the application needs no right on a table, and can neither free
 -- nor extend a lock.
 --
--- A fencing token is the fence of its grant, and ten bits for the number of the section.
+-- A fencing token is the fence of its grant, and ten bits for the number of the section. The fence
+-- is a clock: a caller could find that of another's lock. The id of the holder has a random part.
 
--- pin: keeps the key of this fencing token for the transaction that calls it. Until the transaction
--- ends, no other acquisition is granted the key, although the lease may have expired. Returns the
--- holder. Fails if another one was granted the key, or if the lock was released or revoked.
+-- pin: keeps the key of this holder for the transaction that calls it. Until the transaction ends,
+-- no other acquisition is granted the key, although the lease may have expired. Fails if another
+-- one was granted the key, or if the lock was released or revoked.
 --
 -- `FOR KEY SHARE` waits for a grant, and then reads the row again. Renewals and releases pass it.
 -- With an isolation level above READ COMMITTED the call also fails if the row has changed since the
 -- snapshot of the transaction (40001): a retry of the transaction has a new snapshot.
-CREATE OR REPLACE FUNCTION {schema}.pin(lock_key text, token bigint) RETURNS text
+CREATE OR REPLACE FUNCTION {schema}.pin(lock_key text, token bigint, held_by text) RETURNS void
 LANGUAGE plpgsql AS $$
-DECLARE
-  pinned_by text;
 BEGIN
-  SELECT holder INTO pinned_by FROM {schema}.locks
-    WHERE key = lock_key AND fence = token >> 10 AND holder IS NOT NULL FOR KEY SHARE;
+  PERFORM FROM {schema}.locks
+    WHERE key = lock_key AND fence = token >> 10 AND holder = held_by FOR KEY SHARE;
   IF NOT FOUND THEN
     RAISE EXCEPTION 'the lock with this fencing token is not held any more'
       USING ERRCODE = 'TL001', HINT = 'Roll back: another holder may have written meanwhile.';
   END IF;
-  RETURN pinned_by;
 END
 $$;
 
 -- check_fence: as pin. Returns true: some drivers have no type for a function without a value.
-CREATE OR REPLACE FUNCTION {schema}.check_fence(lock_key text, token bigint) RETURNS boolean
+CREATE OR REPLACE FUNCTION {schema}.check_fence(lock_key text, token bigint, held_by text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  RETURN {schema}.pin(lock_key, token) IS NOT NULL;
+  PERFORM {schema}.pin(lock_key, token, held_by);
+  RETURN true;
 END
 $$;
 
@@ -38,20 +37,21 @@ $$;
 -- every retry gets the answer. Returns true.
 --
 -- answer   the length of its head in four bytes, the head, the body
-CREATE OR REPLACE FUNCTION {schema}.leave_answer(lock_key text, token bigint, answer bytea, keep_ms bigint)
-RETURNS boolean
+CREATE OR REPLACE FUNCTION {schema}.leave_answer(
+  lock_key text, token bigint, held_by text, answer bytea, keep_ms bigint
+) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  left_by text := {schema}.pin(lock_key, token);
   head_bytes int := ('x' || encode(substring(answer FROM 1 FOR 4), 'hex'))::bit(32)::int;
 BEGIN
+  PERFORM {schema}.pin(lock_key, token, held_by);
   -- Of `Once`, an answer has less. A longer one would fail each later call of the key.
   IF octet_length(answer) > 2097152 THEN
     RAISE EXCEPTION 'the answer has % bytes, more than 2 MiB', octet_length(answer) USING ERRCODE = '22001';
   END IF;
   INSERT INTO {schema}.records (key, id, head, body, until)
     VALUES (
-      lock_key, left_by, substring(answer FROM 5 FOR head_bytes), substring(answer FROM 5 + head_bytes),
+      lock_key, held_by, substring(answer FROM 5 FOR head_bytes), substring(answer FROM 5 + head_bytes),
       {schema}.after(clock_timestamp(), keep_ms)
     )
     ON CONFLICT (key) DO UPDATE

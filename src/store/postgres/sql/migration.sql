@@ -67,6 +67,8 @@ BEGIN
       fence bigint NOT NULL
     );
     INSERT INTO {schema}.floor (fence) VALUES (0);
+    -- By it a process knows these tables again: an address may lead to another database later.
+    EXECUTE pg_catalog.format('COMMENT ON TABLE {schema}.floor IS %L', pg_catalog.gen_random_uuid());
   END IF;
 
   version := pg_catalog.obj_description(pg_catalog.to_regclass('{schema}.locks'), 'pg_class');
@@ -77,13 +79,13 @@ BEGIN
   END IF;
 
   functions := pg_catalog.obj_description(
-    pg_catalog.to_regprocedure('{schema}.check_fence(text, bigint)'), 'pg_proc'
+    pg_catalog.to_regprocedure('{schema}.check_fence(text, bigint, text)'), 'pg_proc'
   );
   IF coalesce(substring(functions FROM '[0-9]+$')::bigint, 0) < {functions} THEN
 {rules}
 {verbs}
 {application}
-COMMENT ON FUNCTION {schema}.check_fence(text, bigint) IS 'tower-lock functions {functions}';
+COMMENT ON FUNCTION {schema}.check_fence(text, bigint, text) IS 'tower-lock functions {functions}';
   END IF;
 END
 $migration$;

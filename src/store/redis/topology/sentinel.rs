@@ -93,7 +93,7 @@ impl Sentinels {
     async fn newest_reply(&self) -> RedisResult<MasterReply> {
         let asked = self.nodes.iter().map(|node| self.reply_of(node));
         let (replies, failures) = ask_all(asked, self.call_timeout).await;
-        let newest = MasterReply::newest(replies);
+        let newest = MasterReply::newest(&replies);
         let were_reachable = self.are_reachable.swap(newest.is_some(), Ordering::Relaxed);
         self.log_reachable(were_reachable, newest.is_some());
         newest.ok_or_else(|| {
@@ -218,7 +218,7 @@ impl MasterReply {
     /// Of the replies with the newest configuration, that of most sentinels: before the first
     /// failover all configurations have the number zero, also that of a sentinel of another master.
     /// Sentinels that write one address in two ways lead to the same reply each time.
-    fn newest(replies: Vec<Self>) -> Option<Self> {
+    fn newest(replies: &[Self]) -> Option<Self> {
         let count = |reply: &Self| replies.iter().filter(|other| *other == reply).count();
         replies.iter().max_by_key(|reply| (reply.epoch, count(reply), *reply)).cloned()
     }
@@ -251,7 +251,7 @@ mod tests {
             (vec![reply(0, "a"), reply(0, "z")], Some(reply(0, "z"))),
             (vec![reply(1, "a"), reply(2, "b"), reply(1, "a")], Some(reply(2, "b"))),
         ] {
-            assert_eq!(MasterReply::newest(replies.clone()), newest, "{replies:?}");
+            assert_eq!(MasterReply::newest(&replies), newest, "{replies:?}");
         }
     }
 }
