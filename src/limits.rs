@@ -261,7 +261,7 @@ pub(crate) const KEEP_UP_TO_MAX: usize = 1 << 20;
 /// Answers of one scope that are kept, unless the layer sets another limit: a tenth of those of the
 /// store in memory.
 pub(crate) const MAX_SCOPE_ANSWERS: usize = 10_000;
-/// Bytes of the bodies of these answers.
+/// Bytes of the headers and bodies of these answers.
 pub(crate) const MAX_SCOPE_BYTES: usize = 8 << 20;
 /// Scopes of one layer whose answers are counted.
 pub(crate) const MAX_SCOPES: usize = 65_536;

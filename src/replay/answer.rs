@@ -67,6 +67,16 @@ impl Answer {
         Self { status, headers: kept, body: None }
     }
 
+    /// The same without the rest.
+    pub(crate) fn into_tombstone(self) -> Self {
+        Self::tombstone(self.status, &self.headers)
+    }
+
+    /// The bytes of the headers and of the body.
+    pub(crate) fn bytes(&self) -> usize {
+        header_bytes(&self.headers) + self.body.as_ref().map_or(0, Bytes::len)
+    }
+
     fn head_bytes(&self) -> usize {
         FIXED_BYTES + header_bytes(&self.headers)
     }

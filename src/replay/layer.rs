@@ -202,17 +202,17 @@ impl<K: KeySource, V> ReplayLayer<K, V> {
     }
 
     /// Sets how many answers one scope may have within [`keep_for`](Self::keep_for). Default:
-    /// 10,000 answers, and 8 MiB of bodies.
+    /// 10,000 answers, and 8 MiB of headers and bodies.
     ///
     /// One client then does not use the memory that the answers of all clients share. Beyond
     /// `answers`, a request with a new key is rejected with 429, and retries of earlier requests
-    /// get their answers. Beyond `body_bytes`, answers are kept without their bodies: a retry gets
-    /// 409 `answer-not-kept`.
+    /// get their answers. Beyond `bytes`, answers are kept without their headers and bodies: a
+    /// retry gets 409 `answer-not-kept`.
     ///
     /// Each process counts what it has left itself, approximately. A scope of many clients, such as
     /// [`key::fixed`](crate::key::fixed), needs larger limits.
-    pub fn scope_limits(self, answers: usize, body_bytes: usize) -> Self {
-        self.with(|config| config.scope_limits = ScopeLimits { answers, bytes: body_bytes })
+    pub fn scope_limits(self, answers: usize, bytes: usize) -> Self {
+        self.with(|config| config.scope_limits = ScopeLimits { answers, bytes })
     }
 
     /// Decides which answers are kept, in place of the default: those with a status below 400.

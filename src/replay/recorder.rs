@@ -74,13 +74,18 @@ impl Recorder for AnswerRecorder {
         let Self { settings, fingerprint, scope, head } = *self;
         let (status, headers) = head?;
         let left = scope.limits.bytes as f64 - scope.used(settings.keep_for).bytes;
-        let frames = kept_frames(ending, settings.keep_up_to).map(copied);
-        let body = frames.filter(|body| body.len() as f64 <= left);
-        scope.usage.add(&scope.key, body.as_ref().map_or(0, Bytes::len), settings.keep_for, scope.now);
-        let answer = match body {
-            Some(body) => Answer::new(status, headers, body),
+        let fits = |answer: &Answer| answer.bytes() as f64 <= left;
+        let mut answer = match kept_frames(ending, settings.keep_up_to) {
+            Some(frames) => Answer::new(status, headers, copied(frames)),
             None => Answer::tombstone(status, &headers),
         };
+        if !fits(&answer) {
+            answer = answer.into_tombstone();
+        }
+        if !fits(&answer) {
+            answer = Answer::tombstone(status, &HeaderMap::new());
+        }
+        scope.usage.add(&scope.key, answer.bytes(), settings.keep_for, scope.now);
         Some(NewRecord { record: answer.into_record(&fingerprint), keep_for: settings.keep_for })
     }
 }

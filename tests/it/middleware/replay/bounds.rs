@@ -124,8 +124,9 @@ fn of(user: &'static str, key: &str) -> Request<Body> {
 #[tokio::test(start_paused = true)]
 async fn answers_of_one_scope_are_bounded() {
     let (_store, locks) = store_and_locks();
-    let layer = by_user(&locks).keep_for(DAY).scope_limits(3, 25);
-    let (app, runs) = app(layer, |_| "ten bytes.");
+    let layer = by_user(&locks).keep_for(DAY).scope_limits(3, 250);
+    // Some 110 bytes each: two headers, and the body.
+    let (app, runs) = app(layer, |_| ([("x-long", "1234567890".repeat(4))], "ten bytes."));
     let before = send(&app, of("ann", "a")).await;
     assert_eq!(before.status(), StatusCode::OK);
     for key in ["1", "2", "3"] {
