@@ -50,6 +50,9 @@ pub(crate) const DRIFT_ROUNDING: Duration = Duration::from_millis(2);
 
 /// Keys that are locked together: as many as one call of a store has.
 pub(crate) const MAX_KEYS_TOGETHER: usize = 64;
+/// Keys that the requests for several keys of one manager hold while they wait for another one. A
+/// route and a client have a part of it.
+pub(crate) const MAX_KEYS_OF_WAITERS: usize = 4_096;
 
 /// Pairs of namespaces whose orders are compared. A service with more has few of them in a route.
 pub(crate) const MAX_ORDERED_PAIRS: usize = 256;

@@ -18,7 +18,7 @@ use self::{
     part::{FromTuple, KeyPart, KeyTuple},
     writer::KeyWriter,
 };
-use crate::limits::{MAX_KEYS_TOGETHER, MAX_RAW_KEY_BYTES};
+use crate::limits::MAX_RAW_KEY_BYTES;
 
 /// Key of a lock: a namespace and parts.
 ///
@@ -66,9 +66,13 @@ pub enum KeyCountError {
     /// The list is empty. If no lock is needed, do not lock; a key function returns `None`.
     #[error("no key to lock: the list of keys is empty")]
     Empty,
-    /// More than 64 different keys.
-    #[error("more than {MAX_KEYS_TOGETHER} different keys cannot be locked together")]
-    TooMany,
+    /// More than 64 different keys, or more than the
+    /// [`max_keys`](crate::LockLayer::max_keys) of a layer.
+    #[error("more than {max} different keys cannot be locked together here")]
+    TooMany {
+        /// The most keys.
+        max: usize,
+    },
 }
 
 /// A map that uses the hash in the key.

@@ -44,7 +44,7 @@ pub fn all<K: Into<LockKey>>(keys: impl IntoIterator<Item = K>) -> AllKeys {
         sorted.insert(key.into());
         // The list may come from a client.
         if sorted.len() > MAX_KEYS_TOGETHER {
-            return AllKeys(Err(KeyCountError::TooMany));
+            return AllKeys(Err(KeyCountError::TooMany { max: MAX_KEYS_TOGETHER }));
         }
     }
     AllKeys(if sorted.is_empty() { Err(KeyCountError::Empty) } else { Ok(sorted.into_iter().collect()) })
@@ -64,9 +64,16 @@ mod tests {
     #[test]
     fn no_key_and_too_many_keys_are_errors() {
         assert_eq!(all::<LockKey>([]).into_sorted(), Err(KeyCountError::Empty));
-        assert_eq!(all((0..65).map(|n| ("k", n))).into_sorted(), Err(KeyCountError::TooMany));
+        assert_eq!(
+            all((0..65).map(|n| ("k", n))).into_sorted(),
+            Err(KeyCountError::TooMany { max: MAX_KEYS_TOGETHER })
+        );
         assert_eq!(all((0..64).map(|n| ("k", n))).into_sorted().map(|keys| keys.len()), Ok(64));
         assert_eq!(all((0..1000).map(|n| ("k", n % 64))).into_sorted().map(|keys| keys.len()), Ok(64));
-        assert_eq!(all((0..).map(|n: u64| ("k", n))).into_sorted(), Err(KeyCountError::TooMany), "without an end");
+        assert_eq!(
+            all((0..).map(|n: u64| ("k", n))).into_sorted(),
+            Err(KeyCountError::TooMany { max: MAX_KEYS_TOGETHER }),
+            "without an end"
+        );
     }
 }

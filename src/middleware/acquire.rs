@@ -1,6 +1,6 @@
 //! Acquires the locks of a request, or says at once that it would be rejected.
 
-use std::{future::Future, sync::Arc};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use http::StatusCode;
 use smallvec::smallvec;
@@ -11,7 +11,7 @@ use crate::{
     error::LockError,
     key_source::KeyRejection,
     lock::{AcquireFuture, LockGuard, LockGuards, LockParams, NotGranted, acquire_several},
-    lock_key::{AllKeys, LockKey, SortedKeys},
+    lock_key::{AllKeys, KeyCountError, LockKey, SortedKeys},
     policy::LockPolicy,
     proto::LockRequest,
     rejection::{Rejection, retry_after::HoldEstimate},
@@ -38,7 +38,11 @@ pub(crate) enum Acquired {
 
 impl<'a> LockCall<'a> {
     pub(crate) fn new(context: &'a RequestContext, route: &'a Route, keys: AllKeys) -> Result<Self, KeyRejection> {
-        Ok(Self { context, route, keys: keys.into_sorted()?, claim: None })
+        let (keys, max) = (keys.into_sorted()?, context.params().max_keys);
+        if keys.len() > max {
+            return Err(KeyCountError::TooMany { max }.into());
+        }
+        Ok(Self { context, route, keys, claim: None })
     }
 
     pub(crate) fn claim(context: &'a RequestContext, key: LockKey, idempotency_key: &'a str) -> Self {
@@ -88,7 +92,7 @@ impl<'a> LockCall<'a> {
                     acquired.map(|guard| smallvec![guard]).map_err(|why| (0, why))
                 }
                 // In a box: the future of a request for one key does not contain this one.
-                keys => Box::pin(acquire_several(driver, keys, self.params())).await.map(LockGuards::into_guards),
+                keys => Box::pin(self.acquire_several(keys)).await.map(LockGuards::into_guards),
             };
             let guards = match acquired {
                 Ok(guards) => guards,
@@ -105,6 +109,16 @@ impl<'a> LockCall<'a> {
             }
             Ok(Acquired::Held(lock))
         }
+    }
+
+    /// A request that waits holds keys of others. At the bound of its client it does not wait.
+    async fn acquire_several(&self, keys: &[LockKey]) -> Result<LockGuards, (usize, NotGranted)> {
+        let mut params = self.params();
+        let share = self.context.share_of_keys(keys.len() - 1);
+        if share.is_none() {
+            params.request.wait = Duration::ZERO;
+        }
+        acquire_several(self.context.driver(), keys, params).await
     }
 
     fn params(&self) -> LockParams {

@@ -37,8 +37,9 @@ pub struct ClientConnection(Arc<dyn Fn() -> bool + Send + Sync>);
 /// A handler [finishes](crate::LockLayer::on_disconnect) after its client has disconnected, and the
 /// number of such handlers is bounded. A layer finds this value in the extensions of the request,
 /// and gives one client only a third of what its route has left. A client that resets many requests
-/// then leaves capacity for the others. Without a key, requests are counted by their
-/// [`ClientConnection`]; without both, by their route alone.
+/// then leaves capacity for the others. The keys that waiting requests of
+/// [`key::all`](crate::key::all) hold are bounded in the same way. Without a key, requests are
+/// counted by their [`ClientConnection`]; without both, by their route alone.
 ///
 /// Do not use an address: behind a proxy all clients have the same one.
 ///
@@ -58,7 +59,7 @@ pub struct ClientConnection(Arc<dyn Fn() -> bool + Send + Sync>);
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct ClientKey(Arc<str>);
 
-/// The client that a detached handler is counted for.
+/// The client that a share is counted for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum ClientId {
     Key(ClientKey),

@@ -8,6 +8,7 @@ use std::sync::{
 use http::{Extensions, request::Parts};
 
 use crate::{
+    limits::MAX_KEYS_TOGETHER,
     lock::LockManager,
     policy::LockPolicy,
     rejection::{OnReject, retry_after::HoldEstimate},
@@ -40,6 +41,7 @@ pub(crate) struct RouteConfig {
     pub(crate) policy: LockPolicy,
     pub(crate) on_reject: OnReject,
     pub(crate) name: Option<&'static str>,
+    pub(crate) max_keys: usize,
     pub(crate) hold_estimate: Arc<HoldEstimate>,
     /// The parameters of the first request, and those of the outer layers that they depend on. Most
     /// requests share them.
@@ -57,6 +59,8 @@ pub(crate) struct LayerParams {
     pub(crate) on_reject: OnReject,
     pub(crate) hold_estimate: Arc<HoldEstimate>,
     pub(crate) name: Option<&'static str>,
+    /// The most keys of a request.
+    pub(crate) max_keys: usize,
     /// The settings of this layer and of the outer ones, without those of a manager.
     layer_policy: LockPolicy,
     /// Those of their managers.
@@ -87,6 +91,7 @@ impl RouteConfig {
             policy,
             on_reject: OnReject::default(),
             name: None,
+            max_keys: MAX_KEYS_TOGETHER,
             hold_estimate: Arc::default(),
             params: OnceLock::new(),
         }
@@ -121,6 +126,7 @@ impl RouteConfig {
             on_reject: self.on_reject.or(outer.map(|outer| &outer.on_reject)).clone(),
             hold_estimate: Arc::clone(&self.hold_estimate),
             name: self.name,
+            max_keys: self.max_keys,
             layer_policy,
             manager_policy,
         }
@@ -149,7 +155,7 @@ impl RouteConfig {
 // parameters start anew.
 impl Clone for RouteConfig {
     fn clone(&self) -> Self {
-        let Self { locks, policy, on_reject, name, .. } = self;
-        Self { on_reject: on_reject.clone(), name: *name, ..Self::new(locks, *policy) }
+        let Self { locks, policy, on_reject, name, max_keys, .. } = self;
+        Self { on_reject: on_reject.clone(), name: *name, max_keys: *max_keys, ..Self::new(locks, *policy) }
     }
 }

@@ -18,9 +18,10 @@ use tokio::task::AbortHandle;
 use super::{
     client::ClientId,
     config::LayerParams,
-    disconnect::{DetachedHandlers, DetachedPermit, RouteId},
+    disconnect::{DetachedHandlers, DetachedPermit},
     prefer,
     request_lock::{AbortSignals, RequestLock},
+    shares::{RouteId, Share, Shares},
 };
 use crate::{
     body::{
@@ -30,6 +31,7 @@ use crate::{
     },
     error::LockLost,
     key_source::{HeldView, KeyRejection},
+    limits::MAX_KEYS_OF_WAITERS,
     lock::{Driver, HeldLock, HeldLocks, RequestInfo, RequestScope},
     owner::{Identity, Owner},
     policy::LockPolicy,
@@ -80,7 +82,9 @@ struct Inner {
 #[derive(Debug)]
 struct ManagerState {
     body_budget: Arc<BodyBudget>,
-    detached: Arc<DetachedHandlers>,
+    detached: DetachedHandlers,
+    /// The keys that requests for several keys may hold while they wait for another one.
+    keys_of_waiters: Arc<Shares>,
 }
 
 /// Counts a lock request that waits, until it is dropped.
@@ -354,9 +358,14 @@ impl RequestContext {
             return None;
         }
         let handlers = &ManagerState::of(driver).detached;
-        let permit = DetachedPermit::acquire(handlers, driver, self.route_id(), client.clone());
+        let permit = DetachedPermit::acquire(handlers, driver, &self.route_id(), client.clone());
         self.0.is_detached.store(permit.is_some(), Release);
         permit
+    }
+
+    /// The permission to hold so many keys during a wait for another one.
+    pub(super) fn share_of_keys(&self, keys: usize) -> Option<Share> {
+        ManagerState::of(&self.0.driver).keys_of_waiters.take(self.route_id(), self.0.client.clone(), keys)
     }
 
     /// Whether the handler finishes without its client.
@@ -384,7 +393,8 @@ impl ManagerState {
     fn of(driver: &Driver) -> &Self {
         driver.extension(|| Self {
             body_budget: Arc::default(),
-            detached: Arc::new(DetachedHandlers::new(driver.max_detached)),
+            detached: DetachedHandlers::new(driver.max_detached),
+            keys_of_waiters: Shares::new(MAX_KEYS_OF_WAITERS),
         })
     }
 }

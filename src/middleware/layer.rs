@@ -205,6 +205,15 @@ impl<K: KeySource> LockLayer<K> {
         self.with(|config| config.route.on_reject = OnReject::new(respond))
     }
 
+    /// Sets how many keys a request may have. Default: 64, which is also the most.
+    ///
+    /// A request with more is rejected with 422 `invalid-key`. A request that waits holds its
+    /// smaller keys meanwhile. If a client names the keys in a list, set the number that the route
+    /// needs, or one request holds the keys of 63 others.
+    pub fn max_keys(self, max: usize) -> Self {
+        self.with(|config| config.route.max_keys = max)
+    }
+
     /// Sets the name of the route in spans and metrics. Default: `none`.
     ///
     /// The matched path of an Axum router has precedence.

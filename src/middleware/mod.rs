@@ -10,6 +10,7 @@ mod manager_layer;
 pub(crate) mod context;
 pub(crate) mod acquire;
 mod disconnect;
+mod shares;
 mod prefer;
 pub(crate) mod handler;
 pub(crate) mod request_lock;

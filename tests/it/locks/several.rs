@@ -61,7 +61,7 @@ async fn no_key_and_too_many_keys_are_typed_errors() {
     let error = locks.lock_all(none).await.expect_err("no key");
     assert!(matches!(error, LockAllError::Keys(KeyCountError::Empty)), "{error:?}");
     let error = locks.try_lock_all((0..65).map(account)).await.expect_err("65 keys");
-    assert!(matches!(error, LockAllError::Keys(KeyCountError::TooMany)), "{error:?}");
+    assert!(matches!(error, LockAllError::Keys(KeyCountError::TooMany { max: 64 })), "{error:?}");
     locks.try_lock_all((0..64).map(account)).await.expect("64 keys").release().await.expect("up");
 }
 

@@ -355,7 +355,7 @@ async fn flooding_client_leaves_permits_for_others() {
             request.abort();
         }
         let dropped = || work.said().iter().filter(|said| **said == "dropped").count();
-        let left = if is_known { MAX / 3 } else { MAX / 2 };
+        let left = if is_known { (MAX - MAX / 8) / 3 } else { MAX / 2 };
         settle_until(|| dropped() == 2 * MAX - left).await;
         leave(honest).await;
         settle().await;

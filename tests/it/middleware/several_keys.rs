@@ -11,17 +11,19 @@ use std::{
 use axum::{
     Json, Router,
     body::Body,
-    http::{Response, StatusCode, request::Parts},
+    http::{Request, Response, StatusCode, request::Parts},
     routing::post,
 };
+use futures_util::future::join_all;
 use tokio::{task::JoinHandle, time::sleep};
 use tower_lock::{
     HasLockKeys, HeldLock, HeldLocks, LockKey, LockLayer, LockManager, LockManagerLayer, Locked, LogKey, Rejection,
     key::{self, AllKeys, KeySource},
+    middleware::ClientKey,
     test_util::StoreOp,
 };
 use tower_lock_testkit::{
-    app::{post_json, problem_type, text},
+    app::{post_json, problem_type, send, text},
     locks::store_and_locks,
     log::Log,
     wait::settle,
@@ -280,4 +282,46 @@ async fn waiters_of_a_second_key_leave_budget_for_other_keys() {
     assert!(waiting.iter().any(JoinHandle::is_finished), "some are rejected");
     assert_eq!(post_json(&app, "/other", body).await.status(), StatusCode::OK);
     waiting.iter().for_each(JoinHandle::abort);
+}
+
+/// A request of a client for accounts.
+fn transfer_of(client: &str, accounts: &[u64]) -> Request<Body> {
+    let request = Request::post("/pay").header("content-type", "application/json");
+    let body = Body::from(format!(r#"{{"accounts": {accounts:?}}}"#));
+    request.extension(ClientKey::new(client)).body(body).expect("a request")
+}
+
+/// A client names the accounts of others, beside one that it keeps busy: its requests would hold
+/// those accounts while they wait.
+///
+/// Guarantee: G21.
+#[tokio::test(start_paused = true)]
+async fn waiting_requests_of_one_client_hold_a_part_of_the_keys() {
+    let (store, locks) = store_and_locks();
+    let layer = LockLayer::new(&locks, accounts()).wait(5 * S);
+    let app = Router::new().route("/two", post(show).route_layer(layer.clone().max_keys(2)));
+    let app = app.route("/pay", post(show).route_layer(layer));
+    let busy = locks.try_lock(("account", 999_999)).await.expect("free");
+    let spawn = |request: Request<Body>| {
+        let app = app.clone();
+        tokio::spawn(async move { send(&app, request).await.status() })
+    };
+    let accounts = |n: u64| (100 + 63 * n..163 + 63 * n).chain([999_999]).collect::<Vec<_>>();
+    let waiting: Vec<_> = (0..200).map(|n| spawn(transfer_of("mallory", &accounts(n)))).collect();
+    sleep(S).await;
+    let held = store.held_count();
+    assert!((1_000..1_366).contains(&held), "{held} of 12,600: a third of 4,096 at most");
+    // Another client waits for the busy account, and holds one.
+    let other = spawn(transfer_of("ann", &[50, 999_999]));
+    settle().await;
+    assert_eq!((store.held_count(), other.is_finished()), (held + 1, false));
+    let response = post_json(&app, "/two", r#"{"accounts": [1, 2, 3]}"#).await;
+    assert_eq!(response.status(), StatusCode::UNPROCESSABLE_ENTITY);
+    busy.release().await.expect("held");
+    assert_eq!(other.await.expect("no panic"), StatusCode::OK);
+    let statuses = join_all(waiting).await;
+    let rejected = statuses.iter().filter(|status| matches!(status, Ok(StatusCode::CONFLICT))).count();
+    assert!((170..200).contains(&rejected), "those beyond the bound have not waited: {rejected}");
+    settle().await;
+    assert_eq!((store.held_count(), locks.size()), (0, (0, 0)));
 }
