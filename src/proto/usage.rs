@@ -3,7 +3,7 @@
 use std::{
     collections::VecDeque,
     sync::atomic::{
-        AtomicBool, AtomicU64, AtomicUsize,
+        AtomicBool, AtomicUsize,
         Ordering::{Acquire, Relaxed, Release, SeqCst},
     },
 };
@@ -21,9 +21,8 @@ use crate::{
 #[derive(Debug, Default)]
 pub struct Usage {
     waiting: AtomicUsize,
-    /// Those [pending](pending_releases), and in the lower half those under way: nearly each event
-    /// that changes one number changes the other.
-    releases: AtomicU64,
+    pending_releases: AtomicUsize,
+    releases_under_way: AtomicUsize,
     /// The keys whose releases wait until fewer are under way, the longest wait first. Bounded by
     /// the pending releases.
     waiting_releases: Mutex<VecDeque<LockKey>>,
@@ -48,12 +47,12 @@ impl Usage {
     /// Whether so few releases are pending that a key may be acquired (I2). Keys that are held do
     /// not count: they would bound how many a process can hold.
     pub(super) fn may_acquire(&self) -> bool {
-        pending_releases(self.releases.load(Relaxed)) < MAX_RELEASES_UNDER_WAY as u64
+        self.pending_releases.load(Relaxed) < MAX_RELEASES_UNDER_WAY
     }
 
     /// Whether one more release may be sent (I2).
     pub(super) fn may_send_release(&self) -> bool {
-        self.releases.load(SeqCst) & u64::from(u32::MAX) < MAX_RELEASES_UNDER_WAY as u64
+        self.releases_under_way.load(SeqCst) < MAX_RELEASES_UNDER_WAY
     }
 
     /// Has a release of this key wait for [`next_waiting_release`](Self::next_waiting_release).
@@ -98,13 +97,11 @@ impl Usage {
     /// Counts the change of one entry.
     pub(super) fn change(&self, before: EntryCounts, after: EntryCounts) {
         change(&self.waiting, before.waiting, after.waiting);
-        let (releases, old) = (both_releases(after), both_releases(before));
-        if releases != old {
-            self.releases.fetch_add(releases.wrapping_sub(old), SeqCst);
-        }
+        change(&self.pending_releases, before.pending_releases, after.pending_releases);
+        change(&self.releases_under_way, before.releases_under_way, after.releases_under_way);
         change(&self.unclaimed_offer_releases, before.unclaimed_offer_releases, after.unclaimed_offer_releases);
         change(&self.pending_record_bytes, before.record_bytes, after.record_bytes);
-        if self.has_release_error.load(Acquire) && pending_releases(self.releases.load(Relaxed)) == 0 {
+        if self.has_release_error.load(Acquire) && self.pending_releases.load(Relaxed) == 0 {
             // The error does not concern releases that are created later.
             self.has_release_error.store(false, Release);
             *self.release_error.lock() = None;
@@ -113,15 +110,9 @@ impl Usage {
 }
 
 fn change(total: &AtomicUsize, before: usize, after: usize) {
-    if before != after {
-        total.fetch_add(after.wrapping_sub(before), SeqCst);
+    if after > before {
+        total.fetch_add(after - before, SeqCst);
+    } else if after < before {
+        total.fetch_sub(before - after, SeqCst);
     }
-}
-
-fn both_releases(counts: EntryCounts) -> u64 {
-    (counts.pending_releases as u64) << 32 | counts.releases_under_way as u64
-}
-
-fn pending_releases(both: u64) -> u64 {
-    both >> 32
 }
