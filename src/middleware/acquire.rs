@@ -111,10 +111,12 @@ impl<'a> LockCall<'a> {
         }
     }
 
-    /// A request that waits holds keys of others. At the bound of its client it does not wait.
+    /// A request that waits holds its smaller keys meanwhile. A client at its bound of such keys
+    /// does not wait.
     async fn acquire_several(&self, keys: &[LockKey]) -> Result<LockGuards, (usize, NotGranted)> {
         let mut params = self.params();
-        let share = self.context.share_of_keys(keys.len() - 1);
+        let waits = !params.request.wait.is_zero();
+        let share = if waits { self.context.share_of_keys(keys.len() - 1) } else { None };
         if share.is_none() {
             params.request.wait = Duration::ZERO;
         }

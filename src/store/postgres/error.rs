@@ -101,12 +101,12 @@ pub enum PostgresConnectError {
         encoding: String,
     },
     /// The schema, a table or a function belongs to a role of which the user is not a member. The
-    /// owner of a function can replace it: it decides who gets a lock, and its code runs as the
+    /// owner of a function can replace the code that grants the locks, and that code runs as the
     /// user of the store.
     #[error(
-        "the schema `{schema}` at {address}, or a table or a function in it, belongs to the role `{owner}`, and user \
-         `{user}` is not a member of it: a superuser can execute GRANT \"{owner}\" TO \"{user}\", if the role is trusted, or \
-         else DROP SCHEMA {schema} CASCADE, and let a trusted role make it again"
+        "the schema `{schema}` at {address}, or a table or a function in it, belongs to the role `{owner}`, of which user \
+         `{user}` is not a member: if the role is trusted, a superuser executes GRANT \"{owner}\" TO \"{user}\"; otherwise \
+         the schema was made by another program: DROP SCHEMA {schema} CASCADE, and let a trusted role make it"
     )]
     OtherOwner {
         /// Host and port, or the path of a socket.

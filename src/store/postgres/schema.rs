@@ -68,7 +68,7 @@ impl Schema {
         format!("SELECT * FROM \"{}\".{function}({})", self.name, arguments.join(", "))
     }
 
-    /// The statement that reads the id of the tables. No row: there are none.
+    /// The statement that reads the id of the tables. Its value is `NULL` if there are none.
     pub(super) fn tables_id(&self) -> String {
         format!("SELECT pg_catalog.obj_description(pg_catalog.to_regclass('\"{}\".floor'), 'pg_class')", self.name)
     }

@@ -3,7 +3,7 @@
 -- nor extend a lock.
 --
 -- A fencing token is the fence of its grant, and ten bits for the number of the section. The fence
--- is a clock: a caller could find that of another's lock. The id of the holder has a random part.
+-- is a clock, and can be guessed. The id of the holder has a random part, and cannot.
 
 -- pin: keeps the key of this holder for the transaction that calls it. Until the transaction ends,
 -- no other acquisition is granted the key, although the lease may have expired. Fails if another

@@ -67,7 +67,7 @@ BEGIN
       fence bigint NOT NULL
     );
     INSERT INTO {schema}.floor (fence) VALUES (0);
-    -- By it a process knows these tables again: an address may lead to another database later.
+    -- A process recognizes its tables by this id: its address may lead to other tables later.
     EXECUTE pg_catalog.format('COMMENT ON TABLE {schema}.floor IS %L', pg_catalog.gen_random_uuid());
   END IF;
 

@@ -277,7 +277,7 @@ impl<S: Node> Nodes<S> {
         if let Some((map, _)) = known.into_iter().max_by_key(|(map, is_hinted)| (map.epoch, *is_hinted)) {
             return Ok(map);
         }
-        // All of them may have been replaced.
+        // The named nodes: their names may lead to new addresses of the same Cluster.
         let maps = self.seeds.iter().map(async |seed| {
             let map = map_of_seed(seed).await?;
             self.check_map(&map)?;
