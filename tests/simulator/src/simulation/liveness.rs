@@ -40,11 +40,12 @@ impl Simulation {
             + 4 * STORE_CALL_TIMEOUT;
         let limit = nanos(limit) / 100 * 102 + 3 * SECOND + 20 * self.conditions.delay;
         for key in 0..self.keys.len() {
+            // A section is open. A frozen caller may still believe that it holds this key.
+            let Some(idle) = self.idle_since[key] else { continue };
             if self.is_kept(key) {
                 self.idle_since[key] = Some(self.now);
                 continue;
             }
-            let Some(idle) = self.idle_since[key] else { continue };
             let waiting = self.clients.iter().filter(|client| client.key == key && self.waits(client));
             let Some(first) = waiting.map(|client| client.since).min() else { continue };
             let thawed =
