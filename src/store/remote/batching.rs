@@ -97,8 +97,6 @@ pub(crate) trait SendRequests<R: Outgoing>: Sender {
     fn not_sent(failed: Option<&StoreError>) -> StoreError {
         let overloaded = || StoreError::new(Self::STORE, R::OPERATION, StoreErrorKind::Overloaded);
         match failed {
-            // It has waited for a server that moves, and may go on waiting.
-            Some(error) if error.is_failover() => error.clone(),
             Some(error) => overloaded().with_source(error.clone()),
             None => overloaded().with_source("more requests wait for the server than it replies to in time"),
         }
@@ -306,7 +304,7 @@ impl<R: Outgoing, S: SendRequests<R>> Drop for Task<R, S> {
         let call = state.calls.swap_remove(at);
         let waiting = if state.calls.is_empty() { std::mem::take(&mut state.waiting) } else { VecDeque::new() };
         drop(state);
-        runtime::at_end(|| drop((call, waiting)));
+        runtime::at_end(move || drop((call, waiting)));
     }
 }
 
