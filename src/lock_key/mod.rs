@@ -34,9 +34,11 @@ use crate::limits::MAX_RAW_KEY_BYTES;
 /// - **Injective**: two different lists of parts never have the same text. The input of one client
 ///   therefore cannot name the lock of another client. A part is its text: `1u8` and `"1"` are the
 ///   same part.
-/// - **Readable**: letters and digits of every script are unchanged. So is ASCII punctuation,
-///   except for `:`, which separates the parts, and `%`, `~`, `+`, braces, brackets, quotes, `*`,
-///   `?` and `\`. All other characters are escaped as `%XX`.
+/// - **Readable**: letters and digits of common scripts are unchanged: Latin, Greek, Cyrillic,
+///   Armenian, Georgian, Hebrew, Arabic, Devanagari, Thai, and those of China, Japan and Korea. So
+///   is ASCII punctuation, except for `:`, which separates the parts, and `%`, `~`, `+`, braces,
+///   brackets, quotes, `*`, `?` and `\`. All other characters are escaped as `%XX`. The table is
+///   that of this crate: it does not depend on the compiler.
 /// - **Bounded**: the text has at most 256 bytes. A longer text ends in `~` and 128 bits of its
 ///   SHA-256.
 #[derive(Clone, Eq, PartialOrd, Ord)]

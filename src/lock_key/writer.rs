@@ -1,6 +1,6 @@
 //! The text of a key: escaped, bounded, and hashed if it is too long.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, ops::RangeInclusive, sync::Arc};
 
 use sha2::{Digest, Sha256};
 
@@ -117,16 +117,63 @@ fn is_plain(c: char) -> bool {
     match c {
         ':' | '%' | '~' | '+' | '{' | '}' | '[' | ']' | '*' | '?' | '\\' | '"' | '\'' => false,
         '!'..='~' => true,
-        // Letters without a visible glyph.
-        '\u{115f}' | '\u{1160}' | '\u{3164}' | '\u{ffa0}' => false,
-        // Of other scripts, only letters and digits: invisible and bidirectional characters could
-        // fake a key in a log.
-        _ => c.is_alphanumeric(),
+        _ => LETTERS.iter().any(|letters| letters.contains(&c)),
     }
 }
+
+/// Letters and digits of the scripts that most languages use. All others are escaped: invisible and
+/// bidirectional characters could fake a key in a log. Not those of the standard library, which
+/// each release of Rust may extend: two builds of one service would lock different keys.
+const LETTERS: [RangeInclusive<char>; 23] = [
+    // Latin
+    'À'..='Ö',
+    'Ø'..='ö',
+    'ø'..='ɏ',
+    'Ḁ'..='ỿ',
+    // Greek, Cyrillic, Armenian, Georgian
+    'Ύ'..='Ρ',
+    'Σ'..='ώ',
+    'Ѐ'..='ҁ',
+    'Ҋ'..='ԧ',
+    'Ա'..='Ֆ',
+    'ა'..='ჺ',
+    // Hebrew, Arabic
+    '\u{5d0}'..='\u{5ea}',
+    '\u{620}'..='\u{64a}',
+    '\u{660}'..='\u{669}',
+    '\u{671}'..='\u{6d3}',
+    // Devanagari, Thai
+    '\u{904}'..='\u{93b}',
+    '\u{93d}'..='\u{94c}',
+    '\u{e01}'..='\u{e3a}',
+    '\u{e40}'..='\u{e46}',
+    // Hiragana, Katakana, Hangul, and those of China
+    'ぁ'..='ゖ',
+    'ァ'..='ヺ',
+    '가'..='힣',
+    '㐀'..='䶵',
+    '一'..='龥',
+];
 
 fn escape(byte: u8, out: &mut [u8; 3]) -> &str {
     const HEX: &[u8; 16] = b"0123456789ABCDEF";
     *out = [b'%', HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]];
     std::str::from_utf8(out).expect("three ASCII characters")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Another table would let an old and a new instance lock different keys.
+    #[test]
+    fn letters_are_those_of_one_table() {
+        let plain: Vec<_> = ('\u{80}'..=char::MAX).filter(|c| is_plain(*c)).collect();
+        assert!(plain.iter().all(|c| c.is_alphanumeric()));
+        let text: String = plain.iter().collect();
+        assert_eq!(
+            (plain.len(), hex(Sha256::new_with_prefix(text)).as_str()),
+            (40_235, "f9e7b7dc7f6b72b4c592398edc7571d0")
+        );
+    }
 }
