@@ -16,7 +16,8 @@ use crate::store::remote::tls::TlsSettings;
 /// The settings of a URL.
 #[derive(Clone)]
 pub(crate) struct Address {
-    pub(super) config: Config,
+    /// One for each host, which has the time of a connect for itself.
+    pub(super) configs: Vec<Config>,
     /// Host and port, without user and password.
     pub(super) display: String,
     /// `None`: the URL does not require it.
@@ -35,6 +36,25 @@ pub(super) struct OwnParameters {
     pub(super) events_url: Option<String>,
 }
 
+/// Parameters of libpq and of other drivers that this store does not know. An error names one of
+/// them: another name may be a part of a password.
+const OF_OTHERS: [&str; 14] = [
+    "client_encoding",
+    "connection_limit",
+    "currentSchema",
+    "fallback_application_name",
+    "gssencmode",
+    "passfile",
+    "pgbouncer",
+    "pool_timeout",
+    "requiressl",
+    "search_path",
+    "service",
+    "ssl",
+    "sslcrl",
+    "sslpassword",
+];
+
 impl Address {
     /// `tls`: the settings of the builder.
     pub(crate) fn parse(url: &str, tls: &TlsSettings) -> Result<Self, PostgresConnectError> {
@@ -46,24 +66,31 @@ impl Address {
             ));
         }
         let (mut own, rest) = OwnParameters::take(url)?;
-        let mut config: Config = rest.parse().map_err(|_| {
-            invalid("a parameter is unknown, or user, password, host or port has a character that is not escaped")
-        })?;
-        if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
+        let config = |url: &str| {
+            let config = url.parse::<Config>();
+            config.map_err(|_| {
+                invalid("a parameter is unknown, or user, password, host or port has a character that is not escaped")
+            })
+        };
+        let all = config(&rest)?;
+        if all.get_hosts().is_empty() && all.get_hostaddrs().is_empty() {
             return Err(invalid("it has no host"));
         }
-        config.ssl_mode(if own.requires_tls { SslMode::Require } else { SslMode::Disable });
-        // Of several servers, one is the primary.
-        if config.get_hosts().len() > 1 && config.get_target_session_attrs() == TargetSessionAttrs::Any {
-            config.target_session_attrs(TargetSessionAttrs::ReadWrite);
-        }
-        if config.get_application_name().is_none() {
-            config.application_name("tower-lock");
+        let mut configs = each_host(&rest).map(|url| config(&url)).collect::<Result<Vec<_>, _>>()?;
+        for config in &mut configs {
+            config.ssl_mode(if own.requires_tls { SslMode::Require } else { SslMode::Disable });
+            // Of several servers, one is the primary.
+            if all.get_hosts().len() > 1 && all.get_target_session_attrs() == TargetSessionAttrs::Any {
+                config.target_session_attrs(TargetSessionAttrs::ReadWrite);
+            }
+            if all.get_application_name().is_none() {
+                config.application_name("tower-lock");
+            }
         }
         let of_url = std::mem::take(&mut own.tls);
         let tls = TlsSettings::of_connection(tls, of_url, own.requires_tls, "add `sslmode=verify-full`")
             .map_err(PostgresConnectError::InvalidTls)?;
-        Ok(Self { display: display(&config), config, tls, own })
+        Ok(Self { display: display(&all), configs, tls, own })
     }
 }
 
@@ -106,6 +133,11 @@ impl OwnParameters {
                     return Err(invalid("its parameter `prefix` is one of Redis: `schema` separates two applications"));
                 }
                 ("events_url", _) => own.events_url = Some(text),
+                // Of sqlx: no statement of the store has a name.
+                ("statement-cache-capacity", _) => {}
+                (name, _) if OF_OTHERS.contains(&name) => {
+                    return Err(invalid(&format!("its parameter `{name}` is not supported: remove it")));
+                }
                 ("sslrootcert" | "sslcert" | "sslkey", _) => drop(tls.insert(name.clone(), text)),
                 _ => others.push(parameter.replace('@', "%40")),
             }
@@ -123,6 +155,14 @@ impl OwnParameters {
 fn decoded(value: &str) -> String {
     let form = format!("url={}", value.replace('+', "%2B"));
     form_urlencoded::parse(form.as_bytes()).map(|(_, value)| value.into_owned()).collect()
+}
+
+/// A URL for each host in front of the path.
+fn each_host(url: &str) -> impl Iterator<Item = String> {
+    let authority = url.find("://").map_or(0, |at| at + 3);
+    let end = url[authority..].find(['/', '?']).map_or(url.len(), |at| authority + at);
+    let hosts = url[authority..end].find('@').map_or(authority, |at| authority + at + 1);
+    url[hosts..end].split(',').map(move |host| format!("{}{host}{}", &url[..hosts], &url[end..]))
 }
 
 fn display(config: &Config) -> String {
@@ -158,16 +198,20 @@ mod tests {
         assert_eq!(address.display, "a:5432,b:5433");
         assert_eq!((address.own.schema.as_deref(), address.own.migrate), (Some("my shop"), Some(true)));
         assert_eq!(address.own.connections, Some(4));
-        assert_eq!(address.config.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
-        assert_eq!(address.config.get_dbname(), Some("app"));
+        let each = address.configs.iter().map(|config| (config.get_hosts()[0].clone(), config.get_ports()[0]));
+        assert_eq!(each.collect::<Vec<_>>(), [(Host::Tcp("a".into()), 5432), (Host::Tcp("b".into()), 5433)]);
+        for config in &address.configs {
+            assert_eq!(config.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
+            assert_eq!((config.get_dbname(), config.get_password()), (Some("app"), Some(&b"s3cret"[..])));
+        }
         assert_eq!(parse("postgresql://a").expect("a URL").display, "a:5432");
         let address = parse("postgres://ann:s3%3Fcret@a/app?schema=shop").expect("a URL");
         assert_eq!(
-            (address.config.get_password(), address.own.schema.as_deref()),
+            (address.configs[0].get_password(), address.own.schema.as_deref()),
             (Some(&b"s3?cret"[..]), Some("shop"))
         );
         let address = parse("postgres://a/app?user=ann@eu&password=s3cret&schema=shop").expect("a URL");
-        assert_eq!((address.display.as_str(), address.config.get_user()), ("a:5432", Some("ann@eu")));
+        assert_eq!((address.display.as_str(), address.configs[0].get_user()), ("a:5432", Some("ann@eu")));
         assert_eq!(parse("postgres:///app?host=/run/pg&user=ann").expect("a URL").display, "/run/pg:5432");
     }
 
@@ -185,7 +229,7 @@ mod tests {
                 assert_eq!(address.own.events_url.as_deref(), Some(expected), "{url}");
             }
         }
-        let config = parse(events).expect("a URL").config;
+        let config = parse(events).expect("a URL").configs.remove(0);
         assert_eq!(config.get_password(), Some(&b"s3@c+ret"[..]));
     }
 
@@ -215,10 +259,17 @@ mod tests {
     }
 
     #[test]
+    fn parameter_of_another_driver_is_ignored_or_named() {
+        assert!(parse("postgres://ann@host/app?statement-cache-capacity=100").is_ok(), "as sqlx writes it");
+        let Err(error) = parse("postgres://ann:s3cret@host/app?gssencmode=disable") else { panic!("it is unknown") };
+        assert!(error.to_string().contains("`gssencmode` is not supported"), "{error}");
+    }
+
+    #[test]
     fn tls_is_used_if_the_url_requires_it() {
         let tls = |query: &str| {
             let address = parse(&format!("postgres://ann@host/app?connect_timeout=3{query}")).expect(query);
-            assert_eq!(address.config.get_ssl_mode() == SslMode::Require, address.tls.is_some(), "{query}");
+            assert_eq!(address.configs[0].get_ssl_mode() == SslMode::Require, address.tls.is_some(), "{query}");
             address.tls.map(|tls| format!("{tls:?}"))
         };
         for query in ["", "&sslmode=disable", "&sslmode=allow", "&sslmode=prefer"] {

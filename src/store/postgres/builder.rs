@@ -160,12 +160,13 @@ impl PostgresStoreBuilder {
     /// # Errors
     ///
     /// Fails with a [`PostgresConnectError`]. If the server cannot be reached, connecting is
-    /// retried until [`connect_timeout`](Self::connect_timeout) has passed.
+    /// retried until [`connect_timeout`](Self::connect_timeout) has passed, which each host of the
+    /// URL has for itself.
     pub async fn connect(self, url: &str) -> Result<PostgresStore, PostgresConnectError> {
         let mut address = Address::parse(url, &self.tls)?;
         let own = std::mem::take(&mut address.own);
         let events = same("events_url", self.events_url, own.events_url)?;
-        let events = events.map(|url| Address::parse(&url, &self.tls)).transpose()?;
+        let events = events.map(|url| Address::parse(&url, &self.tls).map_err(of_events_url)).transpose()?;
         let schema = schema(same("schema", self.schema, own.schema)?.as_deref())?;
         let migrate = same("migrate", self.migrate, own.migrate)?.unwrap_or(false);
         let connections = same("connections", self.connections, own.connections)?.unwrap_or(POSTGRES_CONNECTIONS);
@@ -179,6 +180,7 @@ impl PostgresStoreBuilder {
         };
         let calls = connector(address)?;
         let events = events.map(connector).transpose()?;
+        let timeouts = calls.timeouts();
         let server = Server::new(&calls, schema, timeouts, connections);
         let deadline = Instant::now() + timeouts.connect;
         let arrives = loop {
@@ -192,7 +194,18 @@ impl PostgresStoreBuilder {
         };
         let server = Arc::new(server);
         let messages = Messages::new(Arc::clone(&server), arrives.then_some(events.unwrap_or(calls)));
+        messages.connect_first().await;
         Ok(PostgresStore { shared: Arc::new(Shared { outbox: Outbox::default(), server, messages }) })
+    }
+}
+
+/// A URL in a URL is encoded twice.
+fn of_events_url(error: PostgresConnectError) -> PostgresConnectError {
+    match error {
+        PostgresConnectError::InvalidUrl(defect) => PostgresConnectError::InvalidUrl(format!(
+            "in `events_url`: {defect}. As a parameter of a URL it is encoded once more: `%40` is `%2540` there"
+        )),
+        error => error,
     }
 }
 

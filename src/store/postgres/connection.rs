@@ -4,11 +4,14 @@ use std::{
     fmt,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
-use tokio::{runtime::Handle, time::Instant};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, timeout},
+};
 use tokio_postgres::{Client, Config, Connection, Row, Socket, error::SqlState, tls::MakeTlsConnect};
 
 use super::{
@@ -26,7 +29,10 @@ use crate::store::remote::{
 pub(super) struct Connector {
     /// For errors and logs.
     pub(super) address: String,
-    config: Config,
+    /// One for each address.
+    configs: Vec<Config>,
+    /// The address that is tried first: the last one that has replied.
+    first: AtomicUsize,
     tls: Tls,
     timeouts: Timeouts,
     /// A pooler has refused the settings of a session.
@@ -54,7 +60,14 @@ pub(super) type Parameter<'a> = (&'a (dyn tokio_postgres::types::ToSql + Sync), 
 impl Connector {
     pub(super) fn new(address: Address, tls: Tls, timeouts: Timeouts) -> Self {
         let (is_pooler, tables) = (AtomicBool::new(false), OnceLock::new());
-        Self { address: address.display, config: address.config, tls, timeouts, is_pooler, tables }
+        let (first, configs) = (AtomicUsize::new(0), address.configs);
+        Self { address: address.display, configs, first, tls, timeouts, is_pooler, tables }
+    }
+
+    /// The timeouts of a store, which may have to try each address.
+    pub(super) fn timeouts(&self) -> Timeouts {
+        let addresses = u32::try_from(self.configs.len()).unwrap_or(u32::MAX);
+        Timeouts { connect: self.timeouts.connect.saturating_mul(addresses), ..self.timeouts }
     }
 
     /// Refuses connections to tables with another id from now on.
@@ -62,28 +75,44 @@ impl Connector {
         let _ = self.tables.set(Tables { statement, id: id.map(str::to_owned) });
     }
 
-    /// Opens a connection.
+    /// Opens a connection. Each address has the time of a connect: a silent one delays the next.
+    pub(super) async fn open(&self) -> Result<(Client, Connection<Socket, Stream>), CallError> {
+        let (first, mut failure) = (self.first.load(Ordering::Relaxed), CallError::from(LinkError::ConnectTimeout));
+        for at in (first..self.configs.len()).chain(0..first) {
+            failure = match timeout(self.timeouts.connect, self.open_at(&self.configs[at])).await {
+                Ok(Ok(opened)) => {
+                    self.first.store(at, Ordering::Relaxed);
+                    return Ok(opened);
+                }
+                Ok(Err(error)) => error,
+                Err(_) => LinkError::ConnectTimeout.into(),
+            };
+        }
+        Err(failure)
+    }
+
+    /// Opens a connection to one address.
     ///
     /// The settings of its session are nets: a statement ends that its caller does not wait for any
     /// more, and the functions of the store need `read committed`, and to write. A pooler does not
     /// know the settings, and its sessions have those of its user.
-    pub(super) async fn open(&self) -> Result<(Client, Connection<Socket, Stream>), CallError> {
+    async fn open_at(&self, config: &Config) -> Result<(Client, Connection<Socket, Stream>), CallError> {
         if self.is_pooler.load(Ordering::Relaxed) {
-            return Ok(self.config.connect(self.tls.clone()).await?);
+            return Ok(config.connect(self.tls.clone()).await?);
         }
-        let mut config = self.config.clone();
+        let mut with_settings = config.clone();
         let own = format!(
             "-c statement_timeout={} -c default_transaction_isolation=read\\ committed \
              -c default_transaction_read_only=off",
             self.timeouts.call.as_millis()
         );
-        config.options(match config.get_options() {
+        with_settings.options(match config.get_options() {
             Some(options) => format!("{options} {own}"),
             None => own,
         });
-        match config.connect(self.tls.clone()).await {
-            Err(error) if error.code() == Some(&SqlState::PROTOCOL_VIOLATION) => {
-                let opened = self.config.connect(self.tls.clone()).await?;
+        match with_settings.connect(self.tls.clone()).await {
+            Err(error) if error.code().is_some_and(|code| POOLER_CODES.contains(code)) => {
+                let opened = config.connect(self.tls.clone()).await?;
                 self.is_pooler.store(true, Ordering::Relaxed);
                 Ok(opened)
             }
@@ -91,6 +120,16 @@ impl Connector {
         }
     }
 }
+
+/// The codes by which poolers refuse the settings of a session: PgBouncer, Odyssey, RDS Proxy and
+/// others differ.
+const POOLER_CODES: [SqlState; 5] = [
+    SqlState::PROTOCOL_VIOLATION,
+    SqlState::FEATURE_NOT_SUPPORTED,
+    SqlState::INVALID_PARAMETER_VALUE,
+    SqlState::UNDEFINED_OBJECT,
+    SqlState::INVALID_AUTHORIZATION_SPECIFICATION,
+];
 
 impl Connect for Connector {
     type Connection = Arc<Client>;

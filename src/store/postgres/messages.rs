@@ -81,19 +81,25 @@ impl Messages {
         !self.are_sent() || self.inbox.is_subscribed().await
     }
 
+    /// Connects, and starts the task: a manager then needs a round trip for its subscription.
+    pub(super) async fn connect_first(self: &Arc<Self>) {
+        let first = self.connect().await;
+        self.task.start(|| Arc::clone(self).run(first));
+    }
+
     /// Starts the task on this runtime, unless it runs.
     pub(super) fn start(self: &Arc<Self>) {
-        self.task.start(|| Arc::clone(self).run());
+        self.task.start(|| Arc::clone(self).run(None));
     }
 
     pub(super) fn stop(&self) {
         self.task.stop();
     }
 
-    async fn run(self: Arc<Self>) {
+    async fn run(self: Arc<Self>, first: Option<PgListener>) {
         let receives = async {
             if self.are_sent() {
-                receive(&self, None).await;
+                receive(&self, first).await;
             }
         };
         tokio::join!(receives, sweep::run(&self.server));

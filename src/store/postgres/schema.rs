@@ -44,6 +44,12 @@ const PARTS: [(&str, &str); 7] = [
     ("{version}", VERSION),
 ];
 
+/// The names of the functions. A schema may have others, of other programs.
+pub(super) fn function_names() -> impl Iterator<Item = &'static str> {
+    let texts = PARTS.iter().flat_map(|(_, text)| text.split("CREATE OR REPLACE FUNCTION {schema}.").skip(1));
+    texts.filter_map(|text| Some(text.split_once('(')?.0))
+}
+
 /// A schema, whose name is a part of statements.
 #[derive(Clone, Debug)]
 pub(super) struct Schema {
@@ -76,7 +82,10 @@ impl Schema {
     /// The text that makes the tables and the functions, or replaces older functions.
     pub(super) fn migration(&self) -> String {
         let text = PARTS.iter().fold(MIGRATION.to_owned(), |text, (part, replacement)| text.replace(part, replacement));
-        text.replace("{functions}", &FUNCTIONS.to_string()).replace("{schema}", &format!("\"{}\"", self.name))
+        let names: Vec<_> = function_names().map(|name| format!("'{name}'")).collect();
+        text.replace("{functions}", &FUNCTIONS.to_string())
+            .replace("{names}", &names.join(", "))
+            .replace("{schema}", &format!("\"{}\"", self.name))
     }
 }
 

@@ -10,11 +10,11 @@ use tokio_postgres::{error::SqlState, types::Type};
 use tracing::warn;
 
 use super::{
-    connection::{Connector, query},
+    connection::{Connector, Parameter, query},
     error::{CallError, PostgresConnectError},
     messages::PgListener,
     replies::{column, only},
-    schema::{FUNCTIONS, VERSION},
+    schema::{FUNCTIONS, VERSION, function_names},
     server::Server,
 };
 use crate::{
@@ -30,8 +30,8 @@ const SERVER: &str = "SELECT current_setting('server_version_num')::int8, curren
     current_setting('server_encoding')";
 
 /// The comment of the table of locks, whether all rights are there, the number of the functions,
-/// and a role that could replace them, which the user of the store has no reason to trust. Of the
-/// catalog, which needs no right. No row: there is no schema.
+/// a role that could replace them, which the user of the store has no reason to trust, and the name
+/// of something in the schema. Of the catalog, which needs no right. No row: there is no schema.
 const TABLES: &str = "SELECT locks.oid IS NOT NULL, pg_catalog.obj_description(locks.oid, 'pg_class'), \
     pg_catalog.has_schema_privilege(n.oid, 'USAGE'), \
     coalesce((SELECT pg_catalog.bool_and(pg_catalog.has_table_privilege(t.oid, p.right)) \
@@ -39,13 +39,15 @@ const TABLES: &str = "SELECT locks.oid IS NOT NULL, pg_catalog.obj_description(l
             pg_catalog.unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p (\"right\") \
         WHERE t.relnamespace = n.oid AND t.relname IN ('locks', 'waiters', 'records', 'floor')), false) \
     AND (SELECT pg_catalog.bool_and(pg_catalog.has_function_privilege(f.oid, 'EXECUTE')) \
-        FROM pg_catalog.pg_proc f WHERE f.pronamespace = n.oid), \
+        FROM pg_catalog.pg_proc f WHERE f.pronamespace = n.oid AND f.proname = ANY ($2)), \
     coalesce((SELECT pg_catalog.max(substring(pg_catalog.obj_description(f.oid, 'pg_proc') FROM '[0-9]+$')::int8) \
         FROM pg_catalog.pg_proc f WHERE f.pronamespace = n.oid AND f.proname = 'check_fence'), 0), \
     (SELECT pg_catalog.min(r.rolname::text) FROM pg_catalog.pg_roles r \
         WHERE NOT r.rolsuper AND NOT pg_catalog.pg_has_role(r.oid, 'MEMBER') AND (r.oid = n.nspowner \
             OR r.oid IN (SELECT t.relowner FROM pg_catalog.pg_class t WHERE t.relnamespace = n.oid) \
-            OR r.oid IN (SELECT f.proowner FROM pg_catalog.pg_proc f WHERE f.pronamespace = n.oid))) \
+            OR r.oid IN (SELECT f.proowner FROM pg_catalog.pg_proc f WHERE f.pronamespace = n.oid))), \
+    coalesce((SELECT pg_catalog.min(c.relname::text) FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid), \
+        (SELECT pg_catalog.min(f.proname::text) FROM pg_catalog.pg_proc f WHERE f.pronamespace = n.oid)) \
     FROM pg_catalog.pg_namespace n \
     LEFT JOIN pg_catalog.pg_class locks ON locks.relnamespace = n.oid AND locks.relname = 'locks' \
     WHERE n.nspname = $1";
@@ -138,14 +140,21 @@ async fn check_tables(server: &Server, user: &str) -> Result<Option<u32>, SelfTe
     let failed = |error| test_failed(&server.address, error);
     let (address, schema) = (|| server.address.clone(), || server.schema.name.clone());
     let deadline = server.timeouts.call_deadline();
-    let rows = query(&server.release_conn, TABLES, &[(&server.schema.name, Type::TEXT)], deadline).await;
+    let functions: Vec<_> = function_names().collect();
+    let parameters: [Parameter<'_>; 2] = [(&server.schema.name, Type::TEXT), (&functions, Type::TEXT_ARRAY)];
+    let rows = query(&server.release_conn, TABLES, &parameters, deadline).await;
     let rows = rows.map_err(failed)?;
     let Some(row) = rows.first() else { return Ok(None) };
+    let has_tables: bool = column(row, 0).map_err(failed)?;
+    if let Some(name) = column::<Option<&str>>(row, 6).map_err(failed)?.filter(|_| !has_tables) {
+        let found = format!("another program (`{name}`)");
+        return Err(PostgresConnectError::OtherTables { address: address(), schema: schema(), found }.into());
+    }
     if let Some(owner) = column::<Option<&str>>(row, 5).map_err(failed)? {
         let (user, owner) = (user.to_owned(), owner.to_owned());
         return Err(PostgresConnectError::OtherOwner { address: address(), schema: schema(), user, owner }.into());
     }
-    if !column(row, 0).map_err(failed)? {
+    if !has_tables {
         return Ok(None);
     }
     let found: Option<&str> = column(row, 1).map_err(failed)?;

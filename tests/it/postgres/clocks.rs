@@ -11,22 +11,22 @@ use tower_lock_testkit::locks::key;
 use crate::support::{Caller, Environment, LONG, PATIENT, environment};
 
 /// The functions of the store read this clock in place of that of the server.
-const CLOCK: &str = "CREATE SCHEMA {schema};
-    CREATE TABLE {schema}.step AS SELECT interval '0' AS size;
-    CREATE FUNCTION {schema}.clock() RETURNS timestamptz LANGUAGE sql VOLATILE
-        AS 'SELECT clock_timestamp() + size FROM {schema}.step'";
+const CLOCK: &str = "CREATE SCHEMA {schema}_clock;
+    CREATE TABLE {schema}_clock.step AS SELECT interval '0' AS size;
+    CREATE FUNCTION {schema}_clock.clock() RETURNS timestamptz LANGUAGE sql VOLATILE
+        AS 'SELECT clock_timestamp() + size FROM {schema}_clock.step'";
 
 async fn with_clock() -> Option<Environment> {
     let environment = environment().await?;
     environment.execute(CLOCK).await;
-    let clock = environment.named("{schema}.clock()");
+    let clock = environment.named("{schema}_clock.clock()");
     environment.migrate(&[PATIENT, ("clock_timestamp()", &clock)]).await;
     Some(environment)
 }
 
 impl Environment {
     async fn set_clock(&self, step: &str) {
-        self.execute(&format!("UPDATE {{schema}}.step SET size = '{step}'")).await;
+        self.execute(&format!("UPDATE {{schema}}_clock.step SET size = '{step}'")).await;
     }
 }
 

@@ -3,6 +3,10 @@
 use std::{fs, net::Ipv4Addr, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional},
+    net::{TcpListener, TcpStream},
+};
 use tower_lock::{
     LockKey, LockManager,
     store::{
@@ -77,6 +81,95 @@ async fn tables_of_another_program_are_not_used() {
     let migration = environment.builder().migration().expect("a name");
     let error = environment.client().await.batch_execute(&migration).await.expect_err("it changes nothing");
     assert!(format!("{error:?}").contains("another program"), "{error:?}");
+}
+
+/// The first server of the URL accepts connections, and never replies.
+/// Guarantee: G6.
+#[tokio::test]
+async fn silent_first_address_leaves_time_for_the_next() {
+    let Some(environment) = environment().await else { return };
+    let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port");
+    let silent = silent.local_addr().expect("bound");
+    environment.store().await;
+    let url = environment.url().replace('@', &format!("@{silent},"));
+    let builder = environment.builder().connect_timeout(limits::OUTAGE);
+    let store = Arc::new(builder.connect(&url).await.expect("the second one replies"));
+    let locks = LockManager::new(Arc::clone(&store));
+    drop(locks.try_lock(("k",)).await.expect("free"));
+    locks.health().await.expect("messages, too");
+}
+
+/// Refuses each session with settings, and passes the others on.
+async fn refuse_settings(pooler: TcpListener, server: u16, code: &'static str) {
+    while let Ok((mut client, _)) = pooler.accept().await {
+        tokio::spawn(async move {
+            let length = client.read_u32().await?;
+            let mut start = vec![0; length as usize - 4];
+            client.read_exact(&mut start).await?;
+            if start.windows(8).any(|bytes| bytes == b"options\0") {
+                let error = format!("SFATAL\0C{code}\0Mno settings\0\0");
+                client.write_u8(b'E').await?;
+                client.write_u32(4 + u32::try_from(error.len()).expect("short")).await?;
+                return client.write_all(error.as_bytes()).await;
+            }
+            let mut upstream = TcpStream::connect((Ipv4Addr::LOCALHOST, server)).await?;
+            upstream.write_u32(length).await?;
+            upstream.write_all(&start).await?;
+            copy_bidirectional(&mut client, &mut upstream).await.map(drop)
+        });
+    }
+}
+
+/// Each pooler has a code of its own for it.
+#[tokio::test]
+async fn pooler_that_refuses_settings_is_used_without_them() {
+    let Some(environment) = environment().await else { return };
+    environment.store().await;
+    for code in ["08P01", "0A000", "22023", "42704", "28000"] {
+        let pooler = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port");
+        let port = pooler.local_addr().expect("bound").port();
+        let pooling = tokio::spawn(refuse_settings(pooler, environment.server().port(), code));
+        let url = environment.url().replace(&environment.server().port().to_string(), &port.to_string());
+        environment.builder().connect(&url).await.expect(code);
+        pooling.abort();
+    }
+}
+
+/// `?schema=public`, as in URLs of other programs: their objects are neither used nor changed.
+#[tokio::test]
+async fn schema_with_objects_of_another_program_is_refused() {
+    for object in ["TABLE {schema}.orders (id int)", "FUNCTION {schema}.total() RETURNS int LANGUAGE sql AS 'SELECT 1'"]
+    {
+        let Some(environment) = environment().await else { return };
+        environment.execute(&format!("CREATE SCHEMA {{schema}}; CREATE {object}")).await;
+        let name = if object.starts_with("TABLE") { "orders" } else { "total" };
+        for migrate in [false, true] {
+            let builder = environment.builder().migrate(migrate);
+            let error = builder.connect(&environment.url()).await.expect_err("of another program");
+            let names_it = |found: &str| found == format!("another program (`{name}`)");
+            assert!(matches!(&error, PostgresConnectError::OtherTables { found, .. } if names_it(found)), "{error:?}");
+        }
+        let migration = environment.builder().migration().expect("a name");
+        let error = environment.client().await.batch_execute(&migration).await.expect_err("it changes nothing");
+        assert!(format!("{error:?}").contains(&format!("has `{name}` of another program")), "{error:?}");
+    }
+}
+
+/// Another program may add objects to the schema: they need no right, and keep theirs.
+#[tokio::test]
+async fn function_of_another_program_in_the_schema_is_left_alone() {
+    const COUNT: &str = "SELECT count(*) FROM pg_proc WHERE pronamespace = '{schema}'::regnamespace \
+        AND proname = 'total' AND proacl IS NULL";
+    let Some(environment) = environment().await else { return };
+    environment.store().await;
+    environment
+        .execute(
+            "CREATE FUNCTION {schema}.total() RETURNS int LANGUAGE sql AS 'SELECT 1'; \
+             COMMENT ON FUNCTION {schema}.check_fence(text, bigint, text) IS 'tower-lock functions 0'",
+        )
+        .await;
+    environment.builder().migrate(true).connect(&environment.url()).await.expect("older functions are replaced");
+    assert_eq!(environment.value(COUNT).await, 1, "every user may execute it, as before");
 }
 
 #[tokio::test]

@@ -19,7 +19,9 @@ BEGIN
     WHERE key = lock_key AND fence = token >> 10 AND holder = held_by FOR KEY SHARE;
   IF NOT FOUND THEN
     RAISE EXCEPTION 'the lock with this fencing token is not held any more'
-      USING ERRCODE = 'TL001', HINT = 'Roll back: another holder may have written meanwhile.';
+      USING ERRCODE = 'TL001', DETAIL = format('Key %s, fencing token %s.', quote_literal(lock_key), token),
+        HINT = 'Roll back: another holder may have written meanwhile. If each call fails: the lock is one of another '
+          'store or schema, or key, token or acquisition id are not those of the lock.';
   END IF;
 END
 $$;
@@ -62,4 +64,9 @@ $$;
 
 -- Every user may execute a new function. One who may read the tables, and no more, must not leave
 -- an answer for a lock of another.
-REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} FROM PUBLIC;
+FOR own IN
+  SELECT f.oid::pg_catalog.regprocedure FROM pg_catalog.pg_proc f
+    WHERE f.pronamespace = pg_catalog.to_regnamespace('{schema}') AND f.proname IN ({names})
+LOOP
+  EXECUTE pg_catalog.format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', own);
+END LOOP;

@@ -13,6 +13,8 @@ DO $migration$
 DECLARE
   version text;
   functions text;
+  own pg_catalog.regprocedure;
+  foreign_name text;
 BEGIN
   -- Instances that start together must not do this together.
   PERFORM pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('tower-lock {schema}', 0));
@@ -22,6 +24,18 @@ BEGIN
   END IF;
 
   IF pg_catalog.to_regclass('{schema}.locks') IS NULL THEN
+    -- No name of another program is used, or in the way.
+    SELECT c.relname INTO foreign_name FROM pg_catalog.pg_class c
+      WHERE c.relnamespace = pg_catalog.to_regnamespace('{schema}') LIMIT 1;
+    IF foreign_name IS NULL THEN
+      SELECT f.proname INTO foreign_name FROM pg_catalog.pg_proc f
+        WHERE f.pronamespace = pg_catalog.to_regnamespace('{schema}') LIMIT 1;
+    END IF;
+    IF foreign_name IS NOT NULL THEN
+      RAISE EXCEPTION 'the schema {schema} has `%` of another program', foreign_name
+        USING HINT = 'Choose another schema.';
+    END IF;
+
     -- One row for each key that was used lately. Its lock is the mutex of the key: every change of
     -- the key, of its waiters and of its record holds it.
     --
