@@ -359,6 +359,7 @@ storms() {
 }
 simulations() {
     SEEDS=10000 cargo test -p tower-lock-tests --test it random
+    cargo test -p tower-lock-tests --all-features --test it long::
     SEQUENCES=300 cargo test --quiet "${all[@]}" --test redis --test postgres same_replies
     REDLOCK_SERVERS=5 cargo test --quiet "${all[@]}" --test redis redlock::conformance
     for option in '' force flush ctr back step java copies records batches free several; do

@@ -43,8 +43,8 @@ use crate::{
     },
     runtime,
     store::{
-        AcquireReply, EventSink, LockStore, Many, ReceiveReply, ReleaseReply, StoreError, StoreErrorKind, StoreEvent,
-        StoreFuture, YieldReply,
+        AcquireReply, AcquireRequest, EventSink, LockStore, Many, ReceiveReply, ReleaseReply, StoreError,
+        StoreErrorKind, StoreEvent, StoreFuture, YieldReply,
     },
     sync::Mutex,
     telemetry::{self, metrics::AcquireMetrics, report::Report, throttle::ThrottledLog},
@@ -81,6 +81,7 @@ pub(crate) struct Driver {
     /// waiters. Many are combined into one.
     lag_notice_at: Mutex<Option<BootInstant>>,
     /// Set once, and never cleared.
+    is_shutdown_announced: AtomicBool,
     is_shutting_down: AtomicBool,
     /// The runtime of the last call, for calls from threads without one.
     runtime: Mutex<Option<Handle>>,
@@ -142,6 +143,7 @@ impl Driver {
             background: Background::default(),
             shards,
             lag_notice_at: Mutex::default(),
+            is_shutdown_announced: AtomicBool::new(false),
             is_shutting_down: AtomicBool::new(false),
             runtime: Mutex::default(),
             lost_timers: LostTimers::default(),
@@ -201,12 +203,6 @@ impl Driver {
         actions: &mut Actions<TokioDriver>,
     ) -> Result<Requested<TokioDriver>, StoreError> {
         self.check_process("acquire")?;
-        let are_late = self.renewals.are_late(&self.clock, || self.store.server_of(key));
-        if are_late && !self.shards.of(key).lock().contains(key) {
-            // The keys that are held come first.
-            return Err(StoreError::new("lock", "acquire", StoreErrorKind::Overloaded)
-                .with_source("the renewals of held locks wait for their turn, and come first"));
-        }
         self.rearm_lost_timers();
         let requested = self.feed(key, actions, |table, cx, actions| {
             // Under the mutex: of two requests that do not wait, one would else find the grant of
@@ -338,6 +334,7 @@ impl Driver {
 
     /// Rejects all waiters, and every later request.
     pub(super) fn shut_down(self: &Arc<Self>) {
+        self.announce_shutdown();
         let keys: Vec<_> = self.shards.iter().flat_map(|shard| shard.lock().shut_down()).collect();
         self.is_shutting_down.store(true, Ordering::Release);
         self.shutdown_started.notify_waiters();
@@ -345,6 +342,15 @@ impl Driver {
             self.handle_event(&key, Event::Shutdown);
         }
         self.notify_if_idle();
+    }
+
+    /// Announces a shutdown: requests are served until it starts.
+    pub(super) fn announce_shutdown(&self) {
+        self.is_shutdown_announced.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_shutdown_announced(&self) -> bool {
+        self.is_shutdown_announced.load(Ordering::Acquire)
     }
 
     /// Completes when a shutdown has started.
@@ -531,8 +537,8 @@ impl Driver {
                 }
             }
             Action::Untrack(grant) => self.untrack(&grant),
-            Action::Lost(token, why) => self.report(Report::Lost { token, why }),
-            Action::RecordLost(token) => self.report(Report::RecordLost { token }),
+            Action::Lost(section, why) => self.report(Report::Lost { section: section.shown(), why }),
+            Action::RecordLost(section) => self.report(Report::RecordLost { section: section.shown() }),
             Action::SectionEnded(grant) => grant.data.ended.notify_waiters(),
             Action::ReleaseOutcome(section, outcome) => drop(section.data.release_outcome.send(outcome)),
             Action::WakeAt(key, at) => self.schedule_wakeup(key, at),
@@ -550,12 +556,27 @@ impl Driver {
         if let Some(Numbered { targets, requests }) = releases.take() {
             self.await_replies(targets, self.store.release(requests), next);
         }
-        if let Some(Numbered { targets, requests }) = acquires.take() {
-            self.await_replies(targets, self.store.acquire(requests), next);
+        if let Some(acquires) = acquires.take() {
+            if acquires.requests.iter().any(|request| self.must_wait(request)) {
+                for (target, request) in acquires.into_requests() {
+                    let refused = self.must_wait(&request).then(|| StoreFuture::ready(Err(renewals_come_first())));
+                    let reply = refused.unwrap_or_else(|| self.store.acquire(request.into()).into_single());
+                    self.await_reply(target, reply, next);
+                }
+            } else {
+                let Numbered { targets, requests } = acquires;
+                self.await_replies(targets, self.store.acquire(requests), next);
+            }
         }
         for (target, request) in yields.take().into_iter().flat_map(Numbered::into_requests) {
             self.await_reply(target, self.store.yield_to_queue(request), next);
         }
+    }
+
+    /// Whether renewals of keys that are held come before this acquire. A key that is waited for
+    /// goes on being waited for.
+    fn must_wait(&self, request: &AcquireRequest) -> bool {
+        !request.is_repeated && self.renewals.are_late(&self.clock, || self.store.server_of(&request.key))
     }
 
     /// Receives the replies to requests, and feeds in those that are ready. A store that returns
@@ -691,6 +712,11 @@ impl Driver {
     }
 }
 
+fn renewals_come_first() -> StoreError {
+    StoreError::new("lock", "acquire", StoreErrorKind::Overloaded)
+        .with_source("the renewals of held locks wait for their turn, and come first")
+}
+
 impl<T: Reply> ReceiveReply<T> for Driver {
     fn receive(self: Arc<Self>, key: &LockKey, number: u64, reply: Result<T, StoreError>) {
         self.record_reply(T::OPERATION, &reply);
@@ -724,8 +750,9 @@ impl<T: Reply> Drop for AwaitedCall<T> {
     fn drop(&mut self) {
         // The runtime has ended. Repeats fail the same way until a call comes from another runtime.
         if !self.is_finished {
-            let error = StoreError::new("lock", T::OPERATION, StoreErrorKind::Unavailable);
-            runtime::at_end(|| self.finish(Err(error)));
+            let reply = Err::<T, _>(StoreError::new("lock", T::OPERATION, StoreErrorKind::Unavailable));
+            let (driver, key, number) = (Arc::clone(&self.driver), self.key.clone(), self.number);
+            runtime::at_end(move || driver.receive(&key, number, reply));
         }
     }
 }

@@ -20,11 +20,14 @@ mod driver;
 mod driver_data;
 mod lost_timers;
 mod renewal_queue;
+mod renewal_turns;
 mod watchdog;
 
 #[cfg(all(test, tower_lock_shuttle))]
 mod shuttle_tests;
 
+#[cfg(feature = "signal")]
+pub use self::signal::ShutdownOnSignal;
 pub(crate) use self::{
     acquire::{AcquireFuture, LockParams},
     driver::Driver,

@@ -6,12 +6,15 @@ use std::{
     time::Duration,
 };
 
-use tokio::{sync::Semaphore, time::timeout};
+use tokio::time::timeout;
 
-use super::{driver::Driver, driver_data::Grant};
+use super::{
+    driver::Driver,
+    driver_data::Grant,
+    renewal_turns::{RenewalTurns, Turn},
+};
 use crate::{
     error::LockLost,
-    limits::{MAX_RENEWAL_CALLS, MAX_RENEWALS_PER_CALL},
     store::{RenewReply, RenewRequest, StoreError},
     telemetry::report::Report,
 };
@@ -22,10 +25,18 @@ use crate::{
 /// It is started for the first grant, and ends when it has had nothing to do for a while.
 struct Watchdog {
     driver: Weak<Driver>,
-    /// The renewal calls at one server take turns: a server that does not reply delays no other.
-    turns: HashMap<usize, Arc<Semaphore>>,
+    /// The renewals at each server: a server that does not reply delays no other.
+    turns: HashMap<usize, Arc<RenewalTurns>>,
     /// No grant was tracked. Another task may have been started since.
     has_stopped: bool,
+}
+
+/// Sends the renewals at one server, one call after another.
+struct Caller {
+    driver: Arc<Driver>,
+    server: usize,
+    turns: Arc<RenewalTurns>,
+    is_done: bool,
 }
 
 /// A renewal that is in flight. When it is finished, or dropped with its runtime, grants that a
@@ -79,15 +90,15 @@ impl Watchdog {
         for grant in sweep.checks {
             driver.check_section(&grant);
         }
-        let mut due: Vec<_> = sweep.due.into_iter().map(|grant| (driver.store.server_of(&grant.key), grant)).collect();
-        due.sort_by_key(|(server, _)| *server);
-        for due in due.chunk_by(|a, b| a.0 == b.0) {
-            let server = due[0].0;
-            let turns = self.turns.entry(server).or_insert_with(|| Arc::new(Semaphore::new(MAX_RENEWAL_CALLS)));
-            for call in due.chunks(MAX_RENEWALS_PER_CALL) {
-                let grants = call.iter().map(|(_, grant)| Arc::clone(grant)).collect();
+        for grant in sweep.due {
+            let turns = self.turns.entry(driver.store.server_of(&grant.key)).or_default();
+            turns.push(driver.clock.now(), grant);
+        }
+        for (&server, turns) in &self.turns {
+            for _ in 0..turns.missing_callers() {
                 // In a task of its own: a slow store does not delay the next sweep.
-                driver.spawn(renew(Arc::clone(&driver), server, grants, Arc::clone(turns)));
+                let caller = Caller { driver: Arc::clone(&driver), server, turns: Arc::clone(turns), is_done: false };
+                driver.spawn(caller.run());
             }
         }
         Some(())
@@ -104,12 +115,28 @@ impl Drop for Watchdog {
     }
 }
 
-async fn renew(driver: Arc<Driver>, server: usize, grants: Vec<Arc<Grant>>, turns: Arc<Semaphore>) {
-    let call = RenewalCall { driver: Arc::clone(&driver), grants };
-    let due_at = driver.clock.now();
-    let turn = turns.acquire().await;
+impl Caller {
+    async fn run(mut self) {
+        while let Some(Turn { grants, waited }) = self.turns.next(self.driver.clock.now()) {
+            let Self { driver, server, turns, .. } = &self;
+            driver.renewals.waited(*server, waited, driver.clock.now(), driver.lease.longest);
+            renew(driver, turns, grants).await;
+        }
+        self.is_done = true;
+    }
+}
+
+impl Drop for Caller {
+    fn drop(&mut self) {
+        if !self.is_done {
+            self.turns.caller_dropped();
+        }
+    }
+}
+
+async fn renew(driver: &Arc<Driver>, turns: &RenewalTurns, grants: Vec<Arc<Grant>>) {
+    let call = RenewalCall { driver: Arc::clone(driver), grants };
     let sent_at = driver.clock.now(); // I3
-    driver.renewals.waited(server, sent_at.saturating_duration_since(due_at), sent_at, driver.lease.longest);
     let grants = &call.grants;
     if !driver.is_of_this_process() {
         return;
@@ -122,9 +149,9 @@ async fn renew(driver: Arc<Driver>, server: usize, grants: Vec<Arc<Grant>>, turn
     let requests = grants.iter().zip(&leases).map(request).collect();
     let replies = timeout(driver.lease.call_timeout, driver.store.renew(requests)).await;
     let replies = replies.unwrap_or_else(|_| Err(StoreError::no_reply("renew")));
-    drop(turn);
     driver.record_reply("renew", &replies);
     let now = driver.clock.now();
+    turns.replied_after(now.saturating_duration_since(sent_at));
     let mut margins = Vec::with_capacity(grants.len());
     // Without a reply the next sweep renews again, until the deadline.
     for ((grant, lease), reply) in grants.iter().zip(leases).zip(replies.unwrap_or_default()) {
@@ -144,7 +171,7 @@ async fn renew(driver: Arc<Driver>, server: usize, grants: Vec<Arc<Grant>>, turn
     }
     for grant in grants {
         if grant.take_late_warning(driver.clock.now()) {
-            driver.report(Report::RenewalLate { fence: grant.fence() });
+            driver.report(Report::RenewalLate { key: grant.key.clone(), fence: grant.fence() });
         }
     }
 }

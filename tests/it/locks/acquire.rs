@@ -6,7 +6,10 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{Instant, sleep};
+use tokio::{
+    runtime::Builder,
+    time::{Instant, sleep},
+};
 use tower_lock::{
     LockError, LockManager, LockPolicy, MemoryStore,
     lock::ReleaseOutcome,
@@ -15,7 +18,7 @@ use tower_lock::{
 };
 use tower_lock_testkit::{
     locks::{key, store_and_locks},
-    wait::{settle, soon},
+    wait::{settle, soon, until},
 };
 
 #[tokio::test]
@@ -213,6 +216,29 @@ async fn failed_release_is_reported_and_repeated() {
     assert!(asked.elapsed() <= Duration::from_millis(50), "{:?}", asked.elapsed());
 }
 
+/// More releases than may be under way: the end of each one starts another, which fails at once.
+/// Guarantee: G2.
+#[test]
+fn runtime_that_ends_with_many_releases_overflows_no_stack() {
+    let (store, locks) = store_and_locks();
+    let runtime = Builder::new_current_thread().enable_time().build().expect("a runtime");
+    runtime.block_on(async {
+        let mut guards = Vec::new();
+        for n in 0..10_500 {
+            guards.push(locks.try_lock(("n", n)).await.expect("free"));
+        }
+        store.on(StoreOp::Release).pause_before();
+    });
+    drop(runtime);
+    store.on(StoreOp::Release).resume();
+    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().expect("another runtime");
+    runtime.block_on(async {
+        for n in [0, 10_499] {
+            until("it is released from here", async || locks.try_lock(("n", n)).await.is_ok()).await;
+        }
+    });
+}
+
 /// Guarantee: G2.
 #[tokio::test(start_paused = true)]
 async fn hanging_release_is_reported_and_repeated_until_answered() {
@@ -225,7 +251,7 @@ async fn hanging_release_is_reported_and_repeated_until_answered() {
     assert!(format!("{error:?}").contains("within the call timeout"), "{error:?}");
     // No other call is sent for this key meanwhile, so its holder is unknown; after a second the
     // store is called nevertheless.
-    let error = locks.lock(key()).await.expect_err("no reply of the store");
+    let error = locks.try_lock(key()).await.expect_err("no reply of the store");
     assert!(matches!(error, LockError::Store(_)) && asked.elapsed() <= Duration::from_millis(1_010), "{error}");
     let next = tokio::spawn(locks.lock(key()).into_future());
     sleep(Duration::from_secs(5)).await;

@@ -12,7 +12,7 @@ use std::{
 use axum::{Router, body::Body, http::StatusCode, routing::get};
 use futures_util::stream;
 use http_body_util::BodyExt;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tower_lock::test_util::TestStore;
 use tower_lock::{
     HeldLock, LockError, LockLayer, LockLost, LockManager, MemoryStore, Rejection,
@@ -72,6 +72,55 @@ async fn no_key_is_acquired_while_renewals_are_late() {
     let _ = locks.try_lock(key()).await.expect("no renewal waits any more");
     assert_eq!(store.on(StoreOp::Renew).calls(), 2_000_usize.div_ceil(128));
     assert!(guards.iter().all(|guard| guard.held_lock().remaining() > Duration::from_secs(19)));
+}
+
+/// A store has time for the renewals if keys * latency * renewals in a lease are at most calls
+/// under way * keys of a call * lease. With more keys, only those beyond that may be lost.
+async fn only_the_surplus_is_lost(latencies_ms: &[u64]) {
+    const LEASE_MS: u64 = 2_000;
+    const LEASE: Duration = Duration::from_millis(LEASE_MS);
+    for latency in latencies_ms {
+        let capacity = 2 * 128 * LEASE_MS / (latency * 3);
+        // Half as many, as many, one and a half times, and three times as many.
+        for (keys, spread) in
+            [1, 2, 3, 6].into_iter().flat_map(|half| [(half * capacity / 2, 0), (half * capacity / 2, 1)])
+        {
+            let case = format!("{latency} ms, {keys} of {capacity} keys, spread {spread}");
+            let store = TestStore::new();
+            let locks = LockManager::builder(store.clone()).lease(LEASE).build();
+            store.on(StoreOp::Renew).latency(Duration::from_millis(*latency));
+            let (mut guards, began) = (Vec::new(), Instant::now());
+            for n in 0..keys {
+                sleep_until(began + Duration::from_millis(spread * n * LEASE_MS / 3 / keys)).await;
+                guards.extend(locks.try_lock(("n", n)).await.ok());
+            }
+            let left = || {
+                let left = guards.iter().map(|guard| guard.held_lock().remaining());
+                left.filter(|left| !left.is_zero()).collect::<Vec<_>>()
+            };
+            sleep(LEASE * 5).await;
+            let at_the_peak = left().len() as u64;
+            assert!(at_the_peak >= keys.min(capacity), "{case}: {at_the_peak} are held of {}", guards.len());
+            store.on(StoreOp::Renew).latency(Duration::from_millis(1));
+            sleep(LEASE * 2).await;
+            let left = left();
+            assert_eq!(left.len() as u64, at_the_peak, "{case}: the others recover");
+            assert!(left.iter().all(|left| *left > LEASE / 2), "{case}: and are in time again");
+        }
+    }
+}
+
+/// Guarantee: G15.
+#[tokio::test(start_paused = true)]
+async fn store_that_is_too_slow_loses_only_the_surplus() {
+    only_the_surplus_is_lost(&[450, 200]).await;
+}
+
+mod long {
+    #[tokio::test(start_paused = true)]
+    async fn store_that_is_too_slow_loses_only_the_surplus() {
+        super::only_the_surplus_is_lost(&[450, 200, 100, 50]).await;
+    }
 }
 
 #[tokio::test(start_paused = true)]
