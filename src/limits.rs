@@ -83,6 +83,9 @@ pub(crate) const QUEUE_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The lease of an offer: longer than a slow round trip, and a short delay if its process is dead.
 pub(crate) const OFFER_TTL: Duration = Duration::from_secs(3);
+/// The same if nobody has released the key: an offer before this one may have expired, and most
+/// waiters may be stopped.
+pub(crate) const REPEATED_OFFER_TTL: Duration = Duration::from_secs(1);
 /// A queue entry in the store expires after this time without a poll.
 pub(crate) const QUEUE_ENTRY_TTL: Duration = Duration::from_secs(10);
 /// Processes in the store's queue of one key.
@@ -216,6 +219,16 @@ pub(crate) const KEEP_FOR: Duration = Duration::from_secs(86_400);
 pub(crate) const KEEP_FOR_MIN: Duration = Duration::from_secs(1);
 /// Its maximum: a year.
 pub(crate) const KEEP_FOR_MAX: Duration = Duration::from_secs(366 * 86_400);
+
+/// A time that a record may be kept. One that was silently adjusted would be noticed too late.
+#[track_caller]
+pub(crate) fn check_keep_for(time: Duration) -> Duration {
+    assert!(
+        (KEEP_FOR_MIN..=KEEP_FOR_MAX).contains(&time),
+        "`keep_for({time:?})` cannot be set: it must be from {KEEP_FOR_MIN:?} to {KEEP_FOR_MAX:?}",
+    );
+    time
+}
 
 /// How long a leader waits for its key in one call, before it calls again.
 pub(crate) const LEAD_WAIT: Duration = Duration::from_secs(60);

@@ -90,7 +90,7 @@ async fn acquire_in_steps(
             (Next::Step, None) => {}
             (Next::Step, Some(LockError::Busy { .. } | LockError::QueueFull { .. })) if granted > 0 || !waits => {}
             // That key did not wait for the server that moves. Alone, it does.
-            (Next::Step, Some(LockError::Store(error))) if error.is_failover() && granted > 0 && waits => {}
+            (Next::Step, Some(LockError::Store(error))) if error.is_transient() && granted > 0 && waits => {}
             (_, error) => {
                 let error = error.expect("a key that is not granted has an error");
                 return Err((held.len(), with_wait(error, request.wait)));

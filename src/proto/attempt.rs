@@ -140,10 +140,9 @@ impl<D: DriverTypes> Attempt<D> {
         matches!(self.state, State::Requesting | State::Queued)
     }
 
-    /// The instant at which requests are rejected because the store does not reply: those without a
-    /// wait, if there are any, otherwise all.
-    pub(super) fn fails_at(&self, has_non_waiting: bool, timeout: Duration) -> Option<BootInstant> {
-        if self.is_pending() { self.in_flight.fails_at(!has_non_waiting, timeout) } else { None }
+    /// The instant at which requests without a wait are rejected because the store does not reply.
+    pub(super) fn fails_at(&self, timeout: Duration) -> Option<BootInstant> {
+        if self.is_pending() { self.in_flight.fails_at(timeout) } else { None }
     }
 
     pub(super) fn active_section(&self) -> Option<&ActiveSection<D>> {

@@ -24,8 +24,6 @@ struct Failures {
     in_doubt_until: Option<BootInstant>,
     /// The instant of the first call without a reply since the last success.
     unanswered_since: Option<BootInstant>,
-    /// The same for waiters. A failover error clears it, because the store is reachable.
-    unavailable_since: Option<BootInstant>,
     /// The number since the last success.
     count: u32,
     /// The last error since then.
@@ -37,7 +35,6 @@ impl InFlight {
         self.call = Some((number, now));
         if let Some(failures) = &mut self.failures {
             failures.unanswered_since.get_or_insert(now);
-            failures.unavailable_since.get_or_insert(now);
         }
     }
 
@@ -74,17 +71,15 @@ impl InFlight {
         self.failures.as_ref()?.error.as_ref()
     }
 
-    /// The instant at which requests with a wait (`waits`) or without one are rejected. `None`
-    /// before the first failure.
-    pub(super) fn fails_at(&self, waits: bool, timeout: Duration) -> Option<BootInstant> {
+    /// The instant at which requests without a wait are rejected. `None` before the first failure.
+    pub(super) fn fails_at(&self, timeout: Duration) -> Option<BootInstant> {
         let failures = self.failures.as_ref().filter(|failures| failures.error.is_some())?;
-        let since = if waits { failures.unavailable_since } else { failures.unanswered_since };
-        Some(since?.saturating_add(timeout))
+        Some(failures.unanswered_since?.saturating_add(timeout))
     }
 
-    /// The error to reject requests with at `now`, if that instant has come.
-    pub(super) fn failure_at(&self, now: BootInstant, waits: bool, timeout: Duration) -> Option<StoreError> {
-        self.error().filter(|_| self.fails_at(waits, timeout).is_some_and(|at| at <= now)).cloned()
+    /// The error to reject them with at `now`, if that instant has come.
+    pub(super) fn failure_at(&self, now: BootInstant, timeout: Duration) -> Option<StoreError> {
+        self.error().filter(|_| self.fails_at(timeout).is_some_and(|at| at <= now)).cloned()
     }
 
     /// Records a failure: a call that was sent is in doubt. Returns the instant of the retry.
@@ -103,11 +98,6 @@ impl InFlight {
             failures.in_doubt_until = Some(failures.in_doubt_until.map_or(until, |earlier| earlier.max(until)));
         }
         failures.unanswered_since.get_or_insert(sent_at);
-        if error.is_failover() {
-            failures.unavailable_since = None;
-        } else {
-            failures.unavailable_since.get_or_insert(sent_at);
-        }
         failures.count += 1;
         now.saturating_add(backoff(failures.count, jitter))
     }
@@ -157,19 +147,18 @@ mod tests {
     }
 
     #[test]
-    fn a_failover_restarts_the_timeout_of_waiters_only() {
+    fn the_timeout_counts_from_the_first_call_without_a_reply() {
         let mut calls = InFlight::default();
         calls.start(1, at(0));
-        assert_eq!(calls.fails_at(true, TIMEOUT), None, "no call has failed");
+        assert_eq!(calls.fails_at(TIMEOUT), None, "no call has failed");
         fail(&mut calls, StoreErrorKind::Unavailable, at(0));
-        assert_eq!(calls.fails_at(true, TIMEOUT), Some(at(1_000)));
         fail(&mut calls, StoreErrorKind::Failover, at(300));
-        calls.start(2, at(400));
-        assert_eq!(calls.fails_at(true, TIMEOUT), Some(at(1_400)));
-        assert_eq!(calls.fails_at(false, TIMEOUT), Some(at(1_000)));
-        assert!(calls.failure_at(at(1_000), false, TIMEOUT).is_some_and(|error| error.is_failover()));
+        assert_eq!(calls.fails_at(TIMEOUT), Some(at(1_000)));
+        assert!(calls.failure_at(at(999), TIMEOUT).is_none());
+        let error = calls.failure_at(at(1_000), TIMEOUT).expect("the last one");
+        assert_eq!(error.kind(), StoreErrorKind::Failover);
         calls.succeeded();
-        assert!(calls.failure_at(at(9_000), false, TIMEOUT).is_none());
+        assert!(calls.failure_at(at(9_000), TIMEOUT).is_none());
     }
 
     #[test]

@@ -71,9 +71,9 @@ use crate::{
     acquisition::{AcquisitionId, AcquisitionIds},
     clock::{BootInstant, LazyNow},
     error::{LockError, LockLost},
-    fencing::FencingToken,
     limits::{
         FIRST_WAITER_RESERVE, LOCK_DELAY, MAX_STORE_WAITERS, MAX_WAITERS_PER_PROCESS, OFFER_TTL, QUEUE_ENTRY_TTL,
+        REPEATED_OFFER_TTL,
     },
     lock_key::LockKey,
     proto::lease::LeaseBounds,
@@ -101,6 +101,9 @@ mod tests;
 /// The queue of every key in the store.
 pub(crate) const QUEUE: QueueConfig =
     QueueConfig::new(OFFER_TTL.saturating_add(LOCK_DELAY), QUEUE_ENTRY_TTL, MAX_STORE_WAITERS);
+/// The same for an acquire, which finds a key free that was not released.
+pub(crate) const QUEUE_OF_ACQUIRE: QueueConfig =
+    QueueConfig::new(REPEATED_OFFER_TTL, QUEUE_ENTRY_TTL, MAX_STORE_WAITERS);
 
 /// The types that a driver attaches to the objects of the state machine.
 ///
@@ -134,11 +137,11 @@ pub enum Action<D: DriverTypes> {
     Verify(Arc<Grant<D>>),
     /// Ends the checks of the grant, and notifies the tasks that observe it. The grant has ended.
     Untrack(Arc<Grant<D>>),
-    /// A section with this token was lost before its last guard ended.
-    Lost(FencingToken, LockLost),
-    /// The section with this token has ended, and its lease before the store has confirmed its
-    /// record. Once for each record.
-    RecordLost(FencingToken),
+    /// The section was lost before its last guard ended.
+    Lost(Arc<Section<D>>, LockLost),
+    /// The section has ended, and its lease before the store has confirmed its record. Once for
+    /// each record.
+    RecordLost(Arc<Section<D>>),
     /// Notifies the tasks that observe the section of this grant. The section has ended, and the
     /// grant continues.
     SectionEnded(Arc<Grant<D>>),

@@ -8,11 +8,11 @@ use std::{
 
 use bytes::Bytes;
 
-use super::{DriverTypes, section::Section};
+use super::{DriverTypes, grant::Grant, section::Section};
 use crate::{
     acquisition::AcquisitionId,
     clock::BootInstant,
-    fencing::FencingToken,
+    error::LockLost,
     limits::{LOCK_DELAY, QUEUE_ENTRY_TTL},
     store::{NewRecord, StoreError},
 };
@@ -36,10 +36,14 @@ pub(super) struct PendingRelease<D: DriverTypes> {
     pub(super) is_blocking: bool,
     /// The lock-delay, or the rest of `min_hold`.
     pub(super) block_for: Duration,
-    /// The record to leave, and the token of the section that leaves it.
-    pub(super) record: Option<(FencingToken, Arc<NewRecord>)>,
-    /// The longest lease that may have been requested.
+    /// The record to leave, and the section that leaves it.
+    pub(super) record: Option<(Arc<Section<D>>, Arc<NewRecord>)>,
+    /// The grant whose lease is renewed until the record is left: without it another process may
+    /// run meanwhile.
+    pub(super) grant: Option<Arc<Grant<D>>>,
+    /// The longest lease that may have been requested, and when it was renewed for the last time.
     pub(super) lease: Duration,
+    pub(super) lease_from: BootInstant,
     /// The number of an acquire in flight. Its reply is awaited before the release is sent.
     pub(super) awaited_acquire: Option<u64>,
     /// The number of the release in flight.
@@ -85,6 +89,11 @@ impl<D: DriverTypes> PendingReleases<D> {
         }
     }
 
+    /// The release of this id whose lease is renewed.
+    pub(super) fn renewed(&mut self, id: &AcquisitionId) -> Option<&mut PendingRelease<D>> {
+        self.iter_mut().find(|release| release.grant.is_some() && release.id == *id)
+    }
+
     /// The release that blocks the next attempt.
     pub(super) fn blocking(&self) -> Option<&PendingRelease<D>> {
         self.iter().find(|release| release.is_blocking)
@@ -123,7 +132,9 @@ impl<D: DriverTypes> PendingRelease<D> {
             is_blocking: false,
             block_for,
             record: None,
+            grant: None,
             lease,
+            lease_from: created_at,
             awaited_acquire: None,
             in_flight: None,
             is_waiting: false,
@@ -151,7 +162,18 @@ impl<D: DriverTypes> PendingRelease<D> {
     /// The instant at which the lease, the lock-delay and the queue entry have expired in the
     /// store.
     pub(super) fn expires_at(&self) -> BootInstant {
-        self.created_at.saturating_add((self.lease + QUEUE_ENTRY_TTL).saturating_add(self.block_for.max(LOCK_DELAY)))
+        if self.grant.is_some() {
+            return BootInstant::FAR_FUTURE;
+        }
+        self.lease_from.saturating_add((self.lease + QUEUE_ENTRY_TTL).saturating_add(self.block_for.max(LOCK_DELAY)))
+    }
+
+    /// Ends the renewals. The release is repeated until the lease has expired.
+    pub(super) fn stop_renewing(&mut self, reason: LockLost, now: BootInstant) -> Option<Arc<Grant<D>>> {
+        let grant = self.grant.take()?;
+        grant.end(reason);
+        self.lease_from = now;
+        Some(grant)
     }
 
     /// The instant from which waiters are not kept waiting for this release any more.

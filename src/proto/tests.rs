@@ -8,6 +8,7 @@ use super::{calls::Numbered, grant::NextCheck, hold_limits::HoldLimits, table::L
 use crate::{
     clock::usable_part,
     error::QueueBound,
+    fencing::FencingToken,
     limits::{
         self, FIRST_WAITER_RESERVE, MAX_PENDING_RECORD_BYTES, MAX_RELEASES_UNDER_WAY, MAX_UNCLAIMED_OFFER_RELEASES,
         MAX_WAITERS_PER_KEY, MAX_WAITERS_PER_PROCESS, OFFER_TTL, STORE_TIMEOUT,
@@ -57,6 +58,7 @@ struct Harness {
     /// The losses that were reported, with the fences of their sections.
     lost: Vec<(FencingToken, LockLost)>,
     records_lost: Vec<FencingToken>,
+    outcomes: Vec<Result<ReleaseOutcome, StoreError>>,
     tracked: usize,
     verifications: usize,
     /// The store grants and frees keys without a call ..
@@ -81,6 +83,7 @@ fn harness() -> Harness {
         resumed: Vec::new(),
         lost: Vec::new(),
         records_lost: Vec::new(),
+        outcomes: Vec::new(),
         tracked: 0,
         verifications: 0,
         has_free_keys: false,
@@ -157,9 +160,10 @@ impl Harness {
                 Action::Track(_) => self.tracked += 1,
                 Action::SendWaiting(key) => self.resumed.push(key),
                 Action::Verify(_) => self.verifications += 1,
-                Action::Lost(token, why) => self.lost.push((token, why)),
-                Action::RecordLost(token) => self.records_lost.push(token),
-                Action::Untrack(_) | Action::SectionEnded(_) | Action::ReleaseOutcome(..) => {}
+                Action::Lost(section, why) => self.lost.push((section.token, why)),
+                Action::RecordLost(section) => self.records_lost.push(section.token),
+                Action::ReleaseOutcome(_, outcome) => self.outcomes.push(outcome),
+                Action::Untrack(_) | Action::SectionEnded(_) => {}
             }
         }
     }
@@ -669,7 +673,10 @@ fn run_watchdog(h: &mut Harness, section: &Arc<Section<NoDriver>>, by: Duration)
         h.now = h.now.max(section.grant.next_check_at());
         match section.grant.next_check(h.now, h.now) {
             NextCheck::CheckSection => h.handle(Event::CheckSection(section.grant.id.clone())),
-            NextCheck::Renew(_) => section.grant.extend(section.grant.lease(), h.now, h.now),
+            NextCheck::Renew(_) => {
+                section.grant.extend(section.grant.lease(), h.now, h.now);
+                section.grant.renewal_finished(h.now);
+            }
             NextCheck::Sleep(_) | NextCheck::Ended => {}
         }
     }
@@ -1034,14 +1041,14 @@ fn the_bound_of_pending_releases_names_the_last_store_error() {
     }
 }
 
-/// Replies to each call with a failover, for this long. Returns the number of calls.
-fn reply_failover(h: &mut Harness, mut remaining: Duration) -> usize {
+/// Each call fails, for this long. Returns the number of calls.
+fn reply_failing(h: &mut Harness, kind: StoreErrorKind, mut remaining: Duration) -> usize {
     let mut calls = 0;
     while !remaining.is_zero() {
         while !h.calls.is_empty() {
             h.sent_acquire();
             calls += 1;
-            h.fail(StoreError::new("test", "acquire", StoreErrorKind::Failover));
+            h.fail(StoreError::new("test", "acquire", kind));
         }
         h.advance(ms(10));
         remaining = remaining.saturating_sub(ms(10));
@@ -1051,70 +1058,56 @@ fn reply_failover(h: &mut Harness, mut remaining: Duration) -> usize {
 
 /// Guarantee: G6.
 #[test]
-fn a_waiting_request_is_retried_throughout_a_failover() {
-    let (mut h, number) = requesting();
-    let calls = reply_failover(&mut h, Duration::from_secs(20));
-    assert!(h.results.is_empty(), "{:?}", h.results);
-    assert!((20..40).contains(&calls), "a bounded backoff: {calls}");
-    assert!(h.cancel(number).is_some_and(|position| position.store_error.is_some_and(|e| e.is_failover())));
-    let mut h = harness();
-    h.request(2, true);
-    reply_failover(&mut h, Duration::from_secs(5));
-    while h.calls.is_empty() {
-        h.advance(ms(10));
+fn a_waiting_request_is_retried_throughout_an_outage() {
+    use StoreErrorKind::{Failover, Overloaded, Timeout, Unavailable};
+    for kind in [Failover, Overloaded, Timeout, Unavailable] {
+        let (mut h, number) = requesting();
+        let calls = reply_failing(&mut h, kind, Duration::from_secs(20));
+        assert!(h.results.is_empty(), "{:?}", h.results);
+        assert!((20..40).contains(&calls), "a bounded backoff: {calls}");
+        assert!(h.cancel(number).is_some_and(|position| position.store_error.is_some_and(|e| e.kind() == kind)));
+        let mut h = harness();
+        h.request(2, true);
+        reply_failing(&mut h, kind, Duration::from_secs(5));
+        while h.calls.is_empty() {
+            h.advance(ms(10));
+        }
+        h.reply(GRANTED);
+        h.expect_grant(2);
     }
-    h.reply(GRANTED);
-    h.expect_grant(2);
 }
 
 /// Guarantee: G6.
 #[test]
-fn a_non_waiting_request_outlasts_only_a_short_failover() {
+fn a_non_waiting_request_outlasts_only_a_short_outage() {
+    use StoreErrorKind::Unavailable;
     let mut h = harness();
     h.request(1, false);
-    reply_failover(&mut h, ms(990));
+    reply_failing(&mut h, Unavailable, ms(990));
     assert!(h.results.is_empty(), "{:?}", h.results);
     h.request(2, true);
-    reply_failover(&mut h, ms(500));
-    h.expect_store_error(1, StoreErrorKind::Failover);
+    reply_failing(&mut h, Unavailable, ms(500));
+    h.expect_store_error(1, Unavailable);
     h.request(3, false);
-    reply_failover(&mut h, ms(1_200));
-    h.expect_store_error(3, StoreErrorKind::Failover);
+    reply_failing(&mut h, Unavailable, ms(1_200));
+    h.expect_store_error(3, Unavailable);
     h.advance(ms(1_000));
     h.reply(GRANTED);
     h.expect_grant(2);
-}
-
-/// The server that was being promoted stops replying: the failover has become an outage.
-/// Guarantee: G6.
-#[test]
-fn a_failover_that_becomes_an_outage_rejects_waiters() {
-    let (mut h, _) = requesting();
-    reply_failover(&mut h, Duration::from_secs(3));
-    h.advance(ms(1_000));
-    let start = h.now;
-    while h.results.is_empty() {
-        if !h.calls.is_empty() {
-            h.fail(unavailable());
-        }
-        h.advance(ms(10));
-    }
-    let elapsed = h.now.saturating_duration_since(start);
-    assert!(matches!(&h.results[..], [(1, Err(LockError::Store(e)))] if !e.is_failover()), "{:?}", h.results);
-    assert!(elapsed >= ms(900) && elapsed < ms(1_200), "{elapsed:?}");
 }
 
 /// The waiter sends an acquire of its own and is not rejected.
+/// Guarantee: G6.
 #[test]
-fn a_waiter_survives_a_failover_of_the_preceding_release() {
+fn a_waiter_survives_an_outage_of_the_preceding_release() {
     let (mut h, section) = holding();
     h.end_guard(&section, GuardEnd::Released);
-    h.fail(StoreError::new("test", "release", StoreErrorKind::Failover));
+    h.fail(unavailable());
     h.request(2, true);
     h.request(3, false);
     h.pass(ms(1_001));
     h.advance(ms(0));
-    h.expect_store_error(3, StoreErrorKind::Failover);
+    h.expect_store_error(3, StoreErrorKind::Unavailable);
     let at = h.calls.iter().position(|call| matches!(call.op, StoreOp::Acquire(_))).expect("an acquire");
     let call = h.calls.remove(at);
     h.handle(Event::Acquired(call.number, Ok(AcquireReply::Granted { fence: 8 })));
@@ -1445,6 +1438,51 @@ fn a_record_is_sent_again_after_an_error() {
     assert_eq!(h.take_recorded(&new.record), [2]);
 }
 
+/// While the release with the record fails, the lease is renewed: no other process runs. The
+/// section has ended, and `max_hold` ends the renewals.
+/// Guarantee: G18.
+#[test]
+fn lease_is_renewed_until_its_record_is_left() {
+    for max_hold in [None, Some(limits::LEASE * 2)] {
+        let mut h = harness();
+        let limits = HoldLimits { max_hold, ..HoldLimits::default() };
+        h.send(LockRequest { wait: WAIT, limits, demand: Demand::new().unless_recorded(), ..request_of(1) });
+        h.reply(GRANTED);
+        let section = h.expect_grant(1);
+        let began = h.now;
+        h.end_guard(&section, GuardEnd::Recorded(new_record()));
+        assert_eq!(section.loss(h.now), Some(LockLost::Released));
+        while section.grant.end_reason().is_none() {
+            h.reply_released(Err(unavailable()));
+            run_watchdog(&mut h, &section, ms(1_000));
+            h.advance(ms(1));
+        }
+        let renewed_for = h.now.saturating_duration_since(began);
+        let limit = max_hold.unwrap_or(limits::MAX_HOLD);
+        assert!(renewed_for >= limit && renewed_for < limit + ms(2_000), "{renewed_for:?}");
+        assert_eq!(h.records_lost, [], "the release is repeated until the lease has expired");
+        h.reply_released(Ok(ReleaseReply::RecordedBefore));
+        assert!(h.table.is_empty() && h.records_lost.is_empty());
+    }
+}
+
+/// The guard that leaves a record has the outcome of a later call, if the first ones fail.
+/// Guarantee: G18.
+#[test]
+fn guard_with_a_record_waits_for_a_repeated_release() {
+    let (mut h, section) = claiming();
+    h.end_guard(&section, GuardEnd::Recorded(new_record()));
+    for _ in 0..5 {
+        h.reply_released(Err(unavailable()));
+        assert!(h.outcomes.is_empty());
+        h.now = *h.wakeups.last().expect("a retry");
+        h.handle(Event::Timer(h.now));
+    }
+    h.pass(limits::RECORD_WAIT);
+    h.reply_released(Err(unavailable()));
+    assert!(matches!(h.outcomes[..], [Err(_)]), "{:?}", h.outcomes);
+}
+
 /// A lost section leaves no record, although its guard ends with one.
 /// Guarantee: G18.
 #[test]
@@ -1484,6 +1522,7 @@ fn each_lost_record_is_reported_once() {
         |h, section| {
             h.end_guard(section, GuardEnd::Recorded(new_record()));
             h.reply_released(Err(unavailable()));
+            h.handle(Event::Lost(section.grant.id.clone(), LockLost::Expired));
             h.pass(Duration::from_secs(1_000));
             h.handle(Event::Timer(h.now));
         },

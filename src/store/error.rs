@@ -109,11 +109,6 @@ impl StoreError {
     pub(crate) fn is_unsent(&self) -> bool {
         self.0.kind == StoreErrorKind::Overloaded
     }
-
-    /// Whether the store cannot be used until a failover has ended.
-    pub(crate) fn is_failover(&self) -> bool {
-        self.0.kind == StoreErrorKind::Failover
-    }
 }
 
 impl fmt::Display for StoreError {

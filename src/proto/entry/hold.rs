@@ -134,7 +134,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         // The section was lost before, and its release has begun.
         let lost = |env: &mut Env<'_, D>| {
             if matches!(end, GuardEnd::Recorded(_)) {
-                env.actions.push(Action::RecordLost(section.token));
+                env.actions.push(Action::RecordLost(Arc::clone(section)));
             }
             Some(ReleaseOutcome::NotHeld)
         };
@@ -349,6 +349,10 @@ impl<D: DriverTypes> LockEntry<'_, D> {
     /// Checks the limit and the delivery of the active section. The section that the check was
     /// scheduled for may have ended: then the active one is not due, and stays.
     pub(super) fn on_check_section(&mut self, id: &AcquisitionId, env: &mut Env<'_, D>) {
+        if let Some(release) = self.pending_releases.renewed(id) {
+            release.stop_renewing(LockLost::HoldLimitReached, env.now());
+            return;
+        }
         if self.attempt.as_ref().is_none_or(|attempt| attempt.id != *id) {
             return;
         }
@@ -414,6 +418,10 @@ impl<D: DriverTypes> LockEntry<'_, D> {
     /// Ends a lost grant and its section. Local waiters are served by another attempt, in the same
     /// order.
     pub(super) fn on_lost(&mut self, id: &AcquisitionId, reason: LockLost, env: &mut Env<'_, D>) {
+        if let Some(release) = self.pending_releases.renewed(id) {
+            release.stop_renewing(reason, env.now());
+            return;
+        }
         let Some(attempt) = self.attempt.as_mut().filter(|attempt| attempt.id == *id) else { return };
         let block_for = match &mut attempt.state {
             State::Holding(holding) => {
@@ -421,10 +429,10 @@ impl<D: DriverTypes> LockEntry<'_, D> {
                 if let Some(active) = &active {
                     active.section.end(holding.grant.end_reason().unwrap_or(reason));
                     if let Some(why) = active.section.end_reason().filter(|why| why.is_loss()) {
-                        env.actions.push(Action::Lost(active.section.token, why));
+                        env.actions.push(Action::Lost(Arc::clone(&active.section), why));
                     }
                     if active.record.is_some() {
-                        env.actions.push(Action::RecordLost(active.section.token));
+                        env.actions.push(Action::RecordLost(Arc::clone(&active.section)));
                     }
                 }
                 holding.grant.end(reason);

@@ -239,14 +239,9 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         self.wakeup_fired(at);
         self.retry_due_releases(env);
         let Some(attempt) = self.attempt.as_ref().filter(|attempt| attempt.is_pending()) else { return };
-        if let Some(error) = attempt.in_flight.failure_at(env.now(), true, env.store_timeout()) {
-            // The release waits for the reply to a call in flight.
-            self.reject_all(env, |_| error.clone().into());
-            return self.begin_release(Duration::ZERO, None, env);
-        }
         let is_due = self.asking.retry_at.is_some_and(|at| at <= env.now());
-        if let Some(error) = attempt.in_flight.failure_at(env.now(), false, env.store_timeout()) {
-            // In a failover, requests with a wait are retried.
+        if let Some(error) = attempt.in_flight.failure_at(env.now(), env.store_timeout()) {
+            // The acquire is repeated for requests with a wait, until it ends.
             self.reject_non_waiting(env, |_, _| error.clone().into());
             self.abandon_if_unwanted(env);
         }
@@ -270,7 +265,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         let attempt = self.attempt.as_ref();
         let instants = [
             attempt.and(self.asking.retry_at),
-            attempt.and_then(|attempt| attempt.fails_at(self.queue.has_non_waiting(), store_timeout)),
+            attempt.filter(|_| self.queue.has_non_waiting()).and_then(|attempt| attempt.fails_at(store_timeout)),
             self.pending_releases.next_retry_at(),
             self.blocking_release_timeout_at(store_timeout),
         ];

@@ -6,6 +6,7 @@ use super::LockEntry;
 use crate::{
     clock::BootInstant,
     error::LockLost,
+    limits::{MAX_HOLD, RECORD_WAIT},
     proto::{
         Action, DriverTypes, Env, QUEUE,
         attempt::{Attempt, State},
@@ -45,12 +46,18 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         }
         let mut release = PendingRelease {
             in_doubt_until: in_flight.in_doubt_until(),
-            record: section.as_ref().map(|section| section.token).zip(record),
+            record: section.clone().zip(record),
             section,
             ..PendingRelease::new(id, block_for, env.lease.longest, env.now())
         };
         match state {
             State::Requesting | State::Queued => release.awaited_acquire = awaited_acquire,
+            State::Holding(holding) if release.record.is_some() => {
+                // The section has ended, and its grant is renewed until the store has the record.
+                holding.grant.keep_until(env.now().saturating_add(MAX_HOLD));
+                env.actions.push(Action::SectionEnded(Arc::clone(&holding.grant)));
+                release.grant = Some(holding.grant);
+            }
             State::Holding(holding) | State::Yielding { holding, .. } => {
                 // The grant ends before the release is sent: it must not count as held after that.
                 holding.grant.end(LockLost::Released);
@@ -115,16 +122,21 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         let release = &mut self.pending_releases[at];
         release.is_blocking &= reply.is_err();
         release.in_flight = None;
-        if let Some(section) = release.section.take() {
+        // A guard that leaves a record waits for later calls, too.
+        let is_awaited = release.record.is_some() && env.now() < release.times_out_at(RECORD_WAIT);
+        if let Some(section) = release.section.take_if(|_| reply.is_ok() || !is_awaited) {
             env.actions.push(Action::ReleaseOutcome(section, reply.clone().map(ReleaseOutcome::from)));
         }
         match reply {
             Ok(reply) => {
+                if let Some(grant) = release.stop_renewing(LockLost::Released, env.now()) {
+                    env.actions.push(Action::Untrack(grant));
+                }
                 let mut record = release.record.take();
                 if reply == ReleaseReply::NotHolder
-                    && let Some((token, _)) = record.take()
+                    && let Some((section, _)) = record.take()
                 {
-                    env.actions.push(Action::RecordLost(token));
+                    env.actions.push(Action::RecordLost(section));
                 }
                 match release.doubt_after_release() {
                     // The call in doubt may be executed after this release. The release is repeated
@@ -185,14 +197,14 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         }
     }
 
-    /// The instant at which waiters are rejected because the blocking release has no reply.
+    /// The instant from which waiters do not wait for the blocking release any more.
     pub(super) fn blocking_release_timeout_at(&self, timeout: Duration) -> Option<BootInstant> {
         let release = self.pending_releases.blocking().filter(|_| !self.queue.is_empty())?;
         Some(release.times_out_at(timeout))
     }
 
-    /// Repeats the releases that are due, drops the expired ones, and rejects the waiters if the
-    /// blocking release has had no reply for the store timeout.
+    /// Repeats the releases that are due, and drops the expired ones. If the blocking release has
+    /// had no reply for the store timeout, requests without a wait are rejected.
     pub(super) fn retry_due_releases(&mut self, env: &mut Env<'_, D>) {
         let (now, timeout) = (env.now(), env.store_timeout());
         let mut blocking_error = None;
@@ -207,21 +219,16 @@ impl<D: DriverTypes> LockEntry<'_, D> {
                 release.retry_at = None;
                 send_release(release, env);
             }
-            if has_expired && let Some((token, _)) = release.record {
-                env.actions.push(Action::RecordLost(token));
+            if has_expired && let Some((section, _)) = release.record.take() {
+                env.actions.push(Action::RecordLost(section));
             }
             !has_expired
         });
         if let Some(error) = blocking_error {
             self.pending_releases.unblock();
-            if error.is_failover() {
-                // In a failover the store is reachable: requests with a wait send an acquire and
-                // retry it.
-                self.reject_non_waiting(env, |_, _| error.clone().into());
-                return self.start_attempt(env);
-            }
-            // No call for this key has had a reply for the store timeout.
-            self.reject_all(env, |_| error.clone().into());
+            // Requests with a wait send an acquire, and repeat it.
+            self.reject_non_waiting(env, |_, _| error.clone().into());
+            self.start_attempt(env);
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Errors of Redis: each has a kind and a hint.
 
-use std::error::Error;
+use std::{error::Error, future::IntoFuture};
 
+use futures_util::future::join;
 use tokio::time::sleep;
 use tower_lock::{
     LockError, LockManager,
@@ -15,7 +16,7 @@ use tower_lock_testkit::{
     wait::{ms, settle, until},
 };
 
-use crate::support::{LONG, NAME, acquire, connect, environment, hasty, pass, served};
+use crate::support::{LONG, NAME, QUEUE, acquire, connect, environment, hasty, pass, served};
 
 /// An error that is no timeout: on a busy machine, calls of a hasty instance time out.
 async fn store_error(locks: &LockManager) -> StoreError {
@@ -151,9 +152,9 @@ async fn refused_release_is_reported_and_repeated() {
     }
 }
 
-/// It would be treated as dead at each handoff, and time out.
+/// It would be treated as dead at each handoff. So it has no place in the queue, and asks again.
 #[tokio::test]
-async fn unsubscribed_client_locks_free_keys_and_never_waits() {
+async fn unsubscribed_client_locks_free_keys_without_a_queue() {
     let Some(environment) = environment().await else { return };
     let (unsubscribed, other) = (environment.instance("a").await, environment.direct_instance("b").await);
     pass(&unsubscribed).await;
@@ -161,7 +162,7 @@ async fn unsubscribed_client_locks_free_keys_and_never_waits() {
     environment.command(&["CLIENT", "KILL", "TYPE", "pubsub"]).await;
     let guard = other.lock(key()).await.expect("free");
     let mut reason = String::new();
-    until("a rejection", async || match unsubscribed.lock(key()).wait(limits::BROKEN).await {
+    until("a rejection", async || match unsubscribed.lock(key()).wait(limits::SHORT).await {
         Err(LockError::Store(error)) => {
             reason = error.source().map(ToString::to_string).unwrap_or_default();
             true
@@ -171,8 +172,13 @@ async fn unsubscribed_client_locks_free_keys_and_never_waits() {
     .await;
     assert!(reason.contains("not subscribed to offers") && reason.contains("tower-lock:<prefix>:in:"), "{reason}");
     unsubscribed.lock(("free",)).await.expect("free").release().await.expect("held");
+    let asks = unsubscribed.lock(key()).wait(limits::BROKEN).into_future();
+    let frees = async {
+        assert_eq!(environment.command(&["LLEN", QUEUE]).await.integer(), Some(0));
+        guard.release().await.expect("held");
+    };
+    join(asks, frees).await.0.expect("free").release().await.expect("held");
     environment.command(&["ACL", "SETUSER", "default", "allchannels"]).await;
-    guard.release().await.expect("held");
     until("subscribed again", async || {
         sleep(ms(50)).await;
         environment.listeners().await == 2

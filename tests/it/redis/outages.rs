@@ -23,7 +23,7 @@ fn service(locks: &LockManager) -> Router {
     let layer = |wait| LockLayer::new(locks, one_key()).wait(wait);
     Router::new()
         .route("/refuse", post(async || "done").route_layer(layer(Duration::ZERO)))
-        .route("/wait", post(async || "done").route_layer(layer(limits::BROKEN)))
+        .route("/wait", post(async || "done").route_layer(layer(limits::OUTAGE)))
 }
 
 /// The status and the body.

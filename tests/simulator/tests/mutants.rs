@@ -73,7 +73,7 @@ const CHECKED: &[(&str, u64, &str)] = &[
     ("recorded_keeps_offer", 1, "gets a record, and is still there"),
     ("recorded_without_offer", 1, "gets a record, and frees the key though a waiter exists"),
     ("replies_out_of_order", 1, "two are in"),
-    ("lost_reply_of_first_only", 11, "is forgotten, and still there"),
+    ("lost_reply_of_first_only", 528, "is forgotten, and still there"),
     ("fast_path_of_first_key", 1, "leaves two holders"),
     ("queue_of_first_key", 1, "gets Ok(Queued"),
     ("release_of_first_key", 2, "is released, and is still there"),

@@ -281,11 +281,12 @@ impl Simulation {
         if let Some(caller) = self.clients[index].caller {
             self.caller_goes_on(caller);
         }
-        if let LockError::Store(error) = error
-            && matches!(error.kind(), StoreErrorKind::Protocol | StoreErrorKind::Refused)
-            && !self.had_other_type(self.clients[index].key)
-        {
+        let LockError::Store(error) = error else { return };
+        let is_defect = matches!(error.kind(), StoreErrorKind::Protocol | StoreErrorKind::Refused);
+        if is_defect && !self.had_other_type(self.clients[index].key) {
             self.report_violation(format!("an error that cannot be: {error}"));
+        } else if !is_defect && self.clients[index].waits {
+            self.report_violation(format!("{index} is rejected before its wait has ended: {error}"));
         }
     }
 

@@ -117,7 +117,7 @@ impl Simulation {
         }
     }
 
-    /// Waiters are rejected while the server does not respond.
+    /// Requests without a wait are rejected while the server does not respond.
     pub(super) fn check_unanswered_waiters(&mut self) {
         const MAX_REJECT_DELAY: u64 = 3_300 * MS;
         let paused = (self.now < self.paused_until).then_some(self.paused_since);
@@ -128,7 +128,7 @@ impl Simulation {
         let slow = 4 * self.conditions.delay * 40;
         for index in 0..self.clients.len() {
             let client = &self.clients[index];
-            if !self.waits(client) {
+            if client.waits || !self.waits(client) {
                 continue;
             }
             let process = &self.processes[client.process];
