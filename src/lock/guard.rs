@@ -18,7 +18,7 @@ use crate::{
     lock_key::LockKey,
     proto::{GuardEnd, hold_limits::HoldLimits, section::ReleaseOutcome},
     store::{NewRecord, StoreError},
-    telemetry::{metrics::GuardMetrics, notice},
+    telemetry::{metrics::GuardMetrics, notice, route::Route},
 };
 
 /// Guard of a held lock. The lock is released when the guard is dropped or
@@ -37,7 +37,7 @@ use crate::{
 /// A guard that is neither released nor dropped (`mem::forget`, a reference cycle, a task that
 /// never ends) holds its key. The lease is renewed until [`max_hold`](crate::LockPolicy::max_hold)
 /// if the call has one, otherwise until the process ends.
-#[must_use = "a guard that is dropped blocks its key for the lock-delay: call `release`"]
+#[must_use = "a guard that is dropped, as by `let _ =`, blocks its key for the lock-delay: bind it, and call `release`"]
 pub struct LockGuard {
     driver: Arc<Driver>,
     section: Arc<Section>,
@@ -95,6 +95,12 @@ impl LockGuard {
     /// Returns why the lock is not held any more, if it is not.
     pub(crate) fn loss(&self) -> Option<LockLost> {
         self.section.loss(self.driver.clock.now())
+    }
+
+    /// Sets how logs show the section.
+    pub(crate) fn show_as(&self, route: &Route, shows_key: bool) {
+        // The section of an owner has the route of its first guard.
+        let _ = self.section.data.shown.set((route.clone(), shows_key));
     }
 
     /// The time since the grant.

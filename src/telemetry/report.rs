@@ -1,21 +1,22 @@
 //! Observations of background tasks.
 
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
 use tracing::warn;
 
-use crate::{error::LockLost, fencing::FencingToken, store::StoreErrorKind};
+use super::route::Route;
+use crate::{error::LockLost, fencing::FencingToken, lock_key::LockKey, store::StoreErrorKind};
 
 /// An observation to log or to count.
 #[derive(Debug)]
 #[cfg_attr(not(feature = "metrics"), allow(dead_code, reason = "some are only counted"))]
 pub(crate) enum Report {
     /// A section was lost before its last guard ended.
-    Lost { token: FencingToken, why: LockLost },
+    Lost { section: ShownSection, why: LockLost },
     /// A section has ended, and its lease before the store has confirmed its record.
-    RecordLost { token: FencingToken },
+    RecordLost { section: ShownSection },
     /// A grant has not been renewed for two thirds of its lease.
-    RenewalLate { fence: u64 },
+    RenewalLate { key: LockKey, fence: u64 },
     /// Grants were renewed with this much of their leases left.
     Renewed { margins: Vec<Duration> },
     /// A call of the store failed or timed out.
@@ -28,27 +29,51 @@ pub(crate) enum Report {
     Abandoned { held: usize },
 }
 
+/// A section as logs show it.
+#[derive(Debug)]
+pub(crate) struct ShownSection {
+    pub(crate) key: LockKey,
+    /// Without it, the key is redacted.
+    pub(crate) shows_key: bool,
+    pub(crate) route: Route,
+    pub(crate) token: FencingToken,
+}
+
+impl ShownSection {
+    fn key(&self) -> Cow<'_, str> {
+        if self.shows_key { self.key.as_str().into() } else { self.key.redacted().into() }
+    }
+}
+
 impl Report {
-    /// Writes the log line of this report. The lines are for operators, and name no key, because a
-    /// key may be redacted.
+    /// Writes the log line of this report.
     pub(super) fn log(&self) {
         match self {
-            Self::Lost { token, why } => {
+            Self::Lost { section, why } => {
                 let reason = match why {
                     LockLost::Revoked => "it was revoked (`force_release`), or the store has lost its data",
                     LockLost::HoldLimitReached => "its hold limit was reached",
                     _ => "its lease expired, and no renewal was confirmed",
                 };
-                warn!(target: "tower_lock", fence = token.as_u64(), "a lock is lost: {reason}");
+                warn!(
+                    target: "tower_lock",
+                    key = &*section.key(),
+                    route = section.route.as_str(),
+                    fence = section.token.as_u64(),
+                    "a lock is lost: {reason}",
+                );
             }
-            Self::RecordLost { token } => warn!(
+            Self::RecordLost { section } => warn!(
                 target: "tower_lock",
-                fence = token.as_u64(),
+                key = &*section.key(),
+                route = section.route.as_str(),
+                fence = section.token.as_u64(),
                 "a record may be lost: the lease ended before the store had confirmed it. Without the record the next request \
                  with this key runs",
             ),
-            Self::RenewalLate { fence } => warn!(
+            Self::RenewalLate { key, fence } => warn!(
                 target: "tower_lock",
+                key = key.redacted(),
                 fence,
                 "a lock is about to be lost: less than a third of its lease is left, and no renewal was confirmed",
             ),

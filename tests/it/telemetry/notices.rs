@@ -12,7 +12,7 @@ use futures_util::FutureExt;
 use tokio::{runtime::Builder, time::sleep};
 use tower::ServiceExt;
 use tower_lock::{
-    Lease, LockLayer, LockManager, MemoryStore, Owner, key,
+    HeldLock, Lease, LockLayer, LockManager, LogKey, MemoryStore, Owner, key,
     test_util::{Fault, StoreOp},
 };
 use tower_lock_testkit::{
@@ -53,12 +53,13 @@ async fn dropped_guard_leaves_a_debug_event() {
 /// No release has a reply before the lease has ended.
 /// Guarantee: G18.
 #[tokio::test(start_paused = true)]
-async fn lost_record_leaves_one_warning_with_its_token() {
+async fn lost_record_leaves_one_warning_with_its_key_and_token() {
     let (store, locks) = store_and_locks();
     let log = Log::default();
     let _listening = log.listen();
     locks.once(("left", 1)).run(async |_| {}).await.expect("up");
     store.on(StoreOp::Release).fault(Fault::Fail);
+    store.on(StoreOp::Renew).fault(Fault::Fail);
     let mut token = None;
     let run = locks.once(("pay", 7)).run(async |lock| token = Some(lock.fencing_token()));
     run.await.expect("it ran");
@@ -70,6 +71,29 @@ async fn lost_record_leaves_one_warning_with_its_token() {
     sleep(Duration::from_secs(600)).await;
     assert_eq!(is_logged(), 1, "{}", log.text());
     assert!(log.text().contains(&format!("fence={}\n", token.expect("it ran"))), "{}", log.text());
+    assert_eq!(count(&log, "key=\"+once:~"), 2, "this warning, and one before it: {}", log.text());
+}
+
+/// The route and the key are those of the span of the request.
+#[tokio::test(start_paused = true)]
+async fn lost_lock_leaves_a_warning_with_its_key_route_and_token() {
+    for (log_key, shown) in [(LogKey::Full, "key=\"account:ann\""), (LogKey::Redacted, "key=\"account:~")] {
+        let (_store, locks) = store_and_locks();
+        let log = Log::default();
+        let _listening = log.listen();
+        let layer = LockLayer::new(&locks, key::from_parts(|_| ("account", "ann"))).log_key(log_key);
+        let handler = async |lock: HeldLock| {
+            lock.lost().await;
+            sleep(Duration::from_secs(1)).await;
+        };
+        let app = Router::new().route("/pay", get(handler).route_layer(layer.max_hold(Duration::from_secs(1))));
+        assert_eq!(fetch(&app, "/pay").await.status(), StatusCode::SERVICE_UNAVAILABLE);
+        settle().await;
+        let log = log.text();
+        let warning = log.lines().find(|line| line.contains("a lock is lost")).expect("a warning");
+        let event = &warning[warning.find("a lock is lost").expect("in it")..];
+        assert!(event.contains(shown) && event.contains("route=\"/pay\" fence=1"), "{warning}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
