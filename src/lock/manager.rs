@@ -7,12 +7,17 @@ use std::{
     time::Duration,
 };
 
+#[cfg(feature = "signal")]
+use tokio::time::sleep;
 use tokio::{runtime, time::timeout};
 
+#[cfg(feature = "signal")]
+use super::signal::ShutdownOnSignal;
 use super::{LockBuilder, LockStatus, acquire::Call, driver::Driver, request_scope::Parent, watchdog};
 use crate::{
     acquisition::AcquisitionIds,
     clock::Clock,
+    error::LockError,
     limits::{LEASE, LEASE_MAX, LEASE_MIN, LOCK_DELAY, MAX_DETACHED_HANDLERS},
     lock_key::LockKey,
     owner::Owner,
@@ -269,15 +274,27 @@ impl LockManager {
     /// store in memory is always ready.
     ///
     /// The result has no effect on requests: while the store cannot be reached, they get 503 with
-    /// or without a probe. The result is `Ok` during a [`shutdown`](Self::shutdown). A probe that
-    /// must fail then needs a flag of its own.
+    /// or without a probe.
     ///
     /// # Errors
     ///
     /// Fails if the store does not reply or accepts no writes, so that requests are rejected, or if
-    /// it cannot notify waiters, so that requests wait longer than necessary.
+    /// it cannot notify waiters, so that requests wait longer than necessary. Fails from the first
+    /// moment of a shutdown on, as [`is_shutting_down`](Self::is_shutting_down) says.
     pub async fn health(&self) -> Result<(), StoreError> {
+        if self.is_shutting_down() {
+            return Err(
+                StoreError::new("lock", "health", StoreErrorKind::Unavailable).with_source(LockError::ShuttingDown)
+            );
+        }
         self.driver().within("health", <dyn LockStore>::health).await
+    }
+
+    /// Returns whether the process has got its stop signal, or [`shutdown`](Self::shutdown) was
+    /// called. A balancer should send no further requests. The store is not called.
+    #[must_use]
+    pub fn is_shutting_down(&self) -> bool {
+        self.driver().is_shutdown_announced()
     }
 
     /// Returns the number of guards that this owner has for this key. Zero if it does not hold the
@@ -346,15 +363,17 @@ impl LockManager {
     ///
     /// After the signal:
     ///
-    /// 1. Waiters and new requests are rejected with 503 `shutting-down`. The server still accepts
+    /// 1. [`health`](Self::health) fails. For the time of [`ShutdownOnSignal::serve_for`], requests
+    ///    are served as before: a balancer may not know yet. The default is none.
+    /// 2. Waiters and new requests are rejected with 503 `shutting-down`. The server still accepts
     ///    connections, so that each client gets that response.
-    /// 2. Handlers that hold a lock may finish, as in [`shutdown`](Self::shutdown).
-    /// 3. One second before the end of the budget (at half of a budget that is shorter than two
+    /// 3. Handlers that hold a lock may finish, as in [`shutdown`](Self::shutdown).
+    /// 4. One second before the end of the budget (at half of a budget that is shorter than two
     ///    seconds) the locks that are still held are lost:
     ///    [`LockLost::ShuttingDown`](crate::LockLost::ShuttingDown). Their handlers are dropped,
     ///    and their clients get 503 with outcome `unknown`. Their keys are free a
     ///    [lock-delay](LockPolicy::lock_delay) later.
-    /// 4. The future completes, at the end of the budget at the latest. The server then waits for
+    /// 5. The future completes, at the end of the budget at the latest. The server then waits for
     ///    the requests that hold no lock. The server has no limit of its own for that.
     ///
     /// Set the budget some seconds shorter than the time after which the process is killed, for
@@ -371,10 +390,11 @@ impl LockManager {
     /// signal, waiters and new calls stay rejected, and no further lock is ended early.
     #[cfg(feature = "signal")]
     #[cfg_attr(docsrs, doc(cfg(feature = "signal")))]
-    pub fn shutdown_on_signal(&self, budget: Duration) -> impl Future<Output = ()> + Send + use<> {
+    pub fn shutdown_on_signal(&self, budget: Duration) -> ShutdownOnSignal {
         let locks = self.clone();
-        async move {
-            crate::lock::signal::stop().await;
+        ShutdownOnSignal::new(move |serve_for| async move {
+            locks.driver().announce_shutdown();
+            sleep(serve_for).await;
             // The releases of the locks that are ended take a call to the store.
             let grace = budget.saturating_sub(locks.driver().store_timeout()).max(budget / 2);
             if locks.shutdown(grace).await > 0 {
@@ -382,7 +402,7 @@ impl LockManager {
                 // If the store does not reply, the leases expire.
                 let _ = timeout(budget - grace, locks.driver().wait_idle()).await;
             }
-        }
+        })
     }
 
     /// The number of keys with an entry in this process, and the number of calls that wait.
@@ -507,7 +527,7 @@ impl LockManagerBuilder {
     /// | 60 s | 50 | 61 s |
     /// | 10 min, the longest | 5 | 601 s |
     ///
-    /// Up to 1,000 renewals that are due at about the same time share one call. A section that ends
+    /// Up to 128 renewals that are due at about the same time share one call. A section that ends
     /// within a third of its lease is never renewed.
     ///
     /// [`Lease::Fixed`](crate::Lease::Fixed) sets a shorter lease for one lock.

@@ -6,7 +6,7 @@ use axum::{Router, http::StatusCode, routing::get};
 use futures_util::{future::join, poll};
 use tokio::{
     runtime::Builder,
-    sync::Notify,
+    sync::{Notify, Semaphore},
     task::JoinSet,
     time::{Instant, sleep},
 };
@@ -351,9 +351,13 @@ async fn shutdown_under_load_leaves_nothing() {
     assert_eq!((store.memory().size(), other.size()), (0, (0, 0)));
 }
 
-/// A signal to this process, which handles it: other tests do not notice.
+/// Held by a test that listens to signals: a signal is one to the whole process.
 #[cfg(unix)]
-fn terminate_this_process() {
+pub(super) static SIGNALS: Semaphore = Semaphore::const_new(1);
+
+/// A signal to this process, which handles it: tests that do not listen do not notice.
+#[cfg(unix)]
+pub(super) fn terminate_this_process() {
     let kill = std::process::Command::new("sh").args(["-c", "kill -TERM $PPID"]).status();
     assert!(kill.expect("sh runs").success());
 }
@@ -364,6 +368,7 @@ fn terminate_this_process() {
 #[cfg(unix)]
 #[tokio::test]
 async fn signal_starts_a_shutdown_within_its_budget() {
+    let _signals = SIGNALS.acquire().await;
     let store = TestStore::new();
     let (locks, other) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
     // The end of the budget is for the releases of revoked locks.

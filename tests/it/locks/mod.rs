@@ -9,6 +9,8 @@ mod hold_limits;
 mod several;
 mod once;
 mod admin;
+#[cfg(unix)]
+mod rolling_restart;
 mod multi_instance;
 mod store_messages;
 mod forks;
