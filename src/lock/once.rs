@@ -5,7 +5,7 @@ use std::{convert::Infallible, time::Duration};
 use super::{HeldLock, LockBuilder, LockManager, LockStatus, driver_data::NotGranted};
 use crate::{
     error::{LockError, RunError},
-    limits::{KEEP_FOR, KEEP_FOR_MAX, KEEP_FOR_MIN},
+    limits::{KEEP_FOR, check_keep_for},
     lock_key::LockKey,
     policy::{LockPolicy, call_setters, settings},
     store::{DeleteRecordReply, NewRecord, Record, StoreError},
@@ -79,13 +79,17 @@ impl OnceBuilder {
         Self { lock: self.lock.policy(policy), ..self }
     }
 
-    /// Sets how long the work counts as done. Default: 24 hours. Times outside of 1 second to 366
-    /// days are changed to the nearest of these.
+    /// Sets how long the work counts as done, from 1 second to 366 days. Default: 24 hours.
     ///
     /// The time must be longer than the time between the first and the last call with one key. The
     /// clocks of the callers may differ.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the time is out of range.
+    #[track_caller]
     pub fn keep_for(self, duration: Duration) -> Self {
-        Self { keep_for: duration.clamp(KEEP_FOR_MIN, KEEP_FOR_MAX), ..self }
+        Self { keep_for: check_keep_for(duration), ..self }
     }
 
     /// Runs the work unless it was done before. Every output counts as done. For work that may

@@ -17,7 +17,7 @@ use crate::{
         KeyRejection, KeySource, OneKey,
         fields::field::{Field, header},
     },
-    limits::{KEEP_FOR, KEEP_FOR_MAX, KEEP_FOR_MIN, KEEP_UP_TO, KEEP_UP_TO_MAX},
+    limits::{KEEP_FOR, KEEP_UP_TO, KEEP_UP_TO_MAX, check_keep_for},
     lock::LockManager,
     lock_key::LockKey,
     middleware::config::RouteConfig,
@@ -185,20 +185,33 @@ impl<K: KeySource, V> ReplayLayer<K, V> {
         self.policy(LockPolicy::new().wait(duration))
     }
 
-    /// Sets how long an answer is kept. Default: 24 hours. Times outside of 1 second to 366 days
-    /// are changed to the nearest of these.
+    /// Sets how long an answer is kept, from 1 second to 366 days. Default: 24 hours.
     ///
     /// After this time a request with the same key runs again. Document the time for your clients.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the time is out of range.
+    #[track_caller]
     pub fn keep_for(self, duration: Duration) -> Self {
-        self.with_answers(|answers| answers.keep_for = duration.clamp(KEEP_FOR_MIN, KEEP_FOR_MAX))
+        let keep_for = check_keep_for(duration);
+        self.with_answers(|answers| answers.keep_for = keep_for)
     }
 
-    /// Sets how many bytes of body are kept. Default: 64 KiB. A larger number than 1 MiB is reduced
-    /// to that.
+    /// Sets how many bytes of body are kept, at most 1 MiB. Default: 64 KiB.
     ///
     /// A longer answer is sent, but not kept: a retry gets 409 `answer-not-kept`, and does not run.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the number is larger.
+    #[track_caller]
     pub fn keep_up_to(self, bytes: usize) -> Self {
-        self.with_answers(|answers| answers.keep_up_to = bytes.min(KEEP_UP_TO_MAX))
+        assert!(
+            bytes <= KEEP_UP_TO_MAX,
+            "`keep_up_to({bytes})` cannot be set: at most {KEEP_UP_TO_MAX} bytes are kept"
+        );
+        self.with_answers(|answers| answers.keep_up_to = bytes)
     }
 
     /// Sets how many answers one scope may have within [`keep_for`](Self::keep_for). Default:
@@ -228,13 +241,15 @@ impl<K: KeySource, V> ReplayLayer<K, V> {
     /// Sends an answer only when the store has its record.
     ///
     /// Default: the answer is sent 250 ms after the handler has ended at the latest, also if the
-    /// store has not replied. If the process is then killed before the store has the record, or
-    /// cannot reach the store until its lease has ended, a retry runs again, although the client
-    /// has its answer.
+    /// store has not replied: a client that has its answer does not retry, and only a retry can run
+    /// the handler again. The lease is renewed until the record is left. If the process is killed
+    /// before that, or has no reply of the store for a whole lease, a retry runs again, although
+    /// the client has an answer.
     ///
     /// With this setting the client gets 503 `answer-unconfirmed` in such a case: it repeats the
     /// request with the same key, and gets the answer when the record is left. The response waits
-    /// for the store for at most 2 seconds. A stream ends with an error before its last frame.
+    /// for the store for at most 2 seconds, also if its calls fail at once. A stream ends with an
+    /// error before its last frame. Choose it if two different answers are worse than a retry.
     pub fn require_record(self) -> Self {
         self.with_answers(|answers| answers.is_record_required = true)
     }

@@ -53,8 +53,8 @@ async fn body_bytes_of_an_answer_are_bounded() {
         (Some(10), 11, false),
         (Some(0), 0, true),
         (Some(0), 1, false),
-        (Some(usize::MAX), 1 << 20, true),
-        (Some(usize::MAX), (1 << 20) + 1, false),
+        (Some(1 << 20), 1 << 20, true),
+        (Some(1 << 20), (1 << 20) + 1, false),
     ] {
         let (_store, locks) = store_and_locks();
         let layer = keep_up_to.map_or_else(|| layer(&locks), |bytes| layer(&locks).keep_up_to(bytes));
@@ -68,7 +68,7 @@ async fn body_bytes_of_an_answer_are_bounded() {
 
 #[tokio::test(start_paused = true)]
 async fn time_for_which_an_answer_is_kept_is_bounded() {
-    for (keep_for, expected) in [(None, DAY), (Some(Duration::MAX), 366 * DAY), (Some(DAY / 2), DAY / 2)] {
+    for (keep_for, expected) in [(None, DAY), (Some(366 * DAY), 366 * DAY), (Some(DAY / 2), DAY / 2)] {
         let (_store, locks) = store_and_locks();
         let layer = keep_for.map_or_else(|| layer(&locks), |time| layer(&locks).keep_for(time));
         let (app, _) = app(layer, created);
@@ -78,6 +78,18 @@ async fn time_for_which_an_answer_is_kept_is_bounded() {
         sleep(Duration::from_secs(61)).await;
         assert_eq!(run_of(send(&app, request("a", "x")).await).await, (2, false), "{keep_for:?}: no sliding expiry");
     }
+}
+
+#[tokio::test]
+#[should_panic(expected = "`keep_for(0ns)` cannot be set: it must be from 1s to")]
+async fn answer_that_is_not_kept_at_all_is_refused() {
+    let _ = layer(&LockManager::in_memory()).keep_for(Duration::ZERO);
+}
+
+#[tokio::test]
+#[should_panic(expected = "`keep_up_to(1048577)` cannot be set: at most 1048576 bytes are kept")]
+async fn limit_beyond_that_of_the_stores_is_refused() {
+    let _ = layer(&LockManager::in_memory()).keep_up_to((1 << 20) + 1);
 }
 
 #[tokio::test(start_paused = true)]
