@@ -74,8 +74,8 @@ async fn rolling_restart_rejects_no_request() {
     let (known, ready) = (watch::Sender::new(all(&instances)), watch::Sender::new(all(&instances)));
     let probes = async {
         loop {
-            let mut passed = Vec::new();
-            for address in known.borrow().clone() {
+            let (mut passed, addresses) = (Vec::new(), known.borrow().clone());
+            for address in addresses {
                 passed.extend((status_of(address, "/ready").await == 200).then_some(address));
             }
             ready.send_replace(passed);
