@@ -347,12 +347,12 @@ tests_of_tests() {
 }
 # The output of a failure has the seed: `SEED=`.
 storms() {
-    for _ in $(seq 100); do SCALE=2 cargo test --quiet -p tower-lock-storm --test storm storm_in_one_process; done
-    for _ in $(seq 10); do SCALE=6 cargo test --quiet -p tower-lock-storm --test storm; done
-    # 200 failovers with `min_replicas`, and 120 without.
-    for _ in $(seq 10); do SCALE=4 cargo test --quiet -p tower-lock-storm --test failovers -- --nocapture; done
-    for _ in $(seq 5); do SCALE=5 cargo test --quiet -p tower-lock-storm --test masters -- --nocapture; done
-    for _ in $(seq 10); do cargo test --quiet -p tower-lock-storm --test postgres; done
+    for _ in $(seq 40); do SCALE=2 cargo test --quiet -p tower-lock-storm --test storm storm_in_one_process; done
+    for _ in $(seq 4); do SCALE=6 cargo test --quiet -p tower-lock-storm --test storm; done
+    # 100 failovers with `min_replicas`, and 60 without.
+    for _ in $(seq 5); do SCALE=4 cargo test --quiet -p tower-lock-storm --test failovers -- --nocapture; done
+    for _ in $(seq 3); do SCALE=5 cargo test --quiet -p tower-lock-storm --test masters -- --nocapture; done
+    for _ in $(seq 4); do cargo test --quiet -p tower-lock-storm --test postgres; done
     SCALE=8 cargo test --quiet -p tower-lock-storm --test postgres
     SCALE=33 cargo test --quiet -p tower-lock-storm --test replay
     SCALE=10 cargo test --quiet -p tower-lock-storm --test transfers

@@ -537,8 +537,12 @@ impl Driver {
                 }
             }
             Action::Untrack(grant) => self.untrack(&grant),
-            Action::Lost(section, why) => self.report(Report::Lost { section: section.shown(), why }),
-            Action::RecordLost(section) => self.report(Report::RecordLost { section: section.shown() }),
+            Action::Lost(section, why) => {
+                self.report(Report::Lost { key: section.grant.key.clone(), token: section.token, why });
+            }
+            Action::RecordLost(section) => {
+                self.report(Report::RecordLost { key: section.grant.key.clone(), token: section.token });
+            }
             Action::SectionEnded(grant) => grant.data.ended.notify_waiters(),
             Action::ReleaseOutcome(section, outcome) => drop(section.data.release_outcome.send(outcome)),
             Action::WakeAt(key, at) => self.schedule_wakeup(key, at),

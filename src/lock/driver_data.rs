@@ -1,6 +1,6 @@
 //! The data that the driver keeps with each grant and each section of the state machine.
 
-use std::sync::{Arc, OnceLock, atomic::AtomicUsize};
+use std::sync::{Arc, atomic::AtomicUsize};
 
 use tokio::sync::Notify;
 
@@ -11,7 +11,7 @@ use crate::{
     proto::{DriverTypes, grant, section, section::ReleaseOutcome},
     store::{Record, StoreError, StoreErrorKind},
     sync::oneshot::Oneshot,
-    telemetry::{metrics::SectionMetrics, report::ShownSection, route::Route},
+    telemetry::metrics::SectionMetrics,
 };
 
 /// A grant with the data of the driver.
@@ -56,16 +56,6 @@ pub(crate) struct SectionData {
     /// The result of the release, for the guard that waits for it.
     pub(super) release_outcome: Oneshot<Result<ReleaseOutcome, StoreError>>,
     pub(crate) metrics: SectionMetrics,
-    /// How logs show a section of a request: its route, and whether they show its key.
-    pub(crate) shown: OnceLock<(Route, bool)>,
-}
-
-impl Section {
-    /// The section as logs show it.
-    pub(super) fn shown(&self) -> ShownSection {
-        let (route, shows_key) = self.data.shown.get().cloned().unwrap_or_default();
-        ShownSection { key: self.grant.key.clone(), shows_key, route, token: self.token }
-    }
 }
 
 impl OwnedLock for Section {

@@ -18,7 +18,7 @@ use crate::{
     lock_key::LockKey,
     proto::{GuardEnd, hold_limits::HoldLimits, section::ReleaseOutcome},
     store::{NewRecord, StoreError},
-    telemetry::{metrics::GuardMetrics, notice, route::Route},
+    telemetry::{metrics::GuardMetrics, notice},
 };
 
 /// Guard of a held lock. The lock is released when the guard is dropped or
@@ -95,12 +95,6 @@ impl LockGuard {
     /// Returns why the lock is not held any more, if it is not.
     pub(crate) fn loss(&self) -> Option<LockLost> {
         self.section.loss(self.driver.clock.now())
-    }
-
-    /// Sets how logs show the section.
-    pub(crate) fn show_as(&self, route: &Route, shows_key: bool) {
-        // The section of an owner has the route of its first guard.
-        let _ = self.section.data.shown.set((route.clone(), shows_key));
     }
 
     /// The time since the grant.

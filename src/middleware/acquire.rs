@@ -101,9 +101,6 @@ impl<'a> LockCall<'a> {
             };
             let single = || guards.first().filter(|_| guards.len() == 1);
             span.granted(|| single().map(|guard: &LockGuard| (guard.hold_count(), guard.fencing_token())));
-            for guard in &guards {
-                guard.show_as(self.route, self.policy().shows_key());
-            }
             let lock = RequestLock::new(guards, span, Arc::clone(&self.context.params().hold_estimate), self.policy());
             // The server may not have noticed the disconnect.
             if client.is_some_and(ClientConnection::is_closed) {

@@ -1,10 +1,9 @@
 //! Observations of background tasks.
 
-use std::{borrow::Cow, time::Duration};
+use std::time::Duration;
 
 use tracing::warn;
 
-use super::route::Route;
 use crate::{error::LockLost, fencing::FencingToken, lock_key::LockKey, store::StoreErrorKind};
 
 /// An observation to log or to count.
@@ -12,9 +11,9 @@ use crate::{error::LockLost, fencing::FencingToken, lock_key::LockKey, store::St
 #[cfg_attr(not(feature = "metrics"), allow(dead_code, reason = "some are only counted"))]
 pub(crate) enum Report {
     /// A section was lost before its last guard ended.
-    Lost { section: ShownSection, why: LockLost },
+    Lost { key: LockKey, token: FencingToken, why: LockLost },
     /// A section has ended, and its lease before the store has confirmed its record.
-    RecordLost { section: ShownSection },
+    RecordLost { key: LockKey, token: FencingToken },
     /// A grant has not been renewed for two thirds of its lease.
     RenewalLate { key: LockKey, fence: u64 },
     /// Grants were renewed with this much of their leases left.
@@ -29,27 +28,11 @@ pub(crate) enum Report {
     Abandoned { held: usize },
 }
 
-/// A section as logs show it.
-#[derive(Debug)]
-pub(crate) struct ShownSection {
-    pub(crate) key: LockKey,
-    /// Without it, the key is redacted.
-    pub(crate) shows_key: bool,
-    pub(crate) route: Route,
-    pub(crate) token: FencingToken,
-}
-
-impl ShownSection {
-    fn key(&self) -> Cow<'_, str> {
-        if self.shows_key { self.key.as_str().into() } else { self.key.redacted().into() }
-    }
-}
-
 impl Report {
-    /// Writes the log line of this report.
+    /// Writes the log line of this report. The lines are for operators, and their keys are redacted.
     pub(super) fn log(&self) {
         match self {
-            Self::Lost { section, why } => {
+            Self::Lost { key, token, why } => {
                 let reason = match why {
                     LockLost::Revoked => "it was revoked (`force_release`), or the store has lost its data",
                     LockLost::HoldLimitReached => "its hold limit was reached",
@@ -57,17 +40,15 @@ impl Report {
                 };
                 warn!(
                     target: "tower_lock",
-                    key = &*section.key(),
-                    route = section.route.as_str(),
-                    fence = section.token.as_u64(),
+                    key = key.redacted(),
+                    fence = token.as_u64(),
                     "a lock is lost: {reason}",
                 );
             }
-            Self::RecordLost { section } => warn!(
+            Self::RecordLost { key, token } => warn!(
                 target: "tower_lock",
-                key = &*section.key(),
-                route = section.route.as_str(),
-                fence = section.token.as_u64(),
+                key = key.redacted(),
+                fence = token.as_u64(),
                 "a record may be lost: the lease ended before the store had confirmed it. Without the record the next request \
                  with this key runs",
             ),

@@ -428,9 +428,8 @@ async fn load_opens_connections_up_to_the_limit() {
         let id = caller.id();
         caller.granted(&key, &id, LONG).await;
         caller.release(&key, &id, Duration::ZERO).await;
-        // No manager subscribes to messages.
-        until("the connections without load", async || environment.value(open).await == 2).await;
-        let limit = i64::try_from(connections).expect("small") - 1;
+        until("the connections without load", async || environment.value(open).await == 3).await;
+        let limit = i64::try_from(connections).expect("small");
         until("connections", async || {
             acquire_all().await;
             let open = environment.value(open).await;
@@ -443,8 +442,8 @@ async fn load_opens_connections_up_to_the_limit() {
         let late: Vec<_> = (0..256).map(|n| (LockKey::from(("late", connections, n)), caller.id())).collect();
         let calls = join_all(late.iter().map(|(key, id)| caller.granted(key, id, LONG)));
         let end = async {
-            // One on each connection.
-            environment.sessions_wait(limit - 1).await;
+            // One on each connection for acquires.
+            environment.sessions_wait(limit - 2).await;
             environment.run(&other, "COMMIT").await;
         };
         tokio::join!(calls, end);

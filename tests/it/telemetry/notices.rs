@@ -12,7 +12,7 @@ use futures_util::FutureExt;
 use tokio::{runtime::Builder, time::sleep};
 use tower::ServiceExt;
 use tower_lock::{
-    HeldLock, Lease, LockLayer, LockManager, LogKey, MemoryStore, Owner, key,
+    HeldLock, Lease, LockLayer, LockManager, MemoryStore, Owner, key,
     test_util::{Fault, StoreOp},
 };
 use tower_lock_testkit::{
@@ -74,26 +74,28 @@ async fn lost_record_leaves_one_warning_with_its_key_and_token() {
     assert_eq!(count(&log, "key=\"+once:~"), 2, "this warning, and one before it: {}", log.text());
 }
 
-/// The route and the key are those of the span of the request.
+/// One event is of the lock, and one of the request: that is in the span with its route.
 #[tokio::test(start_paused = true)]
-async fn lost_lock_leaves_a_warning_with_its_key_route_and_token() {
-    for (log_key, shown) in [(LogKey::Full, "key=\"account:ann\""), (LogKey::Redacted, "key=\"account:~")] {
-        let (_store, locks) = store_and_locks();
-        let log = Log::default();
-        let _listening = log.listen();
-        let layer = LockLayer::new(&locks, key::from_parts(|_| ("account", "ann"))).log_key(log_key);
-        let handler = async |lock: HeldLock| {
-            lock.lost().await;
-            sleep(Duration::from_secs(1)).await;
-        };
-        let app = Router::new().route("/pay", get(handler).route_layer(layer.max_hold(Duration::from_secs(1))));
-        assert_eq!(fetch(&app, "/pay").await.status(), StatusCode::SERVICE_UNAVAILABLE);
-        // Logged by another thread, for which the paused clock waits.
-        sleep(Duration::from_millis(1)).await;
-        let log = log.text();
-        let warning = log.lines().find(|line| line.contains("a lock is lost")).expect("a warning");
-        let event = &warning[warning.find("a lock is lost").expect("in it")..];
-        assert!(event.contains(shown) && event.contains("route=\"/pay\" fence=1"), "{warning}");
+async fn events_of_a_loss_name_key_route_and_token() {
+    let (_store, locks) = store_and_locks();
+    let log = Log::default();
+    let _listening = log.listen();
+    let layer = LockLayer::new(&locks, key::from_parts(|_| ("account", "ann"))).max_hold(Duration::from_secs(1));
+    let handler = async |lock: HeldLock| {
+        lock.lost().await;
+        sleep(Duration::from_secs(1)).await;
+    };
+    let app = Router::new().route("/pay", get(handler).route_layer(layer));
+    assert_eq!(fetch(&app, "/pay").await.status(), StatusCode::SERVICE_UNAVAILABLE);
+    // Logged by another thread, for which the paused clock waits.
+    sleep(Duration::from_millis(1)).await;
+    let log = log.text();
+    let line = |text| log.lines().find(|line| line.contains(text)).expect(text);
+    let of_lock = line("a lock is lost");
+    assert!(of_lock.contains("key=\"account:~") && of_lock.contains("fence=1"), "{of_lock}");
+    let of_request = line("request aborted");
+    for field in ["route=\"/pay\"", "key=\"account:ann\"", "fence=1"] {
+        assert!(of_request.contains(field), "{field}: {of_request}");
     }
 }
 
