@@ -29,7 +29,7 @@ pub(crate) enum Report {
 }
 
 impl Report {
-    /// Writes the log line of this report. The lines are for operators, and their keys are redacted.
+    /// Writes the log line of this report. The lines are for operators, and redact their keys.
     pub(super) fn log(&self) {
         match self {
             Self::Lost { key, token, why } => {

@@ -65,7 +65,7 @@ async fn majority_down_is_a_503_and_works_afterwards() {
     let layer = |wait| LockLayer::new(&locks, one_key()).wait(wait);
     let service = Router::new()
         .route("/refuse", post(async || "done").route_layer(layer(Duration::ZERO)))
-        .route("/wait", post(async || "done").route_layer(layer(Duration::from_secs(20))));
+        .route("/wait", post(async || "done").route_layer(layer(limits::OUTAGE)));
     let post = async |path: &str| {
         let request = Request::post(path).body(Body::empty()).expect("a request");
         let response = soon("a response", service.clone().oneshot(request)).await.expect("infallible");
