@@ -29,8 +29,8 @@ pub(super) struct Attempt<D: DriverTypes> {
     pub(super) freed_meanwhile: bool,
     /// A revocation message came during the call in flight: the grant in its reply may be revoked.
     pub(super) revoked_meanwhile: bool,
-    /// One more acquire or yield confirms a grant that may be revoked. Further messages do not
-    /// delay its next section.
+    /// One more acquire or yield confirms a grant that may be revoked, before each section. Further
+    /// messages do not delay that section.
     pub(super) is_verified: bool,
     /// What the last acquire or yield asked of the key.
     pub(super) demand: Demand,

@@ -514,6 +514,25 @@ fn repeated_revocation_messages_delay_a_grant_by_one_acquire() {
     assert_eq!(h.verifications, 1, "verified while the section runs");
 }
 
+/// I7: a grant that was confirmed once is confirmed again before a later section.
+#[test]
+fn each_section_after_a_revocation_message_is_confirmed() {
+    let (mut h, call) = acquiring();
+    let id = call.id();
+    h.handle(Event::Revoked(id.clone()));
+    h.handle(Event::Acquired(call.number, Ok(GRANTED)));
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    h.request(2, true);
+    h.pass(ms(110));
+    h.end_guard(&section, GuardEnd::Released);
+    h.handle(Event::Revoked(id));
+    h.reply_yielded(YieldReply::Extended { fence: 8 });
+    assert!(h.results.is_empty(), "another yield confirms it first: {:?}", h.results);
+    h.reply_yielded(YieldReply::Extended { fence: 9 });
+    h.expect_grant(2);
+}
+
 #[test]
 fn revocations_during_a_yield_delay_a_section_by_one_yield() {
     for is_revoked in [false, true] {

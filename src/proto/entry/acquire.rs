@@ -106,6 +106,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             }
             Ok(AcquireReply::Granted { fence }) => {
                 let must_verify = attempt.revoked_meanwhile;
+                attempt.is_verified = false;
                 self.on_granted(sent_at, fence, env);
                 if must_verify {
                     self.verify(env);

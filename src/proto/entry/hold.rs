@@ -280,7 +280,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             attempt.in_flight.succeeded();
             let may_be_revoked = attempt.revoked_meanwhile;
             let must_confirm = may_be_revoked && !attempt.is_verified && !self.queue.is_empty();
-            attempt.is_verified = may_be_revoked;
+            attempt.is_verified = must_confirm;
             let is_lost = holding.grant.remaining(env.now()).is_zero();
             let holding = Holding { token, since: env.now(), confirmed_at: sent_at, sections: 0, ..holding };
             *self.attempt = Some(Attempt { state: State::Holding(holding), ..attempt });
