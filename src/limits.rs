@@ -83,8 +83,8 @@ pub(crate) const QUEUE_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The lease of an offer: longer than a slow round trip, and a short delay if its process is dead.
 pub(crate) const OFFER_TTL: Duration = Duration::from_secs(3);
-/// The same if nobody has released the key: an offer before this one may have expired, and most
-/// waiters may be stopped.
+/// The shortest lease of an offer that an acquire makes. No holder has released the key: an earlier
+/// offer may have expired, and its process may be stopped, as may be the next one.
 pub(crate) const REPEATED_OFFER_TTL: Duration = Duration::from_secs(1);
 /// A queue entry in the store expires after this time without a poll.
 pub(crate) const QUEUE_ENTRY_TTL: Duration = Duration::from_secs(10);

@@ -577,8 +577,8 @@ impl Driver {
         }
     }
 
-    /// Whether renewals of keys that are held come before this acquire. A key that is waited for
-    /// goes on being waited for.
+    /// Whether renewals of keys that are held come before this acquire. An acquire that was sent
+    /// before may have a place in the queue, and keeps it by its polls.
     fn must_wait(&self, request: &AcquireRequest) -> bool {
         !request.is_repeated && self.renewals.are_late(&self.clock, || self.store.server_of(&request.key))
     }

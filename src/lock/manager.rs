@@ -387,7 +387,8 @@ impl LockManager {
     /// # Cancel safety
     ///
     /// If the future is dropped before the signal, nothing happens. If it is dropped after the
-    /// signal, waiters and new calls stay rejected, and no further lock is ended early.
+    /// signal, [`health`](Self::health) still fails, waiters and new calls stay rejected if they
+    /// were, and no further lock is ended early.
     #[cfg(feature = "signal")]
     #[cfg_attr(docsrs, doc(cfg(feature = "signal")))]
     pub fn shutdown_on_signal(&self, budget: Duration) -> ShutdownOnSignal {

@@ -27,6 +27,7 @@ mod watchdog;
 mod shuttle_tests;
 
 #[cfg(feature = "signal")]
+#[cfg_attr(docsrs, doc(cfg(feature = "signal")))]
 pub use self::signal::ShutdownOnSignal;
 pub(crate) use self::{
     acquire::{AcquireFuture, LockParams},

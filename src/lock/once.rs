@@ -148,7 +148,7 @@ impl OnceBuilder {
             Err(_) => guard.release_after_failure(),
         };
         // An error of the store does not change the outcome: the release is repeated, and the key
-        // stays held until then.
+        // stays held until then. In an outage this waits for some two seconds.
         let _ = release.await;
         Ok(OnceOutcome::Ran(done))
     }

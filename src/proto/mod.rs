@@ -101,9 +101,12 @@ mod tests;
 /// The queue of every key in the store.
 pub(crate) const QUEUE: QueueConfig =
     QueueConfig::new(OFFER_TTL.saturating_add(LOCK_DELAY), QUEUE_ENTRY_TTL, MAX_STORE_WAITERS);
-/// The same for an acquire, which finds a key free that was not released.
-pub(crate) const QUEUE_OF_ACQUIRE: QueueConfig =
-    QueueConfig::new(REPEATED_OFFER_TTL, QUEUE_ENTRY_TTL, MAX_STORE_WAITERS);
+/// The same for an acquire, which finds a key free that no holder has released. Its offer outlasts
+/// two calls: otherwise no waiter of a slow store would accept one in time.
+pub(crate) fn queue_of_acquire(call_timeout: Duration) -> QueueConfig {
+    let offer_ttl = call_timeout.saturating_mul(2).clamp(REPEATED_OFFER_TTL, QUEUE.offer_ttl);
+    QueueConfig::new(offer_ttl, QUEUE_ENTRY_TTL, MAX_STORE_WAITERS)
+}
 
 /// The types that a driver attaches to the objects of the state machine.
 ///

@@ -514,6 +514,15 @@ fn repeated_revocation_messages_delay_a_grant_by_one_acquire() {
     assert_eq!(h.verifications, 1, "verified while the section runs");
 }
 
+/// Guarantee: G5.
+#[test]
+fn offer_of_an_acquire_outlasts_two_calls() {
+    let offer = |call_timeout| queue_of_acquire(ms(call_timeout)).offer_ttl;
+    assert_eq!([50, 500, 1_500, 5_000].map(offer), [1_000, 1_000, 3_000, 4_000].map(ms));
+    let (h, _) = requesting();
+    assert_eq!(h.sent_acquire().queue.offer_ttl, ms(1_000));
+}
+
 /// I7: a grant that was confirmed once is confirmed again before a later section.
 #[test]
 fn each_section_after_a_revocation_message_is_confirmed() {

@@ -23,6 +23,9 @@ struct Inner {
 }
 
 /// Kind of a [`StoreError`].
+///
+/// A call that failed with `Unavailable`, `Timeout`, `Overloaded` or `Failover` is repeated within
+/// the caller's wait. A caller that does not wait is rejected after twice the call timeout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreErrorKind {
@@ -38,7 +41,7 @@ pub enum StoreErrorKind {
     /// The reply violates the contract of [`LockStore`](crate::store::LockStore).
     Protocol,
     /// The server is a replica or is being promoted, or it cannot be reached and sentinels will
-    /// promote another one. The call is retried within the caller's wait.
+    /// promote another one.
     Failover,
     /// The store can never lock a key with this name. The operation was not sent.
     InvalidKey,

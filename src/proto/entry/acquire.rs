@@ -9,10 +9,11 @@ use crate::{
     error::{LockError, PendingReleases, QueueBound},
     limits::{LOCK_DELAY, MAX_WAITERS_PER_PROCESS, RECHECK_GRACE, RECHECK_INTERVAL},
     proto::{
-        DriverTypes, Env, QUEUE_OF_ACQUIRE,
+        DriverTypes, Env,
         attempt::{Asking, Attempt, State},
         calls::Numbered,
         pending_release::PendingRelease,
+        queue_of_acquire,
     },
     store::{AcquireReply, AcquireRequest, IfBusy, StoreError, StoreErrorKind},
 };
@@ -47,7 +48,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         attempt.demand = self.queue.first().map(|request| request.demand).unwrap_or_default();
         let if_busy = if attempt.wants_queue { IfBusy::Enqueue } else { IfBusy::Fail };
         let (key, lease) = (env.key.clone(), lease.saturating_add(lock_delay));
-        let queue = QUEUE_OF_ACQUIRE;
+        let queue = queue_of_acquire(env.lease.call_timeout);
         let request = AcquireRequest::new(key, attempt.id.clone(), lease, if_busy, queue, env.lease.call_timeout)
             .demand(attempt.demand)
             .repeated(attempt.was_sent);

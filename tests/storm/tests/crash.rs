@@ -56,12 +56,16 @@ impl Environment {
     }
 
     async fn service(&self, name: &str) -> Service {
+        self.service_with(name, &["--patient"]).await
+    }
+
+    async fn service_with(&self, name: &str, settings: &[&str]) -> Service {
         let lease = format!("--lease-ms={}", self.lease.as_millis());
         let url = match &self.server {
             Server::Redis(redis) => redis.url(),
             Server::Postgres(database) => database.url(),
         };
-        self.cluster.service(&[name, "1", &lease, "--patient"], Some(&url)).await
+        self.cluster.service(&[&[name, "1", &lease], settings].concat(), Some(&url)).await
     }
 
     async fn request(&self, service: &Service, path: &str, name: &str) -> Observed {
@@ -191,10 +195,12 @@ async fn holder_is_stopped(environment: Environment) {
 
 /// How long the last one waits after the first has ended, when this happens to those in between.
 async fn with_heads_that(environment: &Environment, count: usize, happens: impl Fn(&Service)) -> Duration {
-    let (first, last) = (environment.service("first").await, environment.service("last").await);
+    // With the default timeout of a call, which the lease of an offer follows.
+    let service = async |name| environment.service_with(name, &[]).await;
+    let (first, last) = (service("first").await, service("last").await);
     let mut heads = Vec::new();
     for _ in 0..count {
-        heads.push(environment.service("head").await);
+        heads.push(service("head").await);
     }
     let ended = async {
         assert!(ran(&environment.request(&first, "/wait/1?work_ms=3000", "first").await));
