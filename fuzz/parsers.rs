@@ -86,7 +86,7 @@ pub fn url(data: &[u8]) {
         }
         Err(error) => has_no_secret(&error),
     }
-    if let Err(error) = Address::parse(&url, &TlsSettings::default()) {
+    if let Err(error) = Address::parse(&url, &TlsSettings::default(), None) {
         has_no_secret(&format!("{error:?} {error}"));
     }
 }

@@ -15,7 +15,7 @@ use crate::{
 #[non_exhaustive]
 pub enum LockError {
     /// Another owner holds the lock, and the call does not wait.
-    #[error("the lock is held by another owner")]
+    #[error("the lock is held by another owner, or blocked for the lock-delay ({lease_left:?} left at most)")]
     Busy {
         /// The rest of the holder's lease. The holder may release sooner, or renew.
         lease_left: Duration,
@@ -89,14 +89,16 @@ pub enum QueueBound {
 pub enum LockLost {
     /// The deadline of the lock has passed without a successful renewal. The store may have granted
     /// the key to another owner.
-    #[error("the lock was lost: its lease expired before a renewal succeeded")]
+    #[error(
+        "the lock was lost: its lease expired before a renewal succeeded (the store did not reply, or the process did not run)"
+    )]
     Expired,
     /// The store reports another holder or none: an operator has
     /// [revoked](crate::LockManager::force_release) the lock, or the store has lost its data.
     #[error("the lock was lost: it was revoked, or the store has lost its data")]
     Revoked,
     /// The fixed lease or the `max_hold` of the lock has passed.
-    #[error("the lock was lost: its hold limit was reached")]
+    #[error("the lock was lost: its hold limit was reached (`max_hold` or a fixed lease)")]
     HoldLimitReached,
     /// The process is shutting down, and the [budget](crate::LockManager::shutdown_on_signal) is
     /// used up.

@@ -136,7 +136,7 @@
 //! | `postgres-tls` | no | `sslmode=require`, with rustls, as `redis-tls` |
 //! | `redis` | no | [`RedisStore`], [`RedlockStore`]: locks that many instances share |
 //! | `redis-tls` | no | `rediss://`, with rustls, and *ring* if no other provider is installed |
-//! | `test-util` | no | [`test_util`], [`HeldLock::for_test`], for tests only: [testing handlers] |
+//! | `test-util` | no | [`test_util`], for tests only: [testing handlers] |
 //! | `uuid` | no | `Uuid` as a part of a key |
 //!
 //! Every feature can be enabled on its own; the crate also builds without features.

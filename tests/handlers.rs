@@ -20,7 +20,7 @@ use tokio::time::sleep;
 use tower::ServiceExt;
 use tower_lock::{
     HeldLock, LockLayer, LockManager, Rejection, key,
-    test_util::{Fault, StoreOp, TestStore},
+    test_util::{Fault, StoreOp, TestStore, held_lock},
 };
 
 // --- the service ---
@@ -51,7 +51,7 @@ async fn ask(app: Router) -> Response {
 /// The handler alone, with a lock that exists only in the test.
 #[tokio::test(start_paused = true)]
 async fn claim_is_written_with_its_fencing_token() {
-    let lock = HeldLock::for_test(("reward", 7), 42);
+    let lock = held_lock(("reward", 7), 42);
     let (status, text) = claim(lock, Json(Claim { family_id: 7 })).await;
     assert_eq!((status, text.as_str()), (StatusCode::CREATED, "family 7 under 42"));
 }
@@ -59,7 +59,7 @@ async fn claim_is_written_with_its_fencing_token() {
 /// The same through a router without the layer.
 #[tokio::test(start_paused = true)]
 async fn route_can_be_tested_without_locks() {
-    let lock = HeldLock::for_test(("reward", 7), 42);
+    let lock = held_lock(("reward", 7), 42);
     let app = Router::new().route("/claim", post(claim)).layer(Extension(lock));
     assert_eq!(ask(app).await.status(), StatusCode::CREATED);
 }

@@ -122,8 +122,7 @@ pub trait LockView<T: ?Sized>: HeldView {
 /// `Locked<Json<Transfer>, HeldLocks>`.
 ///
 /// The key is that of one extractor. For a key of several extractors, such as the path and the
-/// body, use a [`LockLayer`](crate::LockLayer). If `HasLockKey` is not implemented, Axum reports
-/// only that the handler does not implement `Handler`.
+/// body, use a [`LockLayer`](crate::LockLayer).
 ///
 /// The body of the request is read before the lock is acquired, also if `E` does not need it.
 /// [`request_body(RequestBodyMode::Stream)`](crate::LockManagerLayer::request_body) on the layer
@@ -148,7 +147,12 @@ pub struct Locked<E, L = HeldLock>(
     pub E,
     /// The lock of its key, or the locks of its keys.
     pub L,
-);
+)
+where
+    // Here, so that the compiler reports a value without a key where the type is written. The
+    // error of Axum would say that the handler is none.
+    E: Deref,
+    L: LockView<E::Target>;
 
 const MISSING_LAYER: &str = "`Locked` found no `LockManagerLayer`. Put one on the router, outside of the handler: \
     `Router::new().route(\"/claim\", post(claim)).layer(LockManagerLayer::new(&locks))`. A layer covers only the routes \

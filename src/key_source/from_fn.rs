@@ -167,7 +167,7 @@ pub trait Extractor<S, M, P>: Sized {
     message = "return `(\"namespace\", part, ..)` with integers, strings, `bool` or `char` as parts (`Uuid` needs the feature `uuid`): `{Self}` is not a return type of a key function",
     label = "this cannot be made into a lock key",
     note = "return a tuple whose first element is the namespace, a `&'static str` (`(\"order\", id)`), a `LockKey`, an `Option` (`None`: no lock needed), a `Result` of these (`Err`, an `IntoResponse`, is sent as the response), or a future of one",
-    note = "up to six parts follow it: integers, `bool`, `char` and strings (`Uuid` needs the feature `uuid`), `tower_lock::key::display(..)` of a type with unique texts; floats are not allowed: `0.1 + 0.2` and `0.3` would be two locks"
+    note = "up to six parts follow it: integers, `bool`, `char` and strings (`Uuid` needs the feature `uuid`), a type of your own that implements `tower_lock::key::KeyPart`, `tower_lock::key::display(..)` of a type with unique texts; floats are not allowed: `0.1 + 0.2` and `0.3` would be two locks"
 )]
 pub trait KeyFnOutput<M> {
     /// See [`IntoLockKey::Keys`].

@@ -31,7 +31,7 @@ use crate::{
     message = "return `(\"namespace\", part, ..)` with integers, strings, `bool` or `char` as parts (`Uuid` needs the feature `uuid`): `{Self}` is not a return type of a key function",
     label = "this cannot be made into a lock key",
     note = "return a tuple whose first element is the namespace, a `&'static str` (`(\"order\", id)`), a `LockKey`, an `Option` (`None`: no lock needed) or a `Result` of these (`Err`, an `IntoResponse`, is sent as the response)",
-    note = "up to six parts follow it: integers, `bool`, `char` and strings (`Uuid` needs the feature `uuid`); floats are not allowed: `0.1 + 0.2` and `0.3` would be two locks"
+    note = "up to six parts follow it: integers, `bool`, `char` and strings (`Uuid` needs the feature `uuid`), a type of your own that implements `tower_lock::key::KeyPart`; floats are not allowed: `0.1 + 0.2` and `0.3` would be two locks"
 )]
 pub trait IntoLockKey {
     /// One key ([`LockKey`]), or several ([`AllKeys`]).
@@ -120,6 +120,8 @@ pub enum KeyRejection {
     NoRoute,
     /// There is no key, or there are too many.
     KeyCount(KeyCountError),
+    /// The key is required, and its scope is none.
+    NoScope,
 }
 
 impl From<Rejection> for KeyRejection {

@@ -7,9 +7,13 @@ use crate::{
     rejection::{OnReject, Rejection, RejectionBody},
     telemetry::{
         route::Route,
-        span::{InvalidKeyCause, LockSpan},
+        span::{LockSpan, RejectionCause},
     },
 };
+
+const BODY_TOO_LARGE: &str = "its body is longer than the `DefaultBodyLimit` of the route (2 MiB if none is set), or than 64 \
+                              MiB. With `request_body(RequestBodyMode::Stream)` the layer reads no body before the lock";
+const NO_SCOPE: &str = "the scope of the `ReplayLayer` returned `None`, and the layer requires a key";
 
 impl KeyRejection {
     /// Replaces the server error of an extractor that needs a matched route by 404 if no route
@@ -30,33 +34,33 @@ impl KeyRejection {
             Self::Response(mut response, extractor) => {
                 let extractor = extractor.map(short_type_name);
                 let status = response.status();
-                let cause = extractor.as_deref().map(|name| InvalidKeyCause {
+                let cause = extractor.as_deref().map(|name| RejectionCause {
                     extractor: Some(name),
-                    field: None,
-                    text: extractor_error(name, status),
+                    ..RejectionCause::of(extractor_error(name, status))
                 });
                 LockSpan::rejected_before_lock(route, "invalid_key", status, cause);
                 response.extensions_mut().insert(Rejection::InvalidKey { status, field: None, extractor });
                 return response;
             }
             Self::Rejection(rejection) => {
-                let result = match rejection {
-                    Rejection::BodyTimeout => "body_timeout",
-                    Rejection::BodyTooLarge => "body_too_large",
-                    Rejection::BodyBufferFull { .. } => "body_buffer_full",
-                    _ => "invalid_key",
-                };
-                let cause = match &rejection {
+                let (result, cause) = match &rejection {
+                    Rejection::BodyTimeout => ("body_timeout", None),
+                    Rejection::BodyTooLarge => ("body_too_large", Some(RejectionCause::of(BODY_TOO_LARGE))),
+                    Rejection::BodyBufferFull { .. } => ("body_buffer_full", None),
                     Rejection::InvalidKey { field: Some(error), .. } => {
-                        Some(InvalidKeyCause { extractor: None, field: Some(error.name()), text: error.log_text() })
+                        let field = Some(error.name());
+                        ("invalid_key", Some(RejectionCause { field, ..RejectionCause::of(error.log_text()) }))
                     }
-                    _ => None,
+                    _ => ("invalid_key", None),
                 };
                 (result, cause, rejection)
             }
             Self::KeyCount(error) => {
-                let cause = InvalidKeyCause { extractor: None, field: None, text: error.to_string() };
-                ("invalid_key", Some(cause), Rejection::invalid_key(StatusCode::UNPROCESSABLE_ENTITY))
+                let status = StatusCode::UNPROCESSABLE_ENTITY;
+                ("invalid_key", Some(RejectionCause::of(error.to_string())), Rejection::invalid_key(status))
+            }
+            Self::NoScope => {
+                ("invalid_key", Some(RejectionCause::of(NO_SCOPE)), Rejection::invalid_key(StatusCode::BAD_REQUEST))
             }
             Self::NoRoute => ("no_route", None, Rejection::invalid_key(StatusCode::NOT_FOUND)),
         };

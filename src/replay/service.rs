@@ -8,7 +8,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode, header::CONTENT_TYPE};
+use http::{Request, Response, header::CONTENT_TYPE};
 use http_body::Body;
 use tokio::time::timeout;
 use tower::{BoxError, Service, ServiceExt, util::Oneshot};
@@ -211,7 +211,7 @@ async fn keyed_request<K: KeySource, S>(
     };
     let Some(scope) = config.scope.extract_key(head, body).await? else {
         if config.is_required {
-            return Err(Rejection::invalid_key(StatusCode::BAD_REQUEST).into());
+            return Err(KeyRejection::NoScope);
         }
         leave_for_extractors(head, Unrecorded::NoScope);
         return Ok(None);

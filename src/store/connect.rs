@@ -108,7 +108,7 @@ fn known(scheme: &str) -> Option<(&'static str, &'static str)> {
 fn unknown_scheme() -> String {
     let group = |(feature, is_enabled, names): &(&str, bool, &[&str])| {
         let names = names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-        if *is_enabled { names } else { format!("{names} (add the feature `{feature}` of tower-lock)") }
+        if *is_enabled { names } else { format!("with the feature `{feature}` of tower-lock {names}") }
     };
     format!("its scheme is none of {}", FEATURES.iter().map(group).collect::<Vec<_>>().join(", "))
 }
@@ -162,7 +162,7 @@ mod tests {
             ("rediss+redlock://:s3cret@host", "rediss+redlock", "redis-tls", cfg!(feature = "redis-tls")),
         ] {
             let says = format!("without `{scheme}:`: add the feature `{feature}` of tower-lock");
-            let listed = format!("(add the feature `{feature}` of tower-lock)");
+            let listed = format!("with the feature `{feature}` of tower-lock `");
             assert_eq!(error("none://host").contains(&listed), !is_enabled, "{feature}");
             if !is_enabled {
                 let text = error(url);

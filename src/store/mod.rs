@@ -36,6 +36,9 @@ pub use self::postgres::{PostgresConnectError, PostgresStore, PostgresStoreBuild
 #[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use self::redis::{RedisConnectError, RedisStore, RedisStoreBuilder, RedlockStore, RedlockStoreBuilder};
+#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg_attr(docsrs, doc(cfg(any(feature = "postgres", feature = "redis"))))]
+pub use self::remote::credentials::Credentials;
 pub use self::{
     connect::ConnectError,
     error::{StoreError, StoreErrorKind},

@@ -35,8 +35,10 @@ impl Report {
             Self::Lost { key, token, why } => {
                 let reason = match why {
                     LockLost::Revoked => "it was revoked (`force_release`), or the store has lost its data",
-                    LockLost::HoldLimitReached => "its hold limit was reached",
-                    _ => "its lease expired, and no renewal was confirmed",
+                    LockLost::HoldLimitReached => "its hold limit was reached (`max_hold` or a fixed lease)",
+                    _ => {
+                        "its lease expired, and no renewal was confirmed: the store did not reply, or the process did not run"
+                    }
                 };
                 warn!(
                     target: "tower_lock",

@@ -1,6 +1,7 @@
 //! The span `lock` of one request.
 
 use std::{
+    borrow::Cow,
     fmt::Display,
     future::Future,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
@@ -31,15 +32,21 @@ pub(crate) struct LockSpan {
     started: Option<Instant>,
 }
 
-/// The part of a key source that rejected a request. It is named, so that the rejection is not
-/// attributed to the handler.
+/// Why a request was rejected before its handler. The part of a key source is named, so that the
+/// rejection is not attributed to the handler.
 #[derive(Default)]
-pub(crate) struct InvalidKeyCause<'a> {
+pub(crate) struct RejectionCause<'a> {
     /// An extractor of the key function.
     pub(crate) extractor: Option<&'a str>,
     /// A named field.
     pub(crate) field: Option<&'a str>,
-    pub(crate) text: String,
+    pub(crate) text: Cow<'static, str>,
+}
+
+impl RejectionCause<'_> {
+    pub(crate) fn of(text: impl Into<Cow<'static, str>>) -> Self {
+        Self { text: text.into(), ..Self::default() }
+    }
 }
 
 impl LockSpan {
@@ -66,13 +73,13 @@ impl LockSpan {
         route: &Route,
         result: &'static str,
         status: StatusCode,
-        cause: Option<InvalidKeyCause<'_>>,
+        cause: Option<RejectionCause<'_>>,
     ) {
         let span = open(route);
         span.record("result", result);
-        let why = if cause.is_some() { ": its lock key cannot be derived: " } else { " before its lock was requested" };
+        let why = if cause.is_some() { ": " } else { " before its lock was requested" };
         let (is_mistake, status) = (cause.is_some() && status.is_server_error(), status.as_u16());
-        let InvalidKeyCause { extractor, field, text } = cause.unwrap_or_default();
+        let RejectionCause { extractor, field, text } = cause.unwrap_or_default();
         if is_mistake {
             // Of the service: the request has no such parameter or extension.
             tracing::error!(

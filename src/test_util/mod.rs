@@ -54,5 +54,8 @@ pub mod conformance;
 mod held_lock;
 mod store;
 
-pub use self::store::{Chaos, Fault, FaultPoint, StoreOp, TestStore};
+pub use self::{
+    held_lock::{held_lock, held_locks},
+    store::{Chaos, Fault, FaultPoint, StoreOp, TestStore},
+};
 pub use crate::clock::Clock;

@@ -11,7 +11,10 @@ use tokio_postgres::{
 };
 
 use super::error::PostgresConnectError;
-use crate::store::remote::tls::TlsSettings;
+use crate::store::remote::{
+    credentials::{Login, TWO_LOGINS},
+    tls::TlsSettings,
+};
 
 /// The settings of a URL.
 #[derive(Clone)]
@@ -22,6 +25,8 @@ pub(crate) struct Address {
     pub(super) display: String,
     /// `None`: the URL does not require it.
     pub(super) tls: Option<TlsSettings>,
+    /// In place of user and password.
+    pub(super) login: Option<Login>,
     pub(super) own: OwnParameters,
 }
 
@@ -56,8 +61,8 @@ const OF_OTHERS: [&str; 14] = [
 ];
 
 impl Address {
-    /// `tls`: the settings of the builder.
-    pub(crate) fn parse(url: &str, tls: &TlsSettings) -> Result<Self, PostgresConnectError> {
+    /// `tls` and `login`: the settings of the builder.
+    pub(crate) fn parse(url: &str, tls: &TlsSettings, login: Option<&Login>) -> Result<Self, PostgresConnectError> {
         let url = url.trim();
         let scheme = url.split_once("://").map(|(scheme, _)| scheme);
         if !["postgres", "postgresql"].map(Some).contains(&scheme) {
@@ -76,6 +81,9 @@ impl Address {
         if all.get_hosts().is_empty() && all.get_hostaddrs().is_empty() {
             return Err(invalid("it has no host"));
         }
+        if login.is_some() && (all.get_user().is_some() || all.get_password().is_some()) {
+            return Err(invalid(TWO_LOGINS));
+        }
         let mut configs = each_host(&rest).map(|url| config(&url)).collect::<Result<Vec<_>, _>>()?;
         for config in &mut configs {
             config.ssl_mode(if own.requires_tls { SslMode::Require } else { SslMode::Disable });
@@ -90,7 +98,7 @@ impl Address {
         let of_url = std::mem::take(&mut own.tls);
         let tls = TlsSettings::of_connection(tls, of_url, own.requires_tls, "add `sslmode=verify-full`")
             .map_err(PostgresConnectError::InvalidTls)?;
-        Ok(Self { display: display(&all), configs, tls, own })
+        Ok(Self { display: display(&all), configs, tls, login: login.cloned(), own })
     }
 }
 
@@ -187,7 +195,7 @@ mod tests {
     use super::*;
 
     fn parse(url: &str) -> Result<Address, PostgresConnectError> {
-        Address::parse(url, &TlsSettings::default())
+        Address::parse(url, &TlsSettings::default(), None)
     }
 
     #[test]
@@ -308,7 +316,8 @@ mod tests {
         ] {
             for (query, defect) in [(query, "are set: remove one"), ("connect_timeout=3", "")] {
                 let url = format!("postgres://host/app?sslmode=require&{query}");
-                let error = Address::parse(&url, &builder).map_or_else(|error| error.to_string(), |_| String::new());
+                let error =
+                    Address::parse(&url, &builder, None).map_or_else(|error| error.to_string(), |_| String::new());
                 assert!(error.contains(defect) && error.is_empty() == defect.is_empty(), "{error}");
             }
         }

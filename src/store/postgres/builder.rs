@@ -3,6 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep};
+use tower::BoxError;
 
 use super::{
     address::Address, connection::Connector, error::PostgresConnectError, messages::Messages, schema::Schema,
@@ -12,6 +13,7 @@ use crate::{
     limits::{POSTGRES_CONNECTIONS, POSTGRES_CONNECTIONS_MAX, POSTGRES_CONNECTIONS_MIN, POSTGRES_SCHEMA},
     store::remote::{
         batching::Outbox,
+        credentials::{Credentials, Login},
         settings::{RETRY_INTERVAL, Timeouts, same},
         tls::TlsSettings,
     },
@@ -38,6 +40,7 @@ pub struct PostgresStoreBuilder {
     connect_timeout: Option<Duration>,
     call_timeout: Option<Duration>,
     tls: TlsSettings,
+    login: Option<Login>,
 }
 
 impl PostgresStoreBuilder {
@@ -121,6 +124,33 @@ impl PostgresStoreBuilder {
         Self { tls: self.tls.with_client_certificate(certificate.into(), key.into()), ..self }
     }
 
+    /// Calls this function for user and password at each connect, in place of those of the URL.
+    ///
+    /// Use it for passwords that end, such as the tokens of RDS, which are valid for 15 minutes. A
+    /// connection keeps its login. [`connect_timeout`](Self::connect_timeout) includes the call. If
+    /// the function fails, the connect fails, and is repeated. Several connects may call the
+    /// function at the same time: keep a token while it is valid. With a user or a password in the
+    /// URL, or in that of [`events_url`](Self::events_url), connecting fails with
+    /// [`PostgresConnectError::InvalidUrl`].
+    ///
+    /// ```no_run
+    /// # use tower_lock::{PostgresStore, store::{Credentials, PostgresConnectError}};
+    /// # async fn token() -> std::io::Result<String> { Ok(String::new()) }
+    /// # async fn connect() -> Result<PostgresStore, PostgresConnectError> {
+    /// PostgresStore::builder()
+    ///     .credentials(async || Ok(Credentials::new("locks", token().await?)))
+    ///     .connect("postgres://db.internal/app?sslmode=verify-full")
+    ///     .await
+    /// # }
+    /// ```
+    pub fn credentials<F, T>(self, function: F) -> Self
+    where
+        F: Fn() -> T + Send + Sync + 'static,
+        T: Future<Output = Result<Credentials, BoxError>> + Send + 'static,
+    {
+        Self { login: Some(Login::new(function)), ..self }
+    }
+
     /// Returns the SQL text that makes the schema, its tables and its functions, and replaces
     /// functions of an older release, for a tool that executes migrations.
     ///
@@ -163,10 +193,11 @@ impl PostgresStoreBuilder {
     /// retried until [`connect_timeout`](Self::connect_timeout) has passed, which each host of the
     /// URL has for itself.
     pub async fn connect(self, url: &str) -> Result<PostgresStore, PostgresConnectError> {
-        let mut address = Address::parse(url, &self.tls)?;
+        let login = self.login.as_ref();
+        let mut address = Address::parse(url, &self.tls, login)?;
         let own = std::mem::take(&mut address.own);
         let events = same("events_url", self.events_url, own.events_url)?;
-        let events = events.map(|url| Address::parse(&url, &self.tls).map_err(of_events_url)).transpose()?;
+        let events = events.map(|url| Address::parse(&url, &self.tls, login).map_err(of_events_url)).transpose()?;
         let schema = schema(same("schema", self.schema, own.schema)?.as_deref())?;
         let migrate = same("migrate", self.migrate, own.migrate)?.unwrap_or(false);
         let connections = same("connections", self.connections, own.connections)?.unwrap_or(POSTGRES_CONNECTIONS);

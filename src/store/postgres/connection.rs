@@ -21,6 +21,7 @@ use super::{
     tls::Tls,
 };
 use crate::store::remote::{
+    credentials::{Credentials, Login},
     link::{Connect, Link, LinkError},
     settings::Timeouts,
 };
@@ -34,6 +35,7 @@ pub(super) struct Connector {
     /// The address that is tried first: the last one that has replied.
     first: AtomicUsize,
     tls: Tls,
+    login: Option<Login>,
     timeouts: Timeouts,
     /// A pooler has refused the settings of a session.
     is_pooler: AtomicBool,
@@ -60,8 +62,8 @@ pub(super) type Parameter<'a> = (&'a (dyn tokio_postgres::types::ToSql + Sync), 
 impl Connector {
     pub(super) fn new(address: Address, tls: Tls, timeouts: Timeouts) -> Self {
         let (is_pooler, tables) = (AtomicBool::new(false), OnceLock::new());
-        let (first, configs) = (AtomicUsize::new(0), address.configs);
-        Self { address: address.display, configs, first, tls, timeouts, is_pooler, tables }
+        let (first, Address { configs, login, display: address, .. }) = (AtomicUsize::new(0), address);
+        Self { address, configs, first, tls, login, timeouts, is_pooler, tables }
     }
 
     /// The timeouts of a store, which may have to try each address.
@@ -78,8 +80,12 @@ impl Connector {
     /// Opens a connection. Each address has the time of a connect: a silent one delays the next.
     pub(super) async fn open(&self) -> Result<(Client, Connection<Socket, Stream>), CallError> {
         let (first, mut failure) = (self.first.load(Ordering::Relaxed), CallError::from(LinkError::ConnectTimeout));
+        let login = match &self.login {
+            Some(login) => Some(login.get().await?),
+            None => None,
+        };
         for at in (first..self.configs.len()).chain(0..first) {
-            failure = match timeout(self.timeouts.connect, self.open_at(&self.configs[at])).await {
+            failure = match timeout(self.timeouts.connect, self.open_at(&self.configs[at], login.as_ref())).await {
                 Ok(Ok(opened)) => {
                     self.first.store(at, Ordering::Relaxed);
                     return Ok(opened);
@@ -96,7 +102,15 @@ impl Connector {
     /// The settings of its session are nets: a statement ends that its caller does not wait for any
     /// more, and the functions of the store need `read committed`, and to write. A pooler does not
     /// know the settings, and its sessions have those of its user.
-    async fn open_at(&self, config: &Config) -> Result<(Client, Connection<Socket, Stream>), CallError> {
+    async fn open_at(
+        &self,
+        config: &Config,
+        login: Option<&Credentials>,
+    ) -> Result<(Client, Connection<Socket, Stream>), CallError> {
+        let mut config = config.clone();
+        if let Some(Credentials { user, password }) = login {
+            config.user(user).password(password);
+        }
         if self.is_pooler.load(Ordering::Relaxed) {
             return Ok(config.connect(self.tls.clone()).await?);
         }

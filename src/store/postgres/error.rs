@@ -11,6 +11,7 @@ use crate::{
         StoreError, StoreErrorKind,
         error::{error_chain, with_hint},
         remote::{
+            credentials::{LOGIN_HINT, LoginError},
             link::LinkError,
             settings::{InvalidSetting, timeout_range},
             tls,
@@ -189,6 +190,8 @@ pub(super) enum CallError {
     Closed,
     #[error(transparent)]
     Link(#[from] LinkError<Self>),
+    #[error(transparent)]
+    Login(#[from] LoginError),
     /// The call reached the server after it had expired, and did nothing.
     #[error("the call reached the server too late and was not executed")]
     Expired,
@@ -265,9 +268,13 @@ impl CallError {
                     let hint = tls::hint(&error_chain(error));
                     (StoreErrorKind::Refused, hint.unwrap_or("does the server have TLS (`ssl = on`)?"))
                 }
+                None if error_chain(error).contains("password missing") => {
+                    (StoreErrorKind::Refused, "the server requires a password, and the URL has none")
+                }
                 None => (Unavailable, "is the server up, and the address correct?"),
             },
             Self::Link(LinkError::ConnectTimeout) => (Unavailable, "is the server up, and the address correct?"),
+            Self::Login(_) => (Unavailable, LOGIN_HINT),
             Self::Closed | Self::NotListening => (Unavailable, ""),
             Self::Link(LinkError::NoReply) => (Timeout, "is the server overloaded, or is its disk slow?"),
             Self::Expired => (Timeout, ""),

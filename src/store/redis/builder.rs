@@ -5,6 +5,7 @@ use std::{pin::Pin, sync::Arc, time::Duration};
 use deadpool_redis::Pool;
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};
+use tower::BoxError;
 
 use super::{
     error::{CallError, RedisConnectError},
@@ -23,6 +24,7 @@ use super::{
 use crate::{
     limits::REDIS_PREFIX,
     store::remote::{
+        credentials::{Credentials, Login},
         settings::{RETRY_INTERVAL, Timeouts, same},
         tls::TlsSettings,
     },
@@ -47,6 +49,7 @@ pub struct RedisStoreBuilder {
     call_timeout: Option<Duration>,
     min_replicas: Option<MinReplicas>,
     pub(super) tls: TlsSettings,
+    pub(super) login: Option<Login>,
 }
 
 impl RedisStoreBuilder {
@@ -118,6 +121,33 @@ impl RedisStoreBuilder {
     /// [`RedisConnectError::InvalidTls`].
     pub fn tls_client_certificate(self, certificate: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         Self { tls: self.tls.with_client_certificate(certificate.into(), key.into()), ..self }
+    }
+
+    /// Calls this function for user and password at each connect, in place of those of the URL.
+    ///
+    /// Use it for passwords that end, such as the tokens of ElastiCache, which are valid for 15
+    /// minutes. A connection keeps its login. [`connect_timeout`](Self::connect_timeout) includes
+    /// the call. If the function fails, the connect fails, and is repeated. Several connects may
+    /// call the function at the same time: keep a token while it is valid. The passwords of
+    /// sentinels stay those of the URL. With a user or a password in the URL, connecting fails with
+    /// [`RedisConnectError::InvalidUrl`].
+    ///
+    /// ```no_run
+    /// # use tower_lock::{RedisStore, store::{Credentials, RedisConnectError}};
+    /// # async fn token() -> std::io::Result<String> { Ok(String::new()) }
+    /// # async fn connect() -> Result<RedisStore, RedisConnectError> {
+    /// RedisStore::builder()
+    ///     .credentials(async || Ok(Credentials::new("locks", token().await?)))
+    ///     .connect("rediss://cache.internal:6379")
+    ///     .await
+    /// # }
+    /// ```
+    pub fn credentials<F, T>(self, function: F) -> Self
+    where
+        F: Fn() -> T + Send + Sync + 'static,
+        T: Future<Output = Result<Credentials, BoxError>> + Send + 'static,
+    {
+        Self { login: Some(Login::new(function)), ..self }
     }
 
     /// Connects to a URL:
@@ -203,7 +233,7 @@ impl RedisStoreBuilder {
 
     fn build(self, pool: Option<Pool>, url: &str) -> Result<RedisStore, RedisConnectError> {
         let invalid = |defect: &str| Err(RedisConnectError::InvalidUrl(defect.into()));
-        let Address { deployment, settings } = Address::parse(url, &self.tls)?;
+        let Address { deployment, settings } = Address::parse(url, &self.tls, self.login.as_ref())?;
         let parts = self.parts(settings)?;
         let call_timeout = parts.timeouts.call;
         let one = |topology, address, user| {

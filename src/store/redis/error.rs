@@ -12,6 +12,7 @@ use crate::store::{
     StoreError, StoreErrorKind,
     error::{error_chain, escape_control, with_hint},
     remote::{
+        credentials::LOGIN_HINT,
         settings::{self, InvalidSetting},
         tls,
     },
@@ -286,6 +287,8 @@ impl CallError {
     }
 }
 
+/// The code of an error of the function of the user.
+pub(super) const LOGIN_FAILED: &str = "NOCREDENTIALS";
 const CLIENTS_HINT: &str = "raise `maxclients`, or find the client with too many connections (`CLIENT LIST`)";
 const NO_REPLY_HINT: &str = "is the server stopped, overloaded, or busy with a slow command (`SLOWLOG GET`)?";
 const PERMISSION_HINT: &str = "{user} lacks a permission: docs/guide/redis-in-production.md has the minimal ACL";
@@ -325,6 +328,7 @@ fn classify_code(code: &str) -> Option<(StoreErrorKind, &'static str)> {
         "READONLY" | "MASTERDOWN" | "UNBLOCKED" => (Failover, REPLICA_HINT),
         "DENIED" => (Refused, "its protected mode accepts only local clients: set a password, or `protected-mode no`"),
         "NOMASTER" => (Unavailable, SENTINEL_HINT),
+        LOGIN_FAILED => (Unavailable, LOGIN_HINT),
         "LOADING" => (Unavailable, "it is loading its data after a restart"),
         "BUSY" => (Unavailable, "a script of another client does not finish: `SCRIPT KILL`"),
         "NOREPLICAS" => (Unavailable, "too few replicas are up for `min-replicas-to-write`"),

@@ -140,8 +140,9 @@ impl Server {
         SelfTestError::unreachable(self.seen_by_cluster(error), self.address.clone(), &self.user)
     }
 
-    fn permission_denied(&self, refusals: Vec<String>) -> SelfTestError {
+    fn permission_denied(&self, mut refusals: Vec<String>) -> SelfTestError {
         let (address, user) = (self.address.clone(), self.user.clone());
+        refusals.push(format!("keys and channels of this prefix are `{}`", self.keyspace.acl_patterns()));
         RedisConnectError::PermissionDenied { address, user, refusals }.into()
     }
 }

@@ -12,6 +12,7 @@ pub(crate) mod inline;
 #[allow(unreachable_pub, reason = "public for the simulator alone: feature `__internals`")]
 pub(crate) mod server_clock;
 pub(crate) mod settings;
+pub(crate) mod credentials;
 pub(crate) mod tls;
 pub(crate) mod link;
 pub(crate) mod inbox;

@@ -7,7 +7,7 @@ use std::{fs, io::Write, path::Path, process::Command};
 const PINNED: &str = "rustc 1.95.";
 
 /// The file, and texts of its message. The first one is in the first line.
-const CASES: [(&str, &[&str]); 22] = [
+const CASES: [(&str, &[&str]); 25] = [
     (
         "body_extractor_not_last",
         &[
@@ -78,6 +78,12 @@ const CASES: [(&str, &[&str]); 22] = [
     (
         "several_keys_as_a_scope",
         &["a `ReplayLayer` keeps one answer for each of its keys", "put a `LockLayer` with `key::all([..])` inside"],
+    ),
+    ("test_util_without_its_feature", &["`tower_lock::test_util`", "gated behind the `test-util` feature"]),
+    ("value_without_a_key", &["`u64` has no lock key", "a type of your own around it (`struct FamilyId(u64)`)"]),
+    (
+        "newtype_in_a_key",
+        &["return `(\"namespace\", part, ..)`", "a type of your own that implements `tower_lock::key::KeyPart`"],
     ),
     (
         "text_as_a_key",

@@ -344,7 +344,7 @@ async fn stream_that_loses_its_lock_ends_with_an_error() {
             Err(error) => break error,
         }
     };
-    assert_eq!(error.to_string(), "the lock was lost: its lease expired before a renewal succeeded");
+    assert!(error.to_string().contains("its lease expired before a renewal succeeded"), "{error}");
     assert!(frames >= 27 && began.elapsed() < LEASE, "{frames}");
     assert!(body.frame().await.is_none());
 }

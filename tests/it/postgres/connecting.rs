@@ -1,6 +1,11 @@
 //! Connecting: what is missing, and what the error says.
 
-use std::{fs, net::Ipv4Addr, sync::Arc, time::Duration};
+use std::{
+    fs,
+    net::Ipv4Addr,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use futures_util::future::join_all;
 use tokio::{
@@ -10,12 +15,14 @@ use tokio::{
 use tower_lock::{
     LockKey, LockManager,
     store::{
-        AcquireReply, ConnectError, IfBusy, LockStore, PostgresConnectError, ReleaseReply, RenewReply, StoreErrorKind,
+        AcquireReply, ConnectError, Credentials, IfBusy, LockStore, PostgresConnectError, ReleaseReply, RenewReply,
+        StoreErrorKind,
     },
 };
 
 use tower_lock_testkit::{
     Direction, Proxy, limits,
+    locks::key,
     log::Log,
     wait::{soon, until},
 };
@@ -118,6 +125,47 @@ async fn refuse_settings(pooler: TcpListener, server: u16, code: &'static str) {
             copy_bidirectional(&mut client, &mut upstream).await.map(drop)
         });
     }
+}
+
+/// The token of a cloud opens no connection after its end.
+#[tokio::test]
+async fn each_connect_asks_for_user_and_password() {
+    let Some(environment) = own_environment(&[]).await else { return };
+    environment.execute("ALTER ROLE {user} PASSWORD 'first'").await;
+    let hba = environment.server().data().join("pg_hba.conf");
+    let rules = fs::read_to_string(&hba).expect("readable");
+    fs::write(&hba, environment.named("host all {user} all password\n") + &rules).expect("writable");
+    environment.execute("SELECT pg_reload_conf()").await;
+    let refused = async || match environment.builder().connect(&environment.url()).await {
+        Err(error) => format!("{error:?}").contains("requires a password, and the URL has none"),
+        Ok(_) => false,
+    };
+    until("passwords count", refused).await;
+    let token = Arc::new(Mutex::new(Some("first")));
+    let (user, current) = (environment.named("{user}"), Arc::clone(&token));
+    let credentials = move || {
+        let (user, token) = (user.clone(), *current.lock().expect("no panic"));
+        async move { Ok(Credentials::new(user, token.ok_or("no token")?)) }
+    };
+    let builder = || environment.builder().call_timeout(limits::SHORT).credentials(credentials.clone());
+    let url = environment.url().replace(&environment.named("{user}@"), "");
+    let locks = LockManager::new(environment.connect(builder(), &url).await);
+    locks.try_lock(key()).await.expect("free").release().await.expect("held");
+    environment.execute("ALTER ROLE {user} PASSWORD 'second'").await;
+    environment.kill_sessions("true").await;
+    let refused = format!("{:?}", locks.try_lock(key()).await.expect_err("of the first password"));
+    assert!(refused.contains("are the user and the password correct?"), "{refused}");
+    *token.lock().expect("no panic") = None;
+    until("the function fails", async || {
+        let failed = locks.try_lock(key()).await.err().map(|error| format!("{error:?}"));
+        failed.is_some_and(|error| error.contains("the function `credentials` failed: no token"))
+    })
+    .await;
+    *token.lock().expect("no panic") = Some("second");
+    until("the next one counts", async || locks.health().await.is_ok()).await;
+    locks.try_lock(key()).await.expect("free").release().await.expect("held");
+    let error = builder().connect(&environment.url()).await.expect_err("two users");
+    assert!(matches!(&error, PostgresConnectError::InvalidUrl(defect) if defect.contains("a function")), "{error:?}");
 }
 
 /// Each pooler has a code of its own for it.

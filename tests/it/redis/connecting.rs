@@ -5,7 +5,7 @@ use std::{
     error::Error,
     path::Path,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
     },
     time::Duration,
@@ -27,7 +27,8 @@ use tower_lock::{
     LockError, LockKey, LockManager, RedisStore,
     deadpool_redis::{Config, Runtime as PoolRuntime},
     store::{
-        AcquireReply, AcquisitionIds, ConnectError, IfBusy, ListRequest, LockStore, RedisConnectError, StoreErrorKind,
+        AcquireReply, AcquisitionIds, ConnectError, Credentials, IfBusy, ListRequest, LockStore, RedisConnectError,
+        StoreErrorKind,
     },
 };
 use tower_lock_testkit::{
@@ -205,6 +206,47 @@ async fn wrong_password_is_reported() {
         let text = whole(&limits::redis().connect(&url).await.expect_err("not authenticated"));
         assert!(text.contains(says) && !text.contains("s3cret"), "{user}: {text}");
     }
+}
+
+/// The token of a cloud opens no connection after its end.
+#[tokio::test]
+async fn each_connect_asks_for_user_and_password() {
+    if environment().await.is_none() {
+        return;
+    }
+    let redis = RedisServer::options().set("requirepass", "secret").start().await;
+    let url = format!("redis://:secret@{}", redis.address());
+    let mut admin = redis.connect().await;
+    let mut set_password = async |password: &str| {
+        for command in [
+            &["AUTH", "secret"][..],
+            &["ACL", "SETUSER", "ann", "reset", "on", password, "~*", "&*", "+@all"],
+            &["CLIENT", "KILL", "USER", "ann"],
+        ] {
+            admin.command(command).await.expect("a reply");
+        }
+    };
+    set_password(">first").await;
+    let token = Arc::new(Mutex::new(Some("first")));
+    let current = Arc::clone(&token);
+    let builder = limits::redis().credentials(move || {
+        let token = *current.lock().expect("no panic");
+        async move { Ok(Credentials::new("ann", token.ok_or("no token")?)) }
+    });
+    let error = builder.clone().connect(&url).await.expect_err("two passwords");
+    assert!(whole(&error).contains("the builder has a function for both"), "{error:?}");
+    let locks = LockManager::new(builder.connect(&format!("redis://{}", redis.address())).await.expect("its password"));
+    pass(&locks).await;
+    set_password(">second").await;
+    let fails_with = async |text: &str| {
+        let failed = locks.try_lock(key()).await.err().map(|error| format!("{error:?}"));
+        failed.is_some_and(|error| error.contains(text))
+    };
+    until("the first one opens none", async || fails_with("the server refused the user of `credentials`").await).await;
+    *token.lock().expect("no panic") = None;
+    until("the function fails", async || fails_with("the function `credentials` failed: no token").await).await;
+    *token.lock().expect("no panic") = Some("second");
+    until("the next one counts", async || locks.try_lock(key()).await.is_ok()).await;
 }
 
 /// A server that reports this version and accepts all other commands.

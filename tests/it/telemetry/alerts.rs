@@ -181,6 +181,15 @@ fn runs() -> Vec<Run> {
             process.minutes(8).await;
         }),
         run("long waits", lease(30), &[(25, &["LockWaitsLong"])], async |_, locks, process| {
+            let layer = LockLayer::new(locks, key::fixed(("a",))).wait(Duration::from_secs(60));
+            let works = get(async || sleep(Duration::from_secs(10)).await);
+            let app = Router::new().route("/works", works.route_layer(layer));
+            for _ in 0..25 {
+                tokio::join!(fetch(&app, "/works"), fetch(&app, "/works"));
+                process.minutes(1).await;
+            }
+        }),
+        run("long waits without HTTP", lease(30), &[(25, &[])], async |_, locks, process| {
             let works = || locks.lock(("a",)).run(async |_| sleep(Duration::from_secs(10)).await);
             for _ in 0..25 {
                 let (first, second) = tokio::join!(works(), works());

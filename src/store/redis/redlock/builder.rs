@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use tokio::time::{Instant, sleep, timeout_at};
+use tower::BoxError;
 
 use super::{
     group::Group,
@@ -28,6 +29,7 @@ use crate::{
         },
         remote::{
             batching::Outbox,
+            credentials::Credentials,
             settings::{RETRY_INTERVAL, Timeouts, same},
         },
     },
@@ -98,6 +100,16 @@ impl RedlockStoreBuilder {
         Self(self.0.tls_client_certificate(certificate, key))
     }
 
+    /// Calls this function for user and password at each connect to one of the servers, in place of
+    /// those of the URLs. See [`RedisStoreBuilder::credentials`].
+    pub fn credentials<F, T>(self, function: F) -> Self
+    where
+        F: Fn() -> T + Send + Sync + 'static,
+        T: Future<Output = Result<Credentials, BoxError>> + Send + 'static,
+    {
+        Self(self.0.credentials(function))
+    }
+
     /// Connects to 3, 5, 7 or 9 servers. Each URL is `redis://user:password@host:port/database`,
     /// `rediss://` for TLS (feature `redis-tls`), or `unix:///path`. One URL can name all of them:
     /// `redis+redlock://user:password@a:6379,b:6379,c:6379`.
@@ -152,7 +164,8 @@ impl RedlockStoreBuilder {
         let (mut settings, mut endpoints) = (self.0, Vec::new());
         // One more than allowed is enough to know that there are too many.
         for url in urls.into_iter().take(REDLOCK_SERVERS_MAX + 1) {
-            let Address { deployment, settings: of_url } = Address::parse(url.as_ref(), &settings.tls)?;
+            let Address { deployment, settings: of_url } =
+                Address::parse(url.as_ref(), &settings.tls, settings.login.as_ref())?;
             settings.prefix = same("prefix", settings.prefix, of_url.prefix)?;
             match deployment {
                 _ if of_url.min_replicas.is_some() => {

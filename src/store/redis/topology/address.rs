@@ -7,7 +7,10 @@ use super::{
     parameters::{Parameters, UrlSettings},
     url::{ServerUrl, UrlKind},
 };
-use crate::store::{redis::error::RedisConnectError, remote::tls::TlsSettings};
+use crate::store::{
+    redis::error::RedisConnectError,
+    remote::{credentials::Login, tls::TlsSettings},
+};
 
 /// What a URL names.
 #[derive(Debug)]
@@ -36,18 +39,19 @@ pub(crate) enum Deployment {
 const SENTINEL_PORT: u16 = 26_379;
 
 impl Address {
-    /// `tls`: the settings of the builder.
-    pub(crate) fn parse(url: &str, tls: &TlsSettings) -> Result<Self, RedisConnectError> {
+    /// `tls` and `login`: the settings of the builder.
+    pub(crate) fn parse(url: &str, tls: &TlsSettings, login: Option<&Login>) -> Result<Self, RedisConnectError> {
         let url = ServerUrl::split(url).map_err(invalid)?;
         let mut parameters = Parameters::parse(url.query, url.kind).map_err(invalid)?;
         let settings = parameters.settings().map_err(invalid)?;
         let tls = connector(url, &mut parameters, tls)?;
-        let server = |host| Ok(Endpoint::new(connection_info(url.login, host, url.database())?, tls.clone()));
+        let endpoint = |info, tls| Endpoint::new(info, tls).logged_in_by(login).map_err(invalid);
+        let server = |host| endpoint(connection_info(url.login, host, url.database())?, tls.clone());
         let servers = || url.hosts().map(server).collect::<Result<_, RedisConnectError>>();
         let deployment = match url.kind {
             // It has one host.
             UrlKind::Server => Deployment::Server(server(url.hosts)?),
-            UrlKind::Socket => Deployment::Server(Endpoint::new(socket(url, &mut parameters)?, None)),
+            UrlKind::Socket => Deployment::Server(endpoint(socket(url, &mut parameters)?, None)?),
             UrlKind::Cluster => Deployment::Cluster(servers()?),
             UrlKind::Redlock => Deployment::Redlock(servers()?),
             UrlKind::Sentinel => {
@@ -128,7 +132,7 @@ mod tests {
     #[test]
     fn tls_url_without_the_feature_names_the_feature() {
         for url in ["rediss://a", "valkeys://a", "rediss+sentinel://a/m", "rediss+cluster://a", "rediss+redlock://a"] {
-            let error = Address::parse(url, &TlsSettings::default()).expect_err("not built");
+            let error = Address::parse(url, &TlsSettings::default(), None).expect_err("not built");
             assert!(error.to_string().ends_with("add the feature `redis-tls` of tower-lock"), "{url}: {error}");
         }
     }
@@ -142,7 +146,7 @@ mod deployment_tests {
     use crate::store::redis::topology::replicas::MinReplicas;
 
     fn parse(url: &str) -> Result<Address, String> {
-        Address::parse(url, &TlsSettings::default()).map_err(|error| error.to_string())
+        Address::parse(url, &TlsSettings::default(), None).map_err(|error| error.to_string())
     }
 
     /// One server.

@@ -3,12 +3,17 @@
 use std::{fmt, io, slice};
 
 use deadpool_redis::redis::{
-    Cmd, ConnectionAddr, ConnectionInfo, RedisResult, Value, aio::MultiplexedConnection, cmd, pipe,
+    Cmd, ConnectionAddr, ConnectionInfo, RedisResult, Value, aio::MultiplexedConnection, cmd, make_extension_error,
+    pipe,
 };
 use tokio::net::TcpStream;
 
 use super::socket::{OnMessage, Socket, Stream};
-use crate::store::error::escape_control;
+use crate::store::{
+    error::escape_control,
+    redis::error::LOGIN_FAILED,
+    remote::credentials::{Credentials, Login, LoginError, TWO_LOGINS},
+};
 
 /// Adds TLS to a connection.
 #[cfg(feature = "redis-tls")]
@@ -22,6 +27,8 @@ pub(crate) struct Endpoint {
     /// Host and port, or the path of a socket; user, password and database.
     info: ConnectionInfo,
     tls: Option<Tls>,
+    /// In place of user and password.
+    login: Option<Login>,
 }
 
 /// A connection for calls.
@@ -37,12 +44,21 @@ pub(crate) struct Subscriptions(Socket);
 
 impl Endpoint {
     pub(crate) fn new(info: ConnectionInfo, tls: Option<Tls>) -> Self {
-        Self { info, tls }
+        Self { info, tls, login: None }
+    }
+
+    /// Has each connect ask for user and password. Fails if the URL has one of them.
+    pub(super) fn logged_in_by(self, login: Option<&Login>) -> Result<Self, &'static str> {
+        let settings = self.info.redis_settings();
+        if login.is_some() && (settings.username().is_some() || settings.password().is_some()) {
+            return Err(TWO_LOGINS);
+        }
+        Ok(Self { login: login.cloned(), ..self })
     }
 
     /// Another server with the login and the TLS of this one.
     pub(crate) fn at(&self, host: &str, port: u16) -> Self {
-        Self { info: self.info.clone().set_addr(ConnectionAddr::Tcp(host.to_owned(), port)), tls: self.tls.clone() }
+        Self { info: self.info.clone().set_addr(ConnectionAddr::Tcp(host.to_owned(), port)), ..self.clone() }
     }
 
     /// The host of the server. Empty for a socket of this machine.
@@ -52,6 +68,9 @@ impl Endpoint {
 
     /// The user, in an error message.
     pub(crate) fn user(&self) -> String {
+        if self.login.is_some() {
+            return "the user of `credentials`".to_owned();
+        }
         format!("user `{}`", escape_control(self.info.redis_settings().username().unwrap_or("default")))
     }
 
@@ -85,9 +104,16 @@ impl Endpoint {
 
     /// Connects, and logs in.
     pub(super) async fn open(&self, on_message: Option<OnMessage>) -> RedisResult<Socket> {
-        let socket = Socket::open(self.stream().await?, on_message);
         let settings = self.info.redis_settings();
-        let auth = settings.password().map(|password| cmd("AUTH").arg(settings.username()).arg(password).take());
+        let auth = match &self.login {
+            Some(login) => {
+                let failed = |error: LoginError| make_extension_error(LOGIN_FAILED.to_owned(), Some(error.to_string()));
+                let Credentials { user, password } = login.get().await.map_err(failed)?;
+                Some(cmd("AUTH").arg(user).arg(password).take())
+            }
+            None => settings.password().map(|password| cmd("AUTH").arg(settings.username()).arg(password).take()),
+        };
+        let socket = Socket::open(self.stream().await?, on_message);
         let select = (settings.db() != 0).then(|| cmd("SELECT").arg(settings.db()).take());
         let commands: Vec<_> = auth.into_iter().chain(select).collect();
         if !commands.is_empty() {

@@ -150,6 +150,12 @@ impl Keyspace {
         }
     }
 
+    /// The keys and channels that an ACL allows to a user of this prefix.
+    pub fn acl_patterns(&self) -> String {
+        let prefix = &self.prefix;
+        format!("~{prefix}:* ~tower-lock:{prefix}:* &tower-lock:{prefix}:in:*")
+    }
+
     /// The queue of a lock, in the same hash slot.
     pub fn queue<'a>(&'a self, lock: LockName<'a>) -> NameBeside<'a> {
         self.beside(lock, 'q', 't')

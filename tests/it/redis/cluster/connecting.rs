@@ -7,8 +7,8 @@ use tokio::{net::TcpListener, time::Instant};
 use tower_lock::{
     LockError, LockManager, RedisStore,
     store::{
-        AcquireReply, AcquireRequest, AcquisitionIds, IfBusy, ListRequest, LockStore, QueueConfig, RedisConnectError,
-        ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreErrorKind,
+        AcquireReply, AcquireRequest, AcquisitionIds, Credentials, IfBusy, ListRequest, LockStore, QueueConfig,
+        RedisConnectError, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreErrorKind,
     },
 };
 use tower_lock_testkit::{
@@ -89,6 +89,9 @@ async fn url_names_the_nodes_and_the_user_of_a_cluster() {
         assert!(!format!("{store:?}").contains("s3cret"), "{store:?}");
         works(&cluster, store).await;
     }
+    let builder = limits::redis().credentials(async || Ok(Credentials::new("ann", "s3cret")));
+    works(&cluster, builder.connect(&cluster_url("", &cluster.addresses())).await.expect("the login of each node"))
+        .await;
     for (login, says) in [
         ("", "the URL has none: write `:password@` or"),
         ("ann:wr0ng@", "the server refused user `ann`"),

@@ -79,6 +79,7 @@ async fn master_ends(end: End) {
     assert!(!refused.is_finished(), "the others have not waited for the request at the master");
     let error = refused.await.expect("no panic").expect_err("its master is down");
     assert!(matches!(&error, LockError::Store(error) if error.kind() == StoreErrorKind::Failover), "{error:?}");
+    assert!(format!("{error:?}").contains(&cluster.addresses()[0]), "{error:?}");
     sleep((lease + ms(500)).saturating_sub(acquired.elapsed())).await;
     for guard in held.into_iter().flatten() {
         assert!(!guard.held_lock().remaining().is_zero(), "renewed: {:?}", guard.key());

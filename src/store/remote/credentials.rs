@@ -1,0 +1,65 @@
+//! User and password of a connection that change. Cloud services give passwords that end after some
+//! minutes: a new connection needs the one of that moment.
+
+use std::{fmt, future::Future, sync::Arc};
+
+use futures_util::future::BoxFuture;
+use tower::BoxError;
+
+use crate::store::error::error_chain;
+
+/// User and password of a connection, as a function of a store builder returns them.
+///
+/// `Debug` shows the user alone.
+#[derive(Clone)]
+pub struct Credentials {
+    pub(crate) user: String,
+    pub(crate) password: String,
+}
+
+/// The function of the user, which each connect calls.
+#[derive(Clone)]
+pub(crate) struct Login(Arc<dyn Fn() -> LoginFuture + Send + Sync>);
+
+type LoginFuture = BoxFuture<'static, Result<Credentials, BoxError>>;
+
+/// The function has failed.
+#[derive(Debug, thiserror::Error)]
+#[error("the function `credentials` failed: {}", error_chain(&**.0))]
+pub(crate) struct LoginError(BoxError);
+
+pub(crate) const LOGIN_HINT: &str = "does the service reply that gives the password?";
+pub(crate) const TWO_LOGINS: &str = "it has a user or a password, and the builder has a function for both";
+
+impl Credentials {
+    /// Creates credentials of this user with this password.
+    pub fn new(user: impl Into<String>, password: impl Into<String>) -> Self {
+        Self { user: user.into(), password: password.into() }
+    }
+}
+
+impl Login {
+    pub(crate) fn new<F, T>(function: F) -> Self
+    where
+        F: Fn() -> T + Send + Sync + 'static,
+        T: Future<Output = Result<Credentials, BoxError>> + Send + 'static,
+    {
+        Self(Arc::new(move || Box::pin(function())))
+    }
+
+    pub(crate) async fn get(&self) -> Result<Credentials, LoginError> {
+        (self.0)().await.map_err(LoginError)
+    }
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials").field("user", &self.user).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Login {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Login")
+    }
+}
