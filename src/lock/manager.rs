@@ -451,7 +451,7 @@ impl LockManager {
 
 impl Driver {
     pub(super) async fn inspect(&self, key: LockKey) -> Result<LockStatus, StoreError> {
-        let KeyStatus { holders, lease_left, waiting, record_left, .. } =
+        let KeyStatus { holders, lease_left, waiting, record_left, kept_by } =
             self.within("inspect", |store| store.inspect(key.clone())).await?;
         let holder = holders.into_iter().next();
         Ok(LockStatus {
@@ -460,6 +460,7 @@ impl Driver {
             holder: holder.map(|holder| holder.id),
             remaining: lease_left,
             record_left,
+            kept_by,
             waiting,
             waiting_locally: self.waiting_for(&key),
         })

@@ -22,8 +22,8 @@ use crate::acquisition::AcquisitionId;
 ///
 /// [`Serialize`] is for an admin page. The names of the fields are stable: `holder` (the text of
 /// the [`AcquisitionId`], or null), `holder_connected` (or null), `since_unix_ms` (or null),
-/// `remaining_ms` (null if the key has no TTL), `record_left_ms` (or null), `waiting`,
-/// `waiting_locally`.
+/// `remaining_ms` (null if the key has no TTL), `record_left_ms` (or null), `kept_by` (or null),
+/// `waiting`, `waiting_locally`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LockStatus {
@@ -55,6 +55,10 @@ pub struct LockStatus {
     /// its work, or a [`ReplayLayer`](crate::ReplayLayer) has kept an answer. `None` if the key has
     /// no record.
     pub record_left: Option<Duration>,
+    /// The open transaction that has checked the fence of the key, and keeps it from the next
+    /// holder: `the transaction of process 4711`, in a [`PostgresStore`](crate::PostgresStore). The
+    /// transaction may have outlived its lock: the key is then free, and not granted.
+    pub kept_by: Option<String>,
     /// The number of processes in the queue of the store. The process of the holder is not counted,
     /// even if calls wait in it.
     pub waiting: usize,
@@ -72,7 +76,7 @@ struct Seconds(Duration);
 
 impl fmt::Display for LockStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { holder, holder_connected, since, remaining, record_left, waiting, waiting_locally } = self;
+        let Self { holder, holder_connected, since, remaining, record_left, kept_by, waiting, waiting_locally } = self;
         match holder {
             // Another program may have written any text: a line break must not start another line
             // of a log.
@@ -94,6 +98,9 @@ impl fmt::Display for LockStatus {
         if let Some(left) = record_left {
             write!(f, ", recorded for another {}", Seconds(*left))?;
         }
+        if let Some(transaction) = kept_by {
+            write!(f, ", kept by {transaction}")?;
+        }
         let processes = if *waiting == 1 { "process" } else { "processes" };
         let calls = if *waiting_locally == 1 { "call" } else { "calls" };
         write!(f, ", {waiting} {processes} waiting, {waiting_locally} {calls} waiting here")
@@ -102,14 +109,15 @@ impl fmt::Display for LockStatus {
 
 impl Serialize for LockStatus {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { holder, holder_connected, since, remaining, record_left, waiting, waiting_locally } = self;
+        let Self { holder, holder_connected, since, remaining, record_left, kept_by, waiting, waiting_locally } = self;
         let since = since.and_then(|since| since.duration_since(SystemTime::UNIX_EPOCH).ok());
-        let mut state = serializer.serialize_struct("LockStatus", 7)?;
+        let mut state = serializer.serialize_struct("LockStatus", 8)?;
         state.serialize_field("holder", holder)?;
         state.serialize_field("holder_connected", holder_connected)?;
         state.serialize_field("since_unix_ms", &since.map(whole_ms))?;
         state.serialize_field("remaining_ms", &(*remaining != Duration::MAX).then(|| whole_ms(*remaining)))?;
         state.serialize_field("record_left_ms", &record_left.map(whole_ms))?;
+        state.serialize_field("kept_by", kept_by)?;
         state.serialize_field("waiting", waiting)?;
         state.serialize_field("waiting_locally", waiting_locally)?;
         state.end()
@@ -161,6 +169,7 @@ mod tests {
             since: since_ms.map(|ms| SystemTime::UNIX_EPOCH + Duration::from_millis(ms)),
             remaining,
             record_left: None,
+            kept_by: None,
             waiting,
             waiting_locally: 2 - waiting,
         }
@@ -188,6 +197,10 @@ mod tests {
                 "free, recorded for another 86399.001s, 0 processes waiting, 2 calls waiting here",
             ),
             (
+                LockStatus { kept_by: Some("the transaction of process 7".to_owned()), ..state(None, None, ms(0), 0) },
+                "free, kept by the transaction of process 7, 0 processes waiting, 2 calls waiting here",
+            ),
+            (
                 LockStatus { holder_connected: Some(false), ..state(Some("api-7:5a:2"), Some(0), ms(500), 0) },
                 "held by api-7:5a:2 since 1970-01-01T00:00:00.000Z, its process is not connected, 0.500s left, 0 processes waiting, 2 calls waiting here",
             ),
@@ -202,12 +215,12 @@ mod tests {
         let held = state(Some("a:1f:2"), Some(1_795_317_600_123), Duration::from_micros(30_500_900), 1);
         assert_eq!(
             serde_json::to_string(&held).expect("it serializes"),
-            r#"{"holder":"a:1f:2","holder_connected":true,"since_unix_ms":1795317600123,"remaining_ms":30500,"record_left_ms":null,"waiting":1,"waiting_locally":1}"#
+            r#"{"holder":"a:1f:2","holder_connected":true,"since_unix_ms":1795317600123,"remaining_ms":30500,"record_left_ms":null,"kept_by":null,"waiting":1,"waiting_locally":1}"#
         );
         let foreign = LockStatus { record_left: Some(Duration::from_millis(7)), ..state(None, None, Duration::MAX, 0) };
         assert_eq!(
             serde_json::to_string(&foreign).expect("it serializes"),
-            r#"{"holder":null,"holder_connected":null,"since_unix_ms":null,"remaining_ms":null,"record_left_ms":7,"waiting":0,"waiting_locally":2}"#
+            r#"{"holder":null,"holder_connected":null,"since_unix_ms":null,"remaining_ms":null,"record_left_ms":7,"kept_by":null,"waiting":0,"waiting_locally":2}"#
         );
     }
 

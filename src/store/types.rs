@@ -239,6 +239,9 @@ pub struct KeyStatus {
     pub waiting: usize,
     /// The remaining time of the [`Record`] of the key. `None`: the key has none.
     pub record_left: Option<Duration>,
+    /// The transaction of an application that keeps the key from its next holder, in words.
+    /// [`inspect`](LockStore::inspect) of a store without such transactions, and a list, have none.
+    pub kept_by: Option<String>,
 }
 
 /// The holder of a key.
@@ -451,13 +454,20 @@ impl KeyStatus {
     /// Creates a status.
     #[must_use]
     pub fn new(holders: impl IntoIterator<Item = Holder>, lease_left: Duration, waiting: usize) -> Self {
-        Self { holders: holders.into_iter().collect(), lease_left, waiting, record_left: None }
+        Self { holders: holders.into_iter().collect(), lease_left, waiting, record_left: None, kept_by: None }
     }
 
     /// Sets [`record_left`](Self::record_left).
     #[must_use]
     pub fn record_left(mut self, left: Option<Duration>) -> Self {
         self.record_left = left;
+        self
+    }
+
+    /// Sets [`kept_by`](Self::kept_by).
+    #[must_use]
+    pub fn kept_by(mut self, transaction: Option<String>) -> Self {
+        self.kept_by = transaction;
         self
     }
 

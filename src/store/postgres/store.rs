@@ -141,7 +141,8 @@ impl LockStore for PostgresStore {
         self.call("inspect", move |shared| async move {
             let (server, name) = (&shared.server, name(&key).ok_or(CallError::InvalidKey)?);
             let rows = server.call_retry(&server.release_conn, "inspect", &[(&name, Type::TEXT)]).await?;
-            status(only(&rows)?)
+            let row = only(&rows)?;
+            Ok(status(row)?.kept_by(column(row, 7)?))
         })
     }
 

@@ -1,18 +1,18 @@
 //! Transactions of an application that read the row of their lock.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use tokio::time::sleep;
 use tokio_postgres::error::SqlState;
 use tower_lock::{
-    AcquisitionId, LockKey,
+    AcquisitionId, LockKey, LockManager,
     store::{
         AcquireReply, AcquireRequest, IfBusy, LockStore, ReleaseReply, ReleaseRequest, RenewReply, StoreError,
         StoreErrorKind,
     },
 };
-use tower_lock_testkit::wait::ms;
+use tower_lock_testkit::wait::{ms, until};
 
 use crate::support::{Caller, LONG, environment, request, terms};
 
@@ -39,6 +39,28 @@ async fn open_transaction_keeps_the_key_after_its_lease() {
     let next = b.granted(&key, &second, LONG).await;
     assert!(next > fence, "{next} after {fence}");
     assert_eq!(environment.check_fence(&writer, &key, fence).await, Err("TL001".to_owned()), "the fence is stale");
+}
+
+/// Also after a renewal, which has written the row anew.
+#[tokio::test]
+async fn inspect_names_the_transaction_that_keeps_a_key() {
+    let Some(environment) = environment().await else { return };
+    let store = environment.store().await;
+    let (caller, locks) = (Caller::new(&store, "a"), LockManager::new(Arc::clone(&store)));
+    let (key, id) = (LockKey::from(("open",)), caller.id());
+    let fence = caller.granted(&key, &id, LONG).await;
+    assert_eq!(locks.inspect(key.clone()).await.expect("it is up").kept_by, None);
+    let writer = environment.writer(&key, fence).await;
+    let pid: i32 = writer.query_one("SELECT pg_backend_pid()", &[]).await.expect("a row").get(0);
+    assert_eq!(caller.renew(&key, &id).await, RenewReply::Extended);
+    locks.force_release(key.clone()).await.expect("it is up");
+    until("the lock-delay has passed", async || {
+        let status = locks.inspect(key.clone()).await.expect("it is up").to_string();
+        status.starts_with(&format!("free, kept by the transaction of process {pid}, "))
+    })
+    .await;
+    environment.run(&writer, "COMMIT").await;
+    assert_eq!(locks.inspect(key).await.expect("it is up").kept_by, None);
 }
 
 #[tokio::test]

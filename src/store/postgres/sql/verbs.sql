@@ -388,20 +388,36 @@ BEGIN
 END
 $$;
 
--- inspect: the holder of a key, the remaining lease, the number of waiters, and the record. Changes
--- nothing.
+-- inspect: the holder of a key, the remaining lease, the number of waiters, the record, and the open
+-- transaction that has checked its fence. Changes nothing.
 CREATE OR REPLACE FUNCTION {schema}.inspect(of_key text) RETURNS TABLE (
-  key text, holder text, fence bigint, since_us bigint, left_us bigint, waiting bigint, record_left_us bigint
+  key text, holder text, fence bigint, since_us bigint, left_us bigint, waiting bigint, record_left_us bigint,
+  kept_by text
 )
 LANGUAGE plpgsql {settings} AS $$
 #variable_conflict use_column
 DECLARE
   t timestamptz := clock_timestamp();
+  lockers xid[];
 BEGIN
+  -- The transaction that has locked the row last, or the number of a group of them.
+  SELECT ARRAY[l.xmax] INTO lockers FROM {schema}.locks l WHERE l.key = of_key AND l.xmax <> '0';
+  IF FOUND THEN
+    BEGIN
+      lockers := lockers || ARRAY(SELECT m.xid FROM pg_get_multixact_members(lockers[1]) m);
+    EXCEPTION WHEN OTHERS THEN
+      -- There is no group with this number.
+      NULL;
+    END;
+  END IF;
   RETURN QUERY
     SELECT of_key, l.holder, l.fence, {schema}.us(l.since), coalesce({schema}.us(l.until) - {schema}.us(t), 0),
       (SELECT count(*) FROM {schema}.waiters w WHERE w.key = of_key AND w.until > t),
-      (SELECT {schema}.us(r.until) - {schema}.us(t) FROM {schema}.records r WHERE r.key = of_key AND r.until > t)
+      (SELECT {schema}.us(r.until) - {schema}.us(t) FROM {schema}.records r WHERE r.key = of_key AND r.until > t),
+      CASE WHEN lockers IS NOT NULL THEN (
+        SELECT min(coalesce('the transaction of process ' || x.pid, 'a prepared transaction'))
+        FROM pg_locks x WHERE x.locktype = 'transactionid' AND x.granted AND x.transactionid = ANY (lockers)
+      ) END
     FROM (SELECT) always LEFT JOIN {schema}.locks l ON l.key = of_key AND l.until > t;
 END
 $$;
