@@ -248,6 +248,10 @@ pub(crate) const RELEASE_WAIT: Duration = Duration::from_millis(250);
 /// by then, or its call has timed out.
 pub(crate) const RECORD_WAIT: Duration = Duration::from_secs(2);
 
+/// The call timeouts that fit into a lease under which records are left: the pause between calls
+/// doubles up to a second, so that a shorter lease may end after a few calls.
+pub(crate) const RECORD_CALLS: u32 = 10;
+
 /// Waiters of one key.
 pub(crate) const MAX_WAITERS_PER_KEY: usize = 256;
 /// Waiters of one key that its record answers. More than of other waiters: one record answers all

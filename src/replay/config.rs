@@ -1,9 +1,16 @@
 //! The configuration of a layer that keeps answers.
 
-use std::{future::Future, pin::Pin, sync::Arc};
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
 
 use bytes::Bytes;
-use http::Method;
+use http::{Extensions, Method};
 use tower::BoxError;
 
 use super::{
@@ -12,7 +19,12 @@ use super::{
     recorder::AnswerSettings,
     scope_usage::{ScopeLimits, ScopeUsage},
 };
-use crate::{lock_key::LockKey, middleware::config::RouteConfig};
+use crate::{
+    lock::{HeldLock, HeldLocks},
+    lock_key::LockKey,
+    middleware::config::RouteConfig,
+    telemetry::{notice, route::Route},
+};
 
 /// Shared by a replay layer and all its services.
 #[derive(Clone)]
@@ -29,6 +41,8 @@ pub(super) struct ReplayConfig<K> {
     /// Shared by all clones, because they share a store.
     pub(super) scope_usage: Arc<ScopeUsage>,
     pub(super) find_answer: Option<Arc<FindAnswer>>,
+    /// It is inside of a lock layer, and has warned.
+    pub(super) has_warned: Arc<AtomicBool>,
 }
 
 /// Finds the answer that a handler has stored in its own database.
@@ -37,6 +51,14 @@ pub(super) type FindAnswer = dyn Fn(LockKey) -> FoundAnswer + Send + Sync;
 pub(super) type FoundAnswer = Pin<Box<dyn Future<Output = Result<Option<Bytes>, BoxError>> + Send>>;
 
 impl<K> ReplayConfig<K> {
+    /// Warns once of a lock layer outside of this one: a retry has no answer before it has the lock.
+    pub(super) fn check_position(&self, extensions: &Extensions, route: &Route) {
+        let is_inside = extensions.get::<HeldLock>().is_some() || extensions.get::<HeldLocks>().is_some();
+        if is_inside && !self.has_warned.swap(true, Relaxed) {
+            notice::replay_inside_lock(route);
+        }
+    }
+
     /// Whether requests with this method can have a key.
     pub(super) fn applies_to(&self, method: &Method) -> bool {
         match &self.methods {

@@ -17,12 +17,14 @@ use crate::{
         KeyRejection, KeySource, OneKey,
         fields::field::{Field, header},
     },
-    limits::{KEEP_FOR, KEEP_UP_TO, KEEP_UP_TO_MAX, check_keep_for},
+    limits::{KEEP_FOR, KEEP_UP_TO, KEEP_UP_TO_MAX, RECORD_CALLS, check_keep_for},
     lock::LockManager,
     lock_key::LockKey,
     middleware::config::RouteConfig,
     policy::{LockPolicy, OnDisconnect, OnLost, ReleaseAt},
+    proto::lease::LeaseBounds,
     rejection::{OnReject, Rejection},
+    telemetry::notice,
 };
 
 /// Layer that sends the answer of the first request to each of its retries.
@@ -55,7 +57,8 @@ use crate::{
 ///
 /// Put the layer inside of the authentication, because its scope is the authenticated client, and
 /// outside of a [`LockLayer`](crate::LockLayer), so that a retry needs no lock. Put compression
-/// outside of it, because an answer is kept with its encoding. The layer works without Axum and
+/// and CORS outside of it: an answer is kept with its encoding, and with the headers for the origin
+/// of the first attempt. The layer works without Axum and
 /// without a `LockLayer`. Of two nested layers with the same scope, the outer one keeps the answer.
 ///
 /// # What is kept
@@ -129,6 +132,10 @@ impl<K: KeySource<Keys: OneKey>> ReplayLayer<K> {
     ///
     /// Do not use a token as the scope: a retry with a refreshed token would be another request.
     ///
+    /// A record that the store has not confirmed within a lease is lost. A manager whose
+    /// [lease](crate::LockManagerBuilder::lease) is shorter than ten call timeouts of the store
+    /// leaves a warning: after a few calls without a reply, such a lease is over.
+    ///
     /// # Panics
     ///
     /// Panics if the store keeps no [records](crate::store::StoreTraits::records).
@@ -136,6 +143,10 @@ impl<K: KeySource<Keys: OneKey>> ReplayLayer<K> {
     pub fn new(locks: &LockManager, scope: K) -> Self {
         if let Some(error) = locks.records_refused("replay") {
             panic!("a `ReplayLayer` needs a store that keeps records: {error:?}");
+        }
+        let LeaseBounds { longest: lease, call_timeout } = locks.driver().lease;
+        if lease < call_timeout.saturating_mul(RECORD_CALLS) {
+            notice::short_lease(lease, call_timeout);
         }
         // Not inherited: they would keep the answer from being recorded.
         let policy = LockPolicy::new()
@@ -162,6 +173,7 @@ impl<K: KeySource<Keys: OneKey>> ReplayLayer<K> {
             scope_limits: ScopeLimits::default(),
             scope_usage: Arc::default(),
             find_answer: None,
+            has_warned: Arc::default(),
         };
         Self { config: Arc::new(config), values: WholeRequest }
     }

@@ -93,6 +93,7 @@ where
         let params = route.params(&head, LockPolicy::new());
         let locks = RequestLocks::new(route.locks.driver(), params, &head);
         let context = locks.context().clone();
+        self.config.check_position(&head.extensions, context.known_route());
         let request = LockedRequest::new(inner, head, body, locks);
         let pipeline = replayed(Arc::clone(&self.config), self.values.clone(), request);
         ResponseFuture::locking(context, Box::pin(pipeline))

@@ -1,10 +1,12 @@
 //! Events about frequent mistakes in code that uses locks. Their keys are redacted.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tracing::debug;
 
-use crate::{background::isolated, fencing::FencingToken, lock_key::LockKey, telemetry::route::Route};
+use crate::{
+    background::isolated, fencing::FencingToken, limits::RECORD_CALLS, lock_key::LockKey, telemetry::route::Route,
+};
 
 /// A call for a lock was dropped before its first poll.
 pub(crate) fn dropped_unpolled(key: &LockKey) {
@@ -32,6 +34,30 @@ pub(crate) fn without_key(route: &Route, count: u32) {
             target: "tower_lock",
             route = route.as_str(),
             "a key function has returned `None` for {count} requests in a row, which ran without a lock",
+        );
+    });
+}
+
+/// A layer that keeps answers is inside of one that locks.
+pub(crate) fn replay_inside_lock(route: &Route) {
+    isolated(|| {
+        tracing::warn!(
+            target: "tower_lock",
+            route = route.as_str(),
+            "a `ReplayLayer` is inside of a `LockLayer`: a retry gets its answer only when the lock is free. Add the \
+             `ReplayLayer` after it: `.route_layer(lock).route_layer(replay)`",
+        );
+    });
+}
+
+/// A layer that keeps answers has locks with a short lease.
+pub(crate) fn short_lease(lease: Duration, call_timeout: Duration) {
+    isolated(|| {
+        tracing::warn!(
+            target: "tower_lock",
+            "a `ReplayLayer` has locks with a lease of {lease:?}, and a call of the store may take {call_timeout:?}: after a \
+             few calls without a reply a record is lost, and a retry runs again. Set a lease of at least {RECORD_CALLS} \
+             call timeouts",
         );
     });
 }

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use crate::support::{Caller, LONG, environment};
 use tower_lock::{
-    LockKey,
+    LockKey, LockManager,
     store::{AcquireReply, Record, ReleaseReply},
 };
+use tower_lock_testkit::{limits, locks::lost_record_is_reported};
 
 const LEVELS: [&str; 3] = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"];
 const SERIALIZATION_FAILURE: &str = "40001";
@@ -257,4 +258,15 @@ async fn retry_during_the_release_gets_the_record() {
     let acquire = caller.acquire_unless_recorded(&key, &retry);
     let (reply, ()) = tokio::join!(acquire, environment.commit_when_awaited(&other));
     assert_eq!(reply, AcquireReply::Recorded(Record::new("paid", None)));
+}
+
+/// Guarantee: G18.
+#[tokio::test]
+async fn record_that_postgres_does_not_confirm_is_reported() {
+    let Some(environment) = environment().await else { return };
+    let store = environment.connect(environment.builder().call_timeout(limits::SHORT), &environment.url()).await;
+    let client = environment.client().await;
+    let stop = async || environment.run(&client, "BEGIN; LOCK TABLE {schema}.locks").await;
+    let go_on = async || environment.run(&client, "ROLLBACK").await;
+    lost_record_is_reported(LockManager::builder(store), stop, go_on).await;
 }

@@ -3,17 +3,19 @@
 use std::sync::Arc;
 
 use tower_lock::{
-    AcquisitionId, RedisStore,
+    AcquisitionId, LockManager, RedisStore,
     lock::OnceOutcome,
     store::{
         AcquireReply, AcquireRequest, AcquisitionIds, Demand, IfBusy, LockStore, Record, ReleaseReply, ReleaseRequest,
         StoreErrorKind,
     },
 };
-use tower_lock_testkit::locks::key;
-use tower_lock_testkit::store::{StoreExt, open_sink};
+use tower_lock_testkit::{
+    locks::{key, lost_record_is_reported},
+    store::{StoreExt, open_sink},
+};
 
-use crate::support::{self, Environment, LONG, environment};
+use crate::support::{self, Environment, LONG, environment, hasty};
 
 const RECORD: &str = "tower-lock:lock:r:{lock:k}";
 
@@ -121,4 +123,13 @@ async fn long_record_is_read_up_to_the_bounds() {
     environment.command(&["HSET", RECORD, "head", &longer]).await;
     let Ok(AcquireReply::Recorded(found)) = store.acquire_one(acquire(&other)).await else { panic!("no record") };
     assert!(found.head.is_empty(), "it stands, and is no answer");
+}
+
+/// Guarantee: G18.
+#[tokio::test]
+async fn record_that_redis_does_not_confirm_is_reported() {
+    let Some(environment) = environment().await else { return };
+    let redis = &environment.redis;
+    let locks = LockManager::builder(hasty().connect(&redis.url()).await.expect("it is up"));
+    lost_record_is_reported(locks, async || redis.freeze(), async || redis.thaw()).await;
 }

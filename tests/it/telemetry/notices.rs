@@ -5,18 +5,19 @@ use std::{future::IntoFuture, pin::pin, time::Duration};
 use axum::{
     Router,
     body::Body,
+    extract::DefaultBodyLimit,
     http::{Method, Request, StatusCode},
-    routing::{MethodRouter, get},
+    routing::{MethodRouter, get, post},
 };
 use futures_util::FutureExt;
 use tokio::{runtime::Builder, time::sleep};
 use tower::ServiceExt;
 use tower_lock::{
-    HeldLock, Lease, LockLayer, LockManager, MemoryStore, Owner, key,
-    test_util::{Fault, StoreOp},
+    HeldLock, Lease, LockKey, LockLayer, LockManager, MemoryStore, Owner, ReplayLayer, key,
+    test_util::{Fault, StoreOp, TestStore},
 };
 use tower_lock_testkit::{
-    app::fetch,
+    app::{fetch, post_json, send},
     locks::{one_key, store_and_locks},
     log::Log,
     wait::settle,
@@ -72,6 +73,53 @@ async fn lost_record_leaves_one_warning_with_its_key_and_token() {
     assert_eq!(is_logged(), 1, "{}", log.text());
     assert!(log.text().contains(&format!("fence={}\n", token.expect("it ran"))), "{}", log.text());
     assert_eq!(count(&log, "key=\"+once:~"), 2, "this warning, and one before it: {}", log.text());
+}
+
+/// Of a layer, and not of each request.
+#[tokio::test(start_paused = true)]
+async fn replay_layer_inside_of_a_lock_leaves_one_warning() {
+    let (_store, locks) = store_and_locks();
+    let log = Log::default();
+    let _listening = log.listen();
+    let (lock, replay) = (LockLayer::new(&locks, one_key()), ReplayLayer::new(&locks, key::fixed(("all",))));
+    let is_logged = || count(&log, "a `ReplayLayer` is inside of a `LockLayer`");
+    let inside = post(async || "done").route_layer(replay.clone()).route_layer(lock.clone());
+    let outside = post(async || "done").route_layer(lock).route_layer(replay);
+    let app = Router::new().route("/inside", inside).route("/outside", outside);
+    for (path, logged) in [("/outside", 0), ("/inside", 1), ("/inside", 1)] {
+        assert_eq!(post_json(&app, path, "1").await.status(), StatusCode::OK);
+        assert_eq!(is_logged(), logged, "{path}: {}", log.text());
+    }
+    assert!(log.text().contains("route=\"/inside\""), "{}", log.text());
+}
+
+#[test]
+fn replay_layer_with_a_short_lease_leaves_a_warning() {
+    let log = Log::default();
+    let _listening = log.listen();
+    for (lease, logged) in [(5, 0), (4, 1)] {
+        let store = TestStore::with_call_timeout(Duration::from_millis(500));
+        let locks = LockManager::builder(store).lease(Duration::from_secs(lease)).build();
+        let _ = ReplayLayer::new(&locks, key::fixed(("all",)));
+        assert_eq!(count(&log, "at least 10 call timeouts"), logged, "{lease}: {}", log.text());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn rejections_before_a_lock_name_their_setting() {
+    let (_store, locks) = store_and_locks();
+    let log = Log::default();
+    let _listening = log.listen();
+    let lock = LockLayer::new(&locks, one_key()).wait(Duration::from_secs(1));
+    let replay = ReplayLayer::new(&locks, key::from_parts(|_| None::<LockKey>)).required();
+    let app = Router::new()
+        .route("/large", post(async || "done").route_layer(lock).layer(DefaultBodyLimit::max(2)))
+        .route("/nobody", post(async || "done").route_layer(replay));
+    assert_eq!(post_json(&app, "/large", "123").await.status(), StatusCode::PAYLOAD_TOO_LARGE);
+    assert_eq!(count(&log, "`request_body(RequestBodyMode::Stream)`"), 1, "{}", log.text());
+    let request = Request::post("/nobody").header("idempotency-key", "\"a\"").body(Body::empty()).expect("a request");
+    assert_eq!(send(&app, request).await.status(), StatusCode::BAD_REQUEST);
+    assert_eq!(count(&log, "the scope of the `ReplayLayer` returned `None`"), 1, "{}", log.text());
 }
 
 /// One event is of the lock, and one of the request: that is in the span with its route.
