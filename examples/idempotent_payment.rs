@@ -9,6 +9,9 @@
 //! `mysql://..` or `postgres://..` with a feature of that name; default: SQLite in a temporary
 //! file, or in memory for the server) and `LOCK_URL` (`redis://localhost` or `postgres://..`, with
 //! such a feature: locks and records that all instances share; default: within this process).
+//!
+//! The service is the part above "the table". From the crate `support` it needs `ApiError` and, of
+//! `database`, `Dialect`, `check_fence`, `has_locks` and `last_id`.
 
 #![allow(clippy::disallowed_methods, reason = "a program with a runtime of its own, timed by a real clock")]
 

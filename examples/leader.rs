@@ -5,6 +5,9 @@
 //! cargo run --features redis --example leader                    # three processes
 //! cargo run --features redis --example leader -- --process ann   # one of them
 //! ```
+//!
+//! The part above "the demo" can be copied: of the crate `support` it has only the manager of the
+//! locks, which `LockManager::connect` makes.
 
 #![allow(clippy::disallowed_methods, reason = "a program with a runtime of its own, timed by a real clock")]
 

@@ -10,6 +10,9 @@
 //! `--features mysql`, or `postgres://..`; default: SQLite in memory), `LOCK_URL`
 //! (`redis://localhost` or `postgres://..`, with such a feature: locks that all instances share;
 //! default: locks within this process) and `MAIL_SERVER` (`down`: every mail fails).
+//!
+//! The part above "the table" can be copied: from the crate `support` it needs only `Dialect`, of
+//! `database`.
 
 #![allow(clippy::disallowed_methods, reason = "a program with a runtime of its own, timed by a real clock")]
 
