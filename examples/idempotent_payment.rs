@@ -54,7 +54,8 @@ CREATE TABLE IF NOT EXISTS payment_answer (
     answer MEDIUMBLOB NOT NULL
 )";
 
-/// After a crash a retry waits for the lease and the lock-delay, which is one second.
+/// After a crash a retry waits for the lease and the lock-delay, which is one second. The lease is
+/// short for the table, and the layer warns of it.
 const LEASE: Duration = Duration::from_secs(2);
 
 /// Longer than that.

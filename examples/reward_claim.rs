@@ -12,8 +12,8 @@
 //! instances share; default: locks within this process).
 //!
 //! The service is the part above "the table". From the crate `support` it needs `ApiError` and, of
-//! `database`, `Dialect`, `check_fence` and `last_id`. Leave `timed` and `THINK_TIME` out: they are for
-//! the table.
+//! `database`, `Dialect`, `check_fence` and `last_id`. Leave `timed` and `THINK_TIME` out: they are
+//! for the table.
 
 #![allow(clippy::disallowed_methods, reason = "a program with a runtime of its own, timed by a real clock")]
 

@@ -13,8 +13,8 @@
 //! instances share; default: locks within this process).
 //!
 //! The service is the part above "the table". From the crate `support` it needs `ApiError` and, of
-//! `database`, `Dialect` and `check_fence`. Leave `timed`, `worked` and `THINK_TIME` out: they are for
-//! the table.
+//! `database`, `Dialect` and `check_fence`. Leave `timed`, `worked` and `THINK_TIME` out: they are
+//! for the table.
 
 #![allow(clippy::disallowed_methods, reason = "a program with a runtime of its own, timed by a real clock")]
 

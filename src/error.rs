@@ -15,7 +15,9 @@ use crate::{
 #[non_exhaustive]
 pub enum LockError {
     /// Another owner holds the lock, and the call does not wait.
-    #[error("the lock is held by another owner, or blocked for the lock-delay ({lease_left:?} left at most)")]
+    #[error(
+        "the lock is held by another owner, or its key is blocked ({lease_left:?} left): `LockManager::inspect` shows by what"
+    )]
     Busy {
         /// The rest of the holder's lease. The holder may release sooner, or renew.
         lease_left: Duration,
@@ -90,7 +92,7 @@ pub enum LockLost {
     /// The deadline of the lock has passed without a successful renewal. The store may have granted
     /// the key to another owner.
     #[error(
-        "the lock was lost: its lease expired before a renewal succeeded (the store did not reply, or the process did not run)"
+        "the lock was lost: its lease expired before a renewal succeeded (the store did not reply, the process was stopped, or a handler blocked its thread)"
     )]
     Expired,
     /// The store reports another holder or none: an operator has

@@ -14,8 +14,8 @@
 //! - Each section of a key has a larger [`FencingToken`], so that a database can reject a stale
 //!   writer.
 //! - A request can lock up to 64 keys at once, all of them or none: [`key::all`].
-//! - A retry with the same `Idempotency-Key` gets the first answer: [`ReplayLayer`]. With PostgreSQL,
-//!   the answer and the check of the lock can be in the transaction of the handler.
+//! - A retry with the same `Idempotency-Key` gets the first answer: [`ReplayLayer`]. With
+//!   PostgreSQL, the answer and the check of the lock can be in the transaction of the handler.
 //! - Streams, disconnects, re-entrancy and graceful shutdown are handled.
 //!
 //! [`guide`] has one page per subject. Start with [which lock do I need?](guide::which_lock) or

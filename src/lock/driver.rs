@@ -71,7 +71,7 @@ pub(crate) struct Driver {
     /// nothing to the store.
     pub(super) created_in: ProcessMark,
     /// The leases that are requested of the store.
-    pub(crate) lease: LeaseBounds,
+    pub(super) lease: LeaseBounds,
     pub(super) order: LockOrder,
     store_warnings: ThrottledLog,
     background: Background,

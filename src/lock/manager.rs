@@ -18,11 +18,12 @@ use crate::{
     acquisition::AcquisitionIds,
     clock::Clock,
     error::LockError,
-    limits::{LEASE, LEASE_MAX, LEASE_MIN, LOCK_DELAY, MAX_DETACHED_HANDLERS},
+    limits::{LEASE, LEASE_MAX, LEASE_MIN, LOCK_DELAY, MAX_DETACHED_HANDLERS, RECORD_CALLS},
     lock_key::LockKey,
     owner::Owner,
     policy::LockPolicy,
-    process, proto,
+    process,
+    proto::{self, lease::LeaseBounds},
     store::{
         self, ConnectError, ForceReleaseReply, ForceReleaseRequest, KeyStatus, ListReply, ListRequest, LockStore,
         NamedStore, StoreError, StoreErrorKind, StoreFuture,
@@ -423,6 +424,15 @@ impl LockManager {
 
     pub(crate) fn driver(&self) -> &Arc<Driver> {
         &self.handle.driver
+    }
+
+    /// Warns of a lease that is over after a few calls without a reply. A store whose calls take no
+    /// time leaves no record pending.
+    pub(crate) fn check_record_lease(&self) {
+        let LeaseBounds { longest, call_timeout } = self.driver().lease;
+        if longest < call_timeout * RECORD_CALLS && self.driver().store.free_keys().is_none() {
+            notice::short_lease(longest, call_timeout);
+        }
     }
 
     /// Why the store keeps no records, in its own words: the error of this operation. `None`: it

@@ -56,7 +56,7 @@ pub struct LockStatus {
     /// no record.
     pub record_left: Option<Duration>,
     /// The open transaction that has checked the fence of the key, and keeps it from the next
-    /// holder: `the transaction of process 4711`, in a [`PostgresStore`](crate::PostgresStore). The
+    /// holder: `the transaction of backend 4711`, in a [`PostgresStore`](crate::PostgresStore). The
     /// transaction may have outlived its lock: the key is then free, and not granted.
     pub kept_by: Option<String>,
     /// The number of processes in the queue of the store. The process of the holder is not counted,
@@ -197,8 +197,8 @@ mod tests {
                 "free, recorded for another 86399.001s, 0 processes waiting, 2 calls waiting here",
             ),
             (
-                LockStatus { kept_by: Some("the transaction of process 7".to_owned()), ..state(None, None, ms(0), 0) },
-                "free, kept by the transaction of process 7, 0 processes waiting, 2 calls waiting here",
+                LockStatus { kept_by: Some("the transaction of backend 7".to_owned()), ..state(None, None, ms(0), 0) },
+                "free, kept by the transaction of backend 7, 0 processes waiting, 2 calls waiting here",
             ),
             (
                 LockStatus { holder_connected: Some(false), ..state(Some("api-7:5a:2"), Some(0), ms(500), 0) },

@@ -11,8 +11,9 @@ use crate::{
     },
 };
 
-const BODY_TOO_LARGE: &str = "its body is longer than the `DefaultBodyLimit` of the route (2 MiB if none is set), or than 64 \
-                              MiB. With `request_body(RequestBodyMode::Stream)` the layer reads no body before the lock";
+const BODY_TOO_LARGE: &str = "its body is longer than the `DefaultBodyLimit` outside of the layer (2 MiB if there is none), or \
+                              than 64 MiB. With `request_body(RequestBodyMode::Stream)` a `LockLayer` reads no body before \
+                              the lock; a `ReplayLayer` always does";
 const NO_SCOPE: &str = "the scope of the `ReplayLayer` returned `None`, and the layer requires a key";
 
 impl KeyRejection {

@@ -51,7 +51,8 @@ pub(super) type FindAnswer = dyn Fn(LockKey) -> FoundAnswer + Send + Sync;
 pub(super) type FoundAnswer = Pin<Box<dyn Future<Output = Result<Option<Bytes>, BoxError>> + Send>>;
 
 impl<K> ReplayConfig<K> {
-    /// Warns once of a lock layer outside of this one: a retry has no answer before it has the lock.
+    /// Warns once of a lock layer outside of this one: a retry waits for the lock before it gets
+    /// its answer.
     pub(super) fn check_position(&self, extensions: &Extensions, route: &Route) {
         let is_inside = extensions.get::<HeldLock>().is_some() || extensions.get::<HeldLocks>().is_some();
         if is_inside && !self.has_warned.swap(true, Relaxed) {

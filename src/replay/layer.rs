@@ -17,14 +17,12 @@ use crate::{
         KeyRejection, KeySource, OneKey,
         fields::field::{Field, header},
     },
-    limits::{KEEP_FOR, KEEP_UP_TO, KEEP_UP_TO_MAX, RECORD_CALLS, check_keep_for},
+    limits::{KEEP_FOR, KEEP_UP_TO, KEEP_UP_TO_MAX, check_keep_for},
     lock::LockManager,
     lock_key::LockKey,
     middleware::config::RouteConfig,
     policy::{LockPolicy, OnDisconnect, OnLost, ReleaseAt},
-    proto::lease::LeaseBounds,
     rejection::{OnReject, Rejection},
-    telemetry::notice,
 };
 
 /// Layer that sends the answer of the first request to each of its retries.
@@ -144,10 +142,7 @@ impl<K: KeySource<Keys: OneKey>> ReplayLayer<K> {
         if let Some(error) = locks.records_refused("replay") {
             panic!("a `ReplayLayer` needs a store that keeps records: {error:?}");
         }
-        let LeaseBounds { longest: lease, call_timeout } = locks.driver().lease;
-        if lease < call_timeout.saturating_mul(RECORD_CALLS) {
-            notice::short_lease(lease, call_timeout);
-        }
+        locks.check_record_lease();
         // Not inherited: they would keep the answer from being recorded.
         let policy = LockPolicy::new()
             .wait(Duration::ZERO)

@@ -319,6 +319,9 @@ fn reject<K, B>(
     if let Some(result) = rejection.replay_result() {
         count(context, span, result);
     }
+    if let Some(span) = span {
+        span.rejected_by_record(&rejection);
+    }
     let mut response = context.on_reject().respond(rejection);
     if let Some(docs) = &config.docs {
         docs.add_to(&mut response);

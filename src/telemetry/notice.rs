@@ -22,7 +22,7 @@ pub(crate) fn dropped_guard(key: &LockKey, fence: FencingToken) {
             target: "tower_lock",
             key = key.redacted(),
             fence = fence.as_u64(),
-            "a guard was dropped, and not released: its key stays blocked for the lock-delay",
+            "a guard was dropped, and not released: its key stays blocked for the lock-delay. `let _ =` drops a guard at once",
         );
     });
 }
@@ -56,8 +56,8 @@ pub(crate) fn short_lease(lease: Duration, call_timeout: Duration) {
         tracing::warn!(
             target: "tower_lock",
             "a `ReplayLayer` has locks with a lease of {lease:?}, and a call of the store may take {call_timeout:?}: after a \
-             few calls without a reply a record is lost, and a retry runs again. Set a lease of at least {RECORD_CALLS} \
-             call timeouts",
+             few calls without a reply a record is lost, and a retry runs again. Set a lease of at least {:?}",
+            call_timeout * RECORD_CALLS,
         );
     });
 }

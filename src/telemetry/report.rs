@@ -37,7 +37,8 @@ impl Report {
                     LockLost::Revoked => "it was revoked (`force_release`), or the store has lost its data",
                     LockLost::HoldLimitReached => "its hold limit was reached (`max_hold` or a fixed lease)",
                     _ => {
-                        "its lease expired, and no renewal was confirmed: the store did not reply, or the process did not run"
+                        "its lease expired, and no renewal was confirmed: the store did not reply, the process was stopped, or a \
+                          handler blocked its thread"
                     }
                 };
                 warn!(

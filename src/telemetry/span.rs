@@ -139,6 +139,11 @@ impl LockSpan {
         self.span.record("replay", result);
     }
 
+    /// The request was granted its lock, and the record of its key answers it.
+    pub(crate) fn rejected_by_record(&self, reason: &dyn Display) {
+        tracing::debug!(target: "tower_lock", parent: &self.span, "request rejected: {reason}");
+    }
+
     pub(crate) fn lost(&self, why: LockLost) {
         self.result(if why == LockLost::HoldLimitReached { "hold_limit_reached" } else { "lost" });
         tracing::warn!(target: "tower_lock", parent: &self.span, "request aborted: {why}");

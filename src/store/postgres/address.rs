@@ -74,7 +74,11 @@ impl Address {
         let config = |url: &str| {
             let config = url.parse::<Config>();
             config.map_err(|_| {
-                invalid("a parameter is unknown, or user, password, host or port has a character that is not escaped")
+                invalid(
+                    "a parameter is unknown (known are `schema`, `migrate`, `connections`, `events_url`, `sslmode`, \
+                     `sslrootcert`, `sslcert`, `sslkey` and most of libpq), or user, password, host or port has a \
+                     character that is not escaped",
+                )
             })
         };
         let all = config(&rest)?;
@@ -136,7 +140,7 @@ impl OwnParameters {
                 }
                 ("sslmode", "disable" | "allow" | "prefer") => own.requires_tls = false,
                 ("sslmode", "require" | "verify-ca" | "verify-full") => own.requires_tls = true,
-                ("sslmode", _) => return Err(invalid("its parameter `sslmode` is none of libpq")),
+                ("sslmode", _) => return Err(invalid("the value of its parameter `sslmode` is none of libpq")),
                 ("prefix", _) => {
                     return Err(invalid("its parameter `prefix` is one of Redis: `schema` separates two applications"));
                 }

@@ -135,10 +135,15 @@ impl PostgresStoreBuilder {
     ///
     /// ```no_run
     /// # use tower_lock::{PostgresStore, store::{Credentials, PostgresConnectError}};
-    /// # async fn token() -> std::io::Result<String> { Ok(String::new()) }
-    /// # async fn connect() -> Result<PostgresStore, PostgresConnectError> {
+    /// # #[derive(Clone)] struct Vault;
+    /// # impl Vault { async fn token(&self) -> std::io::Result<String> { Ok(String::new()) } }
+    /// # async fn connect(vault: Vault) -> Result<PostgresStore, PostgresConnectError> {
+    /// let credentials = move || {
+    ///     let vault = vault.clone();
+    ///     async move { Ok(Credentials::new("locks", vault.token().await?)) }
+    /// };
     /// PostgresStore::builder()
-    ///     .credentials(async || Ok(Credentials::new("locks", token().await?)))
+    ///     .credentials(credentials)
     ///     .connect("postgres://db.internal/app?sslmode=verify-full")
     ///     .await
     /// # }

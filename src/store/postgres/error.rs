@@ -106,8 +106,8 @@ pub enum PostgresConnectError {
     /// user of the store.
     #[error(
         "the schema `{schema}` at {address}, or a table or a function in it, belongs to the role `{owner}`, of which user \
-         `{user}` is not a member: if the role is trusted, a superuser executes GRANT \"{owner}\" TO \"{user}\"; otherwise \
-         the schema was made by another program: DROP SCHEMA {schema} CASCADE, and let a trusted role make it"
+         `{user}` is not a member: connect as the user of the locks, or let a superuser execute GRANT \"{owner}\" TO \"{user}\" if \
+         the role is trusted, or choose another schema"
     )]
     OtherOwner {
         /// Host and port, or the path of a socket.
@@ -273,7 +273,9 @@ impl CallError {
                 }
                 None => (Unavailable, "is the server up, and the address correct?"),
             },
-            Self::Link(LinkError::ConnectTimeout) => (Unavailable, "is the server up, and the address correct?"),
+            Self::Link(LinkError::ConnectTimeout) => {
+                (Unavailable, "is the server up, and the address correct, does `credentials` return?")
+            }
             Self::Login(_) => (Unavailable, LOGIN_HINT),
             Self::Closed | Self::NotListening => (Unavailable, ""),
             Self::Link(LinkError::NoReply) => (Timeout, "is the server overloaded, or is its disk slow?"),

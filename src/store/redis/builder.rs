@@ -134,10 +134,15 @@ impl RedisStoreBuilder {
     ///
     /// ```no_run
     /// # use tower_lock::{RedisStore, store::{Credentials, RedisConnectError}};
-    /// # async fn token() -> std::io::Result<String> { Ok(String::new()) }
-    /// # async fn connect() -> Result<RedisStore, RedisConnectError> {
+    /// # #[derive(Clone)] struct Vault;
+    /// # impl Vault { async fn token(&self) -> std::io::Result<String> { Ok(String::new()) } }
+    /// # async fn connect(vault: Vault) -> Result<RedisStore, RedisConnectError> {
+    /// let credentials = move || {
+    ///     let vault = vault.clone();
+    ///     async move { Ok(Credentials::new("locks", vault.token().await?)) }
+    /// };
     /// RedisStore::builder()
-    ///     .credentials(async || Ok(Credentials::new("locks", token().await?)))
+    ///     .credentials(credentials)
     ///     .connect("rediss://cache.internal:6379")
     ///     .await
     /// # }

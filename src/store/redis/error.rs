@@ -259,9 +259,7 @@ impl CallError {
                 error.code().and_then(classify_code).unwrap_or_else(|| classify_kind(error))
             }
             Self::Pool(_) => (Unavailable, "is the pool closed, or too small for all its users?"),
-            Self::ConnectTimeout => {
-                (Timeout, "is the server up, does a firewall drop packets, does the pool have a free connection?")
-            }
+            Self::ConnectTimeout => (Timeout, CONNECT_HINT),
             Self::NoReply => (Timeout, NO_REPLY_HINT),
             Self::SelfTestFailed(_) => (StoreErrorKind::Refused, ""),
             Self::NotSubscribed => (
@@ -289,6 +287,8 @@ impl CallError {
 
 /// The code of an error of the function of the user.
 pub(super) const LOGIN_FAILED: &str = "NOCREDENTIALS";
+const CONNECT_HINT: &str =
+    "is the server up, does a firewall drop packets, does the pool have a free connection, does `credentials` return?";
 const CLIENTS_HINT: &str = "raise `maxclients`, or find the client with too many connections (`CLIENT LIST`)";
 const NO_REPLY_HINT: &str = "is the server stopped, overloaded, or busy with a slow command (`SLOWLOG GET`)?";
 const PERMISSION_HINT: &str = "{user} lacks a permission: docs/guide/redis-in-production.md has the minimal ACL";
@@ -296,7 +296,7 @@ const PERMISSION_HINT: &str = "{user} lacks a permission: docs/guide/redis-in-pr
 const NO_PASSWORD_HINT: &str = "the server requires a password, and the URL has none: write `:password@` or \
      `user:password@` before the host";
 const PASSWORD_HINT: &str = "the server refused {user}: does this user exist, is it on (`ACL LIST`), and is its password correct? \
-     `@`, `#`, `/`, `?` and `%` in a URL must be encoded";
+     `@`, `#`, `/`, `?`, `%` and `,` in a URL must be encoded";
 const MEMORY_HINT: &str = "raise `maxmemory`, or remove other data; held locks can still be renewed and released";
 const TYPE_HINT: &str = "the name of a lock is used by other data: check its `TYPE`, or choose another prefix";
 const DISK_HINT: &str = "it cannot save and accepts no writes: is its disk full? its log has the reason";
@@ -383,6 +383,7 @@ fn is_unsent(error: &RedisError) -> bool {
 /// The text of a Redis error: the code first, as the server sent it.
 fn redis_message(error: &RedisError) -> String {
     match (error.kind(), error.code()) {
+        (_, Some(LOGIN_FAILED)) => error.detail().unwrap_or_default().to_owned(),
         (ErrorKind::Server(_) | ErrorKind::Extension, Some(code)) => {
             escape_control(&format!("{code} {}", error.detail().unwrap_or_default()))
         }

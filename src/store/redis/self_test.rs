@@ -142,7 +142,9 @@ impl Server {
 
     fn permission_denied(&self, mut refusals: Vec<String>) -> SelfTestError {
         let (address, user) = (self.address.clone(), self.user.clone());
-        refusals.push(format!("keys and channels of this prefix are `{}`", self.keyspace.acl_patterns()));
+        for refusal in refusals.iter_mut().filter(|refusal| ["key", "channel"].iter().any(|of| refusal.contains(of))) {
+            *refusal += &format!(" (the ACL needs `{}`)", self.keyspace.acl_patterns());
+        }
         RedisConnectError::PermissionDenied { address, user, refusals }.into()
     }
 }

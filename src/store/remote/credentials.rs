@@ -28,8 +28,9 @@ type LoginFuture = BoxFuture<'static, Result<Credentials, BoxError>>;
 #[error("the function `credentials` failed: {}", error_chain(&**.0))]
 pub(crate) struct LoginError(BoxError);
 
-pub(crate) const LOGIN_HINT: &str = "does the service reply that gives the password?";
-pub(crate) const TWO_LOGINS: &str = "it has a user or a password, and the builder has a function for both";
+pub(crate) const LOGIN_HINT: &str = "does the service that gives the password reply?";
+pub(crate) const TWO_LOGINS: &str =
+    "user and password come from `credentials` of the builder: remove them from the URL";
 
 impl Credentials {
     /// Creates credentials of this user with this password.

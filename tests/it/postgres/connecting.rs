@@ -164,7 +164,10 @@ async fn each_connect_asks_for_user_and_password() {
     until("the next one counts", async || locks.health().await.is_ok()).await;
     locks.try_lock(key()).await.expect("free").release().await.expect("held");
     let error = builder().connect(&environment.url()).await.expect_err("two users");
-    assert!(matches!(&error, PostgresConnectError::InvalidUrl(defect) if defect.contains("a function")), "{error:?}");
+    assert!(
+        matches!(&error, PostgresConnectError::InvalidUrl(defect) if defect.contains("`credentials`")),
+        "{error:?}"
+    );
 }
 
 /// Each pooler has a code of its own for it.

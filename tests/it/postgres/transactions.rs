@@ -56,7 +56,7 @@ async fn inspect_names_the_transaction_that_keeps_a_key() {
     locks.force_release(key.clone()).await.expect("it is up");
     until("the lock-delay has passed", async || {
         let status = locks.inspect(key.clone()).await.expect("it is up").to_string();
-        status.starts_with(&format!("free, kept by the transaction of process {pid}, "))
+        status.starts_with(&format!("free, kept by the transaction of backend {pid}, "))
     })
     .await;
     environment.run(&writer, "COMMIT").await;

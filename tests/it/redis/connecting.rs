@@ -234,7 +234,7 @@ async fn each_connect_asks_for_user_and_password() {
         async move { Ok(Credentials::new("ann", token.ok_or("no token")?)) }
     });
     let error = builder.clone().connect(&url).await.expect_err("two passwords");
-    assert!(whole(&error).contains("the builder has a function for both"), "{error:?}");
+    assert!(whole(&error).contains("`credentials` of the builder"), "{error:?}");
     let locks = LockManager::new(builder.connect(&format!("redis://{}", redis.address())).await.expect("its password"));
     pass(&locks).await;
     set_password(">second").await;
@@ -354,6 +354,9 @@ async fn missing_rights_of_the_smallest_acl_are_named() {
             (_, other) => panic!("without {command}: {other:?}"),
         }
     }
+    let rest: Vec<_> = rules.iter().filter(|rule| !rule.starts_with('&')).cloned().collect();
+    let error = whole(&limits::redis().connect(&user(&environment.redis, &rest).await).await.expect_err("no channel"));
+    assert!(error.contains("(the ACL needs `~lock:* ~tower-lock:lock:* &tower-lock:lock:in:*`)"), "{error}");
 }
 
 /// A script declares all its keys: Redis refuses it before it begins.

@@ -101,25 +101,36 @@ fn replay_layer_with_a_short_lease_leaves_a_warning() {
         let store = TestStore::with_call_timeout(Duration::from_millis(500));
         let locks = LockManager::builder(store).lease(Duration::from_secs(lease)).build();
         let _ = ReplayLayer::new(&locks, key::fixed(("all",)));
-        assert_eq!(count(&log, "at least 10 call timeouts"), logged, "{lease}: {}", log.text());
+        assert_eq!(count(&log, "Set a lease of at least 5s"), logged, "{lease}: {}", log.text());
     }
+    let in_memory = LockManager::builder(MemoryStore::new()).lease(Duration::from_secs(2)).build();
+    let _ = ReplayLayer::new(&in_memory, key::fixed(("all",)));
+    assert_eq!(count(&log, "Set a lease"), 1, "its calls take no time");
 }
 
 #[tokio::test(start_paused = true)]
-async fn rejections_before_a_lock_name_their_setting() {
+async fn each_rejection_leaves_an_event_with_its_reason() {
     let (_store, locks) = store_and_locks();
     let log = Log::default();
     let _listening = log.listen();
     let lock = LockLayer::new(&locks, one_key()).wait(Duration::from_secs(1));
     let replay = ReplayLayer::new(&locks, key::from_parts(|_| None::<LockKey>)).required();
+    let everyone = ReplayLayer::new(&locks, key::fixed(("all",)));
     let app = Router::new()
         .route("/large", post(async || "done").route_layer(lock).layer(DefaultBodyLimit::max(2)))
-        .route("/nobody", post(async || "done").route_layer(replay));
+        .route("/nobody", post(async || "done").route_layer(replay))
+        .route("/everyone", post(async || "done").route_layer(everyone));
     assert_eq!(post_json(&app, "/large", "123").await.status(), StatusCode::PAYLOAD_TOO_LARGE);
     assert_eq!(count(&log, "`request_body(RequestBodyMode::Stream)`"), 1, "{}", log.text());
-    let request = Request::post("/nobody").header("idempotency-key", "\"a\"").body(Body::empty()).expect("a request");
-    assert_eq!(send(&app, request).await.status(), StatusCode::BAD_REQUEST);
+    let post = async |path, body: &'static str| {
+        let request = Request::post(path).header("idempotency-key", "\"a\"").body(Body::from(body));
+        send(&app, request.expect("a request")).await.status()
+    };
+    assert_eq!(post("/nobody", "1").await, StatusCode::BAD_REQUEST);
     assert_eq!(count(&log, "the scope of the `ReplayLayer` returned `None`"), 1, "{}", log.text());
+    assert_eq!(post("/everyone", "1").await, StatusCode::OK);
+    assert_eq!(post("/everyone", "2").await, StatusCode::UNPROCESSABLE_ENTITY);
+    assert_eq!(count(&log, "request rejected: Idempotency key"), 1, "{}", log.text());
 }
 
 /// One event is of the lock, and one of the request: that is in the span with its route.

@@ -480,7 +480,7 @@ async fn each_rejection_is_one_event_in_its_span() {
         ("/hides", r#"{"id":7}"#, "locked", Some("0.0"), "held by another owner"),
         ("/waits", r#"{"id":7}"#, "timed_out", Some("2"), ""),
         ("/waits", r#"{"id":"x"}"#, "invalid_key", None, "extractor `Json<Claim>` of the key function rejected"),
-        ("/field", r#"{"id":"07"}"#, "invalid_key", None, "cannot be derived: JSON field `id` is a number in non-"),
+        ("/field", r#"{"id":"07"}"#, "invalid_key", None, "rejected: JSON field `id` is a number in non-"),
     ] {
         post_json(&app, path, body).await;
         let span = recorder.last();

@@ -388,8 +388,8 @@ BEGIN
 END
 $$;
 
--- inspect: the holder of a key, the remaining lease, the number of waiters, the record, and the open
--- transaction that has checked its fence. Changes nothing.
+-- inspect: the holder of a key, the remaining lease, the number of waiters, the record, and the
+-- open transaction that has checked its fence. Changes nothing.
 CREATE OR REPLACE FUNCTION {schema}.inspect(of_key text) RETURNS TABLE (
   key text, holder text, fence bigint, since_us bigint, left_us bigint, waiting bigint, record_left_us bigint,
   kept_by text
@@ -415,7 +415,7 @@ BEGIN
       (SELECT count(*) FROM {schema}.waiters w WHERE w.key = of_key AND w.until > t),
       (SELECT {schema}.us(r.until) - {schema}.us(t) FROM {schema}.records r WHERE r.key = of_key AND r.until > t),
       CASE WHEN lockers IS NOT NULL THEN (
-        SELECT min(coalesce('the transaction of process ' || x.pid, 'a prepared transaction'))
+        SELECT min(coalesce('the transaction of backend ' || x.pid, 'a prepared transaction'))
         FROM pg_locks x WHERE x.locktype = 'transactionid' AND x.granted AND x.transactionid = ANY (lockers)
       ) END
     FROM (SELECT) always LEFT JOIN {schema}.locks l ON l.key = of_key AND l.until > t;

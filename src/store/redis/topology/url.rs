@@ -38,7 +38,7 @@ pub(crate) enum UrlKind {
 }
 
 const UNENCODED: &str =
-    "`@`, `#`, `/`, `?` and `%` in a user or a password must be encoded: `%40`, `%23`, `%2F`, `%3F` and `%25`";
+    "`@`, `#`, `/`, `?`, `%` and `,` in a user or a password must be encoded: `%40`, `%23`, `%2F`, `%3F`, `%25`, `%2C`";
 
 impl<'a> ServerUrl<'a> {
     /// Fails with the defect of the URL.
