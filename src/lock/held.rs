@@ -64,7 +64,8 @@ impl HeldLock {
     /// Returns the id of the acquisition. Together with the fencing token, it proves this lock to
     /// the functions of a `PostgresStore` that check a fence.
     ///
-    /// The id has a random part. Do not send it to a client.
+    /// The id has a random part, which all ids of this process have in common. Do not send it to a
+    /// client.
     #[must_use]
     pub fn acquisition_id(&self) -> &AcquisitionId {
         &self.section.grant.id

@@ -55,9 +55,9 @@ pub struct LockStatus {
     /// its work, or a [`ReplayLayer`](crate::ReplayLayer) has kept an answer. `None` if the key has
     /// no record.
     pub record_left: Option<Duration>,
-    /// The open transaction that has checked the fence of the key, and keeps it from the next
-    /// holder: `the transaction of backend 4711`, in a [`PostgresStore`](crate::PostgresStore). The
-    /// transaction may have outlived its lock: the key is then free, and not granted.
+    /// The open transaction that keeps a key without a holder from the next one, because it has
+    /// checked the fence and has outlived the lock: `the transaction of backend 4711`, in a
+    /// [`PostgresStore`](crate::PostgresStore).
     pub kept_by: Option<String>,
     /// The number of processes in the queue of the store. The process of the holder is not counted,
     /// even if calls wait in it.

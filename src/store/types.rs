@@ -239,7 +239,7 @@ pub struct KeyStatus {
     pub waiting: usize,
     /// The remaining time of the [`Record`] of the key. `None`: the key has none.
     pub record_left: Option<Duration>,
-    /// The transaction of an application that keeps the key from its next holder, in words.
+    /// The transaction of an application that keeps a key without a holder, in words.
     /// [`inspect`](LockStore::inspect) of a store without such transactions, and a list, have none.
     pub kept_by: Option<String>,
 }

@@ -129,8 +129,9 @@ impl PostgresStoreBuilder {
     /// Use it for passwords that end, such as the tokens of RDS, which are valid for 15 minutes. A
     /// connection keeps its login. [`connect_timeout`](Self::connect_timeout) includes the call. If
     /// the function fails, the connect fails, and is repeated. Several connects may call the
-    /// function at the same time: keep a token while it is valid. With a user or a password in the
-    /// URL, or in that of [`events_url`](Self::events_url), connecting fails with
+    /// function at the same time: keep a token while it is valid. The function must not block its
+    /// thread. With a user or a password in the URL, or in that of
+    /// [`events_url`](Self::events_url), connecting fails with
     /// [`PostgresConnectError::InvalidUrl`].
     ///
     /// ```no_run

@@ -81,7 +81,10 @@ impl Connector {
     pub(super) async fn open(&self) -> Result<(Client, Connection<Socket, Stream>), CallError> {
         let (first, mut failure) = (self.first.load(Ordering::Relaxed), CallError::from(LinkError::ConnectTimeout));
         let login = match &self.login {
-            Some(login) => Some(login.get().await?),
+            Some(login) => {
+                let asked = timeout(self.timeouts.connect, login.get()).await;
+                Some(asked.map_err(|_| LinkError::ConnectTimeout)??)
+            }
             None => None,
         };
         for at in (first..self.configs.len()).chain(0..first) {

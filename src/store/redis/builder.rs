@@ -128,9 +128,9 @@ impl RedisStoreBuilder {
     /// Use it for passwords that end, such as the tokens of ElastiCache, which are valid for 15
     /// minutes. A connection keeps its login. [`connect_timeout`](Self::connect_timeout) includes
     /// the call. If the function fails, the connect fails, and is repeated. Several connects may
-    /// call the function at the same time: keep a token while it is valid. The passwords of
-    /// sentinels stay those of the URL. With a user or a password in the URL, connecting fails with
-    /// [`RedisConnectError::InvalidUrl`].
+    /// call the function at the same time: keep a token while it is valid. The function must not
+    /// block its thread. The passwords of sentinels stay those of the URL. With a user or a
+    /// password in the URL, connecting fails with [`RedisConnectError::InvalidUrl`].
     ///
     /// ```no_run
     /// # use tower_lock::{RedisStore, store::{Credentials, RedisConnectError}};

@@ -36,7 +36,7 @@ pub enum RedisConnectError {
     #[error("TLS to Redis: {0}")]
     InvalidTls(String),
     /// The prefix is not 1 to 64 characters of `[A-Za-z0-9._-]`, or it is `tower-lock`.
-    #[error("invalid prefix `{0}`: a prefix is 1 to 64 of [A-Za-z0-9._-], and not `tower-lock`")]
+    #[error("invalid prefix `{}`: a prefix is 1 to 64 of [A-Za-z0-9._-], and not `tower-lock`", .0.escape_debug())]
     InvalidPrefix(String),
     /// A timeout of the builder is out of range.
     #[error("`{setting}` is {value:?}, but must be {}", timeout_range(.setting))]

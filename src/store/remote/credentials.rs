@@ -1,9 +1,9 @@
 //! User and password of a connection that change. Cloud services give passwords that end after some
 //! minutes: a new connection needs the one of that moment.
 
-use std::{fmt, future::Future, sync::Arc};
+use std::{error::Error, fmt, future::Future, panic::AssertUnwindSafe, sync::Arc};
 
-use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, future::BoxFuture};
 use tower::BoxError;
 
 use crate::store::error::error_chain;
@@ -25,12 +25,19 @@ type LoginFuture = BoxFuture<'static, Result<Credentials, BoxError>>;
 
 /// The function has failed.
 #[derive(Debug, thiserror::Error)]
-#[error("the function `credentials` failed: {}", error_chain(&**.0))]
+#[error("the function `credentials` failed: {}", shown(&**.0))]
 pub(crate) struct LoginError(BoxError);
 
+/// The characters of an error that are shown.
+const MAX_ERROR_CHARS: usize = 1_000;
 pub(crate) const LOGIN_HINT: &str = "does the service that gives the password reply?";
 pub(crate) const TWO_LOGINS: &str =
     "user and password come from `credentials` of the builder: remove them from the URL";
+
+/// The text of an error of the application, which may have a whole page of a service.
+fn shown(error: &(dyn Error + 'static)) -> String {
+    error_chain(error).chars().take(MAX_ERROR_CHARS).collect()
+}
 
 impl Credentials {
     /// Creates credentials of this user with this password.
@@ -48,8 +55,11 @@ impl Login {
         Self(Arc::new(move || Box::pin(function())))
     }
 
+    /// A panic is an error: the task that connects would end without a result, and another one
+    /// would begin at once.
     pub(crate) async fn get(&self) -> Result<Credentials, LoginError> {
-        (self.0)().await.map_err(LoginError)
+        let call = AssertUnwindSafe(async { (self.0)().await });
+        call.catch_unwind().await.unwrap_or_else(|_| Err("it panicked".into())).map_err(LoginError)
     }
 }
 

@@ -60,7 +60,19 @@ async fn inspect_names_the_transaction_that_keeps_a_key() {
     })
     .await;
     environment.run(&writer, "COMMIT").await;
-    assert_eq!(locks.inspect(key).await.expect("it is up").kept_by, None);
+    let keeper = async |key: &LockKey| locks.inspect(key.clone()).await.expect("it is up").kept_by;
+    assert_eq!(keeper(&key).await, None);
+    // The part of a transaction under a savepoint has an id of its own.
+    let (second, third) = (caller.id(), LockKey::from(("third",)));
+    let fence = caller.granted(&third, &second, LONG).await;
+    environment.run(&writer, "BEGIN; SAVEPOINT part").await;
+    assert_eq!(environment.check_fence(&writer, &third, fence).await, Ok(()));
+    environment.run(&writer, "RELEASE part").await;
+    assert_eq!(keeper(&third).await, None, "it has a holder");
+    assert_eq!(caller.release(&third, &second, Duration::ZERO).await, ReleaseReply::Freed);
+    assert_eq!(keeper(&third).await.as_deref(), Some("an open transaction"));
+    environment.run(&writer, "COMMIT").await;
+    assert_eq!(keeper(&third).await, None);
 }
 
 #[tokio::test]

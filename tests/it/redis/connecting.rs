@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::join_all;
 use tokio::{
     io::{AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::TcpListener,
@@ -228,10 +229,15 @@ async fn each_connect_asks_for_user_and_password() {
     };
     set_password(">first").await;
     let token = Arc::new(Mutex::new(Some("first")));
-    let current = Arc::clone(&token);
-    let builder = limits::redis().credentials(move || {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let (current, asked) = (Arc::clone(&token), Arc::clone(&calls));
+    let builder = hasty().credentials(move || {
         let token = *current.lock().expect("no panic");
-        async move { Ok(Credentials::new("ann", token.ok_or("no token")?)) }
+        asked.fetch_add(1, SeqCst);
+        async move {
+            assert_ne!(token, Some("bug"), "a bug");
+            Ok(Credentials::new("ann", token.ok_or("no token")?))
+        }
     });
     let error = builder.clone().connect(&url).await.expect_err("two passwords");
     assert!(whole(&error).contains("`credentials` of the builder"), "{error:?}");
@@ -245,6 +251,13 @@ async fn each_connect_asks_for_user_and_password() {
     until("the first one opens none", async || fails_with("the server refused the user of `credentials`").await).await;
     *token.lock().expect("no panic") = None;
     until("the function fails", async || fails_with("the function `credentials` failed: no token").await).await;
+    *token.lock().expect("no panic") = Some("bug");
+    until("a panic is an error", async || fails_with("the function `credentials` failed: it panicked").await).await;
+    let before = calls.load(SeqCst);
+    let call = || async { locks.try_lock(key()).await.expect_err("a bug") };
+    join_all((0..100).map(|_| call())).await;
+    let more = calls.load(SeqCst) - before;
+    assert!(more < 100, "{more}: callers share a connect, and there is a pause before the next one");
     *token.lock().expect("no panic") = Some("second");
     until("the next one counts", async || locks.try_lock(key()).await.is_ok()).await;
 }

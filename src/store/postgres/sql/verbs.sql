@@ -398,26 +398,37 @@ LANGUAGE plpgsql {settings} AS $$
 #variable_conflict use_column
 DECLARE
   t timestamptz := clock_timestamp();
-  lockers xid[];
+  locker xid;
+  members xid[];
+  next_id bigint;
+  keeper text;
 BEGIN
-  -- The transaction that has locked the row last, or the number of a group of them.
-  SELECT ARRAY[l.xmax] INTO lockers FROM {schema}.locks l WHERE l.key = of_key AND l.xmax <> '0';
+  -- Of a key without a holder: the transaction that has locked its row last, or the number of a
+  -- group of them.
+  SELECT l.xmax INTO locker FROM {schema}.locks l
+    WHERE l.key = of_key AND l.xmax <> '0' AND (l.holder IS NULL OR l.until <= t);
   IF FOUND THEN
     BEGIN
-      lockers := lockers || ARRAY(SELECT m.xid FROM pg_get_multixact_members(lockers[1]) m);
+      members := ARRAY(SELECT m.xid FROM pg_get_multixact_members(locker) m);
     EXCEPTION WHEN OTHERS THEN
       -- There is no group with this number.
       NULL;
     END;
+    next_id := txid_snapshot_xmax(txid_current_snapshot());
+    -- A group with this number is meant, if one of it is in progress. The part of a transaction
+    -- under a savepoint has an id of its own, and no lock.
+    SELECT CASE WHEN x.transactionid IS NULL THEN 'an open transaction'
+        ELSE coalesce('the transaction of backend ' || x.pid, 'a prepared transaction') END INTO keeper
+      FROM unnest(members || locker) WITH ORDINALITY one (id, n)
+      LEFT JOIN pg_locks x ON x.locktype = 'transactionid' AND x.granted AND x.transactionid = one.id
+      WHERE txid_status(next_id - ((next_id - one.id::text::bigint) & 4294967295)) = 'in progress'
+      ORDER BY one.n LIMIT 1;
   END IF;
   RETURN QUERY
     SELECT of_key, l.holder, l.fence, {schema}.us(l.since), coalesce({schema}.us(l.until) - {schema}.us(t), 0),
       (SELECT count(*) FROM {schema}.waiters w WHERE w.key = of_key AND w.until > t),
       (SELECT {schema}.us(r.until) - {schema}.us(t) FROM {schema}.records r WHERE r.key = of_key AND r.until > t),
-      CASE WHEN lockers IS NOT NULL THEN (
-        SELECT min(coalesce('the transaction of backend ' || x.pid, 'a prepared transaction'))
-        FROM pg_locks x WHERE x.locktype = 'transactionid' AND x.granted AND x.transactionid = ANY (lockers)
-      ) END
+      keeper
     FROM (SELECT) always LEFT JOIN {schema}.locks l ON l.key = of_key AND l.until > t;
 END
 $$;
