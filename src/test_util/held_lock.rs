@@ -35,12 +35,14 @@ pub fn held_lock(key: impl Into<LockKey>, token: u64) -> HeldLock {
     HeldLock::new(Arc::new(section), driver)
 }
 
-/// Creates views of several locks that are never lost, as [`held_lock`] does for one.
+/// Creates views of several locks that are never lost, as [`held_lock`] does for one. They are in
+/// the order of their keys, as those of a layer.
 ///
 /// ```
 /// # use tower_lock::test_util::{held_lock, held_locks};
-/// let locks = held_locks([held_lock(("account", 1), 42), held_lock(("account", 2), 43)]);
-/// assert!(locks.get(("account", 2)).is_some());
+/// let locks = held_locks([held_lock(("account", 2), 43), held_lock(("account", 1), 42)]);
+/// let keys: Vec<_> = locks.iter().map(|lock| lock.key().as_str()).collect();
+/// assert_eq!(keys, ["account:1", "account:2"]);
 /// ```
 #[must_use]
 pub fn held_locks(locks: impl IntoIterator<Item = HeldLock>) -> HeldLocks {
