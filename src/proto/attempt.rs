@@ -68,6 +68,8 @@ pub(super) enum State<D: DriverTypes> {
         next_id: Box<AcquisitionId>,
         /// A renewal was refused meanwhile, because of the yield or because of a later revocation.
         is_renewal_refused: bool,
+        /// A message meanwhile was about the next id.
+        is_next_revoked: bool,
     },
 }
 

@@ -566,6 +566,23 @@ fn revocations_during_a_yield_delay_a_section_by_one_yield() {
     }
 }
 
+/// I7: each id has an acquire of its own that confirms it. The message about the old one may be
+/// followed by a revocation of the new one during the confirmation.
+#[test]
+fn a_revocation_of_the_old_id_does_not_confirm_the_next() {
+    for of_next in [false, true] {
+        let (mut h, _, call) = yielding();
+        let StoreOp::Yield(YieldRequest { next_id, .. }) = &call.op else { panic!("{call:?}") };
+        h.handle(Event::Revoked(if of_next { next_id.clone() } else { call.id() }));
+        h.handle(Event::Yielded(call.number, Ok(YieldReply::NotHolder(GRANTED))));
+        assert_eq!(h.results.is_empty(), of_next, "{:?}", h.results);
+        if of_next {
+            h.reply(GRANTED);
+        }
+        h.expect_grant(2);
+    }
+}
+
 /// The refusal may be older or newer than the yield. Only the reply to the yield tells which.
 #[test]
 fn a_renewal_refused_during_a_yield_waits_for_the_yield_reply() {

@@ -242,7 +242,12 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         let number = env.next_call();
         Numbered::push(&mut env.actions.calls.yields, env.key, number, request.demand(demand));
         let mut attempt = Attempt {
-            state: State::Yielding { holding, next_id: Box::new(next_id), is_renewal_refused: false },
+            state: State::Yielding {
+                holding,
+                next_id: Box::new(next_id),
+                is_renewal_refused: false,
+                is_next_revoked: false,
+            },
             demand,
             ..attempt
         };
@@ -259,7 +264,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             return;
         };
         let sent_at = attempt.in_flight.finish(number).unwrap_or(env.now());
-        let State::Yielding { mut holding, next_id, is_renewal_refused } = attempt.state else {
+        let State::Yielding { mut holding, next_id, is_renewal_refused, is_next_revoked } = attempt.state else {
             unreachable!("the reply to a yield")
         };
         let token = match &reply {
@@ -306,12 +311,13 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         env.actions.push(Action::Untrack(holding.grant));
         let Asking { lease, lock_delay, .. } = *self.asking;
         *self.asking = Asking { lease, lock_delay, ..Asking::default() };
-        let Attempt { recheck_after_reply, freed_meanwhile, revoked_meanwhile, demand, .. } = attempt;
+        let Attempt { recheck_after_reply, freed_meanwhile, demand, .. } = attempt;
         let new = Attempt {
             wants_queue: true,
             recheck_after_reply,
             freed_meanwhile,
-            revoked_meanwhile,
+            // A message about the old id would use up the one acquire that confirms this one.
+            revoked_meanwhile: is_next_revoked,
             demand,
             ..Attempt::new(*next_id)
         };
@@ -401,12 +407,14 @@ impl<D: DriverTypes> LockEntry<'_, D> {
     /// of the store ends the section.
     pub(super) fn on_revoked(&mut self, id: &AcquisitionId, env: &mut Env<'_, D>) {
         let Some(attempt) = &mut self.attempt else { return };
-        let is_next = matches!(&attempt.state, State::Yielding { next_id, .. } if **next_id == *id);
-        if attempt.id == *id || is_next {
-            // The grant in the reply that is awaited may be the revoked one.
-            attempt.revoked_meanwhile = attempt.in_flight.number().is_some();
-            self.verify(env);
+        // The grant in the reply that is awaited may be the revoked one.
+        let is_awaited = attempt.in_flight.number().is_some();
+        match &mut attempt.state {
+            State::Yielding { next_id, is_next_revoked, .. } if **next_id == *id => *is_next_revoked = true,
+            _ if attempt.id == *id => attempt.revoked_meanwhile = is_awaited,
+            _ => return,
         }
+        self.verify(env);
     }
 
     pub(super) fn verify(&mut self, env: &mut Env<'_, D>) {
