@@ -12,15 +12,20 @@ use serde::{Serialize, Serializer};
 
 /// Id of one acquisition of a key. An id is never reused.
 ///
-/// The text of an id is `instance:random:sequence`. The first two parts identify a
+/// The text of an id is `instance:random:sequence`, or `instance:random:sequence/limit` if several
+/// acquisitions may hold the key. The first two parts identify a
 /// [`LockManager`](crate::LockManager). Because each acquisition has a new id, the operations of a
 /// store are safe to repeat: a delayed release finds its own grant or nothing. The id is visible in
 /// the store and in logs, but not in responses to clients.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct AcquisitionId {
     manager: Arc<str>,
-    sequence: u64,
+    /// The sequence, and above it how many others may hold the key.
+    number: u64,
 }
+
+/// The bits of the sequence in a number.
+const SEQUENCE_BITS: u32 = 48;
 
 /// Generator of the acquisition ids of one [`LockManager`](crate::LockManager).
 ///
@@ -44,13 +49,23 @@ struct Sequence {
 impl AcquisitionId {
     /// Parses an id, also one of another program, such as the id and thread of Redisson.
     ///
-    /// The number after the last colon is the sequence. Without such a number the sequence is zero.
+    /// The number after the last colon is the sequence, with the limit behind it. Without such a
+    /// number the sequence is zero.
     #[must_use]
     pub fn from_text(text: &str) -> Self {
-        match text.rsplit_once(':').map(|(manager, sequence)| (manager, sequence.parse())) {
-            Some((manager, Ok(sequence))) => Self { manager: manager.into(), sequence },
-            _ => Self { manager: text.into(), sequence: 0 },
+        let (alone, limit) = match text.rsplit_once('/').map(|(alone, limit)| (alone, limit.parse())) {
+            Some((alone, Ok(limit @ 2..))) => (alone, limit),
+            _ => (text, 1),
+        };
+        match alone.rsplit_once(':').map(|(manager, sequence)| (manager, sequence.parse())) {
+            Some((manager, Ok(sequence))) => Self::new(manager.into(), sequence, limit),
+            _ => Self::new(text.into(), 0, 1),
         }
+    }
+
+    fn new(manager: Arc<str>, sequence: u64, max_holders: u16) -> Self {
+        let others = u64::from(max_holders.saturating_sub(1));
+        Self { manager, number: others << SEQUENCE_BITS | sequence & ((1 << SEQUENCE_BITS) - 1) }
     }
 
     /// Returns the id of the manager, `instance:random`, as in
@@ -71,13 +86,25 @@ impl AcquisitionId {
     /// Returns the sequence number. Later ids of a manager have larger numbers.
     #[must_use]
     pub fn sequence(&self) -> u64 {
-        self.sequence
+        self.number & ((1 << SEQUENCE_BITS) - 1)
+    }
+
+    /// Returns how many acquisitions may hold the key together with this one, itself included. One:
+    /// this one holds the key alone.
+    #[must_use]
+    pub fn max_holders(&self) -> u16 {
+        // 16 bits are left.
+        u16::try_from(self.number >> SEQUENCE_BITS).map_or(u16::MAX, |others| others.saturating_add(1))
     }
 }
 
 impl fmt::Display for AcquisitionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.manager, self.sequence)
+        write!(f, "{}:{}", self.manager, self.sequence())?;
+        match self.max_holders() {
+            1 => Ok(()),
+            limit => write!(f, "/{limit}"),
+        }
     }
 }
 
@@ -127,17 +154,21 @@ impl AcquisitionIds {
         &self.manager
     }
 
-    /// Returns the next id.
+    /// Returns the next id, of an acquisition that holds its key alone.
     pub fn next(&self) -> AcquisitionId {
-        AcquisitionId {
-            manager: Arc::clone(&self.manager),
-            sequence: self.sequence.next.fetch_add(1, Ordering::Relaxed),
-        }
+        self.next_share(1)
+    }
+
+    /// Returns the next id, of an acquisition that holds its key beside others: so many together,
+    /// itself included.
+    pub fn next_share(&self, max_holders: u16) -> AcquisitionId {
+        let sequence = self.sequence.next.fetch_add(1, Ordering::Relaxed);
+        AcquisitionId::new(Arc::clone(&self.manager), sequence, max_holders)
     }
 
     /// Whether this generator has issued the id.
     pub(crate) fn has_issued(&self, id: &AcquisitionId) -> bool {
-        id.manager == self.manager && id.sequence < self.sequence.next.load(Ordering::Relaxed)
+        id.manager == self.manager && id.sequence() < self.sequence.next.load(Ordering::Relaxed)
     }
 
     /// A random number in 0..1, so that waiters do not poll at the same time.
@@ -183,5 +214,19 @@ mod tests {
         let java = AcquisitionId::from_text("8b1b3cd2-2f9a-4d6e-9c56-6f0a2a1f0f3e:57");
         assert_eq!((java.instance(), java.sequence()), ("8b1b3cd2-2f9a-4d6e-9c56-6f0a2a1f0f3e", 57));
         assert_eq!(AcquisitionId::from_text("other").to_string(), "other:0");
+    }
+
+    #[test]
+    fn limit_is_a_part_of_an_id() {
+        let ids = AcquisitionIds::new("api", 1);
+        for (limit, text) in [(1, "0"), (2, "1/2"), (1_024, "2/1024"), (u16::MAX, "3/65535")] {
+            let id = ids.next_share(limit);
+            assert_eq!((id.max_holders(), id.to_string()), (limit, format!("api:0000000000000001:{text}")));
+            assert_eq!(AcquisitionId::from_text(&id.to_string()), id);
+            assert!(ids.has_issued(&id) && id.manager() == &**ids.manager());
+        }
+        for other in ["api:7/1", "api:7/0", "api:7/x", "a/4", "api/4:7"] {
+            assert_eq!(AcquisitionId::from_text(other).max_holders(), 1, "{other}");
+        }
     }
 }

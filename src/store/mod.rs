@@ -83,6 +83,14 @@ pub use crate::acquisition::AcquisitionIds;
 ///   [`force_release`](Self::force_release), and an [`acquire`](Self::acquire) of any other
 ///   acquisition. An offer is a grant with the short lease [`QueueConfig::offer_ttl`], a fence of
 ///   its own, and an event to the waiter's sink.
+/// - In a store with [`shares`](StoreTraits::shares), **several acquisitions may hold a key**. One
+///   is granted if fewer than its [`max_holders`](crate::AcquisitionId::max_holders) hold the key,
+///   and none of them alone. Each has a lease of its own, and the end of one frees one place. A
+///   block keeps the place of its holder, and a [`force_release`](Self::force_release) the place of
+///   each. A free place goes to the first live waiter. A first waiter that does not fit keeps those
+///   behind it waiting. [`lease_left`](AcquireReply::Busy::lease_left) is the time until a place
+///   may be free: the end of the first holder, or of the last one for an acquisition that holds the
+///   key alone. No fence of such a holder is compared with another.
 /// - An **event is a hint**. It may be lost, duplicated or delayed. Its receiver calls `acquire`
 ///   before it starts any work. A process without an open sink is dead: within a second the store
 ///   notices that, and skips its waiters from then on.

@@ -28,6 +28,11 @@ pub struct StoreTraits {
     /// nothing. A free key goes to the first acquire that comes. Waiters ask again when
     /// [`poll_in`](AcquireReply::Queued::poll_in) says so, or after a [`StoreEvent::Freed`].
     pub ordered: bool,
+    /// Several acquisitions can hold a key: those with a
+    /// [`max_holders`](crate::AcquisitionId::max_holders) above one.
+    ///
+    /// Without it, no such acquisition is made.
+    pub shares: bool,
 }
 
 // === impl StoreTraits ===
@@ -36,7 +41,7 @@ impl StoreTraits {
     /// Creates the traits of a store without optional abilities.
     #[must_use]
     pub const fn new() -> Self {
-        Self { events: false, receivers_counted: false, records: false, ordered: false }
+        Self { events: false, receivers_counted: false, records: false, ordered: false, shares: false }
     }
 
     /// Sets [`events`](Self::events).
@@ -64,6 +69,13 @@ impl StoreTraits {
     #[must_use]
     pub const fn ordered(mut self, ordered: bool) -> Self {
         self.ordered = ordered;
+        self
+    }
+
+    /// Sets [`shares`](Self::shares).
+    #[must_use]
+    pub const fn shares(mut self, shares: bool) -> Self {
+        self.shares = shares;
         self
     }
 }

@@ -92,6 +92,16 @@ const CLAUSES: &[(ForTraits, &[(&str, Clause)])] = &[
             force_release_frees_a_blocked_key_for_the_queue
         ],
     ),
+    (
+        |traits| traits.shares,
+        clauses![
+            as_many_acquisitions_hold_a_key_as_each_allows,
+            each_holder_of_a_shared_key_has_its_own_lease,
+            block_of_a_shared_key_keeps_one_place,
+            revocation_of_a_shared_key_ends_each_holder
+        ],
+    ),
+    (|traits| traits.shares && traits.ordered, clauses![waiter_that_does_not_fit_is_not_passed]),
     (|traits| !traits.ordered, clauses![free_key_goes_to_the_first_acquire]),
     (|traits| traits.receivers_counted, clauses![connection_of_the_holder_is_known]),
     (|traits| traits.ordered && traits.receivers_counted, clauses![dead_process_is_skipped]),
@@ -162,12 +172,17 @@ impl World {
 
     /// Starts a process. Returns ids of its acquisitions.
     fn process<const N: usize>(&self) -> [AcquisitionId; N] {
+        self.sharers(1)
+    }
+
+    /// The same, of acquisitions that hold a key together: so many at most.
+    fn sharers<const N: usize>(&self, max_holders: u16) -> [AcquisitionId; N] {
         let ids = AcquisitionIds::new("conformance", RandomState::new().hash_one(1));
         let events = Arc::<Events>::default();
         self.store
             .subscribe(EventSink::new(Arc::clone(ids.manager()), &events, |events, event| events.lock().push(event)));
         self.processes.lock().insert(ids.manager().to_string(), events);
-        std::array::from_fn(|_| ids.next())
+        std::array::from_fn(|_| ids.next_share(max_holders))
     }
 
     /// Closes the sink of the process of this acquisition.
@@ -543,6 +558,94 @@ async fn connection_of_the_holder_is_known(w: World) {
     w.kill_process_of(&a);
     sleep(NOTICE_TIMEOUT).await;
     assert_eq!(connected().await, Some(false), "the sink is closed");
+}
+
+async fn as_many_acquisitions_hold_a_key_as_each_allows(world: World) {
+    let ([a, b, c], [alone]) = (world.sharers(2), world.process());
+    let fence = world.granted(&a).await;
+    world.granted(&b).await;
+    assert_eq!(world.granted(&a).await, fence, "a copy finds its grant");
+    for refused in [&c, &alone] {
+        let left = world.busy(refused).await;
+        assert!(left > LEASE / 2 && left <= LEASE, "{left:?}");
+    }
+    assert_eq!(world.inspect().await.holders.len(), 2);
+    assert_eq!(world.release(&a).await, ReleaseReply::Freed);
+    assert_eq!(world.release(&a).await, ReleaseReply::NotHolder);
+    world.granted(&c).await;
+    world.busy(&alone).await;
+    assert_eq!(world.renew(&[&a, &b, &c]).await, [RenewReply::NotHolder, RenewReply::Extended, RenewReply::Extended]);
+    for held in [&b, &c] {
+        assert_eq!(world.release(held).await, ReleaseReply::Freed);
+    }
+    // The whole key, and then a smaller limit beside a larger one.
+    world.granted(&alone).await;
+    world.busy(&a).await;
+    assert_eq!(world.release(&alone).await, ReleaseReply::Freed);
+    let [first, second] = world.sharers(8);
+    world.granted(&first).await;
+    world.granted(&second).await;
+    world.busy(&a).await;
+    assert_eq!(world.release(&first).await, ReleaseReply::Freed);
+    world.granted(&a).await;
+}
+
+async fn each_holder_of_a_shared_key_has_its_own_lease(world: World) {
+    let ([a, b, c], [alone]) = (world.sharers(2), world.process());
+    world.granted(&a).await;
+    sleep(LEASE / 2).await;
+    world.granted(&b).await;
+    let (first, last) = (world.busy(&c).await, world.busy(&alone).await);
+    assert!(first <= LEASE / 2 && last > first, "{first:?} and {last:?}");
+    sleep(LEASE / 2).await;
+    assert_eq!(world.renew(&[&a, &b]).await, [RenewReply::NotHolder, RenewReply::Extended]);
+    world.granted(&c).await;
+    sleep(LEASE / 2).await;
+    assert_eq!(world.renew(&[&b, &c]).await, [RenewReply::Extended; 2], "no other end has shortened it");
+}
+
+/// Those behind it come in together after it.
+async fn waiter_that_does_not_fit_is_not_passed(world: World) {
+    let ([a, b, c], [writer]) = (world.sharers(1_024), world.process());
+    world.granted(&a).await;
+    for (waiter, ahead) in [(&writer, 0), (&b, 1), (&c, 2)] {
+        assert_eq!(world.queued(waiter).await, ahead);
+    }
+    assert_eq!(world.release(&a).await, ReleaseReply::HandedOff);
+    world.offered(&writer).await;
+    world.granted(&writer).await;
+    assert_eq!(world.release(&writer).await, ReleaseReply::HandedOff);
+    world.offered(&b).await;
+    world.offered(&c).await;
+    world.granted(&b).await;
+    world.granted(&c).await;
+    assert_eq!(world.queued(&writer).await, 0);
+    assert_eq!(world.queued(&a).await, 1, "as many as may hold the key, and a writer is before it");
+    assert_eq!(world.release(&writer).await, ReleaseReply::NotHolder, "it leaves the queue");
+    world.offered(&a).await;
+}
+
+async fn block_of_a_shared_key_keeps_one_place(world: World) {
+    let [a, b, c] = world.sharers(2);
+    world.granted(&a).await;
+    world.granted(&b).await;
+    assert_eq!(world.block(&a, 2 * LEASE).await, ReleaseReply::Freed);
+    let left = world.busy(&c).await;
+    assert!(left <= LEASE, "the holder may end first: {left:?}");
+    assert_eq!(world.release(&b).await, ReleaseReply::Freed);
+    world.granted(&c).await;
+    world.busy(&b).await;
+}
+
+async fn revocation_of_a_shared_key_ends_each_holder(world: World) {
+    let ([a, b], [c]) = (world.sharers(2), world.sharers(2));
+    world.granted(&a).await;
+    world.granted(&b).await;
+    assert!(matches!(world.force_release(Duration::ZERO).await, ForceReleaseReply::Revoked { .. }));
+    world.revoked(&a).await;
+    world.revoked(&b).await;
+    assert_eq!(world.renew(&[&a, &b]).await, [RenewReply::NotHolder; 2]);
+    world.granted(&c).await;
 }
 
 async fn free_key_goes_to_the_first_acquire(w: World) {

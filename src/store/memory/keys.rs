@@ -5,6 +5,8 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
+use smallvec::SmallVec;
+
 use super::{list::Page, records::Records};
 use crate::{
     acquisition::AcquisitionId,
@@ -30,24 +32,41 @@ pub(super) struct Keys {
 }
 
 /// The state of one key. A free key without waiters has no state.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct KeyState {
-    /// `None`: the key is free, or blocked until `expires_at`.
-    grant: Option<Grant>,
-    expires_at: BootInstant,
-    /// The holder that the key was revoked from, and the end of the block that followed.
-    revoked: Option<Box<(AcquisitionId, BootInstant)>>,
+    /// One, unless several acquisitions hold the key.
+    places: SmallVec<[Place; 1]>,
     /// Most keys never have one.
     queue: Option<Box<Queue>>,
 }
 
-/// The holder of a key.
+/// A place of a key, which is taken until its end. The place of an acquisition that holds the key
+/// alone is the whole key.
 #[derive(Debug)]
-struct Grant {
+struct Place {
     id: AcquisitionId,
+    state: PlaceState,
+    until: BootInstant,
+    /// The time of the grant in microseconds since the Unix epoch, or one more than the fence
+    /// before it.
     fence: u64,
-    /// The time of the grant, in microseconds since the Unix epoch.
-    wall_clock_us: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PlaceState {
+    Held,
+    /// Without a holder.
+    Blocked,
+    /// Blocked after a forced release.
+    Revoked,
+}
+
+/// What the free places of a key were used for.
+#[derive(Default)]
+struct Served {
+    /// The fence of the requester, if it was its turn.
+    fence: Option<u64>,
+    has_offered: bool,
 }
 
 /// The waiters of one key.
@@ -91,18 +110,16 @@ impl Keys {
         };
         // A grant, or an offer that is accepted: the same fence, and a full lease. A delayed copy
         // must not shorten it.
-        if let Some(fence) = state.fence_of(&request.id, cx.now) {
-            state.expires_at = state.expires_at.max(cx.now.saturating_add(request.lease));
+        if let Some(place) = state.held_by(&request.id, cx.now) {
+            place.until = place.until.max(cx.now.saturating_add(request.lease));
+            return AcquireReply::Granted { fence: place.fence };
+        }
+        let requester = Some((&request.id, request.lease));
+        let served = state.serve(cx, &request.key, request.queue, &mut self.last_fence, requester);
+        if let Some(fence) = served.fence {
             return AcquireReply::Granted { fence };
         }
-        if state.is_free(cx.now) {
-            let first = state.offer_next(cx, &request.key, request.queue, &mut self.last_fence, Some(&request.id));
-            if !first {
-                let fence = state.grant(cx, &mut self.last_fence, request.id, request.lease);
-                return AcquireReply::Granted { fence };
-            }
-        }
-        let lease_left = state.expires_at.saturating_duration_since(cx.now);
+        let lease_left = state.time_left_for(&request.id, cx.now);
         match request.if_busy {
             IfBusy::Fail => AcquireReply::Busy { lease_left },
             IfBusy::Enqueue => state.enqueue(cx, &request.id, request.queue, lease_left),
@@ -124,8 +141,8 @@ impl Keys {
 
     /// Frees a key that this acquisition holds, and that never had a waiter.
     pub(super) fn release_free(&mut self, now: BootInstant, key: &LockKey, id: &AcquisitionId) -> bool {
-        let is_only = |state: &KeyState| state.fence_of(id, now).is_some() && state.queue.is_none();
-        let is_freed = self.by_key.get(key).is_some_and(is_only);
+        let is_only = |state: &mut KeyState| state.held_by(id, now).is_some() && state.queue.is_none();
+        let is_freed = self.by_key.get_mut(key).is_some_and(is_only);
         if is_freed {
             self.by_key.remove(key);
         }
@@ -133,40 +150,36 @@ impl Keys {
     }
 
     pub(super) fn renew(&mut self, now: BootInstant, request: &RenewRequest) -> RenewReply {
-        match self.by_key.get_mut(&request.key) {
-            Some(state) if state.fence_of(&request.id, now).is_some() => {
-                // A delayed renewal must not shorten the lease that a later call has set.
-                state.expires_at = state.expires_at.max(now.saturating_add(request.lease));
-                RenewReply::Extended
-            }
-            _ => RenewReply::NotHolder,
-        }
+        let place = self.by_key.get_mut(&request.key).and_then(|state| state.held_by(&request.id, now));
+        let Some(place) = place else { return RenewReply::NotHolder };
+        // A delayed renewal must not shorten the lease that a later call has set.
+        place.until = place.until.max(now.saturating_add(request.lease));
+        RenewReply::Extended
     }
 
     /// Changes only what this acquisition owns (I1).
     pub(super) fn release(&mut self, cx: &mut OpContext<'_>, request: &ReleaseRequest) -> ReleaseReply {
         let Some(state) = self.by_key.get_mut(&request.key) else { return not_holder(cx, request) };
-        if state.fence_of(&request.id, cx.now).is_none() {
-            state.dequeue(&request.id);
-            if state.is_garbage(cx.now) {
-                self.by_key.remove(&request.key);
+        state.dequeue(&request.id);
+        let reply = match state.held_by(&request.id, cx.now) {
+            None => not_holder(cx, request),
+            Some(place) => {
+                (place.state, place.until) = (PlaceState::Blocked, cx.now.saturating_add(request.block_for));
+                if let Some(new) = &request.record {
+                    cx.records.lock().insert(request.key.clone(), request.id.clone(), new, cx.now);
+                }
+                if !request.block_for.is_zero() {
+                    self.blocked.insert((place.until, request.key.clone()));
+                }
+                ReleaseReply::Freed
             }
-            return not_holder(cx, request);
+        };
+        // Also after a waiter that has left: those behind it may fit.
+        let served = state.serve(cx, &request.key, request.queue, &mut self.last_fence, None);
+        if state.is_garbage(cx.now) {
+            self.by_key.remove(&request.key);
         }
-        state.grant = None;
-        if let Some(new) = &request.record {
-            cx.records.lock().insert(request.key.clone(), request.id.clone(), new, cx.now);
-        }
-        state.expires_at = cx.now.saturating_add(request.block_for);
-        if !state.is_free(cx.now) {
-            self.blocked.insert((state.expires_at, request.key.clone()));
-            return ReleaseReply::Freed;
-        }
-        if state.offer_next(cx, &request.key, request.queue, &mut self.last_fence, None) {
-            return ReleaseReply::HandedOff;
-        }
-        self.by_key.remove(&request.key);
-        ReleaseReply::Freed
+        if reply == ReleaseReply::Freed && served.has_offered { ReleaseReply::HandedOff } else { reply }
     }
 
     pub(super) fn yield_to_queue(&mut self, cx: &mut OpContext<'_>, request: &YieldRequest) -> YieldReply {
@@ -180,13 +193,13 @@ impl Keys {
         )
         .demand(request.demand);
         if let Some(state) = self.by_key.get_mut(&request.key)
-            && let Some(fence) = state.fence_of(&request.id, cx.now)
+            && let Some(place) = state.held_by(&request.id, cx.now)
         {
-            if fence != request.fence {
-                return YieldReply::Extended { fence };
+            if place.fence != request.fence {
+                return YieldReply::Extended { fence: place.fence };
             }
-            state.grant = None;
-            if !state.offer_next(cx, &request.key, request.queue, &mut self.last_fence, None) {
+            place.until = cx.now;
+            if !state.serve(cx, &request.key, request.queue, &mut self.last_fence, None).has_offered {
                 let fence = state.grant(cx, &mut self.last_fence, request.id.clone(), request.lease);
                 return YieldReply::Extended { fence };
             }
@@ -222,28 +235,29 @@ impl Keys {
             return ForceReleaseReply::Free;
         };
         let state = occupied.get_mut();
-        let left = state.expires_at.saturating_duration_since(cx.now);
-        let revoked = state.revoked.as_deref().filter(|(_, until)| *until == state.expires_at);
-        let reply = match (state.grant.take(), revoked) {
-            _ if left.is_zero() => ForceReleaseReply::Free,
-            (Some(Grant { id, .. }), _) => {
-                state.expires_at = cx.now.saturating_add(request.block_for);
-                state.revoked = Some(Box::new((id.clone(), state.expires_at)));
-                self.blocked.insert((state.expires_at, request.key.clone()));
-                cx.events.push(StoreEvent::Revoked { key: request.key.clone(), id: id.clone() });
-                ForceReleaseReply::Revoked { holder: id }
+        let (left, until) = (state.time_left(cx.now), cx.now.saturating_add(request.block_for));
+        let mut revoked = None;
+        for place in state.places.iter_mut().filter(|place| place.until > cx.now) {
+            if place.state == PlaceState::Held {
+                (place.state, place.until) = (PlaceState::Revoked, until);
+                self.blocked.insert((until, request.key.clone()));
             }
-            // The former holder may still run: the event of the earlier call may be lost.
-            (None, Some((id, _))) => {
-                cx.events.push(StoreEvent::Revoked { key: request.key.clone(), id: id.clone() });
-                ForceReleaseReply::Revoked { holder: id.clone() }
+            // The former holder may still run: the event of an earlier call may be lost.
+            if place.state == PlaceState::Revoked {
+                cx.events.push(StoreEvent::Revoked { key: request.key.clone(), id: place.id.clone() });
+                revoked = Some(place.id.clone());
             }
-            (None, None) => {
-                state.expires_at = cx.now;
+        }
+        let reply = match revoked {
+            Some(holder) => ForceReleaseReply::Revoked { holder },
+            None if left.is_zero() => ForceReleaseReply::Free,
+            None => {
+                state.places.clear();
                 ForceReleaseReply::Unblocked { blocked_for: left }
             }
         };
-        if state.is_free(cx.now) && !state.offer_next(cx, &request.key, request.queue, &mut self.last_fence, None) {
+        state.serve(cx, &request.key, request.queue, &mut self.last_fence, None);
+        if state.is_garbage(cx.now) {
             occupied.remove();
         }
         reply
@@ -273,7 +287,7 @@ impl Keys {
 impl Keys {
     /// Grants a key that has no state.
     fn insert(&mut self, cx: &OpContext<'_>, key: LockKey, id: AcquisitionId, lease: Duration) -> u64 {
-        let mut state = KeyState { grant: None, expires_at: cx.now, revoked: None, queue: None };
+        let mut state = KeyState::default();
         let fence = state.grant(cx, &mut self.last_fence, id, lease);
         self.by_key.insert(key, state);
         fence
@@ -284,13 +298,10 @@ impl Keys {
         let hash_map::Entry::Occupied(mut occupied) = self.by_key.entry(request.key.clone()) else { return };
         let state = occupied.get_mut();
         state.dequeue(&request.id);
-        if state.fence_of(&request.id, cx.now).is_some() {
-            state.grant = None;
-            state.expires_at = cx.now;
+        if let Some(place) = state.held_by(&request.id, cx.now) {
+            place.until = cx.now;
         }
-        if state.is_free(cx.now) {
-            state.offer_next(cx, &request.key, request.queue, &mut self.last_fence, None);
-        }
+        state.serve(cx, &request.key, request.queue, &mut self.last_fence, None);
         if occupied.get().is_garbage(cx.now) {
             occupied.remove();
         }
@@ -318,25 +329,25 @@ impl Keys {
     }
 }
 
-impl Grant {
+impl Place {
+    fn is_held(&self, now: BootInstant) -> bool {
+        self.state == PlaceState::Held && self.until > now
+    }
+
     fn holder(&self) -> Holder {
-        let since = UNIX_EPOCH.checked_add(Duration::from_micros(self.wall_clock_us));
+        let since = UNIX_EPOCH.checked_add(Duration::from_micros(self.fence));
         Holder { since, ..Holder::new(self.id.clone(), self.fence) }
     }
 }
 
 impl KeyState {
-    fn is_free(&self, now: BootInstant) -> bool {
-        self.expires_at <= now
-    }
-
     fn is_held(&self, now: BootInstant) -> bool {
-        self.grant.is_some() && !self.is_free(now)
+        self.places.iter().any(|place| place.is_held(now))
     }
 
     /// Whether the state can be removed.
     fn is_garbage(&self, now: BootInstant) -> bool {
-        self.is_free(now) && self.waiting(now) == 0
+        self.time_left(now).is_zero() && self.waiting(now) == 0
     }
 
     /// The number of waiters.
@@ -345,14 +356,39 @@ impl KeyState {
     }
 
     fn status(&self, now: BootInstant) -> KeyStatus {
-        let grant = self.grant.as_ref().filter(|_| self.expires_at > now);
-        KeyStatus::new(grant.map(Grant::holder), self.expires_at.saturating_duration_since(now), self.waiting(now))
+        let holders = self.places.iter().filter(|place| place.is_held(now)).map(Place::holder);
+        KeyStatus::new(holders, self.time_left(now), self.waiting(now))
     }
 
-    /// The fence, if this acquisition holds the key.
-    fn fence_of(&self, id: &AcquisitionId, now: BootInstant) -> Option<u64> {
-        let grant = self.grant.as_ref().filter(|grant| grant.id == *id && self.expires_at > now)?;
-        Some(grant.fence)
+    /// The time until the last place is free.
+    fn time_left(&self, now: BootInstant) -> Duration {
+        let until = self.places.iter().map(|place| place.until).max();
+        until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now))
+    }
+
+    /// The time until this acquisition may fit: the end of the last place, or beside others that of
+    /// the first one.
+    fn time_left_for(&self, id: &AcquisitionId, now: BootInstant) -> Duration {
+        if id.max_holders() == 1 {
+            return self.time_left(now);
+        }
+        let left = self.places.iter().map(|place| place.until.saturating_duration_since(now));
+        left.filter(|left| !left.is_zero()).min().unwrap_or_default()
+    }
+
+    /// The place that this acquisition holds.
+    fn held_by(&mut self, id: &AcquisitionId, now: BootInstant) -> Option<&mut Place> {
+        self.places.iter_mut().find(|place| place.id == *id && place.is_held(now))
+    }
+
+    /// Whether one place is the whole key.
+    fn is_taken_whole(&self) -> bool {
+        self.places.iter().any(|place| place.id.max_holders() == 1)
+    }
+
+    /// Whether an acquisition fits beside those that have a place.
+    fn fits(&self, id: &AcquisitionId) -> bool {
+        !self.is_taken_whole() && self.places.len() < usize::from(id.max_holders())
     }
 
     /// Removes this acquisition from the queue.
@@ -362,42 +398,56 @@ impl KeyState {
         }
     }
 
-    /// Grants the key. Returns the fence, which is larger than each one before it, and at least the
+    /// Grants a place. Returns the fence, which is larger than each one before it, and at least the
     /// clock.
     fn grant(&mut self, cx: &OpContext<'_>, last_fence: &mut u64, id: AcquisitionId, lease: Duration) -> u64 {
         self.dequeue(&id);
-        let wall_clock_us = (cx.wall_clock_us)();
-        *last_fence = wall_clock_us.max(last_fence.saturating_add(1));
-        self.grant = Some(Grant { id, fence: *last_fence, wall_clock_us });
-        self.expires_at = cx.now.saturating_add(lease);
-        *last_fence
+        self.places.retain(|place| place.until > cx.now);
+        let fence = (cx.wall_clock_us)().max(last_fence.saturating_add(1));
+        *last_fence = fence;
+        self.places.push(Place { id, state: PlaceState::Held, until: cx.now.saturating_add(lease), fence });
+        fence
     }
 
-    /// Offers the free key to the first live waiter. `false`: there is none, or it is `requester`,
-    /// which the caller grants the key to.
-    fn offer_next(
+    /// Offers the free places to the first live waiters, as long as they fit. The first one that
+    /// does not fit keeps those behind it waiting. Grants the requester a place if it is its turn.
+    fn serve(
         &mut self,
         cx: &mut OpContext<'_>,
         key: &LockKey,
         config: QueueConfig,
         last_fence: &mut u64,
-        requester: Option<&AcquisitionId>,
-    ) -> bool {
+        requester: Option<(&AcquisitionId, Duration)>,
+    ) -> Served {
+        let mut served = Served::default();
+        self.places.retain(|place| place.until > cx.now);
+        if self.is_taken_whole() {
+            return served;
+        }
         if let Some(queue) = &mut self.queue {
             queue.expire(cx.now);
         }
-        while let Some(first) = self.queue.as_mut().and_then(|queue| queue.ids.pop_front()) {
-            if Some(&first) == requester {
-                return false;
-            }
-            if !(cx.is_alive)(&first) {
+        while let Some(first) = self.queue.as_ref().and_then(|queue| queue.ids.front()).cloned() {
+            let own = requester.filter(|(id, _)| **id == first);
+            if own.is_none() && !(cx.is_alive)(&first) {
+                self.dequeue(&first);
                 continue;
             }
-            cx.events.push(StoreEvent::Offered { key: key.clone(), id: first.clone() });
-            self.grant(cx, last_fence, first, config.offer_ttl);
-            return true;
+            if !self.fits(&first) {
+                return served;
+            }
+            if let Some((_, lease)) = own {
+                served.fence = Some(self.grant(cx, last_fence, first, lease));
+            } else {
+                cx.events.push(StoreEvent::Offered { key: key.clone(), id: first.clone() });
+                self.grant(cx, last_fence, first, config.offer_ttl);
+                served.has_offered = true;
+            }
         }
-        false
+        if let Some((id, lease)) = requester.filter(|(id, _)| served.fence.is_none() && self.fits(id)) {
+            served.fence = Some(self.grant(cx, last_fence, id.clone(), lease));
+        }
+        served
     }
 
     fn enqueue(
@@ -691,6 +741,129 @@ mod tests {
         }
         let states = store.keys.by_key.len();
         assert!(states <= 2 * Keys::SWEEP_MIN_LEN, "{states} states for 30 holders");
+    }
+
+    /// Ids of acquisitions that share a key, so many of them.
+    fn shares<const N: usize>(limit: u16) -> [AcquisitionId; N] {
+        let ids = AcquisitionIds::new("shares", u64::from(limit));
+        std::array::from_fn(|_| ids.next_share(limit))
+    }
+
+    fn waits(store: &mut Store, id: &AcquisitionId) -> (usize, Duration) {
+        match store.acquire(&key(), id, IfBusy::Enqueue) {
+            AcquireReply::Queued { ahead, lease_left, .. } => (ahead, lease_left),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn limit_is_kept_and_each_holder_has_its_own_lease() {
+        let ([a, b, c], [alone], mut store) = (shares(2), ids(), store());
+        store.fence(&a);
+        store.advance(LEASE / 3);
+        store.fence(&b);
+        let left = |first, last| (AcquireReply::Busy { lease_left: first }, AcquireReply::Busy { lease_left: last });
+        let refused =
+            |store: &mut Store| (store.acquire(&key(), &c, IfBusy::Fail), store.acquire(&key(), &alone, IfBusy::Fail));
+        assert_eq!(refused(&mut store), left(LEASE - LEASE / 3, LEASE), "the first and the last end");
+        assert_eq!((store.renew(&a), store.renew(&c)), (RenewReply::Extended, RenewReply::NotHolder));
+        store.advance(LEASE);
+        let holders = |store: &Store| store.keys.inspect(store.now, &key()).holders.len();
+        assert_eq!(holders(&store), 0, "each of them expires");
+        store.fence(&a);
+        store.fence(&b);
+        assert_eq!(store.release(&a, Duration::ZERO), ReleaseReply::Freed);
+        assert_eq!((holders(&store), store.release(&a, Duration::ZERO)), (1, ReleaseReply::NotHolder));
+        store.fence(&c);
+        assert_eq!(store.acquire(&key(), &alone, IfBusy::Fail), AcquireReply::Busy { lease_left: LEASE });
+        store.release(&b, Duration::ZERO);
+        store.release(&c, Duration::ZERO);
+        store.fence(&alone);
+        assert_eq!(store.acquire(&key(), &a, IfBusy::Fail), AcquireReply::Busy { lease_left: LEASE });
+        store.release(&alone, Duration::ZERO);
+        assert_eq!(store.keys.size(store.now), 0);
+    }
+
+    /// Two readers that wait behind a writer come in together after it.
+    #[test]
+    fn first_waiter_that_does_not_fit_keeps_those_behind_it_waiting() {
+        let ([a, b, c], [writer, dead], mut store) = (shares(1_024), ids(), store());
+        store.fence(&a);
+        for (ahead, id) in [&dead, &writer, &b, &c].into_iter().enumerate().take(3) {
+            assert_eq!(waits(&mut store, id), (ahead, LEASE));
+        }
+        store.dead.push(dead);
+        assert_eq!(waits(&mut store, &c), (2, LEASE), "a waiter whose process has ended is skipped");
+        assert_eq!(store.release(&a, Duration::ZERO), ReleaseReply::HandedOff);
+        assert_eq!(store.drain_offers(), std::slice::from_ref(&writer));
+        store.fence(&writer);
+        assert_eq!(store.release(&writer, Duration::ZERO), ReleaseReply::HandedOff);
+        assert_eq!(store.drain_offers(), [b.clone(), c.clone()]);
+        store.fence(&b);
+        store.advance(OFFER_TTL);
+        store.fence(&a);
+        assert_eq!(store.release(&c, Duration::ZERO), ReleaseReply::NotHolder, "its offer has expired");
+        assert_eq!(store.renew(&b), RenewReply::Extended);
+    }
+
+    #[test]
+    fn waiter_that_leaves_lets_those_behind_it_in() {
+        let ([a, b], [writer], mut store) = (shares(1_024), ids(), store());
+        store.fence(&a);
+        waits(&mut store, &writer);
+        waits(&mut store, &b);
+        assert_eq!(store.release(&writer, Duration::ZERO), ReleaseReply::NotHolder);
+        assert_eq!(store.drain_offers(), [b]);
+    }
+
+    #[test]
+    fn block_keeps_one_place() {
+        let ([a, b, c], mut store) = (shares(2), store());
+        store.fence(&a);
+        store.fence(&b);
+        assert_eq!(store.release(&a, Duration::from_secs(1)), ReleaseReply::Freed);
+        assert_eq!(waits(&mut store, &c), (0, Duration::from_secs(1)));
+        store.advance(Duration::from_secs(1));
+        store.fence(&c);
+        assert_eq!(store.renew(&b), RenewReply::Extended, "it holds its place");
+    }
+
+    #[test]
+    fn forced_release_revokes_each_holder() {
+        let ([a, b, c], mut store) = (shares(2), store());
+        store.fence(&a);
+        store.fence(&b);
+        waits(&mut store, &c);
+        let request = ForceReleaseRequest::new(key(), Duration::from_secs(1), queue_config());
+        for _ in 0..2 {
+            let reply = store.run(|keys, cx| keys.force_release(cx, &request));
+            assert!(matches!(reply, ForceReleaseReply::Revoked { .. }), "{reply:?}");
+            let revoked = store.events.drain(..).map(|event| match event {
+                StoreEvent::Revoked { id, .. } => id,
+                other => panic!("{other:?}"),
+            });
+            assert_eq!(revoked.collect::<Vec<_>>(), [a.clone(), b.clone()], "the first event may be lost");
+        }
+        store.advance(Duration::from_secs(1));
+        store.fence(&c);
+        assert_eq!(
+            (store.renew(&a), store.release(&b, Duration::ZERO)),
+            (RenewReply::NotHolder, ReleaseReply::NotHolder)
+        );
+    }
+
+    /// As in a deployment that changes the number.
+    #[test]
+    fn limits_of_one_key_may_differ() {
+        let ([a, b, c], [small], mut store) = (shares(8), shares(2), store());
+        for id in [&a, &b, &c] {
+            store.fence(id);
+        }
+        assert_eq!(waits(&mut store, &small), (0, LEASE));
+        store.release(&a, Duration::ZERO);
+        assert_eq!(store.drain_offers(), [], "two hold the key");
+        store.release(&b, Duration::ZERO);
+        assert_eq!(store.drain_offers(), [small]);
     }
 
     fn page(store: &Store, limit: usize, after: Option<&LockKey>, contended_only: bool) -> ListReply {
