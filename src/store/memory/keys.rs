@@ -174,12 +174,14 @@ impl Keys {
                 ReleaseReply::Freed
             }
         };
-        // Also after a waiter that has left: those behind it may fit.
-        let served = state.serve(cx, &request.key, request.queue, &mut self.last_fence, None);
+        // A waiter has left: those behind it may fit beside the holders.
+        let may_fit = reply == ReleaseReply::Freed || state.time_left(cx.now) > Duration::ZERO;
+        let has_offered =
+            may_fit && state.serve(cx, &request.key, request.queue, &mut self.last_fence, None).has_offered;
         if state.is_garbage(cx.now) {
             self.by_key.remove(&request.key);
         }
-        if reply == ReleaseReply::Freed && served.has_offered { ReleaseReply::HandedOff } else { reply }
+        if reply == ReleaseReply::Freed && has_offered { ReleaseReply::HandedOff } else { reply }
     }
 
     pub(super) fn yield_to_queue(&mut self, cx: &mut OpContext<'_>, request: &YieldRequest) -> YieldReply {
