@@ -19,7 +19,7 @@ const FIXED_BYTES: usize = 1 + Fingerprint::LEN + 2 + 4;
 const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 
 /// The response of a handler, as it is kept for retries.
-#[cfg_attr(test, derive(Clone, Debug, PartialEq, Eq))]
+#[cfg_attr(any(test, fuzzing), derive(Clone, Debug, PartialEq, Eq))]
 pub(crate) struct Answer {
     status: StatusCode,
     headers: HeaderMap,
