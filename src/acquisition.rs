@@ -26,6 +26,7 @@ pub struct AcquisitionId {
 
 /// The bits of the sequence in a number.
 const SEQUENCE_BITS: u32 = 48;
+const MAX_SEQUENCE: u64 = (1 << SEQUENCE_BITS) - 1;
 
 /// Generator of the acquisition ids of one [`LockManager`](crate::LockManager).
 ///
@@ -50,7 +51,7 @@ impl AcquisitionId {
     /// Parses an id, also one of another program, such as the id and thread of Redisson.
     ///
     /// The number after the last colon is the sequence, with the limit behind it. Without such a
-    /// number the sequence is zero.
+    /// number, or with one that is too large for a sequence, the sequence is zero.
     #[must_use]
     pub fn from_text(text: &str) -> Self {
         let (alone, limit) = match text.rsplit_once('/').map(|(alone, limit)| (alone, limit.parse())) {
@@ -58,14 +59,14 @@ impl AcquisitionId {
             _ => (text, 1),
         };
         match alone.rsplit_once(':').map(|(manager, sequence)| (manager, sequence.parse())) {
-            Some((manager, Ok(sequence))) => Self::new(manager.into(), sequence, limit),
+            Some((manager, Ok(sequence))) if sequence <= MAX_SEQUENCE => Self::new(manager.into(), sequence, limit),
             _ => Self::new(text.into(), 0, 1),
         }
     }
 
     fn new(manager: Arc<str>, sequence: u64, max_holders: u16) -> Self {
         let others = u64::from(max_holders.saturating_sub(1));
-        Self { manager, number: others << SEQUENCE_BITS | sequence & ((1 << SEQUENCE_BITS) - 1) }
+        Self { manager, number: others << SEQUENCE_BITS | sequence & MAX_SEQUENCE }
     }
 
     /// Returns the id of the manager, `instance:random`, as in
@@ -86,7 +87,7 @@ impl AcquisitionId {
     /// Returns the sequence number. Later ids of a manager have larger numbers.
     #[must_use]
     pub fn sequence(&self) -> u64 {
-        self.number & ((1 << SEQUENCE_BITS) - 1)
+        self.number & MAX_SEQUENCE
     }
 
     /// Returns how many acquisitions may hold the key together with this one, itself included. One:
@@ -214,6 +215,8 @@ mod tests {
         let java = AcquisitionId::from_text("8b1b3cd2-2f9a-4d6e-9c56-6f0a2a1f0f3e:57");
         assert_eq!((java.instance(), java.sequence()), ("8b1b3cd2-2f9a-4d6e-9c56-6f0a2a1f0f3e", 57));
         assert_eq!(AcquisitionId::from_text("other").to_string(), "other:0");
+        let large = format!("java:{}", u64::MAX);
+        assert_eq!(AcquisitionId::from_text(&large).to_string(), format!("{large}:0"), "not another number");
     }
 
     #[test]

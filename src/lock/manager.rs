@@ -430,8 +430,9 @@ impl LockManager {
     /// time leaves no record pending.
     pub(crate) fn check_record_lease(&self) {
         let LeaseBounds { longest, call_timeout } = self.driver().lease;
-        if longest < call_timeout * RECORD_CALLS && self.driver().store.free_keys().is_none() {
-            notice::short_lease(longest, call_timeout);
+        let needed = call_timeout.saturating_mul(RECORD_CALLS);
+        if longest < needed && self.driver().store.free_keys().is_none() {
+            notice::short_lease(longest, call_timeout, needed);
         }
     }
 

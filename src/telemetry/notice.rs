@@ -4,9 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tracing::debug;
 
-use crate::{
-    background::isolated, fencing::FencingToken, limits::RECORD_CALLS, lock_key::LockKey, telemetry::route::Route,
-};
+use crate::{background::isolated, fencing::FencingToken, lock_key::LockKey, telemetry::route::Route};
 
 /// A call for a lock was dropped before its first poll.
 pub(crate) fn dropped_unpolled(key: &LockKey) {
@@ -50,14 +48,13 @@ pub(crate) fn replay_inside_lock(route: &Route) {
     });
 }
 
-/// A layer that keeps answers has locks with a short lease.
-pub(crate) fn short_lease(lease: Duration, call_timeout: Duration) {
+/// A layer that keeps answers has locks with a lease that is shorter than it needs.
+pub(crate) fn short_lease(lease: Duration, call_timeout: Duration, needed: Duration) {
     isolated(|| {
         tracing::warn!(
             target: "tower_lock",
             "a `ReplayLayer` has locks with a lease of {lease:?}, and a call of the store may take {call_timeout:?}: after a \
-             few calls without a reply a record is lost, and a retry runs again. Set a lease of at least {:?}",
-            call_timeout * RECORD_CALLS,
+             few calls without a reply a record is lost, and a retry runs again. Set a lease of at least {needed:?}",
         );
     });
 }
