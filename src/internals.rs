@@ -19,6 +19,7 @@ pub mod proto {
             lease::LeaseBounds,
             section::{ReleaseOutcome, Section},
             several::{Next, Several},
+            sharing::Sharing,
             table::LockTable,
         },
     };

@@ -219,7 +219,10 @@ pub use self::{
     acquisition::AcquisitionId,
     error::{LockError, LockLost, RunError},
     fencing::FencingToken,
-    lock::{HeldLock, HeldLocks, LockGuard, LockGuards, LockManager, LockManagerBuilder, LockStatus},
+    lock::{
+        HeldLock, HeldLocks, HeldPermit, LockGuard, LockGuards, LockManager, LockManagerBuilder, LockStatus,
+        PermitGuard,
+    },
     lock_key::LockKey,
     middleware::{LockLayer, LockManagerLayer},
     owner::Owner,

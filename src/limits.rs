@@ -96,6 +96,17 @@ pub(crate) const MAX_STORE_WAITERS: usize = 1024;
 pub(crate) const LOCAL_HANDOFF_TIME: Duration = Duration::from_millis(100);
 pub(crate) const LOCAL_HANDOFF_SECTIONS: u16 = 1000;
 
+/// The most acquisitions that hold a key beside each other: as readers, or as one of this many
+/// permits.
+pub(crate) const MAX_HOLDERS: u16 = 1024;
+
+/// A number of permits. Zero would never be granted.
+#[track_caller]
+pub(crate) fn check_max_holders(limit: u16) -> u16 {
+    assert!((1..=MAX_HOLDERS).contains(&limit), "{limit} permits are not possible: 1 to {MAX_HOLDERS} are");
+    limit
+}
+
 /// Unverified messages cause at most one call in this time: for each grant with a revocation
 /// message, and for all waiters after lost messages.
 pub(crate) const RECHECK_INTERVAL: Duration = Duration::from_millis(100);

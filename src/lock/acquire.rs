@@ -24,7 +24,7 @@ use crate::{
     lock_key::LockKey,
     owner::Owner,
     policy::{LockPolicy, call_setters, settings},
-    proto::{GuardEnd, LockRequest, QueuePosition, Requested},
+    proto::{GuardEnd, LockRequest, QueuePosition, Requested, sharing::Sharing},
     store::{Demand, StoreError},
     telemetry::{
         metrics::{AcquireMetrics, GuardMetrics},
@@ -73,6 +73,7 @@ pub(super) struct Call {
     /// What this call sets.
     pub(super) policy: LockPolicy,
     pub(super) owner: Option<Owner>,
+    pub(super) sharing: Sharing,
     /// What its handle sets.
     pub(super) of_handle: LockPolicy,
     pub(super) parent: Parent,
@@ -217,6 +218,11 @@ impl LockBuilder {
         Ok(done)
     }
 
+    pub(super) fn sharing(mut self, sharing: Sharing) -> Self {
+        self.call.sharing = sharing;
+        self
+    }
+
     pub(super) fn key(&self) -> &LockKey {
         self.key.0.as_ref().expect("not polled yet")
     }
@@ -246,7 +252,7 @@ impl Call {
     /// The parameters of the call. Called at its first poll, because the task that polls decides on
     /// the owner and on the settings that are inherited.
     pub(super) fn into_params(self, demand: Demand) -> (Arc<Driver>, LockParams) {
-        let Self { driver, policy, owner, of_handle, parent } = self;
+        let Self { driver, policy, owner, sharing, of_handle, parent } = self;
         let (wait, limits) = match RequestScope::policy() {
             Some(request) => {
                 let policy = policy.or(request).or(of_handle);
@@ -259,7 +265,7 @@ impl Call {
         };
         let owner = owner.or_else(Owner::current);
         let parent = if owner.is_none() { parent.get() } else { None };
-        let request = LockRequest { waiter: (), wait, owner, parent, limits, demand };
+        let request = LockRequest { waiter: (), wait, owner, parent, limits, demand, sharing };
         (driver, LockParams { request, metrics: Some(AcquireMetrics::start("none", false)) })
     }
 }

@@ -38,6 +38,7 @@ use crate::{
         calls::{Calls, Numbered},
         lease::LeaseBounds,
         section::ReleaseOutcome,
+        sharing::Sharing,
         table::LockTable,
         usage::Usage,
     },
@@ -203,6 +204,10 @@ impl Driver {
         actions: &mut Actions<TokioDriver>,
     ) -> Result<Requested<TokioDriver>, StoreError> {
         self.check_process("acquire")?;
+        if request.sharing != Sharing::Alone && !self.store.traits().shares {
+            return Err(StoreError::new("lock", "acquire", StoreErrorKind::Unsupported)
+                .with_source("the store grants a key to one holder at a time: `MemoryStore` has permits and reads"));
+        }
         self.rearm_lost_timers();
         let requested = self.feed(key, actions, |table, cx, actions| {
             // Under the mutex: of two requests that do not wait, one would else find the grant of
@@ -218,7 +223,8 @@ impl Driver {
 
     /// Acquires the key if the store grants it without a call.
     fn acquire_free(&self, key: &LockKey, request: &LockRequest<()>) -> Option<FreeKey> {
-        let free_keys = self.store.free_keys().filter(|_| !request.demand.takes_record())?;
+        let free_keys =
+            self.store.free_keys().filter(|_| request.sharing == Sharing::Alone && !request.demand.takes_record())?;
         let (id, sent_at) = (self.ids_of(key).next(), self.clock.now());
         let (lease, lock_delay) = request.limits.lease_and_lock_delay(self.lease);
         let fence = free_keys.acquire(key, &id, lease.saturating_add(lock_delay))?;
@@ -255,7 +261,7 @@ impl Driver {
         if !self.is_of_this_process() {
             // A copy in a forked child: the parent holds the lock, and releases it.
             section.grant.end(LockLost::Expired);
-            section.grant.data.ended.notify_waiters();
+            section.data.ended.notify_waiters();
             return Some(ReleaseOutcome::NotHeld);
         }
         let key = &section.grant.key;
@@ -270,7 +276,8 @@ impl Driver {
             (outcome, is_freed)
         });
         if is_freed.is_some() {
-            self.untrack(&section.grant);
+            self.renewals.remove(&section.grant);
+            section.data.ended.notify_waiters();
         }
         outcome.filter(|_| is_freed != Some(false))
     }
@@ -398,7 +405,7 @@ impl Driver {
     /// How many requests want the key here, as far as this process knows. The holder counts.
     pub(crate) fn demand_for(&self, key: &LockKey, owner: &Owner) -> usize {
         let mut table = self.shards.of(key).lock();
-        let is_busy = table.rejection_without_wait(key, owner, self.clock.now()).is_some();
+        let is_busy = table.rejection_without_wait(key, owner, Sharing::Alone, self.clock.now()).is_some();
         table.waiting_for(key) + usize::from(is_busy)
     }
 
@@ -419,12 +426,14 @@ impl Driver {
         &self,
         key: &LockKey,
         owner: &Owner,
+        sharing: Sharing,
         metrics: impl FnOnce() -> AcquireMetrics,
     ) -> Option<LockError> {
         if let Err(error) = self.check_process("acquire") {
             return Some(error.into());
         }
-        let error = self.shards.of(key).lock().rejection_without_wait(key, owner, self.clock.now())?;
+        let now = self.clock.now();
+        let error = self.shards.of(key).lock().rejection_without_wait(key, owner, sharing, now)?;
         metrics().rejected(&error);
         Some(error)
     }
@@ -536,14 +545,14 @@ impl Driver {
                     self.track(grant);
                 }
             }
-            Action::Untrack(grant) => self.untrack(&grant),
+            Action::Untrack(grant) => self.renewals.remove(&grant),
             Action::Lost(section, why) => {
                 self.report(Report::Lost { key: section.grant.key.clone(), token: section.token, why });
             }
             Action::RecordLost(section) => {
                 self.report(Report::RecordLost { key: section.grant.key.clone(), token: section.token });
             }
-            Action::SectionEnded(grant) => grant.data.ended.notify_waiters(),
+            Action::SectionEnded(section) => section.data.ended.notify_waiters(),
             Action::ReleaseOutcome(section, outcome) => drop(section.data.release_outcome.send(outcome)),
             Action::WakeAt(key, at) => self.schedule_wakeup(key, at),
         }
@@ -641,15 +650,20 @@ impl Driver {
         }
     }
 
-    fn untrack(&self, grant: &Arc<Grant>) {
-        self.renewals.remove(grant);
-        grant.data.ended.notify_waiters();
-    }
-
     /// Starts the watchdog if it has ended with its runtime.
     pub(super) fn ensure_watchdog(self: &Arc<Self>) {
         if self.renewals.lacks_task() {
             (self.start_watchdog)(self);
+        }
+    }
+
+    /// Notes that the watchdog was dropped with its runtime. Wakes the work under all locks: one
+    /// that runs elsewhere starts another watchdog.
+    pub(super) fn watchdog_dropped(&self) {
+        self.renewals.task_dropped();
+        for shard in self.shards.iter() {
+            let sections = shard.lock().sections();
+            sections.iter().for_each(|section| section.data.ended.notify_waiters());
         }
     }
 

@@ -46,13 +46,13 @@ pub(crate) struct GrantData {
     /// The place of the grant in its list of the watchdog, counted from one. Zero: it is in none.
     /// Used under the mutex of that list.
     pub(super) place: AtomicUsize,
-    /// Notified when the grant or one of its sections has ended.
-    pub(super) ended: Notify,
 }
 
 /// Kept with each section.
 #[derive(Debug, Default)]
 pub(crate) struct SectionData {
+    /// Notified when the section has ended.
+    pub(super) ended: Notify,
     /// The result of the release, for the guard that waits for it.
     pub(super) release_outcome: Oneshot<Result<ReleaseOutcome, StoreError>>,
     pub(crate) metrics: SectionMetrics,

@@ -104,7 +104,7 @@ impl HeldLock {
     ///
     /// This method is cancel safe: a loss is not missed if the future is dropped and created again.
     pub async fn lost(&self) -> LockLost {
-        let ended = &self.section.grant.data.ended;
+        let ended = &self.section.data.ended;
         let mut notified = pin!(ended.notified());
         // A timer of its own, because the watchdog may run on a runtime that nothing drives (I5).
         let mut timer: Option<Pin<Box<Sleep>>> = None;
@@ -117,8 +117,7 @@ impl HeldLock {
                     return Poll::Ready(());
                 }
                 if notified.as_mut().poll(cx).is_ready() {
-                    // Another section under the same grant may have ended, or the watchdog may have
-                    // ended with its runtime.
+                    // The watchdog may have ended with its runtime.
                     notified.set(ended.notified());
                     self.driver.ensure_watchdog();
                     continue;

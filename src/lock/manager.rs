@@ -23,7 +23,7 @@ use crate::{
     owner::Owner,
     policy::LockPolicy,
     process,
-    proto::{self, lease::LeaseBounds},
+    proto::{self, lease::LeaseBounds, sharing::Sharing},
     store::{
         self, ConnectError, ForceReleaseReply, ForceReleaseRequest, KeyStatus, ListReply, ListRequest, LockStore,
         NamedStore, StoreError, StoreErrorKind, StoreFuture,
@@ -205,6 +205,7 @@ impl LockManager {
             driver: Arc::clone(self.driver()),
             policy: LockPolicy::new(),
             owner: None,
+            sharing: Sharing::Alone,
             of_handle: self.policy,
             parent: self.parent.clone(),
         }

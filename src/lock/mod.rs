@@ -11,6 +11,7 @@ mod all;
 mod several;
 mod order;
 mod once;
+mod permit;
 mod lead;
 mod guard;
 mod guards;
@@ -46,6 +47,7 @@ pub use self::{
     held_locks::HeldLocks,
     manager::{LockManager, LockManagerBuilder},
     once::{OnceBuilder, OnceOutcome},
+    permit::{HeldPermit, PermitBuilder, PermitFuture, PermitGuard},
     status::LockStatus,
 };
 pub use crate::{

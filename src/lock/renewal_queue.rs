@@ -105,6 +105,7 @@ impl RenewalQueue {
     }
 
     /// All tracked grants.
+    #[cfg(feature = "signal")]
     pub(super) fn grants(&self) -> Vec<Arc<Grant>> {
         let mut grants = Vec::new();
         for tracked in self.tracked.iter() {
@@ -155,10 +156,9 @@ impl RenewalQueue {
         starts
     }
 
-    /// Notes that the task was dropped with its runtime. Returns the grants that it has swept.
-    pub(super) fn task_dropped(&self) -> Vec<Arc<Grant>> {
+    /// Notes that the task was dropped with its runtime.
+    pub(super) fn task_dropped(&self) {
         self.has_task.store(false, SeqCst);
-        self.grants()
     }
 
     /// Whether the task ends, because no grant is tracked.

@@ -109,9 +109,7 @@ impl Drop for Watchdog {
     fn drop(&mut self) {
         let Some(driver) = self.driver.upgrade().filter(|_| !self.has_stopped) else { return };
         // Dropped with its runtime: the work under one of these grants starts another task.
-        for grant in driver.renewals.task_dropped() {
-            grant.data.ended.notify_waiters();
-        }
+        driver.watchdog_dropped();
     }
 }
 

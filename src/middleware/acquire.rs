@@ -13,7 +13,7 @@ use crate::{
     lock::{AcquireFuture, LockGuard, LockGuards, LockParams, NotGranted, acquire_several},
     lock_key::{AllKeys, KeyCountError, LockKey, SortedKeys},
     policy::LockPolicy,
-    proto::LockRequest,
+    proto::{LockRequest, sharing::Sharing},
     rejection::{Rejection, retry_after::HoldEstimate},
     store::{Demand, Record},
     telemetry::{metrics::AcquireMetrics, route::Route, span::LockSpan},
@@ -67,7 +67,7 @@ impl<'a> LockCall<'a> {
         }
         let owner = context.owner();
         let metrics = || AcquireMetrics::start(route.as_str(), claim.is_some());
-        let error = |key: &LockKey| context.driver().rejection_without_wait(key, &owner, metrics);
+        let error = |key: &LockKey| context.driver().rejection_without_wait(key, &owner, Sharing::Alone, metrics);
         let (at, error) = keys.iter().enumerate().find_map(|(at, key)| Some((at, error(key)?)))?;
         context.set_wait_applied();
         Some(self.rejected(&self.start_span(), at, error))
@@ -133,6 +133,7 @@ impl<'a> LockCall<'a> {
             parent: None,
             limits: policy.request_hold_limits(),
             demand,
+            sharing: Sharing::Alone,
         };
         let metrics = AcquireMetrics::start(self.route.as_str(), self.claim.is_some());
         LockParams { request, metrics: Some(metrics) }

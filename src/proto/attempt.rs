@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{DriverTypes, grant::Grant, in_flight::InFlight, section::Section};
+use super::{DriverTypes, GuardEnd, grant::Grant, in_flight::InFlight, section::Section};
 use crate::{
     acquisition::AcquisitionId,
     clock::BootInstant,
@@ -11,6 +11,10 @@ use crate::{
     owner::Owner,
     store::{Demand, NewRecord, StoreError},
 };
+
+/// Rounds up the end of a lease or a block: in its last millisecond the reply would be busy once
+/// more.
+pub(super) const BLOCK_GRACE: Duration = Duration::from_millis(2);
 
 /// One acquisition id, from its first store call to its release.
 #[derive(Debug)]
@@ -180,8 +184,7 @@ impl Asking {
         jitter: f64,
     ) {
         let interval = QUEUE_POLL_INTERVAL.mul_f64(0.8 + 0.4 * jitter);
-        // Rounded up: in the last millisecond of the lease the reply would be busy once more.
-        let lease_end = lease_left.saturating_add(Duration::from_millis(2));
+        let lease_end = lease_left.saturating_add(BLOCK_GRACE);
         let delay = poll_in.unwrap_or(interval.min(lease_end)).max(RETRY_MIN);
         self.retry_at = Some(now.saturating_add(delay));
     }
@@ -199,5 +202,31 @@ impl<D: DriverTypes> ActiveSection<D> {
 
     pub(super) fn is(&self, section: &Arc<Section<D>>) -> bool {
         Arc::ptr_eq(&self.section, section)
+    }
+
+    /// Ends one hold. Returns for how long the key stays blocked, if it was the last one.
+    pub(super) fn end_hold(&mut self, end: &GuardEnd, now: BootInstant) -> Option<Duration> {
+        match end {
+            GuardEnd::Released => self.any_released = true,
+            GuardEnd::Recorded(record) => {
+                self.any_released = true;
+                self.record = Some(Arc::clone(record));
+            }
+            GuardEnd::Undelivered => self.section.delivered(),
+            GuardEnd::Dropped => self.any_dropped = true,
+            GuardEnd::ReleasedAfterFailure => {}
+        }
+        self.holds -= 1;
+        if self.holds > 0 {
+            return None;
+        }
+        Some(match end {
+            // I10: a statement of the section may still be in flight.
+            _ if self.any_dropped => self.section.lock_delay(),
+            GuardEnd::Released | GuardEnd::Recorded(_) => self.section.min_hold_remaining(now),
+            // Other guards of the same owner had been received, and `min_hold` applies to them.
+            GuardEnd::Undelivered if self.any_released => self.section.min_hold_remaining(now),
+            GuardEnd::Undelivered | GuardEnd::ReleasedAfterFailure | GuardEnd::Dropped => Duration::ZERO,
+        })
     }
 }

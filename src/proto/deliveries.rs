@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::{DriverTypes, section::Section};
+use super::{Action, Actions, DriverTypes, section::Section};
 use crate::{
     clock::BootInstant,
+    error::LockError,
     limits::{OFFER_TTL, STORE_TIMEOUT},
 };
 
@@ -14,7 +15,7 @@ use crate::{
 /// that a section is recalled when an offer of the store would have expired.
 pub(super) const DELIVERY_CHECK: Duration = OFFER_TTL.saturating_sub(STORE_TIMEOUT);
 
-/// The waiters that the active section was sent to, with the instant of their next check.
+/// The waiters that a section was sent to, with the instant of their next check.
 #[derive(Debug)]
 pub(super) struct Deliveries<D: DriverTypes>(SmallVec<[Delivery<D>; 1]>);
 
@@ -49,9 +50,32 @@ impl<D: DriverTypes> Deliveries<D> {
         self.0.clear();
     }
 
+    /// Recalls the section from waiters that have not received it within the time of an offer:
+    /// their calls may never be polled again. Each recalled waiter ends one hold. Returns the
+    /// instant of the next check.
+    pub(super) fn recall(
+        &mut self,
+        section: &Section<D>,
+        now: BootInstant,
+        (lease_left, ahead): (Duration, usize),
+        actions: &mut Actions<D>,
+    ) -> BootInstant {
+        if section.is_delivered() {
+            self.0.clear();
+        }
+        self.check(now, |waiter, waits| {
+            let error = if waits {
+                LockError::TimedOut { waited: Duration::ZERO, lease_left, ahead }
+            } else {
+                LockError::busy(lease_left, ahead)
+            };
+            actions.push(Action::Recall(waiter.clone(), error));
+        })
+    }
+
     /// Calls `recall` for each waiter that was checked twice, and forgets it. Returns the instant
     /// of the next check.
-    pub(super) fn check(&mut self, now: BootInstant, mut recall: impl FnMut(&D::Waiter, bool)) -> BootInstant {
+    fn check(&mut self, now: BootInstant, mut recall: impl FnMut(&D::Waiter, bool)) -> BootInstant {
         let mut next_check = BootInstant::FAR_FUTURE;
         self.0.retain(|delivery| {
             if delivery.check_at <= now && delivery.was_checked {

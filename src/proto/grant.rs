@@ -151,9 +151,14 @@ impl<D: DriverTypes> Grant<D> {
         self.limit.store(limit.as_nanos(), Ordering::Relaxed);
     }
 
+    /// Lowers the limit of the sections.
+    pub(super) fn lower_limit(&self, limit: BootInstant) {
+        self.limit.fetch_min(limit.as_nanos(), Ordering::Relaxed);
+    }
+
     /// Has the lease be renewed beyond the section, until its limit or this instant.
     pub(super) fn keep_until(&self, end: BootInstant) {
-        self.limit.fetch_min(end.as_nanos(), Ordering::Relaxed);
+        self.lower_limit(end);
         self.set_delivery_check(BootInstant::FAR_FUTURE);
     }
 

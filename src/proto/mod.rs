@@ -39,7 +39,7 @@
 //!   before.
 //! - [`Verify`](Action::Verify): call [`Grant::verify`], and track the grant anew if it returns
 //!   `true`.
-//! - [`Untrack`](Action::Untrack): stop the checks, and notify the tasks that observe the grant.
+//! - [`Untrack`](Action::Untrack): stop the checks.
 //! - [`Lost`](Action::Lost): report the loss of a section, for logs and metrics.
 //! - [`RecordLost`](Action::RecordLost): report the loss of a record, for logs and metrics.
 //! - [`SectionEnded`](Action::SectionEnded): notify the tasks that observe the section.
@@ -94,6 +94,7 @@ pub(crate) mod grant;
 pub(crate) mod section;
 mod deadline;
 pub(crate) mod hold_limits;
+pub(crate) mod sharing;
 pub(crate) mod lease;
 #[cfg(test)]
 mod tests;
@@ -138,16 +139,15 @@ pub enum Action<D: DriverTypes> {
     /// [Verifies](Grant::verify) the grant: its next renewal shows whether the store still keeps
     /// it.
     Verify(Arc<Grant<D>>),
-    /// Ends the checks of the grant, and notifies the tasks that observe it. The grant has ended.
+    /// Ends the checks of the grant, which has ended.
     Untrack(Arc<Grant<D>>),
     /// The section was lost before its last guard ended.
     Lost(Arc<Section<D>>, LockLost),
     /// The section has ended, and its lease before the store has confirmed its record. Once for
     /// each record.
     RecordLost(Arc<Section<D>>),
-    /// Notifies the tasks that observe the section of this grant. The section has ended, and the
-    /// grant continues.
-    SectionEnded(Arc<Grant<D>>),
+    /// Notifies the tasks that observe the section, which has ended.
+    SectionEnded(Arc<Section<D>>),
     /// Sends the outcome of the release to the guard of this section.
     ReleaseOutcome(Arc<Section<D>>, Result<ReleaseOutcome, StoreError>),
     /// Schedules a [timer](Event::Timer) of this key for this instant.

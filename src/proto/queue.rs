@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use super::hold_limits::HoldLimits;
+use super::{hold_limits::HoldLimits, sharing::Sharing};
 use crate::{clock::BootInstant, owner::Owner, store::Demand};
 
 /// One request for a key.
@@ -20,6 +20,8 @@ pub struct LockRequest<W> {
     pub limits: HoldLimits,
     /// What it asks of the key.
     pub demand: Demand,
+    /// With how many others it holds the key.
+    pub sharing: Sharing,
 }
 
 /// The capacity of a queue that is kept empty: few keys have more waiters at a time.
@@ -46,8 +48,8 @@ struct Entry<W> {
 impl<W> LockRequest<W> {
     /// The same request with another waiter.
     pub fn map_waiter<V>(self, map: impl FnOnce(W) -> V) -> LockRequest<V> {
-        let Self { waiter, wait, owner, parent, limits, demand } = self;
-        LockRequest { waiter: map(waiter), wait, owner, parent, limits, demand }
+        let Self { waiter, wait, owner, parent, limits, demand, sharing } = self;
+        LockRequest { waiter: map(waiter), wait, owner, parent, limits, demand, sharing }
     }
 
     /// Returns `true` if the request waits while another owner has the key.
@@ -130,12 +132,15 @@ impl<W> WaitQueue<W> {
         Some(request)
     }
 
-    /// Removes the first request without a wait, and returns it with its index.
-    pub(super) fn remove_non_waiting(&mut self) -> Option<(usize, LockRequest<W>)> {
+    /// Removes the first request without a wait that has at most this number of holders, and
+    /// returns it with its index.
+    pub(super) fn remove_non_waiting(&mut self, max_holders: u16) -> Option<(usize, LockRequest<W>)> {
         if self.non_waiting == 0 {
             return None;
         }
-        let at = self.entries.iter().position(|entry| !entry.request.waits())?;
+        let is_next =
+            |Entry { request, .. }: &Entry<W>| !request.waits() && request.sharing.max_holders() <= max_holders;
+        let at = self.entries.iter().position(is_next)?;
         Some((at, self.remove(at)?))
     }
 
@@ -150,14 +155,22 @@ impl<W> WaitQueue<W> {
         owner.is_waiting() && self.requests().any(|request| request.owner.as_ref() == Some(owner))
     }
 
-    /// Removes the first request of this owner that has not timed out.
-    pub(super) fn remove_owned_by(&mut self, owner: &Owner, now: BootInstant) -> Option<LockRequest<W>> {
+    /// Removes the first request of this owner that has not timed out, and that may join.
+    pub(super) fn remove_owned_by(
+        &mut self,
+        owner: &Owner,
+        now: BootInstant,
+        may_join: impl Fn(&LockRequest<W>) -> bool,
+    ) -> Option<LockRequest<W>> {
         if !owner.is_waiting() {
             return None;
         }
         // A duplicate gets the record of the section, and does not join it.
         let is_next = |Entry { request, deadline, number: _ }: &Entry<W>| {
-            request.owner.as_ref() == Some(owner) && *deadline > now && request.demand.joins_sections()
+            request.owner.as_ref() == Some(owner)
+                && *deadline > now
+                && request.demand.joins_sections()
+                && may_join(request)
         };
         let at = self.entries.iter().position(is_next)?;
         self.remove(at)
@@ -175,8 +188,15 @@ mod tests {
         let mut queue = WaitQueue::new();
         for &(waiter, wait, owner) in requests {
             let owner = owner.cloned();
-            let request =
-                LockRequest { waiter, wait, owner, parent: None, limits: HoldLimits::default(), demand: Demand::new() };
+            let request = LockRequest {
+                waiter,
+                wait,
+                owner,
+                parent: None,
+                limits: HoldLimits::default(),
+                demand: Demand::new(),
+                sharing: Sharing::Alone,
+            };
             let deadline = if wait.is_zero() { BootInstant::FAR_FUTURE } else { START.saturating_add(wait) };
             queue.push(u64::from(waiter), deadline, request);
         }
@@ -202,7 +222,7 @@ mod tests {
         let mut queue =
             queue(&[(1, WAIT, None), (2, Duration::ZERO, None), (3, WAIT, None), (4, Duration::ZERO, None)]);
         let removed: Vec<_> =
-            std::iter::from_fn(|| queue.remove_non_waiting()).map(|(at, request)| (at, request.waiter)).collect();
+            std::iter::from_fn(|| queue.remove_non_waiting(1)).map(|(at, request)| (at, request.waiter)).collect();
         assert_eq!((removed, waiters(&queue)), (vec![(1, 2), (2, 4)], vec![1, 3]));
         assert!(queue.has_waiting() && !queue.has_non_waiting());
     }
@@ -220,7 +240,7 @@ mod tests {
         let (owner, other) = (Owner::new(), Owner::new());
         let mut queue = queue(&[(1, WAIT, Some(&owner)), (2, WAIT * 2, Some(&owner)), (3, WAIT, Some(&other))]);
         assert!(queue.has_owner(&owner) && owner.is_waiting());
-        let removed = queue.remove_owned_by(&owner, START.saturating_add(WAIT)).map(|request| request.waiter);
+        let removed = queue.remove_owned_by(&owner, START.saturating_add(WAIT), |_| true).map(|request| request.waiter);
         assert_eq!(removed, Some(2), "the first has timed out");
         let at = queue.find(1).expect("queued");
         queue.remove(at);

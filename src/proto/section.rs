@@ -26,7 +26,7 @@ pub enum ReleaseOutcome {
     Released,
     /// The key was handed off to the next waiter.
     HandedOff,
-    /// Other guards of the same owner still hold the key.
+    /// Other guards of the same owner, or other readers of this process, still hold the key.
     StillHeld,
     /// The lock was not held any more: it was lost, or an earlier attempt of this release reached
     /// the store.
@@ -66,8 +66,14 @@ impl From<ReleaseReply> for ReleaseOutcome {
 impl<D: DriverTypes> Section<D> {
     /// Starts a section, and sets its limit in the grant.
     pub(super) fn new(grant: Arc<Grant<D>>, token: FencingToken, limits: HoldLimits, now: BootInstant) -> Self {
+        grant.set_section_limit(BootInstant::FAR_FUTURE);
+        Self::beside(grant, token, limits, now)
+    }
+
+    /// Starts a section beside others under the same grant, and lowers the limit in the grant.
+    pub(super) fn beside(grant: Arc<Grant<D>>, token: FencingToken, limits: HoldLimits, now: BootInstant) -> Self {
         let limit = limits.end_at(now);
-        grant.set_section_limit(limit);
+        grant.lower_limit(limit);
         Self {
             grant,
             token,
@@ -115,6 +121,11 @@ impl<D: DriverTypes> Section<D> {
 
     pub(crate) fn min_hold(&self) -> Duration {
         Duration::from_nanos(self.min_hold.load(Ordering::Relaxed))
+    }
+
+    /// The limit, or an instant in the past after the end.
+    pub(super) fn limit(&self) -> BootInstant {
+        self.deadline.at()
     }
 
     /// The rest of `min_hold`.

@@ -7,6 +7,7 @@ use super::{
     entry::{Extra, LockEntry, StoredEntry},
     lease::LeaseBounds,
     section::{ReleaseOutcome, Section},
+    sharing::Sharing,
     usage::Usage,
 };
 #[cfg(any(test, feature = "__internals"))]
@@ -165,9 +166,10 @@ impl<D: DriverTypes> LockTable<D> {
         &mut self,
         key: &LockKey,
         owner: &Owner,
+        sharing: Sharing,
         now: BootInstant,
     ) -> Option<crate::error::LockError> {
-        self.look(key, |entry| entry.rejection_without_wait(owner, now)).flatten()
+        self.look(key, |entry| entry.rejection_without_wait(owner, sharing, now)).flatten()
     }
 
     /// The number of guards of this section, zero if it is not active.
@@ -191,9 +193,14 @@ impl<D: DriverTypes> LockTable<D> {
         self.look(key, |entry| entry.tracks(id)).unwrap_or(false)
     }
 
+    /// The active sections.
+    pub(crate) fn sections(&self) -> Vec<Arc<Section<D>>> {
+        self.entries.values().flat_map(|entry| entry.sections()).cloned().collect()
+    }
+
     /// The number of active sections.
     pub fn held_count(&self) -> usize {
-        self.entries.values().filter(|entry| entry.is_held()).count()
+        self.entries.values().map(|entry| entry.sections().count()).sum()
     }
 
     /// The number of waiters.

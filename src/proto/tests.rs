@@ -4,7 +4,7 @@ use std::{error::Error, time::Duration};
 
 use bytes::Bytes;
 
-use super::{calls::Numbered, grant::NextCheck, hold_limits::HoldLimits, table::LockTable, *};
+use super::{calls::Numbered, grant::NextCheck, hold_limits::HoldLimits, sharing::Sharing, table::LockTable, *};
 use crate::{
     clock::usable_part,
     error::QueueBound,
@@ -16,6 +16,8 @@ use crate::{
     owner::Owner,
     store::{AcquireRequest, Demand, IfBusy, ReleaseRequest, StoreErrorKind, YieldRequest},
 };
+
+mod shares;
 
 type Outcome = Result<Arc<Section<NoDriver>>, LockError>;
 
@@ -94,7 +96,7 @@ fn harness() -> Harness {
 
 fn request_of(waiter: u32) -> LockRequest<u32> {
     let (wait, limits) = (Duration::ZERO, HoldLimits::default());
-    LockRequest { waiter, wait, owner: None, parent: None, limits, demand: Demand::new() }
+    LockRequest { waiter, wait, owner: None, parent: None, limits, demand: Demand::new(), sharing: Sharing::Alone }
 }
 
 /// A key that waiter 1 holds.

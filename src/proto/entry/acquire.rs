@@ -10,7 +10,7 @@ use crate::{
     limits::{LOCK_DELAY, MAX_WAITERS_PER_PROCESS, RECHECK_GRACE, RECHECK_INTERVAL},
     proto::{
         DriverTypes, Env,
-        attempt::{Asking, Attempt, State},
+        attempt::{Asking, Attempt, BLOCK_GRACE, State},
         calls::Numbered,
         pending_release::PendingRelease,
         queue_of_acquire,
@@ -27,15 +27,13 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             return;
         }
         self.time_out_waiters(env);
-        if self.queue.is_empty() {
-            return;
-        }
+        let Some(first) = self.queue.first() else { return };
         if !env.usage.may_acquire() {
             let error = StoreError::new("lock", "acquire", StoreErrorKind::Unavailable)
                 .with_source(PendingReleases { last_error: env.usage.release_error() });
             return self.reject_all(env, |_| error.clone().into());
         }
-        *self.attempt = Some(Attempt::new(env.cx.ids.next()));
+        *self.attempt = Some(Attempt::new(env.cx.ids.next_share(first.sharing.max_holders())));
         *self.asking = Asking::default();
         self.send_acquire(env);
     }
@@ -153,8 +151,10 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             }
             Ok(AcquireReply::Busy { lease_left }) => {
                 self.asking.holder_expires_at = env.now().saturating_add(lease_left);
-                self.reject_non_waiting(env, LockError::busy);
-                if self.queue.is_empty() {
+                // A request beside more holders may get the key.
+                let max_holders = attempt.id.max_holders();
+                self.reject_non_waiting_up_to(max_holders, env, LockError::busy);
+                if self.is_unwanted() {
                     self.finish_attempt(sent_at, env);
                 } else {
                     // A request with a wait has joined since the call was sent.
@@ -204,7 +204,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
                     attempt.recheck_after_reply = true;
                 }
             }
-            _ if self.pending_releases.has_id(id) => {}
+            _ if self.pending_releases.has_id(id) || self.share_with(|grant| grant.id == *id).is_some() => {}
             // The id has ended long ago. Its release lets the store offer the key to the next
             // waiter at once. Offers can be forged, so the number of these releases has a bound.
             _ if env.usage.can_release_unclaimed_offer() => {
@@ -240,6 +240,17 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         // again and again, it is more likely free then than at any other time.
         let due_at = self.asking.next_recheck_at.saturating_add(RECHECK_GRACE);
         self.asking.retry_at = Some(self.asking.retry_at.map_or(due_at, |retry_at| retry_at.min(due_at)));
+    }
+
+    /// Has a queued attempt ask when a block has ended: the store sends no message then.
+    pub(super) fn poll_after(&mut self, block_for: Duration, env: &Env<'_, D>) {
+        let Some(attempt) = self.attempt.as_ref().filter(|attempt| matches!(attempt.state, State::Queued)) else {
+            return;
+        };
+        if attempt.in_flight.number().is_none() {
+            let at = env.now().saturating_add(block_for).saturating_add(BLOCK_GRACE);
+            self.asking.retry_at = Some(self.asking.retry_at.map_or(at, |retry_at| retry_at.min(at)));
+        }
     }
 
     pub(super) fn recheck(&mut self, env: &mut Env<'_, D>) {

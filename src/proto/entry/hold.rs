@@ -45,6 +45,9 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             // The reply took too long: too little of the lease is left for a section.
             return self.begin_release(Duration::ZERO, None, env);
         }
+        if attempt.id.max_holders() > 1 {
+            return self.start_share(grant, token, sent_at, env);
+        }
         self.asking.retry_at = None;
         attempt.state = State::Holding(Holding::new(Arc::new(grant), token, attempt.demand, sent_at, env.now()));
         self.start_next(true, env);
@@ -86,7 +89,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         let Some(first) = self.queue.first() else {
             return self.begin_release(Duration::ZERO, None, env);
         };
-        if !first.demand.is_met_by(holding.demand) {
+        if !first.sharing.is_alone() || !first.demand.is_met_by(holding.demand) {
             // The grant was asked for something else. A new acquire asks for this.
             return self.begin_release(Duration::ZERO, None, env);
         }
@@ -99,7 +102,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         }
         let Some(first) = self.queue.pop() else { return };
         let waits = first.waits();
-        let LockRequest { waiter, owner, limits, wait: _, parent: _, demand: _ } = first;
+        let LockRequest { waiter, owner, limits, .. } = first;
         let token = holding.token.with_sequence(holding.sections);
         holding.sections += 1;
         let scheduled_at = holding.grant.next_check_at();
@@ -112,7 +115,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         let mut holds = 1;
         deliver(self.deliveries, (waiter, waits), &section, env);
         if let Some(owner) = &owner {
-            while let Some(request) = self.queue.remove_owned_by(owner, env.now()) {
+            while let Some(request) = self.queue.remove_owned_by(owner, env.now(), |_| true) {
                 holds += 1;
                 let waits = request.waits();
                 deliver(self.deliveries, (request.waiter, waits), &section, env);
@@ -130,6 +133,9 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         end: GuardEnd,
         env: &mut Env<'_, D>,
     ) -> Option<ReleaseOutcome> {
+        if self.share_with(|grant| Arc::ptr_eq(grant, &section.grant)).is_some() {
+            return self.on_shared_guard_end(section, &end, env);
+        }
         self.check_expired(env);
         // The section was lost before, and its release has begun.
         let lost = |env: &mut Env<'_, D>| {
@@ -143,36 +149,11 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         };
         let is_in_doubt = in_flight.in_doubt_until().is_some();
         let Some(active) = holding.active.as_mut().filter(|active| active.is(section)) else { return lost(env) };
-        if end == GuardEnd::Undelivered {
-            section.delivered();
-        }
-        active.any_dropped |= end == GuardEnd::Dropped;
-        let end = match end {
-            GuardEnd::Recorded(record) => {
-                active.record = Some(record);
-                GuardEnd::Released
-            }
-            end => end,
-        };
-        active.any_released |= end == GuardEnd::Released;
-        active.holds -= 1;
-        if active.holds > 0 {
-            return Some(ReleaseOutcome::StillHeld);
-        }
-        let Some(ActiveSection { section, any_dropped, any_released, record, .. }) = holding.active.take() else {
+        let Some(block_for) = active.end_hold(&end, env.now()) else { return Some(ReleaseOutcome::StillHeld) };
+        let Some(ActiveSection { section, any_dropped, record, .. }) = holding.active.take() else {
             unreachable!("it has a guard")
         };
         section.end(LockLost::Released);
-        let block_for = match end {
-            // I10: a statement of the section may still be in flight.
-            _ if any_dropped => section.lock_delay(),
-            GuardEnd::Released => section.min_hold_remaining(env.now()),
-            // Other guards of the same owner had been received, and `min_hold` applies to them.
-            GuardEnd::Undelivered if any_released => section.min_hold_remaining(env.now()),
-            GuardEnd::Undelivered | GuardEnd::ReleasedAfterFailure | GuardEnd::Dropped | GuardEnd::Recorded(_) => {
-                Duration::ZERO
-            }
-        };
         // The handoff depends on the limits of the next waiter that has not timed out.
         self.time_out_waiters(env);
         let is_free = block_for.is_zero() && record.is_none() && self.queue.is_empty();
@@ -183,11 +164,11 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             *self.attempt = None;
             return Some(ReleaseOutcome::Released);
         }
+        env.actions.push(Action::SectionEnded(Arc::clone(&section)));
         if any_dropped || record.is_some() || !block_for.is_zero() || self.queue.is_empty() {
             self.begin_release_with(block_for, record, Some(section), env);
             return None;
         }
-        env.actions.push(Action::SectionEnded(Arc::clone(&section.grant)));
         self.hand_off(env);
         Some(ReleaseOutcome::HandedOff)
     }
@@ -202,8 +183,9 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             // still request the longer one. So the next section runs under another id.
             return self.begin_release(Duration::ZERO, None, env);
         }
-        if self.queue.first().is_some_and(|next| !next.demand.is_met_by(holding.demand)) {
-            // A yield would queue a duplicate, although its key may have a record.
+        if self.queue.first().is_some_and(|next| !next.sharing.is_alone() || !next.demand.is_met_by(holding.demand)) {
+            // A yield would queue a duplicate, although its key may have a record, and a share would
+            // run alone.
             return self.begin_release(Duration::ZERO, None, env);
         }
         // I7: a section that runs under a grant in doubt continues, but no other section starts
@@ -343,7 +325,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
                 let new = self.attempt.insert(Attempt { was_sent: true, ..new });
                 new.in_flight.failed(&error, sent_at, env.lease.call_timeout, env.now(), 0.0);
                 self.queue_release(old, env);
-                if self.queue.is_empty() {
+                if self.is_unwanted() {
                     self.begin_release(Duration::ZERO, None, env);
                 } else {
                     self.send_acquire(env);
@@ -359,6 +341,9 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             release.stop_renewing(LockLost::HoldLimitReached, env.now());
             return;
         }
+        if let Some(at) = self.share_with(|grant| grant.id == *id) {
+            return self.check_share(at, env);
+        }
         if self.attempt.as_ref().is_none_or(|attempt| attempt.id != *id) {
             return;
         }
@@ -369,25 +354,15 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         }
     }
 
-    /// Recalls a section from waiters that have not received it within the time of an offer: their
-    /// calls may never be polled again. Each recalled waiter ends one hold.
+    /// Recalls the active section from waiters that have not received it.
     fn recall_undelivered(&mut self, env: &mut Env<'_, D>) {
         let Some(Attempt { state: State::Holding(holding) | State::Yielding { holding, .. }, .. }) = &self.attempt
         else {
             return;
         };
-        let (now, lease_left, ahead) = (env.now(), holding.grant.remaining(env.now()), self.queue.len());
-        if holding.active.as_ref().is_none_or(|active| active.section.is_delivered()) {
-            self.deliveries.clear();
-        }
-        let next_check = self.deliveries.check(now, |waiter, waits| {
-            let error = if waits {
-                LockError::TimedOut { waited: Duration::ZERO, lease_left, ahead }
-            } else {
-                LockError::busy(lease_left, ahead)
-            };
-            env.actions.push(Action::Recall(waiter.clone(), error));
-        });
+        let Some(active) = &holding.active else { return self.deliveries.clear() };
+        let left = (holding.grant.remaining(env.now()), self.queue.len());
+        let next_check = self.deliveries.recall(&active.section, env.now(), left, env.actions);
         holding.grant.set_delivery_check(next_check);
     }
 
@@ -406,6 +381,9 @@ impl<D: DriverTypes> LockEntry<'_, D> {
     /// I7: a revocation message may be forged. It makes the driver verify the grant. Only a reply
     /// of the store ends the section.
     pub(super) fn on_revoked(&mut self, id: &AcquisitionId, env: &mut Env<'_, D>) {
+        if let Some(at) = self.share_with(|grant| grant.id == *id) {
+            return self.verify_share(at, env);
+        }
         let Some(attempt) = &mut self.attempt else { return };
         // The grant in the reply that is awaited may be the revoked one.
         let is_awaited = attempt.in_flight.number().is_some();
@@ -430,12 +408,16 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             release.stop_renewing(reason, env.now());
             return;
         }
+        if let Some(at) = self.share_with(|grant| grant.id == *id) {
+            return self.on_share_lost(at, reason, env);
+        }
         let Some(attempt) = self.attempt.as_mut().filter(|attempt| attempt.id == *id) else { return };
         let block_for = match &mut attempt.state {
             State::Holding(holding) => {
                 let active = holding.active.take();
                 if let Some(active) = &active {
                     active.section.end(holding.grant.end_reason().unwrap_or(reason));
+                    env.actions.push(Action::SectionEnded(Arc::clone(&active.section)));
                     if let Some(why) = active.section.end_reason().filter(|why| why.is_loss()) {
                         env.actions.push(Action::Lost(Arc::clone(&active.section), why));
                     }

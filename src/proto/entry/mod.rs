@@ -26,6 +26,7 @@ use super::{
     Action, DriverTypes, Env, Event,
     attempt::{ActiveSection, Asking, Attempt, State},
     deliveries::Deliveries,
+    entry::shares::Share,
     pending_release::PendingReleases,
     queue::WaitQueue,
     section::{ReleaseOutcome, Section},
@@ -38,6 +39,7 @@ use crate::{clock::BootInstant, error::LockError, owner::Owner};
 mod queue_ops;
 mod acquire;
 mod hold;
+mod shares;
 mod release;
 
 /// One key in this process.
@@ -53,6 +55,8 @@ pub(super) struct StoredEntry<D: DriverTypes> {
 pub(super) struct Extra<D: DriverTypes> {
     queue: WaitQueue<D::Waiter>,
     deliveries: Deliveries<D>,
+    /// The grants beside which others hold the key, the newest one last.
+    shares: Vec<Share<D>>,
     pending_releases: PendingReleases<D>,
     asking: Asking,
     /// The earliest scheduled timer.
@@ -65,6 +69,7 @@ pub struct LockEntry<'a, D: DriverTypes> {
     attempt: &'a mut Option<Attempt<D>>,
     queue: &'a mut WaitQueue<D::Waiter>,
     deliveries: &'a mut Deliveries<D>,
+    shares: &'a mut Vec<Share<D>>,
     pending_releases: &'a mut PendingReleases<D>,
     asking: &'a mut Asking,
     wakeup_at: &'a mut Option<BootInstant>,
@@ -95,8 +100,8 @@ impl<D: DriverTypes> StoredEntry<D> {
     /// The entry for an event. `spare` has memory that no entry uses.
     pub(super) fn open(&mut self, spare: &mut Option<Box<Extra<D>>>) -> LockEntry<'_, D> {
         let extra = self.extra.get_or_insert_with(|| spare.take().unwrap_or_default());
-        let Extra { queue, deliveries, pending_releases, asking, wakeup_at } = &mut **extra;
-        LockEntry { attempt: &mut self.attempt, queue, deliveries, pending_releases, asking, wakeup_at }
+        let Extra { queue, deliveries, shares, pending_releases, asking, wakeup_at } = &mut **extra;
+        LockEntry { attempt: &mut self.attempt, queue, deliveries, shares, pending_releases, asking, wakeup_at }
     }
 
     /// Returns the memory that the entry does not need after an event.
@@ -131,9 +136,11 @@ impl<D: DriverTypes> StoredEntry<D> {
         self.extra.is_some()
     }
 
-    /// Returns `true` if a section is active.
-    pub(super) fn is_held(&self) -> bool {
-        self.attempt.as_ref().is_some_and(|attempt| attempt.active_section().is_some())
+    /// The active sections.
+    pub(super) fn sections(&self) -> impl Iterator<Item = &Arc<Section<D>>> {
+        let alone = self.attempt.as_ref().and_then(Attempt::active_section);
+        let shares = self.extra.iter().flat_map(|extra| &extra.shares).flat_map(Share::sections);
+        alone.into_iter().chain(shares).map(|active| &active.section)
     }
 }
 
@@ -141,6 +148,7 @@ impl<D: DriverTypes> Extra<D> {
     fn is_empty(&self) -> bool {
         self.queue.is_empty()
             && self.deliveries.is_empty()
+            && self.shares.is_empty()
             && self.pending_releases.is_empty()
             && self.wakeup_at.is_none()
     }
@@ -151,6 +159,7 @@ impl<D: DriverTypes> Default for Extra<D> {
         Self {
             queue: WaitQueue::new(),
             deliveries: Deliveries::new(),
+            shares: Vec::new(),
             pending_releases: PendingReleases::default(),
             asking: Asking::default(),
             wakeup_at: None,
@@ -172,6 +181,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             Event::Lagged => self.recheck(env),
             Event::GuardEnded(section, end) => {
                 if self.on_guard_end(&section, end, env) == Some(ReleaseOutcome::Released) {
+                    env.actions.push(Action::SectionEnded(Arc::clone(&section)));
                     self.release_section(section, env);
                 }
             }
@@ -185,7 +195,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
 
     /// Returns `true` if no waiter is left, and nothing of this process is left in the store.
     pub fn is_idle(&self) -> bool {
-        self.attempt.is_none() && self.pending_releases.is_empty() && self.queue.is_empty()
+        self.attempt.is_none() && self.shares.is_empty() && self.pending_releases.is_empty() && self.queue.is_empty()
     }
 
     /// The number of waiters.
@@ -212,21 +222,27 @@ impl<D: DriverTypes> LockEntry<'_, D> {
     /// Returns `true` if a record of this id may be left in the store.
     #[cfg(any(test, feature = "__internals"))]
     pub fn tracks(&self, id: &AcquisitionId) -> bool {
-        self.attempt.as_ref().is_some_and(|attempt| attempt.has_id(id)) || self.pending_releases.has_id(id)
+        self.attempt.as_ref().is_some_and(|attempt| attempt.has_id(id))
+            || self.share_with(|grant| grant.id == *id).is_some()
+            || self.pending_releases.has_id(id)
     }
 
-    /// The number of guards that this owner has of the active section.
+    /// The number of guards that this owner has of an active section.
     pub fn hold_count(&self, owner: &Owner, now: BootInstant) -> u32 {
-        let active = self.active_section().filter(|active| active.owner.as_ref() == Some(owner));
+        let active = self.active_sections().find(|active| active.owner.as_ref() == Some(owner));
         active.map_or(0, |active| active.hold_count(now))
     }
 
     /// The number of guards of this section, zero if it is not active.
     pub fn hold_count_of(&self, section: &Arc<Section<D>>, now: BootInstant) -> u32 {
-        self.active_section().filter(|active| active.is(section)).map_or(0, |active| active.hold_count(now))
+        self.active_sections().find(|active| active.is(section)).map_or(0, |active| active.hold_count(now))
     }
 
-    /// Returns `true` if a section is active.
+    fn active_sections(&self) -> impl Iterator<Item = &ActiveSection<D>> {
+        self.active_section().into_iter().chain(self.shares.iter().flat_map(Share::sections))
+    }
+
+    /// Returns `true` if the section of the attempt is active.
     fn is_held(&self) -> bool {
         self.active_section().is_some()
     }

@@ -10,8 +10,9 @@ use crate::{
     owner::Owner,
     proto::{
         Action, DriverTypes, Env, LockRequest, QueuePosition,
-        attempt::{Attempt, State},
+        attempt::{ActiveSection, Attempt, State},
         deliveries::DELIVERY_CHECK,
+        sharing::Sharing,
     },
 };
 
@@ -21,15 +22,21 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         if request.demand.joins_sections() && self.may_reenter(&request, env) {
             return self.reenter(request, env);
         }
+        if let Some(own) = self.own_share(&request, env) {
+            return self.reenter_share(own, request, env);
+        }
         if env.is_shutting_down {
             return env.reject(request, LockError::ShuttingDown);
         }
         if request.waits() && self.would_deadlock(&request, env) {
             return env.reject(request, LockError::WouldDeadlock);
         }
+        if self.may_join_readers(&request, env) {
+            return self.start_beside(request, env);
+        }
         if !request.waits() {
             self.check_expired(env);
-            if self.is_contended() {
+            if self.is_contended(request.sharing) {
                 let position = self.position(self.queue.len(), env.now());
                 return env.reject(request, LockError::busy(position.lease_left, position.ahead));
             }
@@ -74,9 +81,15 @@ impl<D: DriverTypes> LockEntry<'_, D> {
 
     /// The error that a request of this owner without a wait would get now, or `None` if the key
     /// may be free. Does not change the state.
-    pub fn rejection_without_wait(&self, owner: &Owner, now: BootInstant) -> Option<LockError> {
-        let is_own = self.active_section().is_some_and(|active| active.owner.as_ref() == Some(owner));
-        if is_own || !self.is_contended() {
+    pub fn rejection_without_wait(&self, owner: &Owner, sharing: Sharing, now: BootInstant) -> Option<LockError> {
+        let is_own = |active: &ActiveSection<D>| active.owner.as_ref() == Some(owner);
+        if self.active_section().is_some_and(is_own) {
+            return None;
+        }
+        if self.active_sections().any(is_own) {
+            return sharing.is_alone().then_some(LockError::WouldDeadlock);
+        }
+        if !self.is_contended(sharing) {
             return None;
         }
         let position = self.position(self.queue.len(), now);
@@ -122,10 +135,11 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         deliver(self.deliveries, (request.waiter, waits), &active.section, env);
     }
 
-    /// Returns `true` if the key is held or queued for, here or in the store, as far as this
-    /// process knows.
-    pub(super) fn is_contended(&self) -> bool {
+    /// Returns `true` if the key is held, by too many for this request, or queued for, here or in
+    /// the store, as far as this process knows.
+    pub(super) fn is_contended(&self, sharing: Sharing) -> bool {
         self.attempt.as_ref().is_some_and(|attempt| !matches!(attempt.state, State::Requesting))
+            || self.shares.len() >= usize::from(sharing.max_holders())
     }
 
     /// Removes a waiter. Returns its position, or `None` if the waiter is not in the queue: then
@@ -152,18 +166,25 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         let lease_left = match self.attempt.as_ref().map(|attempt| &attempt.state) {
             Some(State::Holding(holding) | State::Yielding { holding, .. }) => holding.grant.remaining(now),
             Some(_) => self.asking.holder_expires_at.saturating_duration_since(now),
-            None => Duration::ZERO,
+            None => self.shares.iter().map(|share| share.remaining(now)).min().unwrap_or_default(),
         };
         let store_error = match &self.attempt {
             Some(attempt) => attempt.store_error(),
             None => self.pending_releases.blocking().and_then(|release| release.error.clone()),
         };
-        QueuePosition { lease_left, ahead: at + 1, store_error, is_contended: self.is_contended() }
+        QueuePosition { lease_left, ahead: at + 1, store_error, is_contended: self.is_contended(Sharing::Alone) }
     }
 
-    /// Releases an attempt that no waiter needs any more.
+    /// Whether the first waiter needs no attempt, or one with another number of holders. The number
+    /// is a part of the id.
+    pub(super) fn is_unwanted(&self) -> bool {
+        let Some(attempt) = &self.attempt else { return false };
+        self.queue.first().is_none_or(|first| first.sharing.max_holders() != attempt.id.max_holders())
+    }
+
+    /// Releases an attempt that the first waiter does not need any more.
     pub(super) fn abandon_if_unwanted(&mut self, env: &mut Env<'_, D>) {
-        if self.queue.is_empty() && self.attempt.as_ref().is_some_and(Attempt::is_pending) {
+        if self.is_unwanted() && self.attempt.as_ref().is_some_and(Attempt::is_pending) {
             self.begin_release(Duration::ZERO, None, env);
         }
     }
@@ -190,11 +211,21 @@ impl<D: DriverTypes> LockEntry<'_, D> {
 
     /// Rejects the requests without a wait, because the key is busy.
     pub(super) fn reject_non_waiting(&mut self, env: &mut Env<'_, D>, error: impl Fn(Duration, usize) -> LockError) {
+        self.reject_non_waiting_up_to(u16::MAX, env, error);
+    }
+
+    /// Rejects those of them that may hold the key beside this number at most.
+    pub(super) fn reject_non_waiting_up_to(
+        &mut self,
+        max_holders: u16,
+        env: &mut Env<'_, D>,
+        error: impl Fn(Duration, usize) -> LockError,
+    ) {
         if !self.queue.has_non_waiting() {
             return;
         }
         let lease_left = self.position(0, env.now()).lease_left;
-        while let Some((at, request)) = self.queue.remove_non_waiting() {
+        while let Some((at, request)) = self.queue.remove_non_waiting(max_holders) {
             env.reject(request, error(lease_left, at + 1));
         }
     }

@@ -55,7 +55,6 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             State::Holding(holding) if release.record.is_some() => {
                 // The section has ended, and its grant is renewed until the store has the record.
                 holding.grant.keep_until(env.now().saturating_add(MAX_HOLD));
-                env.actions.push(Action::SectionEnded(Arc::clone(&holding.grant)));
                 release.grant = Some(holding.grant);
             }
             State::Holding(holding) | State::Yielding { holding, .. } => {

@@ -8,6 +8,7 @@ mod renewal;
 mod hold_limits;
 mod several;
 mod once;
+mod permits;
 mod admin;
 #[cfg(unix)]
 mod rolling_restart;

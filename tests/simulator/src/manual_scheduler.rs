@@ -406,7 +406,15 @@ impl ManualScheduler {
 }
 
 fn lock_request(client: ClientId, limits: HoldLimits) -> LockRequest<ClientId> {
-    LockRequest { waiter: client, wait: Duration::MAX, owner: None, parent: None, limits, demand: Demand::new() }
+    LockRequest {
+        waiter: client,
+        wait: Duration::MAX,
+        owner: None,
+        parent: None,
+        limits,
+        demand: Demand::new(),
+        sharing: Sharing::Alone,
+    }
 }
 
 fn duplicate(client: ClientId, limits: HoldLimits) -> LockRequest<ClientId> {

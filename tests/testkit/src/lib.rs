@@ -57,6 +57,8 @@ pub mod http;
 #[cfg(feature = "service")]
 pub mod locks;
 #[cfg(feature = "service")]
+pub mod permits;
+#[cfg(feature = "service")]
 pub mod runtimes;
 #[cfg(feature = "service")]
 pub mod log;

@@ -110,7 +110,15 @@ impl Simulation {
                 Some(patience) => Duration::from_nanos(patience),
                 None => Duration::MAX,
             };
-            let request = LockRequest { waiter: id(index), wait, owner: None, parent: None, limits, demand };
+            let request = LockRequest {
+                waiter: id(index),
+                wait,
+                owner: None,
+                parent: None,
+                limits,
+                demand,
+                sharing: Sharing::Alone,
+            };
             let ticket = w.event(process, |process, free_keys| process.request(now, &key, request, free_keys));
             w.clients[index].ticket = ticket;
             if let Some(patience) = patience.filter(|_| waits) {

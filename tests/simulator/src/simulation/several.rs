@@ -161,7 +161,15 @@ impl Simulation {
             let (key, limits) = (self.keys[client.key].clone(), client.limits);
             let wait = if client.waits { Duration::MAX } else { Duration::ZERO };
             let demand = Demand::new();
-            let request = LockRequest { waiter: id(index), wait, owner: None, parent: None, limits, demand };
+            let request = LockRequest {
+                waiter: id(index),
+                wait,
+                owner: None,
+                parent: None,
+                limits,
+                demand,
+                sharing: Sharing::Alone,
+            };
             let ticket = self.event(process, |process, free_keys| process.request(now, &key, request, free_keys));
             self.clients[index].ticket = ticket;
         }

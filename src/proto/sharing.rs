@@ -1,0 +1,35 @@
+//! With how many others a request holds its key.
+
+use crate::limits::MAX_HOLDERS;
+
+/// How a request holds its key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sharing {
+    /// Alone.
+    #[default]
+    Alone,
+    /// As one of this number of holders, which is above one. Each has a grant of its own.
+    Permit(u16),
+    /// Together with other readers. Those of one process share a grant.
+    Reader,
+}
+
+impl Sharing {
+    /// The sharing of one of `limit` permits.
+    pub const fn permit(limit: u16) -> Self {
+        if limit > 1 { Self::Permit(limit) } else { Self::Alone }
+    }
+
+    /// How many may hold the key, this request included.
+    pub const fn max_holders(self) -> u16 {
+        match self {
+            Self::Alone => 1,
+            Self::Permit(limit) => limit,
+            Self::Reader => MAX_HOLDERS,
+        }
+    }
+
+    pub(super) fn is_alone(self) -> bool {
+        self == Self::Alone
+    }
+}
