@@ -100,6 +100,9 @@ pub(crate) const LOCAL_HANDOFF_SECTIONS: u16 = 1000;
 /// permits.
 pub(crate) const MAX_HOLDERS: u16 = 1024;
 
+/// The most holders of a key that its status lists.
+pub(crate) const MAX_LISTED_HOLDERS: usize = 64;
+
 /// A number of permits. Zero would never be granted.
 #[track_caller]
 pub(crate) fn check_max_holders(limit: u16) -> u16 {

@@ -15,7 +15,7 @@ use tokio::{runtime, time::timeout};
 use super::signal::ShutdownOnSignal;
 use super::{LockBuilder, LockStatus, acquire::Call, driver::Driver, request_scope::Parent, watchdog};
 use crate::{
-    acquisition::AcquisitionIds,
+    acquisition::{AcquisitionId, AcquisitionIds},
     clock::Clock,
     error::LockError,
     limits::{LEASE, LEASE_MAX, LEASE_MIN, LOCK_DELAY, MAX_DETACHED_HANDLERS, RECORD_CALLS},
@@ -211,7 +211,7 @@ impl LockManager {
         }
     }
 
-    /// Returns the state of this key in the store: its holder, the time of the grant, and the
+    /// Returns the state of this key in the store: its holders, the times of their grants, and the
     /// number of waiters. Changes nothing. [`OnceBuilder::inspect`](super::OnceBuilder::inspect)
     /// does it for work that runs once.
     ///
@@ -255,9 +255,10 @@ impl LockManager {
         self.driver().within("list", |store| store.list(request)).await
     }
 
-    /// Revokes the lock from its holder.
+    /// Revokes the lock from its holder, or from all holders of permits and reads.
+    /// [`revoke`](Self::revoke) names one of them.
     ///
-    /// The holder is notified and aborted. The key stays blocked for 1 second, so that the holder
+    /// Each holder is notified and aborted. The key stays blocked for 1 second, so that the holder
     /// can stop. If the key has no holder, but a [`min_hold`](LockPolicy::min_hold) or a
     /// [`lock_delay`](LockPolicy::lock_delay) blocks it, it is freed at once. A second call within
     /// 1 second of the first one changes nothing, notifies the holder again and returns the same
@@ -268,7 +269,28 @@ impl LockManager {
     /// Fails if the store does not reply within its [call timeout](LockStore::call_timeout). The
     /// lock may have been revoked nevertheless.
     pub async fn force_release(&self, key: impl Into<LockKey>) -> Result<ForceReleaseReply, StoreError> {
+        self.force(ForceReleaseRequest::new(key.into(), LOCK_DELAY, proto::QUEUE)).await
+    }
+
+    /// Revokes the lock, the permit or the read of one holder, which [`inspect`](Self::inspect)
+    /// names. The others keep theirs.
+    ///
+    /// The holder is notified and aborted. Its place stays blocked for 1 second. The reply is
+    /// [`Free`](ForceReleaseReply::Free) if it does not hold the key.
+    ///
+    /// # Errors
+    ///
+    /// The same as those of [`force_release`](Self::force_release).
+    pub async fn revoke(
+        &self,
+        key: impl Into<LockKey>,
+        holder: &AcquisitionId,
+    ) -> Result<ForceReleaseReply, StoreError> {
         let request = ForceReleaseRequest::new(key.into(), LOCK_DELAY, proto::QUEUE);
+        self.force(request.holder(Some(holder.clone()))).await
+    }
+
+    async fn force(&self, request: ForceReleaseRequest) -> Result<ForceReleaseReply, StoreError> {
         self.driver().within("force-release", |store| store.force_release(request)).await
     }
 
@@ -463,13 +485,11 @@ impl LockManager {
 
 impl Driver {
     pub(super) async fn inspect(&self, key: LockKey) -> Result<LockStatus, StoreError> {
-        let KeyStatus { holders, lease_left, waiting, record_left, kept_by } =
+        let KeyStatus { holders, holding, lease_left, waiting, record_left, kept_by } =
             self.within("inspect", |store| store.inspect(key.clone())).await?;
-        let holder = holders.into_iter().next();
         Ok(LockStatus {
-            holder_connected: holder.as_ref().and_then(|holder| holder.connected),
-            since: holder.as_ref().and_then(|holder| holder.since),
-            holder: holder.map(|holder| holder.id),
+            holders,
+            holding,
             remaining: lease_left,
             record_left,
             kept_by,

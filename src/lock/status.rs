@@ -7,9 +7,9 @@ use std::{
 
 use serde::{Serialize, Serializer, ser::SerializeStruct};
 
-use crate::acquisition::AcquisitionId;
+use crate::store::Holder;
 
-/// State of a key in the store: its holder, the time of the grant, the time that remains, the
+/// State of a key in the store: its holders, the times of their grants, the time that remains, the
 /// number of waiters, and the record of finished work.
 ///
 /// Returned by [`LockManager::inspect`](crate::lock::LockManager::inspect).
@@ -20,27 +20,17 @@ use crate::acquisition::AcquisitionId;
 ///     1 process waiting, 0 calls waiting here
 /// ```
 ///
-/// [`Serialize`] is for an admin page. The names of the fields are stable: `holder` (the text of
-/// the [`AcquisitionId`], or null), `holder_connected` (or null), `since_unix_ms` (or null),
-/// `remaining_ms` (null if the key has no TTL), `record_left_ms` (or null), `kept_by` (or null),
-/// `waiting`, `waiting_locally`.
+/// [`Serialize`] is for an admin page. The names of the fields are stable: `holders` (each with `id`,
+/// `connected` and `since_unix_ms`, or null), `holding`, `remaining_ms` (null if the key has no
+/// TTL), `record_left_ms` (or null), `kept_by` (or null), `waiting`, `waiting_locally`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LockStatus {
-    /// The holder. `None` if the key has none.
-    pub holder: Option<AcquisitionId>,
-    /// Whether the process of the holder is connected to the store. `None` if the key has no
-    /// holder, if the holder is another program, or if the store does not know.
-    ///
-    /// After a crash it is `Some(false)`, and the key is blocked for the time that
-    /// [remains](Self::remaining). A process whose connection broke is not connected either, until
-    /// it has another one.
-    pub holder_connected: Option<bool>,
-    /// The time of the grant, by the clock of the store.
-    ///
-    /// `None` if the key has no holder, or if the holder is another program. For sections that were
-    /// handed off within one process, it is the time of the last store call.
-    pub since: Option<SystemTime>,
+    /// The holders. None if the key is free, or only blocked. Several hold permits or reads: at
+    /// most 64 of them are listed.
+    pub holders: Vec<Holder>,
+    /// The number of holders. The readers of one process that share a grant count as one.
+    pub holding: usize,
     /// How long the store keeps the key if it is neither released nor renewed. Zero if the key is
     /// free.
     ///
@@ -72,23 +62,43 @@ struct Rfc3339(SystemTime);
 /// Seconds and milliseconds.
 struct Seconds(Duration);
 
+/// A holder, serialized.
+struct HolderJson<'a>(&'a Holder);
+
 // === impl LockStatus ===
+
+impl LockStatus {
+    /// Returns the first holder.
+    #[must_use]
+    pub fn holder(&self) -> Option<&Holder> {
+        self.holders.first()
+    }
+}
 
 impl fmt::Display for LockStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { holder, holder_connected, since, remaining, record_left, kept_by, waiting, waiting_locally } = self;
-        match holder {
-            // Another program may have written any text: a line break must not start another line
-            // of a log.
-            Some(holder) => write!(f, "held by {}", holder.to_string().escape_debug())?,
+        let Self { holders, holding, remaining, record_left, kept_by, waiting, waiting_locally } = self;
+        match self.holder() {
+            Some(holder) => {
+                // Another program may have written any text: a line break must not start another
+                // line of a log.
+                write!(f, "held by {}", holder.id.to_string().escape_debug())?;
+                if let Some(since) = holder.since {
+                    write!(f, " since {}", Rfc3339(since))?;
+                }
+            }
             None if remaining.is_zero() => f.write_str("free")?,
             None => f.write_str("no holder, but blocked")?,
         }
-        if let Some(since) = since {
-            write!(f, " since {}", Rfc3339(*since))?;
+        match holding.saturating_sub(1) {
+            0 => {}
+            1 => f.write_str(" and 1 other")?,
+            others => write!(f, " and {others} others")?,
         }
-        if *holder_connected == Some(false) {
-            f.write_str(", its process is not connected")?;
+        match holders.iter().filter(|holder| holder.connected == Some(false)).count() {
+            0 => {}
+            1 if *holding == 1 => f.write_str(", its process is not connected")?,
+            dead => write!(f, ", {dead} of them not connected")?,
         }
         if *remaining == Duration::MAX {
             f.write_str(", without an end")?;
@@ -109,17 +119,27 @@ impl fmt::Display for LockStatus {
 
 impl Serialize for LockStatus {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { holder, holder_connected, since, remaining, record_left, kept_by, waiting, waiting_locally } = self;
-        let since = since.and_then(|since| since.duration_since(SystemTime::UNIX_EPOCH).ok());
-        let mut state = serializer.serialize_struct("LockStatus", 8)?;
-        state.serialize_field("holder", holder)?;
-        state.serialize_field("holder_connected", holder_connected)?;
-        state.serialize_field("since_unix_ms", &since.map(whole_ms))?;
+        let Self { holders, holding, remaining, record_left, kept_by, waiting, waiting_locally } = self;
+        let mut state = serializer.serialize_struct("LockStatus", 7)?;
+        state.serialize_field("holders", &holders.iter().map(HolderJson).collect::<Vec<_>>())?;
+        state.serialize_field("holding", holding)?;
         state.serialize_field("remaining_ms", &(*remaining != Duration::MAX).then(|| whole_ms(*remaining)))?;
         state.serialize_field("record_left_ms", &record_left.map(whole_ms))?;
         state.serialize_field("kept_by", kept_by)?;
         state.serialize_field("waiting", waiting)?;
         state.serialize_field("waiting_locally", waiting_locally)?;
+        state.end()
+    }
+}
+
+impl Serialize for HolderJson<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Holder { id, since, connected, fence: _ } = self.0;
+        let since = since.and_then(|since| since.duration_since(SystemTime::UNIX_EPOCH).ok());
+        let mut state = serializer.serialize_struct("Holder", 3)?;
+        state.serialize_field("id", id)?;
+        state.serialize_field("connected", connected)?;
+        state.serialize_field("since_unix_ms", &since.map(whole_ms))?;
         state.end()
     }
 }
@@ -161,12 +181,20 @@ impl fmt::Display for Rfc3339 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::acquisition::AcquisitionId;
 
-    fn state(holder: Option<&str>, since_ms: Option<u64>, remaining: Duration, waiting: usize) -> LockStatus {
-        LockStatus {
-            holder: holder.map(AcquisitionId::from_text),
-            holder_connected: since_ms.map(|_| true),
+    fn holder(id: &str, since_ms: Option<u64>) -> Holder {
+        Holder {
+            connected: since_ms.map(|_| true),
             since: since_ms.map(|ms| SystemTime::UNIX_EPOCH + Duration::from_millis(ms)),
+            ..Holder::new(AcquisitionId::from_text(id), 7)
+        }
+    }
+
+    fn state(id: Option<&str>, since_ms: Option<u64>, remaining: Duration, waiting: usize) -> LockStatus {
+        LockStatus {
+            holders: id.map(|id| holder(id, since_ms)).into_iter().collect(),
+            holding: usize::from(id.is_some()),
             remaining,
             record_left: None,
             kept_by: None,
@@ -201,7 +229,18 @@ mod tests {
                 "free, kept by the transaction of backend 7, 0 processes waiting, 2 calls waiting here",
             ),
             (
-                LockStatus { holder_connected: Some(false), ..state(Some("api-7:5a:2"), Some(0), ms(500), 0) },
+                LockStatus {
+                    holders: vec![holder("api-7:5a:2/4", None), holder("api-7:5a:3/4", Some(0)).connected(false)],
+                    holding: 3,
+                    ..state(None, None, ms(500), 0)
+                },
+                "held by api-7:5a:2/4 and 2 others, 1 of them not connected, 0.500s left, 0 processes waiting, 2 calls waiting here",
+            ),
+            (
+                LockStatus {
+                    holders: vec![holder("api-7:5a:2", Some(0)).connected(false)],
+                    ..state(Some("api-7:5a:2"), Some(0), ms(500), 0)
+                },
                 "held by api-7:5a:2 since 1970-01-01T00:00:00.000Z, its process is not connected, 0.500s left, 0 processes waiting, 2 calls waiting here",
             ),
         ] {
@@ -215,12 +254,12 @@ mod tests {
         let held = state(Some("a:1f:2"), Some(1_795_317_600_123), Duration::from_micros(30_500_900), 1);
         assert_eq!(
             serde_json::to_string(&held).expect("it serializes"),
-            r#"{"holder":"a:1f:2","holder_connected":true,"since_unix_ms":1795317600123,"remaining_ms":30500,"record_left_ms":null,"kept_by":null,"waiting":1,"waiting_locally":1}"#
+            r#"{"holders":[{"id":"a:1f:2","connected":true,"since_unix_ms":1795317600123}],"holding":1,"remaining_ms":30500,"record_left_ms":null,"kept_by":null,"waiting":1,"waiting_locally":1}"#
         );
         let foreign = LockStatus { record_left: Some(Duration::from_millis(7)), ..state(None, None, Duration::MAX, 0) };
         assert_eq!(
             serde_json::to_string(&foreign).expect("it serializes"),
-            r#"{"holder":null,"holder_connected":null,"since_unix_ms":null,"remaining_ms":null,"record_left_ms":7,"kept_by":null,"waiting":0,"waiting_locally":2}"#
+            r#"{"holders":[],"holding":0,"remaining_ms":null,"record_left_ms":7,"kept_by":null,"waiting":0,"waiting_locally":2}"#
         );
     }
 

@@ -10,7 +10,7 @@ use bytes::Bytes;
 
 #[cfg(doc)]
 use super::LockStore;
-use crate::{acquisition::AcquisitionId, lock_key::LockKey};
+use crate::{acquisition::AcquisitionId, limits::MAX_LISTED_HOLDERS, lock_key::LockKey};
 
 /// Settings of the queue of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -231,9 +231,12 @@ pub enum YieldReply {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KeyStatus {
-    /// The holders: at most one. None if the key is free, or blocked without a holder.
+    /// The holders: several if they share the key, at most 64 of them. None if the key is free, or
+    /// blocked without a holder.
     pub holders: Vec<Holder>,
-    /// The remaining time of the lease or the block. Zero if the key is free.
+    /// The number of holders.
+    pub holding: usize,
+    /// The remaining time of the last lease or block. Zero if the key is free.
     pub lease_left: Duration,
     /// The number of waiters in the queue. Zero in a store without one.
     pub waiting: usize,
@@ -277,7 +280,9 @@ pub enum DeleteRecordReply {
 pub struct ForceReleaseRequest {
     /// The key to revoke.
     pub key: LockKey,
-    /// How long the key stays blocked, so that its former holder can stop.
+    /// The holder to revoke it from. `None`: all of them.
+    pub holder: Option<AcquisitionId>,
+    /// How long the place of each former holder stays blocked, so that it can stop.
     pub block_for: Duration,
     /// The settings of the queue.
     pub queue: QueueConfig,
@@ -287,14 +292,15 @@ pub struct ForceReleaseRequest {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ForceReleaseReply {
-    /// The key had no holder and was not blocked.
+    /// The key had no holder and was not blocked, or
+    /// [`ForceReleaseRequest::holder`] does not hold it.
     Free,
-    /// The key was revoked from this holder, which may belong to another program. The key stays
+    /// The key was revoked from these holders, which may belong to another program. It stays
     /// blocked for [`ForceReleaseRequest::block_for`]. A second call within that time has the same
     /// reply.
     Revoked {
-        /// The former holder.
-        holder: AcquisitionId,
+        /// The former holders.
+        holders: Vec<AcquisitionId>,
     },
     /// The key had no holder, but a minimum hold or a lock-delay blocked it. It is free now.
     Unblocked {
@@ -394,7 +400,14 @@ impl ForceReleaseRequest {
     /// Creates a request to revoke a key from its holder.
     #[must_use]
     pub fn new(key: LockKey, block_for: Duration, queue: QueueConfig) -> Self {
-        Self { key, block_for, queue }
+        Self { key, holder: None, block_for, queue }
+    }
+
+    /// Sets [`holder`](Self::holder).
+    #[must_use]
+    pub fn holder(mut self, holder: Option<AcquisitionId>) -> Self {
+        self.holder = holder;
+        self
     }
 }
 
@@ -454,7 +467,17 @@ impl KeyStatus {
     /// Creates a status.
     #[must_use]
     pub fn new(holders: impl IntoIterator<Item = Holder>, lease_left: Duration, waiting: usize) -> Self {
-        Self { holders: holders.into_iter().collect(), lease_left, waiting, record_left: None, kept_by: None }
+        let mut holders: Vec<_> = holders.into_iter().collect();
+        let holding = holders.len();
+        holders.truncate(MAX_LISTED_HOLDERS);
+        Self { holders, holding, lease_left, waiting, record_left: None, kept_by: None }
+    }
+
+    /// Sets [`holding`](Self::holding).
+    #[must_use]
+    pub fn holding(mut self, count: usize) -> Self {
+        self.holding = count;
+        self
     }
 
     /// Sets [`record_left`](Self::record_left).
@@ -503,10 +526,10 @@ impl Holder {
 // === impl ForceReleaseReply ===
 
 impl ForceReleaseReply {
-    /// Returns the holder that the key was revoked from.
+    /// Returns the first holder that the key was revoked from.
     #[must_use]
     pub fn holder(&self) -> Option<&AcquisitionId> {
-        if let Self::Revoked { holder } = self { Some(holder) } else { None }
+        if let Self::Revoked { holders } = self { holders.first() } else { None }
     }
 }
 

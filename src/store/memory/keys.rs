@@ -238,8 +238,9 @@ impl Keys {
         };
         let state = occupied.get_mut();
         let (left, until) = (state.time_left(cx.now), cx.now.saturating_add(request.block_for));
-        let mut revoked = None;
-        for place in state.places.iter_mut().filter(|place| place.until > cx.now) {
+        let mut holders = Vec::new();
+        let is_meant = |place: &Place| request.holder.as_ref().is_none_or(|holder| *holder == place.id);
+        for place in state.places.iter_mut().filter(|place| place.until > cx.now && is_meant(place)) {
             if place.state == PlaceState::Held {
                 (place.state, place.until) = (PlaceState::Revoked, until);
                 self.blocked.insert((until, request.key.clone()));
@@ -247,16 +248,16 @@ impl Keys {
             // The former holder may still run: the event of an earlier call may be lost.
             if place.state == PlaceState::Revoked {
                 cx.events.push(StoreEvent::Revoked { key: request.key.clone(), id: place.id.clone() });
-                revoked = Some(place.id.clone());
+                holders.push(place.id.clone());
             }
         }
-        let reply = match revoked {
-            Some(holder) => ForceReleaseReply::Revoked { holder },
-            None if left.is_zero() => ForceReleaseReply::Free,
-            None => {
-                state.places.clear();
-                ForceReleaseReply::Unblocked { blocked_for: left }
-            }
+        let reply = if !holders.is_empty() {
+            ForceReleaseReply::Revoked { holders }
+        } else if left.is_zero() || request.holder.is_some() {
+            ForceReleaseReply::Free
+        } else {
+            state.places.clear();
+            ForceReleaseReply::Unblocked { blocked_for: left }
         };
         state.serve(cx, &request.key, request.queue, &mut self.last_fence, None);
         if state.is_garbage(cx.now) {

@@ -71,7 +71,7 @@ pub(super) fn released(row: &Row) -> Result<ReleaseReply, CallError> {
 pub(super) fn revoked(row: &Row) -> Result<ForceReleaseReply, CallError> {
     Ok(match column(row, 0)? {
         "free" => ForceReleaseReply::Free,
-        "revoked" => ForceReleaseReply::Revoked { holder: AcquisitionId::from_text(column(row, 1)?) },
+        "revoked" => ForceReleaseReply::Revoked { holders: vec![AcquisitionId::from_text(column(row, 1)?)] },
         "unblocked" => ForceReleaseReply::Unblocked { blocked_for: micros(column(row, 2)?) },
         _ => return Err(CallError::UnexpectedReply),
     })

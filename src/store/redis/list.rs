@@ -113,12 +113,13 @@ pub(super) async fn scan(
     deadline: Instant,
 ) -> Result<(u64, Vec<String>), CallError> {
     let keyspace = &server.keyspace;
-    let (pattern, kind) = match phase {
-        Phase::Locks => (keyspace.lock_pattern(), "hash"),
-        Phase::Queues => (keyspace.queue_pattern(), "list"),
-    };
     let mut command = cmd("SCAN");
-    command.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(count).arg("TYPE").arg(kind);
+    command.arg(cursor).arg("COUNT").arg(count).arg("MATCH");
+    match phase {
+        // A hash, or a sorted set.
+        Phase::Locks => command.arg(keyspace.lock_pattern()),
+        Phase::Queues => command.arg(keyspace.queue_pattern()).arg("TYPE").arg("list"),
+    };
     let (cursor, mut names) = wire::parse_scan(&server.release_conn.command(&command, deadline).await?)?;
     if phase == Phase::Queues {
         names = names.iter().filter_map(|queue| keyspace.lock_of_queue(queue)).map(str::to_owned).collect();
@@ -134,7 +135,7 @@ pub(super) async fn inspect_each<E>(
     stream::iter(inspects).buffered(at_once).try_filter_map(|entry| ready(Ok(entry))).try_collect().await
 }
 
-/// The status of a lock. `None`: another program has replaced it or its queue by another type.
+/// The status of a lock. `None`: it is of another program, or its queue is of another type.
 async fn inspect(server: &Server, lock: &str, deadline: Instant) -> Result<Option<KeyStatus>, CallError> {
     let call = server.keyspace.inspect_name(lock.into());
     match server.release_conn.script(&call, deadline).await {

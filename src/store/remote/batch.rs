@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::{
+    acquisition::AcquisitionId,
     limits::MAX_WAITING_REQUESTS,
     lock_key::{KeyMap, LockKey},
     store::{AcquireReply, AcquireRequest, QueueConfig, ReleaseReply, ReleaseRequest, StoreError, StoreErrorKind},
@@ -23,6 +24,8 @@ pub trait Shareable: Clone + Send + Sync + 'static {
 
     /// Its key.
     fn key(&self) -> &LockKey;
+    /// Its acquisition.
+    fn id(&self) -> &AcquisitionId;
     /// The terms that all requests of a call have in common.
     fn terms(&self) -> &QueueConfig;
     /// Whether the request takes or leaves a record.
@@ -32,10 +35,10 @@ pub trait Shareable: Clone + Send + Sync + 'static {
     /// The reply without a call, for this reason.
     fn refused(error: StoreError) -> Result<Self::Reply, StoreError>;
 
-    /// Whether it has a call of its own: because of its record, or because a raw key has messages
-    /// to other programs.
+    /// Whether it has a call of its own: because of its record, because others may hold its key with
+    /// it, or because a raw key has messages to other programs.
     fn is_alone(&self) -> bool {
-        self.has_record() || self.key().is_raw()
+        self.has_record() || self.id().max_holders() > 1 || self.key().is_raw()
     }
 }
 
@@ -47,6 +50,10 @@ impl Shareable for AcquireRequest {
 
     fn key(&self) -> &LockKey {
         &self.key
+    }
+
+    fn id(&self) -> &AcquisitionId {
+        &self.id
     }
 
     fn terms(&self) -> &QueueConfig {
@@ -76,6 +83,10 @@ impl Shareable for ReleaseRequest {
 
     fn key(&self) -> &LockKey {
         &self.key
+    }
+
+    fn id(&self) -> &AcquisitionId {
+        &self.id
     }
 
     fn terms(&self) -> &QueueConfig {

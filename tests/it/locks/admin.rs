@@ -29,24 +29,24 @@ async fn inspect_reports_holder_lease_and_waiters() {
     let one = LockManager::builder(store.clone()).instance("api 7/f3").build();
     let two = LockManager::new(store.clone());
     let free = two.inspect(key()).await.expect("up");
-    assert_eq!((free.holder, free.since, free.remaining, free.waiting), (None, None, Duration::ZERO, 0));
+    assert_eq!((free.holder(), free.holding, free.remaining, free.waiting), (None, 0, Duration::ZERO, 0));
     #[expect(clippy::disallowed_methods, reason = "the test needs the wall clock")]
     let (before, guard, after) =
         (std::time::SystemTime::now(), one.lock(key()).await.expect("free"), std::time::SystemTime::now());
     let waiter = tokio::spawn(two.lock(key()).into_future());
     settle().await;
     let held = two.inspect(key()).await.expect("up");
-    let holder = held.holder.expect("a holder");
-    assert_eq!((holder.instance(), held.waiting, held.waiting_locally), ("api-7-f3", 1, 1));
-    assert_eq!((held.holder_connected, held.record_left), (Some(true), None));
+    let holder = held.holder().expect("a holder");
+    assert_eq!((holder.id.instance(), held.waiting, held.waiting_locally), ("api-7-f3", 1, 1));
+    assert_eq!((holder.connected, held.record_left), (Some(true), None));
     assert_eq!(one.inspect(key()).await.expect("up").waiting_locally, 0, "two waiters in the other process");
-    let since = held.since.expect("waiting for a short time");
+    let since = holder.since.expect("waiting for a short time");
     assert!(since + Duration::from_millis(1) >= before && since <= after, "{since:?}");
     assert!(held.remaining > Duration::from_secs(30) && held.remaining <= Duration::from_secs(31));
     drop(guard);
     settle().await;
     let kept = two.inspect(key()).await.expect("up");
-    assert!(kept.holder.is_none() && kept.remaining <= Duration::from_secs(1) && !kept.remaining.is_zero());
+    assert!(kept.holder().is_none() && kept.remaining <= Duration::from_secs(1) && !kept.remaining.is_zero());
     waiter.abort();
     store.fault_all(Fault::Hang);
     let asked = Instant::now();
@@ -93,7 +93,11 @@ fn status_says_whether_the_holder_is_connected() {
     let operator = LockManager::new(store.clone());
     let connected = || {
         let status = runtime().block_on(operator.inspect(key())).expect("up");
-        (status.holder.is_some(), status.holder_connected, status.to_string().contains("is not connected"))
+        (
+            status.holder().is_some(),
+            status.holder().and_then(|holder| holder.connected),
+            status.to_string().contains("is not connected"),
+        )
     };
     assert_eq!(connected(), (false, None, false), "free");
     let process = runtime();
@@ -120,7 +124,7 @@ async fn forced_release_aborts_the_holder_and_keeps_the_lock_delay() {
     let next = tokio::spawn(operator.lock(key()).into_future());
     settle().await;
     let forced = Instant::now();
-    let holder = operator.inspect(key()).await.expect("up").holder;
+    let holder = operator.inspect(key()).await.expect("up").holder().map(|holder| holder.id.clone());
     assert!(holder.is_some());
     let revoked = operator.force_release(key()).await.expect("up");
     assert_eq!(revoked.holder(), holder.as_ref(), "the holder");
@@ -394,7 +398,7 @@ async fn signal_starts_a_shutdown_within_its_budget() {
     assert_eq!(ended.expect("no panic"), Err(LockLost::ShuttingDown));
     assert_eq!((store.held_count(), locks.size()), (0, (0, 0)), "no key waits for the end of a lease");
     let state = other.inspect(("n", 1)).await.expect("up");
-    assert!(state.holder.is_none() && state.remaining <= Duration::from_secs(1), "only the lock-delay: {state:?}");
+    assert!(state.holder().is_none() && state.remaining <= Duration::from_secs(1), "only the lock-delay: {state:?}");
 }
 
 /// As in `docs/guide/without-http.md`: the server responds while the locks are shut down, and then

@@ -126,7 +126,7 @@ async fn operator_sees_the_work_and_repeats_it() {
     let runs = AtomicUsize::new(0);
     let status = async || {
         let status = locks.once(("job", 1)).inspect().await.expect("up");
-        (status.holder.is_some(), status.record_left.is_some())
+        (status.holder().is_some(), status.record_left.is_some())
     };
     let forget = async || locks.once(("job", 1)).forget().await;
     assert_eq!((status().await, forget().await.expect("up")), ((false, false), false), "never run");

@@ -15,7 +15,7 @@ use tower_lock_testkit::{
 };
 
 async fn holder(locks: &LockManager) -> AcquisitionId {
-    locks.inspect(key()).await.expect("up").holder.expect("a holder")
+    locks.inspect(key()).await.expect("up").holder().expect("a holder").id.clone()
 }
 
 fn offered(owner: &AcquisitionId) -> StoreEvent {

@@ -22,7 +22,7 @@ async fn hash_of_many_fields_can_be_inspected_and_revoked() {
     let fill = "for i = 1, 10000 do redis.call('HSET', KEYS[1], i .. string.rep('x', 300), i) end";
     environment.command(&["EVAL", fill, "1", NAME]).await;
     let state = locks.inspect(key()).await.expect("a reply");
-    assert!(state.holder.is_some() && state.remaining == Duration::MAX, "{state:?}");
+    assert!(state.holder().is_some() && state.remaining == Duration::MAX, "{state:?}");
     let revoked = locks.force_release(key()).await.expect("a reply");
     assert!(matches!(revoked, ForceReleaseReply::Revoked { .. }), "{revoked:?}");
 }
@@ -123,11 +123,11 @@ async fn key_with_an_unknown_field_is_revoked_and_reported() {
     {
         let writes = format!("return redis.call('HSET', KEYS[1], '{field}', 1)");
         assert_eq!(environment.command(&["EVAL", &writes, "1", NAME]).await.integer(), Some(1), "{field}");
-        let holder = locks.inspect(key()).await.expect("it is up").holder.expect("a holder").to_string();
-        let Ok(ForceReleaseReply::Revoked { holder: revoked }) = locks.force_release(key()).await else {
+        let holder = locks.inspect(key()).await.expect("it is up").holder().expect("a holder").id.to_string();
+        let Ok(ForceReleaseReply::Revoked { holders }) = locks.force_release(key()).await else {
             panic!("{field}: it was revoked");
         };
-        assert_eq!(revoked.to_string(), holder);
+        assert_eq!(holders[0].to_string(), holder);
         assert!(holder.starts_with(shown), "{holder}");
         environment.command(&["DEL", NAME]).await;
     }
@@ -139,11 +139,14 @@ async fn forged_revocation_mark_does_not_prevent_revocation() {
     let Some(environment) = environment().await else { return };
     let locks = environment.direct_instance("a").await;
     let guard = locks.lock(key()).await.expect("free");
-    let holder = locks.inspect(key()).await.expect("it is up").holder.expect("held");
+    let holder = locks.inspect(key()).await.expect("it is up").holder().expect("held").id.clone();
     environment.command(&["HSET", NAME, "b:1:end", "forced"]).await;
     environment.command(&["PEXPIRE", NAME, "900"]).await;
     let revoked = locks.force_release(key()).await.expect("it is up");
-    assert!(matches!(&revoked, ForceReleaseReply::Revoked { holder: is } if *is == holder), "{revoked:?}");
+    assert!(
+        matches!(&revoked, ForceReleaseReply::Revoked { holders } if holders[..] == [holder.clone()]),
+        "{revoked:?}"
+    );
     assert_eq!(environment.command(&["HEXISTS", NAME, &holder.to_string()]).await.integer(), Some(0), "revoked");
     drop(guard.release());
 }

@@ -57,7 +57,7 @@ async fn wait_for_one_of_several_keys_costs_few_scripts() {
         until("it waits", async || other.inspect(key(busy)).await.is_ok_and(|key| key.waiting > 0)).await;
         // Greater keys are free meanwhile.
         for number in busy + 1..count {
-            let is_free = async || other.inspect(key(number)).await.is_ok_and(|key| key.holder.is_none());
+            let is_free = async || other.inspect(key(number)).await.is_ok_and(|key| key.holders.is_empty());
             until("it is released", is_free).await;
         }
         held.release().await.expect("held");

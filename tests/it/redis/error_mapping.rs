@@ -51,7 +51,7 @@ async fn out_of_memory_rejects_new_locks_and_keeps_held_ones() {
     }
     let error = one.health().await.expect_err("it accepts no new lock");
     assert!(error.to_string().contains("OOM") && error.to_string().contains("raise `maxmemory`"), "{error}");
-    let owner = one.inspect(key()).await.expect("a reply").holder.expect("held");
+    let owner = one.inspect(key()).await.expect("a reply").holder().expect("held").id.clone();
     let renewal = store.renew(vec![RenewRequest::new(key(), owner, LONG)]).await;
     assert_eq!(renewal.expect("a reply"), [RenewReply::Extended]);
     guard.release().await.expect("released");

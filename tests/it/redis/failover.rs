@@ -117,7 +117,7 @@ pub(crate) async fn waiters_keep_their_order<'a>(
     // A caller repeats a call that was refused as not started.
     until("the holder is known", async || {
         let status = holder.inspect(key.clone()).await;
-        status.is_ok_and(|key| key.holder_connected == Some(true) && key.waiting == 3)
+        status.is_ok_and(|key| key.holder().is_some_and(|holder| holder.connected == Some(true)) && key.waiting == 3)
     })
     .await;
     assert!(!held.held_lock().remaining().is_zero());

@@ -67,7 +67,7 @@ async fn redisson_lock_excludes_and_is_not_touched() {
         other => panic!("{other:?}"),
     }
     let state = locks.inspect(name.clone()).await.expect("a reply");
-    assert_eq!((state.holder.map(|holder| holder.to_string()).as_deref(), state.since), (Some(java), None));
+    assert_eq!(state.holder().map(|holder| (holder.id.to_string(), holder.since)), Some((java.to_owned(), None)));
     assert_eq!(environment.command(&["HGETALL", "myLock"]).await.texts(), ["2", java], "as it was");
     let waiting = tokio::spawn(locks.lock(name.clone()).into_future());
     until("queued", async || environment.command(&["LLEN", "tower-lock:lock:q:{myLock}"]).await.integer() == Some(1))
@@ -110,7 +110,7 @@ async fn lock_of_an_unknown_form_is_busy() {
     assert!(matches!(locks.try_lock(key()).await, Err(LockError::Busy { .. })));
     let error = locks.lock(key()).wait(ms(300)).await.expect_err("held by others");
     assert!(matches!(error, LockError::TimedOut { .. }), "{error}");
-    assert!(locks.inspect(key()).await.expect("a reply").holder.is_some());
+    assert!(locks.inspect(key()).await.expect("a reply").holder().is_some());
     let store = environment.direct_store().await;
     let c = AcquisitionId::from_text("c:01:1");
     let renewed = store.renew(vec![RenewRequest::new(key(), c.clone(), LONG)]).await;
@@ -133,8 +133,8 @@ async fn inspect_works_from_any_instance() {
     let guard = one.lock(key()).await.expect("free");
     let waiting = environment.waiter(&two).await;
     let state = three.inspect(key()).await.expect("a reply");
-    assert_eq!(state.holder.expect("held").instance(), "one");
-    let since = state.since.expect("held");
+    assert_eq!(state.holder().expect("held").id.instance(), "one");
+    let since = state.holder().and_then(|holder| holder.since).expect("held");
     assert!(since >= before - Duration::from_secs(1) && since <= SystemTime::now() + Duration::from_secs(1));
     assert_eq!(state.waiting, 1);
     assert!(state.remaining > Duration::ZERO && state.remaining <= LONG + Duration::from_secs(1));
@@ -145,7 +145,7 @@ async fn inspect_works_from_any_instance() {
     assert_eq!(thrown_out.instance(), "one");
     soon("it is notified", guard.held_lock().lost()).await;
     let guard = granted(waiting).await;
-    assert_eq!(three.inspect(key()).await.expect("a reply").holder.expect("held").instance(), "two");
+    assert_eq!(three.inspect(key()).await.expect("a reply").holder().expect("held").id.instance(), "two");
     guard.release().await.expect("held");
     environment.wait_until_clean().await;
 }

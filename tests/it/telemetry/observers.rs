@@ -248,7 +248,7 @@ fn renewal_after_a_yield_does_not_warn_of_a_loss() {
             let held = one.lock(("a",)).await.expect("free");
             let [here, there] = [&one, &other].map(|locks| tokio::spawn(locks.lock(("a",)).into_future()));
             settle().await;
-            let owner = one.inspect(("a",)).await.expect("up").holder.expect("a holder");
+            let owner = one.inspect(("a",)).await.expect("up").holder().expect("a holder").id.clone();
             store.on(StoreOp::Renew).pause_before();
             store.forge(&StoreEvent::Revoked { key: LockKey::from(("a",)), id: owner });
             store.on(StoreOp::Renew).wait_until_paused().await;
@@ -309,7 +309,7 @@ fn blocking_subscriber_delays_no_other_lock() {
                 }
             }
             let renewed = store.on(StoreOp::Renew).calls();
-            let owner = locks.inspect(("long",)).await.expect("up").holder.expect("held");
+            let owner = locks.inspect(("long",)).await.expect("up").holder().expect("held").id.clone();
             let event = tower_lock::store::StoreEvent::Revoked { key: ("long",).into(), id: owner };
             // Renewals go on: each of these is one.
             for n in 1..=3 {

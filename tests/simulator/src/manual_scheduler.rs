@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tower_lock::{
     __internals::{
-        proto::{BootInstant, GuardEnd, HoldLimits, LEASE, LockRequest, QUEUE, STORE_CALL_TIMEOUT},
+        proto::{BootInstant, GuardEnd, HoldLimits, LEASE, LockRequest, QUEUE, STORE_CALL_TIMEOUT, Sharing},
         redis_wire::{Keyspace, ScriptCall},
     },
     AcquisitionId, Lease, LockError, LockKey, Owner,

@@ -138,7 +138,7 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
                     ForceReleaseRequest::new(key.clone(), if is_short { SHORT } else { Duration::ZERO }, terms());
                 match store.force_release(request).await.expect("a reply") {
                     ForceReleaseReply::Free => "force: free".to_owned(),
-                    ForceReleaseReply::Revoked { holder } => format!("force: from {}", names.owner(&holder)),
+                    ForceReleaseReply::Revoked { holders } => format!("force: from {}", names.owner(&holders[0])),
                     ForceReleaseReply::Unblocked { blocked_for } => format!("force: unblocked, {}", left(blocked_for)),
                     other => format!("{other:?}"),
                 }

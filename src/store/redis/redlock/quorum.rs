@@ -462,7 +462,7 @@ mod tests {
 
     #[test]
     fn key_is_revoked_from_the_holder_of_a_majority() {
-        let revoked = |name| ForceReleaseReply::Revoked { holder: AcquisitionId::from_text(name) };
+        let revoked = |name| ForceReleaseReply::Revoked { holders: vec![AcquisitionId::from_text(name)] };
         let unblocked = |blocked_for| ForceReleaseReply::Unblocked { blocked_for };
         let (free, a, b) = (ForceReleaseReply::Free, revoked("a:1"), revoked("b:1"));
         for (received, outcome) in [

@@ -105,7 +105,9 @@ fn parse_release_reply(reply: &Value) -> Result<ReleaseReply, UnexpectedReply> {
 pub fn parse_force(reply: &Value) -> Result<ForceReleaseReply, UnexpectedReply> {
     match elements(reply)? {
         [free] if is(free, "free") => Ok(ForceReleaseReply::Free),
-        [revoked, id] if is(revoked, "revoked") => Ok(ForceReleaseReply::Revoked { holder: holder_id(id)? }),
+        [revoked, ids @ ..] if is(revoked, "revoked") => {
+            Ok(ForceReleaseReply::Revoked { holders: ids.iter().map(holder_id).collect::<Result<_, _>>()? })
+        }
         [unblocked, left] if is(unblocked, "unblocked") => {
             Ok(ForceReleaseReply::Unblocked { blocked_for: lease_left(left)? })
         }
@@ -116,6 +118,17 @@ pub fn parse_force(reply: &Value) -> Result<ForceReleaseReply, UnexpectedReply> 
 /// The status of a key.
 pub fn parse_inspect(reply: &Value) -> Result<KeyStatus, UnexpectedReply> {
     let [left, waiting, record_left, subscribers, fields @ ..] = elements(reply)? else { return Err(UnexpectedReply) };
+    let waiting = usize::try_from(parse_u64(waiting)?).map_err(|_| UnexpectedReply)?;
+    let record_left = if matches!(record_left, Value::Int(-2)) { None } else { Some(lease_left(record_left)?) };
+    let status =
+        |holders: Vec<Holder>| Ok(KeyStatus::new(holders, lease_left(left)?, waiting).record_left(record_left));
+    if let [Value::Array(shares)] = fields {
+        let [holding, shares @ ..] = &shares[..] else { return Err(UnexpectedReply) };
+        let share = |share: &[Value]| Ok(Holder::new(holder_id(&share[0])?, 0).connected(parse_u64(&share[1])? > 0));
+        let holders = shares.chunks_exact(2).map(share).collect::<Result<_, _>>()?;
+        let holding = usize::try_from(parse_u64(holding)?).map_err(|_| UnexpectedReply)?;
+        return Ok(status(holders)?.holding(holding));
+    }
     let mut holder = None;
     for field in fields.chunks_exact(2) {
         if !bytes(&field[0])?.ends_with(b":end") {
@@ -130,9 +143,7 @@ pub fn parse_inspect(reply: &Value) -> Result<KeyStatus, UnexpectedReply> {
             });
         }
     }
-    let waiting = usize::try_from(parse_u64(waiting)?).map_err(|_| UnexpectedReply)?;
-    let record_left = if matches!(record_left, Value::Int(-2)) { None } else { Some(lease_left(record_left)?) };
-    Ok(KeyStatus::new(holder, lease_left(left)?, waiting).record_left(record_left))
+    status(holder.into_iter().collect())
 }
 
 /// The result of a deletion of a record.

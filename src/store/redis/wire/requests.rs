@@ -6,7 +6,10 @@ use smallvec::SmallVec;
 
 use super::{
     keyspace::{InvalidName, Keyspace, LockName},
-    script::{ACQUIRE, DELETE_RECORD, FORCE, INSPECT, RELEASE, RENEW, SELF_TEST, ScriptCall, ScriptFile, YIELD},
+    script::{
+        ACQUIRE, ACQUIRE_SHARE, DELETE_RECORD, FORCE, INSPECT, RELEASE, RELEASE_SHARE, RENEW, SELF_TEST, ScriptCall,
+        ScriptFile, YIELD,
+    },
 };
 use crate::{
     limits::MAX_RECORD_BODY_BYTES,
@@ -18,12 +21,13 @@ use crate::{
 };
 
 impl Keyspace {
-    /// One call for these acquires. Several of them have different keys and no records, and on a
-    /// Cluster one slot. `expires_at` is in microseconds of the server's clock.
+    /// One call for these acquires. Several of them have different keys and no records, ask for the
+    /// whole key, and have one slot on a Cluster. `expires_at` is in microseconds of the server's clock.
     pub fn acquire(&self, requests: &[AcquireRequest], expires_at: i64) -> Result<ScriptCall, InvalidName> {
         let [first, ..] = requests else { unreachable!("a call has a request") };
         let locks = self.locks(requests.iter().map(|request| &request.key))?;
-        let mut call = self.call_of(&ACQUIRE, &locks, first.demand.takes_record(), 4 + 3 * requests.len());
+        let file = if first.id.max_holders() > 1 { &ACQUIRE_SHARE } else { &ACQUIRE };
+        let mut call = self.call_of(file, &locks, first.demand.takes_record(), 4 + 3 * requests.len());
         call.arg(expires_at);
         call.queue_config(first.queue);
         for request in requests {
@@ -48,11 +52,13 @@ impl Keyspace {
         call
     }
 
-    /// One call for these releases. Several of them have no records, and on a Cluster one slot.
+    /// One call for these releases. Several of them have no records and no shares, and on a Cluster
+    /// one slot.
     pub fn release(&self, requests: &[ReleaseRequest]) -> Result<ScriptCall, InvalidName> {
         let [first, ..] = requests else { unreachable!("a call has a request") };
         let locks = self.locks(requests.iter().map(|request| &request.key))?;
-        let mut call = self.call_of(&RELEASE, &locks, first.record.is_some(), 1 + 2 * requests.len());
+        let file = if first.id.max_holders() > 1 { &RELEASE_SHARE } else { &RELEASE };
+        let mut call = self.call_of(file, &locks, first.record.is_some(), 1 + 2 * requests.len());
         call.arg(Ms(first.queue.offer_ttl));
         for request in requests {
             call.arg(&request.id);
@@ -80,9 +86,10 @@ impl Keyspace {
 
     /// The call of a force release.
     pub fn force(&self, request: &ForceReleaseRequest) -> Result<ScriptCall, InvalidName> {
-        let mut call = self.call_of(&FORCE, &[self.lock(&request.key)?], false, 2);
+        let mut call = self.call_of(&FORCE, &[self.lock(&request.key)?], false, 3);
         call.arg(Ms(request.block_for));
         call.arg(Ms(request.queue.offer_ttl));
+        call.arg(request.holder.as_ref().map(ToString::to_string).unwrap_or_default());
         Ok(call)
     }
 

@@ -26,8 +26,10 @@ macro_rules! scripts {
 
 scripts! {
     ACQUIRE = "acquire";
+    ACQUIRE_SHARE = "acquire_share";
     RENEW = "renew";
     RELEASE = "release";
+    RELEASE_SHARE = "release_share";
     YIELD = "yield";
     FORCE = "force";
     INSPECT = "inspect";

@@ -336,9 +336,9 @@ async fn operator_finds_the_lock_of_an_idempotency_key() {
     let first = spawn(&app, request("a", "x"));
     settle().await;
     let running = inspect(("everyone",).into()).await;
-    assert!(running.holder.is_some() && running.record_left.is_none(), "{running}");
-    assert!(inspect(("someone",).into()).await.holder.is_none());
+    assert!(running.holder().is_some() && running.record_left.is_none(), "{running}");
+    assert!(inspect(("someone",).into()).await.holder().is_none());
     assert_eq!(run_of(first.await.expect("no panic")).await, (1, false));
     let done = inspect(("everyone",).into()).await;
-    assert!(done.holder.is_none() && done.record_left.is_some(), "{done}");
+    assert!(done.holder().is_none() && done.record_left.is_some(), "{done}");
 }

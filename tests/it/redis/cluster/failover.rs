@@ -159,7 +159,7 @@ async fn failover_loses_no_grant_that_counted() {
     until("it has followed", async || b.inspect(counted[0].clone()).await.is_ok()).await;
     for key in counted {
         let status = b.inspect(key.clone()).await.expect("it is up");
-        assert!(status.holder.is_some_and(|holder| holder.instance() == "a"), "{key:?}");
+        assert!(status.holder().is_some_and(|holder| holder.id.instance() == "a"), "{key:?}");
     }
     assert!(!held.held_locks().remaining().is_zero());
     // The former master becomes a replica of the promoted one.

@@ -207,7 +207,10 @@ async fn lock_that_is_ended_in_a_slot_that_moves_is_blocked() {
         m.enqueued(&b).await;
         m.begin().await;
         if is_forced {
-            assert_eq!(m.force_release().await.expect("a reply"), ForceReleaseReply::Revoked { holder: a.clone() });
+            assert_eq!(
+                m.force_release().await.expect("a reply"),
+                ForceReleaseReply::Revoked { holders: vec![a.clone()] }
+            );
         } else {
             let released = m.store.release_one(m.releases(&a, SLOW)).await.expect("a reply");
             assert_eq!(released, ReleaseReply::Freed);

@@ -148,10 +148,10 @@ async fn busy_key_of_several_masters_keeps_only_smaller_ones() {
         until("it waits", async || other.inspect(keys[busy].clone()).await.is_ok_and(|key| key.waiting == 1)).await;
         for key in &keys[..busy] {
             let status = other.inspect(key.clone()).await.expect("up");
-            assert!(status.holder.is_some_and(|holder| holder.instance() == "a"), "{key:?} is kept");
+            assert!(status.holder().is_some_and(|holder| holder.id.instance() == "a"), "{key:?} is kept");
         }
         for key in &keys[busy + 1..] {
-            until("free meanwhile", async || other.inspect(key.clone()).await.is_ok_and(|key| key.holder.is_none()))
+            until("free meanwhile", async || other.inspect(key.clone()).await.is_ok_and(|key| key.holders.is_empty()))
                 .await;
         }
         held.release().await.expect("held");
@@ -177,9 +177,9 @@ async fn operator_sees_and_revokes_keys_of_each_master() {
         waiting.push(tokio::spawn(other.lock(key.clone()).wait(MINUTE).into_future()));
         until("queued", async || operator.inspect(key.clone()).await.is_ok_and(|key| key.waiting == 1)).await;
         let status = operator.inspect(key.clone()).await.expect("up");
-        let holder = status.holder.expect("a holder");
-        assert_eq!((holder.instance(), status.holder_connected), ("api", Some(true)), "{key:?}");
-        assert!(status.since.is_some() && status.remaining > MINUTE / 4);
+        let holder = status.holder().expect("a holder");
+        assert_eq!((holder.id.instance(), holder.connected), ("api", Some(true)), "{key:?}");
+        assert!(holder.since.is_some() && status.remaining > MINUTE / 4);
     }
     let lost = dies.spawn(async move {
         let mut ends = Vec::new();
@@ -190,12 +190,15 @@ async fn operator_sees_and_revokes_keys_of_each_master() {
     });
     for key in &keys {
         let revoked = operator.force_release(key.clone()).await.expect("up");
-        assert!(matches!(&revoked, ForceReleaseReply::Revoked { holder } if holder.instance() == "api"), "{revoked:?}");
+        assert!(
+            matches!(&revoked, ForceReleaseReply::Revoked { holders } if holders[0].instance() == "api"),
+            "{revoked:?}"
+        );
     }
     assert_eq!(soon("a loss", lost).await.expect("no panic"), [LockLost::Revoked; 3]);
     for (key, waiting) in keys.iter().zip(waiting) {
         let guard = soon("a grant", waiting).await.expect("no panic").expect("a grant");
-        assert_eq!(operator.inspect(key.clone()).await.expect("up").holder.expect("held").instance(), "other");
+        assert_eq!(operator.inspect(key.clone()).await.expect("up").holder().expect("held").id.instance(), "other");
         guard.release().await.expect("held");
     }
 
@@ -208,10 +211,13 @@ async fn operator_sees_and_revokes_keys_of_each_master() {
     let locks = dead.await.expect("no panic");
     let guard = dies.spawn(locks.lock(key.clone()).into_future()).await.expect("no panic").expect("free");
     std::mem::forget((guard, locks));
-    assert_eq!(operator.inspect(key.clone()).await.expect("up").holder_connected, Some(true));
+    assert_eq!(operator.inspect(key.clone()).await.expect("up").holder().expect("held").connected, Some(true));
     dies.shutdown_background();
     until("it is not connected", async || {
-        operator.inspect(key.clone()).await.is_ok_and(|key| key.holder_connected == Some(false))
+        operator
+            .inspect(key.clone())
+            .await
+            .is_ok_and(|key| key.holder().is_some_and(|holder| holder.connected == Some(false)))
     })
     .await;
     let hasty = limits::redis().call_timeout(limits::SHORT).connect(&cluster.url()).await.expect("it is up");

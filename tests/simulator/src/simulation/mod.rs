@@ -12,7 +12,7 @@ use tower_lock::{
     __internals::{
         proto::{
             BootInstant, GuardEnd, HoldLimits, LEASE, LOCAL_HANDOFF_TIME, LOCK_DELAY, LockRequest, QUEUE,
-            QUEUE_POLL_INTERVAL, STORE_CALL_TIMEOUT,
+            QUEUE_POLL_INTERVAL, STORE_CALL_TIMEOUT, Sharing,
         },
         redis_wire::{Keyspace, ScriptCall},
     },

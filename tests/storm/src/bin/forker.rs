@@ -89,5 +89,5 @@ async fn parent(locks: &LockManager, guard: LockGuard) -> Result<Observed, Failu
 
 async fn holder(locks: &LockManager, account: u64) -> Result<String, Failure> {
     let state = locks.inspect(("account", account)).await?;
-    Ok(state.holder.ok_or("the key has no holder")?.manager().to_owned())
+    Ok(state.holder().ok_or("the key has no holder")?.id.manager().to_owned())
 }

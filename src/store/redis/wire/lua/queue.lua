@@ -3,13 +3,22 @@
 -- middle. All that was executed by then is a complete step: a waiter that has left the queue
 -- without an offer enqueues again with its next poll.
 --
--- A queue is a list of acquisition ids, its first waiter at the head. A lock is a hash of one
--- field, acquisition id -> fence, and always has a TTL. A blocked lock has the field `<acquisition
--- id>:end`: it has no holder. A hash of any other form is busy.
+-- A queue is a list of acquisition ids, its first waiter at the head. A lock always has a TTL, and
+-- is one of two:
+--   held alone: a hash of one field, acquisition id -> fence. A blocked lock has the field
+--   `<acquisition id>:end`: it has no holder. A hash of any other form is busy.
+--   shared: a sorted set of acquisition ids, each with its end in milliseconds. The TTL is that of
+--   the latest end. The id of a share ends in its limit, `/4`. A blocked place is `<id>:end`.
+-- A share is granted if fewer than its limit have a place, and none of them alone.
 
 -- The channel of a process.
 local function inbox(id)
-  return ARGV[1] .. (string.match(id, '^(.*):%d+$') or id)
+  return ARGV[1] .. (string.match(id, '^(.*):[%d/]+$') or id)
+end
+
+-- How many may hold a key together with this acquisition, itself included.
+local function limit_of(id)
+  return tonumber(string.match(id, '/(%d+)$') or 1)
 end
 
 -- The longest queue that is searched. A longer one was written by another program: this crate never
@@ -29,26 +38,68 @@ end
 --@raw   return fence
 --@raw end
 
--- Offers a free key to the first live waiter, `head` if the caller has taken it from the queue. A
--- waiter without a subscriber belongs to a dead process. Returns the waiter that it was offered to,
--- or `requester` if that is the first one and the caller grants it the key, or false. I7: the
--- receiver of the message finds this state, because a script is atomic. At most 64 dead waiters are
--- dropped in one call, which bounds its time. The key is then free, as with an empty queue.
-local function offer_next(lock, queue, requester, offer_ms, head)
+-- The places of a shared key, without those that have ended, which are removed. Zero: the key is
+-- free. Nil: it is held alone, or of another type.
+local function count_places(lock, now_ms)
+  local ended = redis.pcall('ZREMRANGEBYSCORE', lock, '-inf', now_ms)
+  if type(ended) ~= 'table' then return redis.call('ZCARD', lock) end
+  if not string.find(ended.err, 'WRONGTYPE', 1, true) then error(ended) end
+end
+
+-- Gives a place beside `count` others to a share, until `ends`.
+local function add_share(lock, id, ends, ms, count)
+  redis.call('ZADD', lock, ends, id)
+  -- The TTL is that of the latest end: with a shorter one all shares would end with this one.
+  if count == 0 then redis.call('PEXPIRE', lock, ms) else redis.call('PEXPIRE', lock, ms, 'GT') end
+end
+
+-- Ends a shared key with its last place: a waiter that wants the key alone waits for no other.
+local function lower_ttl(lock, now_ms)
+  local last = redis.call('ZRANGE', lock, -1, -1, 'WITHSCORES')
+  if last[2] then redis.call('PEXPIRE', lock, math.max(1, last[2] - now_ms)) end
+end
+
+-- Offers a key to its first live waiters, as long as they fit beside `count` holders: none, if it is
+-- free. The first one that does not fit keeps those behind it waiting, or it would starve. `head`
+-- was taken from the queue of a free key. A waiter without a subscriber belongs to a dead process.
+-- Returns `requester` if it is next and fits, whom the caller grants the key; otherwise the last
+-- waiter that got an offer, or false; and the number of holders. I7: the receiver of the message
+-- finds this state, because a script is atomic. At most 64 waiters are looked at in one call, which
+-- bounds its time. If all of them were dead, the key is free, as with an empty queue.
+local function offer(lock, queue, count, requester, offer_ms, head)
+  local offered = false
   for _ = 1, 64 do
-    head = head or redis.call('LPOP', queue)
-    if not head or head == requester then return head end
-    local fence = next_fence()
+    if count == 0 then
+      head = head or redis.call('LPOP', queue)
+    else
+      head = redis.call('LRANGE', queue, 0, 0)[1]
+    end
+    local next = head or requester
+    if not next then return offered, count end
+    local fits = count == 0 or count < limit_of(next)
+    if not fits and (next == requester or redis.call('PUBSUB', 'NUMSUB', inbox(next))[2] > 0) then
+      return offered, count
+    end
+    if count > 0 and head then redis.call('LPOP', queue) end
+    if next == requester then return next, count end
+    local is_share = string.find(head, '/', 1, true)
+    local fence = is_share and clock() or fits and next_fence()
     --@raw fence = set_turn(fence, requester and 0 or 1)
-    if redis.call('PUBLISH', inbox(head), '1 offered ' .. fence .. ' ' .. head .. ' ' .. lock) > 0 then
-      redis.call('HSET', lock, head, fence)
-      redis.call('PEXPIRE', lock, offer_ms)
-      return head
+    if fits and redis.call('PUBLISH', inbox(head), '1 offered ' .. fence .. ' ' .. head .. ' ' .. lock) > 0 then
+      if not is_share then
+        redis.call('HSET', lock, head, fence)
+        redis.call('PEXPIRE', lock, offer_ms)
+        return head, 1
+      end
+      -- A yield has not deleted its lock yet.
+      if count == 0 then redis.call('DEL', lock) end
+      add_share(lock, head, math.floor(fence / 1000) + offer_ms, offer_ms, count)
+      offered, count = head, count + 1
     end
     head = nil
   end
   drop_foreign(queue)
-  return false
+  return offered, count
 end
 
 -- Drops waiters of dead processes from a full queue. Each call checks 32 entries, at a position
@@ -83,11 +134,20 @@ local function enqueue(queue, id, left, entry_ms, capacity)
   return {'queued', left, ahead}
 end
 
+-- The fence of an acquisition that holds the key alone.
+local function fence_of(lock, id)
+  local fence = redis.pcall('HGET', lock, id)
+  if type(fence) ~= 'table' then return fence end
+  -- A shared key has no fence, and another type is an error.
+  redis.call('ZCARD', lock)
+  return false
+end
+
 -- Grants the key to `id`, or enqueues it. If `id` holds the key already, by a repeated call or an
 -- accepted offer: the same fence, and at least a full lease. A delayed copy never shortens the
 -- lease: GT. For GT, a key without a TTL has an infinite one: it gets one here.
 local function acquire(lock, queue, id, lease_ms, if_busy, offer_ms, entry_ms, capacity)
-  local fence = redis.call('HGET', lock, id)
+  local fence = fence_of(lock, id)
   if fence then
     if redis.call('PEXPIRE', lock, lease_ms, 'GT') == 0 then
       if redis.call('PTTL', lock) == -1 then redis.call('PEXPIRE', lock, lease_ms) end
@@ -99,7 +159,7 @@ local function acquire(lock, queue, id, lease_ms, if_busy, offer_ms, entry_ms, c
   end
   local left = redis.call('PTTL', lock)
   if left == -2 then
-    local next = offer_next(lock, queue, id, offer_ms)
+    local next = offer(lock, queue, 0, id, offer_ms)
     if not next or next == id then
       -- Its entry may be behind more dead waiters than one call drops.
       if not next then redis.call('LREM', queue, 1, id) end

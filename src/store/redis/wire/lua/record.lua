@@ -19,9 +19,10 @@ local function recorded(lock, queue, record, id, offer_ms)
   if not head then return nil end
   drop_foreign(queue)
   redis.call('LREM', queue, 1, id)
-  redis.call('HDEL', lock, id)
+  -- Of a shared key it holds nothing.
+  redis.pcall('HDEL', lock, id)
   if redis.call('EXISTS', lock) == 0 then
-    local offered = offer_next(lock, queue, false, offer_ms)
+    local offered = offer(lock, queue, 0, false, offer_ms)
     --@raw if not offered then leave_free() end
   end
   return {'recorded', read_record(record, head)}

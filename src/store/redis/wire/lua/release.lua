@@ -22,7 +22,7 @@
 --@raw --@include raw.lua
 local n, fence_key = math.floor((#KEYS - 1) / 2), KEYS[#KEYS]
 local record = n == 1 and KEYS[4] and KEYS[3]
-local held, first = {}, nil
+local held, is_other_type, first = {}, {}, nil
 --@raw local fence = redis.pcall('HGET', KEYS[1], ARGV[3])
 if n == 1 and ARGV[4] == '0' and not record then
   held[1] = redis.pcall('HDEL', KEYS[1], ARGV[3])
@@ -63,7 +63,10 @@ for i = 1, n do
     redis.call('HSET', KEYS[i], ARGV[2 * i + 1] .. ':end', 1)
   end
   held[i] = held[i] or pcall_redis('HDEL', KEYS[i], ARGV[2 * i + 1])
-  if held[i] ~= 1 then held[i] = ignore_wrong_type(held[i]) end
+  if held[i] ~= 1 then
+    is_other_type[i] = type(held[i]) == 'table'
+    held[i] = ignore_wrong_type(held[i])
+  end
   all_freed = all_freed and held[i] == 1 and not has_block
 end
 if n > 1 and all_freed and redis.call('EXISTS', unpack(KEYS, n + 1, 2 * n)) == 0 then return 'freed' end
@@ -74,6 +77,9 @@ local function finish(i)
   local lock, queue, id, block_ms = KEYS[i], KEYS[n + i], ARGV[2 * i + 1], ARGV[2 * i + 2]
   if held[i] ~= 1 then
     ignore_wrong_type(redis.pcall('LREM', queue, 1, id))
+    -- The waiters behind it may fit beside the holders of a shared key.
+    local count = is_other_type[i] and count_places(lock, math.floor(clock() / 1000))
+    if count and count > 0 then offer(lock, queue, count, false, ARGV[2]) end
     local left_by = record and redis.call('HGET', record, 'id')
     if record and left_by == id then return {'recorded before'} end
     return {'not holder'}
@@ -81,7 +87,7 @@ local function finish(i)
   --@raw if block_ms ~= '0' then announce() end
   if block_ms ~= '0' then return {'freed'} end
   --@raw if must_reserve(fence) then reserve() return {'freed'} end
-  if offer_next(lock, queue, false, ARGV[2], first) then return {'handed off'} end
+  if offer(lock, queue, 0, false, ARGV[2], first) then return {'handed off'} end
   --@raw leave_free()
   return {'freed'}
 end

@@ -7,9 +7,28 @@
 -- reply  for each: 1 extended, 0 not the holder, -1 unknown (others of the batch may be known)
 
 local out = {}
+
+-- A share has its own end, and the lock that of the latest one.
+local function renew_share(lock, id, lease_ms)
+  local t = redis.call('TIME')
+  local now_ms = t[1] * 1000 + math.floor(t[2] / 1000)
+  local ends = redis.pcall('ZSCORE', lock, id)
+  if type(ends) == 'table' then return ends end
+  if not ends or tonumber(ends) <= now_ms then return 0 end
+  local set = redis.pcall('ZADD', lock, 'XX', 'GT', now_ms + lease_ms, id)
+  if type(set) ~= 'table' then set = redis.pcall('PEXPIRE', lock, lease_ms, 'GT') end
+  return type(set) == 'table' and set or 1
+end
+
 for i = 1, #KEYS do
-  local has = redis.pcall('HEXISTS', KEYS[i], ARGV[2 * i - 1])
-  if has == 1 then
+  local is_share = string.find(ARGV[2 * i - 1], '/', 1, true)
+  local has
+  if is_share then
+    has = renew_share(KEYS[i], ARGV[2 * i - 1], ARGV[2 * i])
+  else
+    has = redis.pcall('HEXISTS', KEYS[i], ARGV[2 * i - 1])
+  end
+  if has == 1 and not is_share then
     local set = redis.pcall('PEXPIRE', KEYS[i], ARGV[2 * i], 'GT')
     if set == 0 and redis.pcall('PTTL', KEYS[i]) == -1 then set = redis.pcall('PEXPIRE', KEYS[i], ARGV[2 * i]) end
     if type(set) == 'table' then has = set end

@@ -21,7 +21,7 @@ if #now > #ARGV[2] or #now == #ARGV[2] and now > ARGV[2] then return {now, 'expi
 
 --@include queue.lua
 --@include record.lua
-local stored = redis.call('HGET', lock, ARGV[8])
+local stored = fence_of(lock, ARGV[8])
 if stored and stored ~= ARGV[9] then
   -- A copy of an executed yield: a section may run under the new fence, and must not lose the key.
   -- The write changes nothing: WAIT covers only what this connection has written.
@@ -44,8 +44,9 @@ if not stored then return go_on_with_next() end
 --@raw   return {now, unpack(reply)}
 --@raw end
 --@raw if must_reserve(stored) then return yield_to_others() end
-if offer_next(lock, queue, false, ARGV[3]) then
-  redis.call('HDEL', lock, ARGV[8])
+if offer(lock, queue, 0, false, ARGV[3]) then
+  -- An offer to a share has replaced the lock.
+  redis.pcall('HDEL', lock, ARGV[8])
   -- The offer may be for the next id, which was enqueued already because this yield got no reply.
   return go_on_with_next()
 end
