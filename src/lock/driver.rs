@@ -204,9 +204,10 @@ impl Driver {
         actions: &mut Actions<TokioDriver>,
     ) -> Result<Requested<TokioDriver>, StoreError> {
         self.check_process("acquire")?;
-        if request.sharing != Sharing::Alone && !self.store.traits().shares {
-            return Err(StoreError::new("lock", "acquire", StoreErrorKind::Unsupported)
-                .with_source("the store grants a key to one holder at a time: `MemoryStore` has permits and reads"));
+        if request.sharing != Sharing::Alone
+            && let Some(why) = self.shares_refused(key.is_raw())
+        {
+            return Err(StoreError::new("lock", "acquire", StoreErrorKind::Unsupported).with_source(why));
         }
         self.rearm_lost_timers();
         let requested = self.feed(key, actions, |table, cx, actions| {
@@ -219,6 +220,16 @@ impl Driver {
             self.track(Arc::clone(&section.grant));
         }
         Ok(requested)
+    }
+
+    /// Why several callers cannot hold a key. `None`: they can.
+    pub(crate) fn shares_refused(&self, is_raw: bool) -> Option<&'static str> {
+        if !self.store.traits().shares {
+            return Some(
+                "it grants a key to one holder at a time: `MemoryStore` and `RedisStore` have permits and reads",
+            );
+        }
+        is_raw.then_some("a raw key has one holder, as other programs expect")
     }
 
     /// Acquires the key if the store grants it without a call.

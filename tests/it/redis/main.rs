@@ -18,6 +18,7 @@ mod forged_messages;
 mod interop;
 mod redisson;
 mod leases;
+mod permits;
 mod logs;
 mod listing;
 mod network_faults;

@@ -33,8 +33,9 @@ pub struct Checker {
 #[derive(Debug, Default)]
 struct KeyHistory {
     sections: Sections<OpenSection>,
-    /// Until when the key must stay blocked, by which acquisition, and why.
-    blocked: Option<(u64, AcquisitionId, &'static str)>,
+    /// Until when the key must stay blocked, by which acquisition, and why: by one that held it
+    /// alone, and by one that held it with others, whose place is blocked.
+    blocked: [Option<(u64, AcquisitionId, &'static str)>; 2],
 }
 
 #[derive(Debug)]
@@ -74,6 +75,15 @@ impl LocalClock {
     }
 }
 
+/// Whether a section may begin while another one is open: both hold the key with others. Only readers
+/// run under one grant.
+fn may_overlap(open: &AcquisitionId, begins: &AcquisitionId) -> bool {
+    open.max_holders() > 1 && (open != begins || begins.max_holders() == READERS)
+}
+
+/// The limit of readers.
+const READERS: u16 = 1_024;
+
 /// Tolerance for the rounding of the server clock.
 const ROUNDING: u64 = 3_000_000;
 
@@ -96,22 +106,33 @@ impl Checker {
         let token = section.token.as_u64();
         let left = |open: &OpenSection| open.section.remaining(open.clock.at(now));
         let holds = |open: &OpenSection| !left(open).is_zero() && !self.excused.contains(&open.section.grant.id);
-        let violation = state.sections.violation(token, holds).filter(|_| !excused);
-        let mut violation = violation.map(|violation| match violation {
+        let is_shared = id.max_holders() > 1;
+        let overlaps = |open: &OpenSection| holds(open) && !(is_shared && may_overlap(&open.section.grant.id, id));
+        // The tokens of those that hold a key with others are not compared.
+        let violation = if is_shared { None } else { state.sections.violation(token, overlaps) };
+        let overlap = || state.sections.open().find(|open| is_shared && overlaps(open)).map(Violation::Overlap);
+        let violation = violation.or_else(overlap).map(|violation| match violation {
             Violation::Overlap(open) => {
                 format!("two are in: {id} begins while {} has {:?} left", open.section.grant.id, left(open))
             }
             Violation::TokenNotRising(last) => format!("{id} begins with token {token} after {last}"),
         });
-        if let Some((until, other, why)) = &state.blocked
-            && now + ROUNDING < *until
-            && !excused
-            && !self.excused.contains(other)
-        {
+        let holders: HashSet<_> =
+            state.sections.open().filter(|open| holds(open)).map(|open| &open.section.grant.id).collect();
+        let most = holders.iter().map(|other| other.max_holders()).chain([id.max_holders()]).max().unwrap_or(1);
+        let count = holders.len() + usize::from(!holders.contains(id));
+        let too_many = (is_shared && count > usize::from(most)).then(|| format!("{id} begins beside {holders:?}"));
+        let is_blocked_by = |blocked: &&(u64, AcquisitionId, _)| {
+            let (until, other, _) = blocked;
+            now + ROUNDING < *until && !self.excused.contains(other) && !(is_shared && other.max_holders() > 1)
+        };
+        let early = state.blocked.iter().flatten().find(is_blocked_by).map(|(until, other, why)| {
             let early = Duration::from_nanos(until - now);
-            violation = violation.or_else(|| Some(format!("{id} begins {early:?} too early: {other} {why}")));
-        }
-        state.sections.begin(token, OpenSection { section: Arc::clone(section), clock, process });
+            format!("{id} begins {early:?} too early: {other} {why}")
+        });
+        let violation = violation.or(too_many).or(early).filter(|_| !excused);
+        let recorded = if is_shared { 0 } else { token };
+        state.sections.begin(recorded, OpenSection { section: Arc::clone(section), clock, process });
         violation.map_or(Ok(()), Err)
     }
 
@@ -119,15 +140,17 @@ impl Checker {
     pub fn ends(&mut self, section: &Arc<Section>, blocked_until: u64, why: &'static str) {
         let Some(state) = self.keys.get_mut(&section.grant.key) else { return };
         state.sections.end(|_, open| Arc::ptr_eq(&open.section, section));
-        if state.blocked.as_ref().is_none_or(|(until, ..)| *until < blocked_until) {
-            state.blocked = Some((blocked_until, section.grant.id.clone(), why));
+        let id = &section.grant.id;
+        let blocked = &mut state.blocked[usize::from(id.max_holders() > 1)];
+        if blocked.as_ref().is_none_or(|(until, ..)| *until < blocked_until) {
+            *blocked = Some((blocked_until, id.clone(), why));
         }
     }
 
     /// Drops all guarantees for the current holders of this key.
     pub fn excuse(&mut self, key: &LockKey) {
         if let Some(state) = self.keys.get_mut(key) {
-            state.blocked = None;
+            state.blocked = Default::default();
             self.excused.extend(state.sections.open().map(|open| open.section.grant.id.clone()));
         }
     }

@@ -2,7 +2,7 @@
 
 use std::{
     cell::RefCell,
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     rc::Rc,
 };
 
@@ -63,15 +63,17 @@ enum Kind {
     /// In insertion order.
     Hash(Vec<(String, String)>),
     List(VecDeque<String>),
+    /// By score, then by member.
+    Sorted(BTreeSet<(i64, String)>),
 }
 
 /// The type, content and TTL of a key, for comparisons.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dump {
-    /// `string`, `hash` or `list`.
+    /// `string`, `hash`, `list` or `zset`.
     pub kind: &'static str,
-    /// Alternating fields and values of a hash, sorted by field; the elements of a list; or a
-    /// string.
+    /// Alternating fields and values of a hash, sorted by field; the elements of a list; alternating
+    /// members and scores; or a string.
     pub content: Vec<String>,
     /// The reply of `PTTL`.
     pub ms_left: i64,
@@ -288,6 +290,10 @@ impl Data {
                     ("hash", fields.into_iter().flat_map(|(field, value)| [field, value]).collect())
                 }
                 Kind::List(list) => ("list", list.iter().cloned().collect()),
+                Kind::Sorted(members) => {
+                    let pairs = members.iter().flat_map(|(score, member)| [member.clone(), score.to_string()]);
+                    ("zset", pairs.collect())
+                }
             };
             Dump { kind, content, ms_left: entry.expires.map_or(-1, |at| at - now) }
         };
@@ -310,6 +316,14 @@ impl Data {
         }
     }
 
+    /// The members and scores of a sorted set; empty for other types.
+    pub fn sorted(&self, key: &str) -> Vec<(i64, String)> {
+        match self.live(key).map(|entry| &entry.kind) {
+            Some(Kind::Sorted(members)) => members.iter().cloned().collect(),
+            _ => Vec::new(),
+        }
+    }
+
     /// The reply of `TYPE`.
     pub fn kind(&self, key: &str) -> &'static str {
         match self.live(key).map(|entry| &entry.kind) {
@@ -317,6 +331,7 @@ impl Data {
             Some(Kind::Text(_)) => "string",
             Some(Kind::Hash(_)) => "hash",
             Some(Kind::List(_)) => "list",
+            Some(Kind::Sorted(_)) => "zset",
         }
     }
 
@@ -366,6 +381,17 @@ impl Data {
         match self.entry(key).map(|entry| &mut entry.kind) {
             None => Ok(None),
             Some(Kind::List(list)) => Ok(Some(list)),
+            Some(_) => Err(WRONG_TYPE.to_owned()),
+        }
+    }
+
+    fn sorted_mut(&mut self, key: &str, make: bool) -> Result<Option<&mut BTreeSet<(i64, String)>>, String> {
+        if self.entry(key).is_none() && make {
+            self.keys.insert(key.to_owned(), Entry { kind: Kind::Sorted(BTreeSet::new()), expires: None });
+        }
+        match self.entry(key).map(|entry| &mut entry.kind) {
+            None => Ok(None),
+            Some(Kind::Sorted(members)) => Ok(Some(members)),
             Some(_) => Err(WRONG_TYPE.to_owned()),
         }
     }
@@ -442,6 +468,7 @@ impl Data {
             (_, [key, arguments @ ..]) if verb.starts_with('L') || verb.starts_with('R') => {
                 self.run_list(&verb, key, arguments)
             }
+            (_, [key, arguments @ ..]) if verb.starts_with('Z') => self.run_sorted(&verb, key, arguments),
             ("PUBLISH", [channel, message]) => {
                 let receivers = self.listeners.get(*channel).copied().unwrap_or(0);
                 if receivers > 0 {
@@ -557,6 +584,70 @@ impl Data {
             }
             _ => Err(format!("ERR unknown command or wrong number of arguments: {verb}")),
         }
+    }
+}
+
+impl Data {
+    fn run_sorted(&mut self, verb: &str, key: &str, arguments: &[&str]) -> Reply {
+        let mut nothing = BTreeSet::new();
+        let members = self.sorted_mut(key, verb == "ZADD")?.unwrap_or(&mut nothing);
+        let score = |text: &str| text.parse::<i64>().map_err(|_| "ERR value is not a valid float".to_owned());
+        let find = |members: &BTreeSet<(i64, String)>, name: &str| {
+            members.iter().find(|(_, member)| member == name).map(|(score, _)| *score)
+        };
+        let number = |number: usize| CommandReply::Number(i64::try_from(number).expect("few"));
+        let reply = match (verb, arguments) {
+            ("ZADD", [options @ .., new, member]) => {
+                let (new, old) = (score(new)?, find(members, member));
+                let refused =
+                    old.map_or(options.contains(&"XX"), |old| options.contains(&"GT") && new <= old || new == old);
+                if !refused {
+                    members.retain(|(_, other)| other != member);
+                    members.insert((new, (*member).to_owned()));
+                }
+                number(usize::from(!refused && (old.is_none() || options.contains(&"CH"))))
+            }
+            ("ZREM", [member]) => {
+                let before = members.len();
+                members.retain(|(_, other)| other != member);
+                number(before - members.len())
+            }
+            ("ZREMRANGEBYSCORE", ["-inf", most]) => {
+                let (before, most) = (members.len(), score(most)?);
+                members.retain(|(score, _)| *score > most);
+                number(before - members.len())
+            }
+            ("ZCARD", []) => number(members.len()),
+            ("ZSCORE", [member]) => {
+                find(members, member).map_or(CommandReply::Nothing, |score| CommandReply::Text(score.to_string()))
+            }
+            ("ZRANGE", [from, "+inf", "BYSCORE", "LIMIT", "0", most]) => {
+                let from = score(from.trim_start_matches('('))?;
+                let most = usize::try_from(score(most)?).expect("few");
+                let found = members.iter().filter(|(score, _)| *score > from).take(most);
+                CommandReply::Many(found.map(|(_, member)| CommandReply::Text(member.clone())).collect())
+            }
+            ("ZRANGE", [from, to, options @ ..]) => {
+                let all: Vec<_> = members.iter().collect();
+                let at = |text: &str| {
+                    let (at, length) = (score(text)?, i64::try_from(all.len()).expect("few"));
+                    Ok::<_, String>(if at < 0 { length + at } else { at })
+                };
+                let (from, to) = (at(from)?, at(to)?);
+                let with_scores = options == ["WITHSCORES"];
+                let range = all.iter().zip(0..).filter(|(_, at)| (from..=to).contains(at)).map(|(pair, _)| pair);
+                let words = range.flat_map(|(score, member)| {
+                    let score = with_scores.then(|| score.to_string());
+                    [Some(member.clone()), score].into_iter().flatten()
+                });
+                CommandReply::Many(words.map(CommandReply::Text).collect())
+            }
+            _ => return Err(format!("ERR unknown command or wrong number of arguments: {verb}")),
+        };
+        if self.sorted_mut(key, false)?.is_some_and(|members| members.is_empty()) {
+            self.keys.remove(key);
+        }
+        Ok(reply)
     }
 }
 

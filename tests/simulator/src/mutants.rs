@@ -99,6 +99,8 @@ pub enum Mutation {
     KeepsGreater,
     /// A caller that is rejected, or has lost a key, forgets one of its keys.
     ForgetsOneAtALoss,
+    /// A client that needs its key alone gets a permit.
+    ShareForAlone,
 }
 
 const fn patch(script: &'static str, old: &'static str, new: &'static str) -> Patch {
@@ -356,8 +358,8 @@ pub const MUTANTS: &[Mutant] = &[
         "recorded_keeps_entry",
         "an acquire that gets the record keeps its queue entry",
         &[everywhere(
-            "  redis.call('LREM', queue, 1, id)\n  redis.call('HDEL', lock, id)\n",
-            "  redis.call('HDEL', lock, id)\n",
+            "  redis.call('LREM', queue, 1, id)\n  redis.pcall('HDEL', lock, id)\n",
+            "  redis.pcall('HDEL', lock, id)\n",
         )],
     )
     .with("records"),
@@ -365,7 +367,7 @@ pub const MUTANTS: &[Mutant] = &[
         "recorded_keeps_offer",
         "an acquire that gets the record keeps its offer",
         &[everywhere(
-            "  redis.call('HDEL', lock, id)\n  if redis.call('EXISTS', lock) == 0",
+            "  redis.pcall('HDEL', lock, id)\n  if redis.call('EXISTS', lock) == 0",
             "  if redis.call('EXISTS', lock) == 0",
         )],
     )
@@ -373,7 +375,7 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "recorded_without_offer",
         "an acquire that gets the record does not pass its offer on",
-        &[everywhere("    local offered = offer_next(lock, queue, false, offer_ms)\n", "    local offered\n")],
+        &[everywhere("    local offered = offer(lock, queue, 0, false, offer_ms)\n", "    local offered\n")],
     )
     .with("records"),
     script(
@@ -385,7 +387,7 @@ pub const MUTANTS: &[Mutant] = &[
                 "redis.call('EXISTS', unpack(KEYS, 1, #KEYS - 1))",
                 "redis.call('EXISTS', unpack(KEYS, 1, n))",
             ),
-            everywhere("local next = offer_next(lock, queue, id, offer_ms)", "local next = false"),
+            everywhere("local next = offer(lock, queue, 0, id, offer_ms)", "local next = false"),
         ],
     ),
     script(
@@ -470,7 +472,7 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "yield_keeps_holder",
         "a yield keeps the field of the holder",
-        &[patch("yield", "  redis.call('HDEL', lock, ARGV[8])\n", "")],
+        &[patch("yield", "  redis.pcall('HDEL', lock, ARGV[8])\n", "")],
     ),
     script(
         "yield_ignores_fence",
@@ -493,4 +495,80 @@ pub const MUTANTS: &[Mutant] = &[
         "the acquire that claims an offer keeps the short TTL of the offer",
         &[everywhere("redis.call('PEXPIRE', lock, lease_ms, 'GT')", "redis.call('EXISTS', lock)")],
     ),
+    driver("share_for_alone", "a client that needs its key alone gets a permit", Mutation::ShareForAlone)
+        .with("shares"),
+    script(
+        "share_drops_waiter_that_does_not_fit",
+        "a waiter that does not fit is dropped from the queue",
+        &[everywhere("redis.call('PUBSUB', 'NUMSUB', inbox(next))[2] > 0", "false")],
+    )
+    .with("shares"),
+    script(
+        "share_passes_queue",
+        "a share does not look at the queue",
+        &[patch(
+            "acquire_share",
+            "next, count = offer(lock, queue, count, id, ARGV[3])",
+            "next = count < limit_of(id) and id",
+        )],
+    )
+    .with("shares"),
+    script(
+        "share_shortens_others",
+        "a share ends the others with its own lease",
+        &[everywhere("redis.call('PEXPIRE', lock, ms, 'GT')", "redis.call('PEXPIRE', lock, ms)")],
+    )
+    .with("shares"),
+    script(
+        "ended_shares_count",
+        "shares that have ended keep their places",
+        &[everywhere("'ZREMRANGEBYSCORE', lock, '-inf', now_ms", "'ZREMRANGEBYSCORE', lock, '-inf', 0")],
+    )
+    .with("shares"),
+    script(
+        "share_without_block",
+        "the place of a share is free at once",
+        &[patch("release_share", "if ARGV[4] ~= '0' then", "if false then")],
+    )
+    .with("shares"),
+    script(
+        "renewal_of_the_shared_key_alone",
+        "a renewal extends the key, and not the share",
+        &[patch("renew", "redis.pcall('ZADD', lock, 'XX', 'GT', now_ms + lease_ms, id)", "1")],
+    )
+    .with("shares"),
+    script(
+        "renewal_of_the_share_alone",
+        "a renewal extends the share, and not its key",
+        &[patch("renew", "set = redis.pcall('PEXPIRE', lock, lease_ms, 'GT')", "set = 1")],
+    )
+    .with("shares"),
+    script(
+        "share_beside_whole",
+        "a share replaces a holder that is alone",
+        &[patch(
+            "acquire_share",
+            "count_places(lock, now_ms), nil\n",
+            "count_places(lock, now_ms), nil\nif not count then redis.call('DEL', lock) count = 0 end\n",
+        )],
+    )
+    .with("shares"),
+    script(
+        "limit_not_read",
+        "a share is granted beside any number of others",
+        &[everywhere("count < limit_of(next)", "limit_of(next) > 1")],
+    )
+    .with("shares"),
+    script(
+        "offered_share_not_counted",
+        "an offer to a share takes no place",
+        &[everywhere("offered, count = head, count + 1", "offered = head")],
+    )
+    .with("shares"),
+    script(
+        "inbox_without_limit",
+        "the channel of a share has its limit in its name",
+        &[everywhere("'^(.*):[%d/]+$') or id)", "'^(.*):%d+$') or id)")],
+    )
+    .with("shares"),
 ];

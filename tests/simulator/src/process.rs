@@ -12,7 +12,7 @@ use tower_lock::{
         proto::{
             self, Action, Actions, BootInstant, Calls, DriverTypes, Event, EventContext, FreeKey, FreeKeys, GuardEnd,
             LEASE, LOCK_DELAY, LazyNow, LeaseBounds, LockRequest, LockTable, NextCheck, Numbered, RECHECK_INTERVAL,
-            RENEWAL_BATCH_WINDOW, ReleaseOutcome, Requested, STORE_CALL_TIMEOUT,
+            RENEWAL_BATCH_WINDOW, ReleaseOutcome, Requested, STORE_CALL_TIMEOUT, Sharing,
         },
         redis_wire::{KeyReplies, Keyspace, ScriptCall, Timed, parse_acquire, parse_release, parse_renew, parse_yield},
         remote::{ServerClock, next_call},
@@ -272,6 +272,7 @@ impl SimProcess {
             Some(Mutation::JoinPlainGrant) if self.mutant_memory.plain_grants.contains(key) => {
                 request.demand.unless_recorded = false;
             }
+            Some(Mutation::ShareForAlone) if request.sharing == Sharing::Alone => request.sharing = Sharing::Permit(4),
             Some(Mutation::JoinOwner) if request.owner.is_some() => request.demand.unless_recorded = false,
             _ => {}
         }

@@ -73,6 +73,12 @@ impl Both {
         AcquisitionId::from_text(&format!("{process}:{}", self.rng.u8(0..3)))
     }
 
+    /// An acquisition that may hold a key with others.
+    fn share(&mut self) -> AcquisitionId {
+        let (alone, limit) = (self.id(), [2, 3, 1_024][self.rng.usize(0..3)]);
+        AcquisitionId::from_text(&format!("{alone}/{limit}"))
+    }
+
     fn demand(&mut self) -> Demand {
         if self.rng.bool() { Demand::new().unless_recorded() } else { Demand::new() }
     }
@@ -88,7 +94,7 @@ impl Both {
         let until = now_us + if self.rng.u8(0..10) == 0 { -1 } else { 1_000_000_000 };
         let valid_for = Duration::from_millis(500);
         let block_for = if self.rng.bool() { Duration::ZERO } else { self.seconds() };
-        let call = match self.rng.u8(0..23) {
+        let call = match self.rng.u8(0..30) {
             0..6 => {
                 let if_busy = if self.rng.u8(0..4) == 0 { IfBusy::Fail } else { IfBusy::Enqueue };
                 let request = AcquireRequest::new(key, id, lease, if_busy, queue, valid_for).demand(self.demand());
@@ -136,7 +142,23 @@ impl Both {
                 let releases: Vec<_> = releases.collect();
                 self.names.release(&releases)
             }
-            18 => self.names.force(&ForceReleaseRequest::new(key, block_for, queue)),
+            18 => {
+                let holder = if self.rng.bool() { None } else { Some(self.share()) };
+                self.names.force(&ForceReleaseRequest::new(key, block_for, queue).holder(holder))
+            }
+            23..27 => {
+                let if_busy = if self.rng.u8(0..4) == 0 { IfBusy::Fail } else { IfBusy::Enqueue };
+                let request = AcquireRequest::new(self.keys[0].clone(), self.share(), lease, if_busy, queue, valid_for);
+                self.names.acquire(&[request.repeated(self.rng.bool())], until)
+            }
+            27..29 => {
+                let share = self.share();
+                self.names.release(&[ReleaseRequest::new(self.keys[0].clone(), share, block_for, queue)])
+            }
+            29 => {
+                let share = self.share();
+                return self.names.renew(&[RenewRequest::new(self.keys[0].clone(), share, lease)]);
+            }
             20..23 => self.call_of_one_of_several(now_us, until),
             _ => self.names.inspect(&key),
         };
@@ -274,6 +296,9 @@ impl Both {
                 "string" if dump.content != real.content => {
                     self.fake.command(&["SET", &key, &real.content[0]]);
                 }
+                "zset" => real.content.chunks(2).for_each(|pair| {
+                    self.fake.command(&["ZADD", &key, &pair[1], &pair[0]]);
+                }),
                 "hash" => real.content.chunks(2).for_each(|pair| {
                     self.fake.command(&["HSET", &key, &pair[0], &pair[1]]);
                 }),
@@ -286,6 +311,7 @@ impl Both {
         let command: &[&str] = match kind {
             "hash" => &["HGETALL", key],
             "list" => &["LRANGE", key, "0", "-1"],
+            "zset" => &["ZRANGE", key, "0", "-1", "WITHSCORES"],
             _ => &["GET", key],
         };
         let content = self.real.command(command).await.expect("a reply");
@@ -294,6 +320,7 @@ impl Both {
             _ => match kind {
                 "hash" => "hash",
                 "list" => "list",
+                "zset" => "zset",
                 _ => "string",
             },
         };
@@ -317,7 +344,8 @@ fn near(fake: i64, real: i64) -> bool {
     let tolerance = match fake {
         ..30 => 0,
         30..2_000 => TOLERANCE / 2,
-        2_000..1_000_000_000 => TOLERANCE,
+        // Durations, and times in milliseconds.
+        2_000..1_000_000_000 | 1_000_000_000_000..100_000_000_000_000 => TOLERANCE,
         _ => 1_000 * TOLERANCE,
     };
     (fake - real).abs() <= tolerance

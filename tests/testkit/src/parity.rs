@@ -12,8 +12,8 @@ use tower_lock::{
     AcquisitionId, LockKey, MemoryStore,
     store::{
         AcquireReply, AcquireRequest, AcquisitionIds, Demand, EventSink, ForceReleaseReply, ForceReleaseRequest,
-        IfBusy, KeyStatus, ListRequest, LockStore, QueueConfig, Record, ReleaseRequest, RenewRequest, StoreEvent,
-        YieldReply, YieldRequest,
+        Holder, IfBusy, KeyStatus, ListRequest, LockStore, QueueConfig, Record, ReleaseRequest, RenewRequest,
+        StoreEvent, YieldReply, YieldRequest,
     },
 };
 
@@ -40,7 +40,11 @@ pub async fn same_replies_as_memory(store: Arc<dyn LockStore>) {
     println!("SEED={} and the next ones, to {}", seeds.start, seeds.end - 1);
     let both = stream::iter(seeds).map(|seed| {
         let store = Arc::clone(&store);
-        async move { (seed, play(seed, Arc::new(MemoryStore::new())).await, play(seed, store).await) }
+        let may_share = store.traits().shares;
+        async move {
+            let memory = play(seed, Arc::new(MemoryStore::new()), may_share).await;
+            (seed, memory, play(seed, store, may_share).await)
+        }
     });
     // They sleep most of the time, and each has its own key.
     let mut both = both.buffer_unordered(15);
@@ -54,8 +58,10 @@ pub async fn same_replies_as_memory(store: Arc<dyn LockStore>) {
 
 /// Runs a sequence and records the replies: fences by their order, ids by their number, times in
 /// steps that are longer than scheduling delays.
-async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
+async fn play(seed: u64, store: Arc<dyn LockStore>, may_share: bool) -> Vec<String> {
     let mut rng = fastrand::Rng::with_seed(seed);
+    // In every other sequence.
+    let shares = may_share && seed % 2 == 0;
     let key = LockKey::from(("parity", seed));
     let events = Arc::new(Mutex::new(Vec::new()));
     let processes: Vec<_> = (0..PROCESSES)
@@ -77,31 +83,36 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
     }
     let mut names = Names::default();
     let mut owners: Vec<AcquisitionId> = Vec::new();
-    let (mut outcomes, mut has_recorded) = (Vec::new(), HashSet::new());
+    let (mut outcomes, mut has_recorded, mut blocked) = (Vec::new(), HashSet::new(), HashSet::new());
     for _ in 0..STEPS {
         // Mostly an earlier id.
         if owners.is_empty() || rng.u8(0..4) == 0 {
-            owners.push(processes[rng.usize(0..PROCESSES)].next());
+            let limit = if shares { [1, 2, 3, 1_024][rng.usize(0..4)] } else { 1 };
+            owners.push(processes[rng.usize(0..PROCESSES)].next_share(limit));
         }
         let owner = owners[rng.usize(owners.len().saturating_sub(6)..owners.len())].clone();
-        let id = names.owner(&owner);
+        let (id, is_share) = (names.owner(&owner), owner.max_holders() > 1);
         let mut is_short = false;
         let outcome = match rng.u8(0..12) {
-            0..=4 => {
+            // The place of a share that was blocked is not taken by the same id once more.
+            0..=4 if !blocked.contains(&owner) => {
                 let if_busy = if rng.u8(0..4) == 0 { IfBusy::Fail } else { IfBusy::Enqueue };
                 let lease = if rng.u8(0..5) == 0 { SHORT } else { LONG };
                 is_short = lease == SHORT;
                 // As a caller that leaves records. An id with two of them has the first one or the
                 // second one, by the kind of the store.
-                let unless = rng.bool() || has_recorded.contains(&owner);
+                let unless = !is_share && (rng.bool() || has_recorded.contains(&owner));
                 let request = AcquireRequest::new(key.clone(), owner, lease, if_busy, terms(), LONG);
                 let got = store.acquire_one(request.demand(demand(unless))).await.expect("a reply");
-                format!("acquire({id}, {if_busy:?}, {lease:?}, {unless}): {}", names.acquired(got))
+                format!("acquire({id}, {if_busy:?}, {lease:?}, {unless}): {}", names.acquired(got, is_share))
             }
             5..=6 => {
                 let block_for = [Duration::ZERO, Duration::ZERO, SHORT, LONG / 2][rng.usize(0..4)];
                 let mut request = ReleaseRequest::new(key.clone(), owner.clone(), block_for, terms());
-                if rng.u8(0..3) == 0 {
+                if is_share && !block_for.is_zero() {
+                    blocked.insert(owner.clone());
+                }
+                if !is_share && rng.u8(0..3) == 0 {
                     has_recorded.insert(owner);
                     let body = rng.bool().then(|| vec![0xff; rng.usize(0..9)].into());
                     let keep_for = if rng.bool() { SHORT } else { LONG };
@@ -115,7 +126,7 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
                 let asks = vec![RenewRequest::new(key.clone(), owner, LONG)];
                 format!("renew({id}): {:?}", store.renew(asks).await.expect("a reply"))
             }
-            8 => {
+            8 if !is_share => {
                 let next = processes[rng.usize(0..PROCESSES)].next();
                 owners.push(next.clone());
                 let then = names.owner(&next);
@@ -127,27 +138,38 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
                 let request = YieldRequest::new(key.clone(), owner, fence, next, LONG, terms(), LONG);
                 let yielded = match store.yield_to_queue(request.demand(demand(unless))).await.expect("a reply") {
                     YieldReply::Extended { fence } => format!("extended, {}", names.fence(fence)),
-                    YieldReply::NotHolder(got) => names.acquired(got),
+                    YieldReply::NotHolder(got) => names.acquired(got, false),
                     other => format!("{other:?}"),
                 };
                 format!("yield({id}, {then}, {unless}): {yielded}")
             }
             9 if rng.bool() => {
                 is_short = rng.bool();
-                let request =
-                    ForceReleaseRequest::new(key.clone(), if is_short { SHORT } else { Duration::ZERO }, terms());
+                let block_for = if is_short { SHORT } else { Duration::ZERO };
+                let meant = (shares && rng.bool()).then_some(owner);
+                let request = ForceReleaseRequest::new(key.clone(), block_for, terms()).holder(meant);
                 match store.force_release(request).await.expect("a reply") {
                     ForceReleaseReply::Free => "force: free".to_owned(),
-                    ForceReleaseReply::Revoked { holders } => format!("force: from {}", names.owner(&holders[0])),
+                    ForceReleaseReply::Revoked { holders } => {
+                        let mut holders: Vec<_> = holders.iter().map(|holder| names.owner(holder)).collect();
+                        holders.sort();
+                        format!("force: from {holders:?}")
+                    }
                     ForceReleaseReply::Unblocked { blocked_for } => format!("force: unblocked, {}", left(blocked_for)),
                     other => format!("{other:?}"),
                 }
             }
             _ => {
                 let found = store.inspect(key.clone()).await.expect("a reply");
-                assert!(found.holders.iter().all(|holder| holder.since.is_some()), "SEED={seed}: {found:?}");
-                let holders = found.holders.iter().map(|holder| (names.owner(&holder.id), names.fence(holder.fence)));
-                let holders: Vec<_> = holders.collect();
+                let is_alone = |holder: &Holder| holder.id.max_holders() == 1;
+                let since = found.holders.iter().filter(|holder| is_alone(holder)).all(|holder| holder.since.is_some());
+                assert!(since, "SEED={seed}: {found:?}");
+                let holders = found.holders.iter().map(|holder| {
+                    let fence = if is_alone(holder) { names.fence(holder.fence) } else { String::new() };
+                    (names.owner(&holder.id), fence)
+                });
+                let mut holders: Vec<_> = holders.collect();
+                holders.sort();
                 format!("inspect: {holders:?}, {}, {} wait", left(found.lease_left), found.waiting)
             }
         };
@@ -159,7 +181,8 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
     }
     outcomes.push(match listed(&*store, &key).await {
         Some(status) => {
-            let holders: Vec<_> = status.holders.iter().map(|holder| names.owner(&holder.id)).collect();
+            let mut holders: Vec<_> = status.holders.iter().map(|holder| names.owner(&holder.id)).collect();
+            holders.sort();
             format!("listed: {holders:?}, {}, {} wait", left(status.lease_left), status.waiting)
         }
         None => "not listed".to_owned(),
@@ -182,12 +205,17 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
     let events = std::mem::take(&mut *events.lock().unwrap_or_else(PoisonError::into_inner));
     for n in 0..PROCESSES {
         outcomes.push(format!("p{n} was notified"));
+        let first = outcomes.len();
         for (_, event) in events.iter().filter(|(process, event)| *process == n && *event != StoreEvent::Lagged) {
             outcomes.push(match event {
                 StoreEvent::Offered { id: owner, .. } => format!("offered {}", names.owner(owner)),
                 StoreEvent::Revoked { id: owner, .. } => format!("revoked {}", names.owner(owner)),
                 other => format!("{other:?}"),
             });
+        }
+        // Those of one call, and what it offers, have any order.
+        if shares {
+            outcomes[first..].sort();
         }
     }
     outcomes
@@ -250,8 +278,9 @@ impl Names {
         format!("fence {}{}", self.fences.len() - 1, if rises { "" } else { ", which does not rise" })
     }
 
-    fn acquired(&mut self, got: AcquireReply) -> String {
+    fn acquired(&mut self, got: AcquireReply, is_share: bool) -> String {
         match got {
+            AcquireReply::Granted { .. } if is_share => "granted".to_owned(),
             AcquireReply::Granted { fence } => format!("granted, {}", self.fence(fence)),
             AcquireReply::Queued { ahead: before, lease_left, poll_in: _ } => {
                 format!("queued behind {before}, {}", left(lease_left))

@@ -72,6 +72,11 @@ impl Simulation {
             work,
             ending,
             limits: HoldLimits { lease, max_hold, min_hold, lock_delay },
+            // A record is that of a section that was alone.
+            sharing: match &mut self.shares {
+                Some(shares) if keep_for.is_none() => shares.next(),
+                _ => Sharing::Alone,
+            },
             ticket: 0,
             since: at,
             state: State::Away,
@@ -101,24 +106,19 @@ impl Simulation {
         self.deliver_to(process, number, Source::Request(id(index)), move |w| {
             let now = w.local(process);
             let client = &w.clients[index];
-            let (key, waits, limits, patience) =
-                (w.keys[client.key].clone(), client.waits, client.limits, client.patience);
+            let (key, waits, limits, patience, sharing) =
+                (w.keys[client.key].clone(), client.waits, client.limits, client.patience, client.sharing);
             let demand = if client.keep_for.is_some() { Demand::new().unless_recorded() } else { Demand::new() };
-            w.log(|w| format!("{} asks: {index} for {key}, waits {waits} {patience:?}", w.processes[process].label));
+            w.log(|w| {
+                let how = if sharing == Sharing::Alone { String::new() } else { format!(", {sharing:?}") };
+                format!("{} asks: {index} for {key}, waits {waits} {patience:?}{how}", w.processes[process].label)
+            });
             let wait = match patience {
                 _ if !waits => Duration::ZERO,
                 Some(patience) => Duration::from_nanos(patience),
                 None => Duration::MAX,
             };
-            let request = LockRequest {
-                waiter: id(index),
-                wait,
-                owner: None,
-                parent: None,
-                limits,
-                demand,
-                sharing: Sharing::Alone,
-            };
+            let request = LockRequest { waiter: id(index), wait, owner: None, parent: None, limits, demand, sharing };
             let ticket = w.event(process, |process, free_keys| process.request(now, &key, request, free_keys));
             w.clients[index].ticket = ticket;
             if let Some(patience) = patience.filter(|_| waits) {
@@ -158,6 +158,10 @@ impl Simulation {
             return self.guard_ended(process, &section, GuardEnd::Undelivered);
         }
         let grant = Arc::clone(&section.grant);
+        if grant.id.max_holders() > client.sharing.max_holders() {
+            let wanted = client.sharing;
+            return self.report_violation(format!("{} is granted to a client that needs {wanted:?}", grant.id));
+        }
         let notified = (grant.id.to_string(), section.token.as_u64() >> 10);
         client.state = State::Granted(section);
         client.granted_at = self.now;

@@ -217,7 +217,9 @@ impl Simulation {
         let block_for = Duration::from_millis([0, 0, 1_000][self.rng.usize(0..3)]);
         for (holder, fence) in self.key_data(key).holders {
             self.revoked.insert(holder.clone(), fence.parse().unwrap_or(0));
-            self.checker.excused.insert(AcquisitionId::from_text(holder.trim_end_matches(":end")));
+            self.checker
+                .excused
+                .insert(AcquisitionId::from_text(holder.trim_end_matches(":end").trim_end_matches(":forced")));
         }
         let lock = self.keys[key].clone();
         self.checker.excuse(&lock);

@@ -158,7 +158,7 @@ impl Simulation {
             let holders = data.holders.iter().map(|(id, _)| id);
             for id in holders.chain(&data.queue) {
                 let of_crashed = self.crashed.iter().any(|crashed| id.starts_with(&format!("{crashed}:")));
-                if !of_crashed && !id.ends_with(":end") && !self.foreign.contains(id) {
+                if !of_crashed && !is_block(id) && !self.foreign.contains(id) {
                     return self.report_violation(format!("{id} is left: {data:?}"));
                 }
             }

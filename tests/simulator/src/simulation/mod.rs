@@ -21,7 +21,12 @@ use tower_lock::{
     store::{Demand, ForceReleaseRequest, Record, StoreErrorKind},
 };
 
-use self::{batches::Batches, records::Duplicates, several::Callers};
+use self::{
+    batches::Batches,
+    records::Duplicates,
+    several::Callers,
+    shares::{Shares, is_block},
+};
 use crate::{
     checker::{Checker, LocalClock},
     fake::FakeRedis,
@@ -61,6 +66,8 @@ pub struct Options {
     pub free: bool,
     /// Some callers need several keys.
     pub several: bool,
+    /// Some clients hold their key with others.
+    pub shares: bool,
 }
 
 impl Options {
@@ -79,6 +86,7 @@ impl Options {
             "batches" => &mut self.batches,
             "free" => &mut self.free,
             "several" => &mut self.several,
+            "shares" => &mut self.shares,
             _ => return None,
         };
         *option = true;
@@ -132,6 +140,7 @@ mod several;
 mod network;
 mod batches;
 mod free_keys;
+mod shares;
 pub(crate) mod records;
 mod server;
 mod faults;
@@ -203,6 +212,7 @@ struct Client {
     work: u64,
     ending: GuardEnd,
     limits: HoldLimits,
+    sharing: Sharing,
     ticket: u64,
     since: u64,
     state: State,
@@ -255,6 +265,7 @@ struct Simulation {
     duplicates: Option<Duplicates>,
     batches: Option<Batches>,
     callers: Option<Callers>,
+    shares: Option<Shares>,
     /// Decides which events find the server in their process. Random numbers of its own.
     free_keys: Option<fastrand::Rng>,
     /// The record that stood when the store sent the reply that is handled now.
@@ -346,6 +357,7 @@ impl Simulation {
         let keys = batches.as_ref().map_or(keys, Batches::keys);
         let callers = options.several.then(|| Callers::new(seed));
         let keys = callers.as_ref().map_or(keys, |callers| keys.max(callers.keys()));
+        let keys = if options.shares { Shares::KEYS } else { keys };
         let keys: Vec<_> =
             (0..keys).map(|n| if options.java { raw_key(n) } else { LockKey::from(("key", n)) }).collect();
         let names = Keyspace::new("lock").expect("a prefix");
@@ -367,6 +379,7 @@ impl Simulation {
             duplicates,
             batches,
             callers,
+            shares: options.shares.then(|| Shares::new(seed)),
             free_keys: options.free.then(|| fastrand::Rng::with_seed(seed ^ 0x6672_6565)),
             replied_record: None,
             keys,

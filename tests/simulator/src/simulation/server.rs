@@ -5,7 +5,7 @@ use tower_lock::{
     store::{AcquireReply, ReleaseReply, YieldReply},
 };
 
-use super::{batches::ScriptRequest, *};
+use super::{batches::ScriptRequest, shares::limit_of, *};
 
 impl Simulation {
     pub(super) fn server_us(&self) -> i64 {
@@ -16,7 +16,11 @@ impl Simulation {
         let mut data = self.fake.data();
         data.now_us = self.server_us();
         let queue = format!("tower-lock:lock:q:{{{}}}", self.locks[key]);
-        KeyData { holders: data.hash(&self.locks[key]), queue: data.list(&queue) }
+        let now_ms = data.now_us / 1_000;
+        let shares = data.sorted(&self.locks[key]).into_iter().filter(|(ends, _)| *ends > now_ms);
+        let shares = shares.map(|(_, id)| (id, String::new()));
+        let holders = data.hash(&self.locks[key]).into_iter().chain(shares).collect();
+        KeyData { holders, queue: data.list(&queue) }
     }
 
     pub(super) fn execute(&mut self, process: Option<usize>, script: &ScriptCall) -> Value {
@@ -28,7 +32,7 @@ impl Simulation {
             format!("    {from} {} {:?} -> {}", script.name(), super::args(script), show(&reply))
         });
         let requests = match script.name() {
-            "acquire" | "release" => self.requests(script),
+            "acquire" | "release" | "acquire_share" | "release_share" => self.requests(script),
             _ => Vec::new(),
         };
         if requests.len() > 1 {
@@ -53,7 +57,7 @@ impl Simulation {
     pub(super) fn check_reply(&mut self, script: &ScriptCall, reply: &Value, before: &[KeyData]) {
         match (script.name(), reply) {
             // Only one request: among others it fails alone.
-            ("acquire", Value::SimpleString(error))
+            ("acquire" | "acquire_share", Value::SimpleString(error))
                 if error.starts_with("-WRONGTYPE")
                     && matches!(self.requests(script)[..], [ref one] if self.has_other_type(one.key)) => {}
             // An operator learns that the key has another type.
@@ -89,13 +93,13 @@ impl Simulation {
     /// Each request has what its reply says.
     fn check_replies(&mut self, script: &str, requests: &[ScriptRequest], reply: &Value) {
         let count = requests.len();
-        if let ("acquire", Ok((_, Timed::Done(replies)))) = (script, parse_acquire(reply, count)) {
+        if let ("acquire" | "acquire_share", Ok((_, Timed::Done(replies)))) = (script, parse_acquire(reply, count)) {
             for (ScriptRequest { id, key }, reply) in requests.iter().zip(replies) {
                 let data = self.key_data(*key);
                 let holder = data.holders.iter().find(|(holder, _)| holder == id);
                 let is_so = match &reply {
                     Ok(AcquireReply::Granted { fence }) => {
-                        holder.is_some_and(|(_, stored)| *stored == fence.to_string())
+                        holder.is_some_and(|(id, stored)| limit_of(id) > 1 || *stored == fence.to_string())
                     }
                     Ok(AcquireReply::Queued { .. }) => data.queue.contains(id),
                     Ok(_) => true,
@@ -106,7 +110,7 @@ impl Simulation {
                 }
             }
         }
-        if let ("release", Ok(replies)) = (script, parse_release(reply, count)) {
+        if let ("release" | "release_share", Ok(replies)) = (script, parse_release(reply, count)) {
             for (ScriptRequest { id, key }, reply) in requests.iter().zip(replies) {
                 let data = self.key_data(*key);
                 if data.holders.iter().any(|(holder, _)| holder == id) || data.queue.contains(id) {
@@ -131,9 +135,7 @@ impl Simulation {
         if left == -1 && !self.has_other_type(key) {
             return self.report_violation(format!("{script} leaves {lock} without an end: {after:?}"));
         }
-        if after.holders.len() > 1 {
-            return self.report_violation(format!("{script} leaves two holders: {after:?}"));
-        }
+        self.check_limits(&after, before, script);
         let mut queue = after.queue.clone();
         queue.sort();
         queue.dedup();
@@ -151,17 +153,31 @@ impl Simulation {
         if let Some(caller) = caller.filter(|caller| before.queue.contains(caller) && has_left(caller)) {
             self.enqueued.remove(caller);
         }
-        let Some((id, fence)) = after.holders.first().filter(|holder| !before.holders.contains(holder)) else { return };
-        if id.ends_with(":end") || self.foreign.contains(id) {
-            return;
+        let mut new: Vec<_> = after.holders.iter().filter(|holder| !before.holders.contains(holder)).collect();
+        new.sort_by_key(|(id, _)| self.enqueued.get(id).map_or(self.now, |(since, _)| *since));
+        for (id, fence) in new {
+            if !is_block(id) && !self.foreign.contains(id) {
+                self.check_new_holder(key, (id, fence), (before, &after), (script, caller));
+            }
         }
+    }
+
+    fn check_new_holder(
+        &mut self,
+        key: usize,
+        (id, fence): (&String, &str),
+        (before, after): (&KeyData, &KeyData),
+        (script, caller): (&str, Option<&String>),
+    ) {
+        let holds = |id: &String| after.holders.iter().any(|(holder, _)| holder == id);
+        let has_left = |id: &String| caller == Some(id) && !after.queue.contains(id) && !holds(id);
         let is_new = before.holders.iter().all(|(holder, _)| holder != id);
         if is_new {
             let passed = before
                 .queue
                 .iter()
                 .take_while(|queued| *queued != id)
-                .filter(|queued| !has_left(queued))
+                .filter(|queued| !has_left(queued) && !holds(queued))
                 .find(|queued| self.is_subscribed(queued))
                 .cloned();
             if caller != Some(id) && !self.is_subscribed(id) {
@@ -173,6 +189,9 @@ impl Simulation {
             self.check_new_fields(id, script);
             self.check_overtaking(key, id);
             self.enqueued.remove(id);
+        }
+        if limit_of(id) > 1 {
+            return;
         }
         let fence: u64 = fence.parse().unwrap_or(0);
         if fence <= self.top_fence[key] {

@@ -141,6 +141,7 @@ impl Simulation {
                     min_hold: Duration::ZERO,
                     lock_delay: if self.settings.bare { Duration::ZERO } else { LOCK_DELAY },
                 },
+                sharing: Sharing::Alone,
                 ticket: 0,
                 since: self.now,
                 state: State::Waits,

@@ -19,7 +19,6 @@ local function recorded(lock, queue, record, id, offer_ms)
   if not head then return nil end
   drop_foreign(queue)
   redis.call('LREM', queue, 1, id)
-  -- Of a shared key it holds nothing.
   redis.pcall('HDEL', lock, id)
   if redis.call('EXISTS', lock) == 0 then
     local offered = offer(lock, queue, 0, false, offer_ms)

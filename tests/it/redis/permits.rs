@@ -1,0 +1,82 @@
+//! Permits and readers of several processes on Redis.
+
+use std::time::Duration;
+
+use tower_lock::{
+    LockError, LockKey, LockManager,
+    lock::ReleaseOutcome,
+    store::{ForceReleaseReply, StoreErrorKind},
+};
+use tower_lock_testkit::{
+    locks::key,
+    permits::{self, dropped_guard_blocks_one_place, limit_is_kept, writer_is_not_passed},
+    wait::{ms, soon, until},
+};
+
+use crate::support::{Environment, NAME, environment};
+
+async fn processes(environment: &Environment, count: usize) -> Vec<LockManager> {
+    let mut locks = Vec::new();
+    for n in 0..count {
+        locks.push(environment.direct_instance(&format!("p{n}")).await);
+    }
+    locks
+}
+
+#[tokio::test]
+async fn permits_and_readers_of_processes_follow_the_rules() {
+    let Some(environment) = environment().await else { return };
+    let locks = processes(&environment, 3).await;
+    limit_is_kept(&locks, LockKey::from(("permits",))).await;
+    writer_is_not_passed(&locks, LockKey::from(("readers",))).await;
+    dropped_guard_blocks_one_place(&locks, LockKey::from(("dropped",))).await;
+    assert!(environment.keys().await.is_empty(), "nothing is left");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn storm_of_permits_and_one_of_readers() {
+    let Some(environment) = environment().await else { return };
+    let locks = processes(&environment, 4).await;
+    for limit in [6, 1_024] {
+        let report = permits::storm(&locks, &key(), limit, ms(500)).await;
+        assert!(report.sections > 20 && report.most > 2, "{report:?}");
+        until("nothing is left", async || environment.keys().await.is_empty()).await;
+    }
+}
+
+/// The other permits are those of processes that live.
+#[tokio::test]
+async fn operator_sees_and_revokes_one_of_several_holders() {
+    let Some(environment) = environment().await else { return };
+    let locks = processes(&environment, 2).await;
+    let kept = locks[0].permit(key(), 2).await.expect("free");
+    let revoked = locks[1].permit(key(), 2).await.expect("free");
+    let status = locks[0].inspect(key()).await.expect("a reply");
+    assert_eq!((status.holding, status.holders.len()), (2, 2));
+    assert!(status.holders.iter().all(|holder| holder.connected == Some(true)), "{status}");
+    let holder = status.holders.iter().find(|holder| holder.id.instance() == "p1").expect("one of them");
+    let reply = locks[0].revoke(key(), &holder.id).await.expect("a reply");
+    assert_eq!(reply, ForceReleaseReply::Revoked { holders: vec![holder.id.clone()] });
+    soon("the loss", revoked.held_permit().lost()).await;
+    assert!(!kept.held_permit().remaining().is_zero());
+    let again = locks[0].revoke(key(), &holder.id).await.expect("a reply");
+    assert_eq!(again.holder(), Some(&holder.id), "notified once more");
+    let refused = locks[1].permit(key(), 2).wait(Duration::ZERO).await;
+    assert!(matches!(refused, Err(LockError::Busy { .. })), "its place is blocked");
+    drop(locks[1].permit(key(), 2).await.expect("a second later").release().await);
+    assert_eq!(kept.release().await.expect("a reply"), ReleaseOutcome::Released);
+}
+
+/// A hash, a list or a text of another program is no shared key.
+#[tokio::test]
+async fn permit_of_a_key_of_another_type_fails() {
+    let Some(environment) = environment().await else { return };
+    let locks = environment.direct_instance("one").await;
+    environment.command(&["SET", NAME, "text"]).await;
+    let refused = locks.permit(key(), 2).await;
+    assert!(matches!(&refused, Err(LockError::Store(error)) if error.kind() == StoreErrorKind::Refused), "{refused:?}");
+    environment.command(&["DEL", NAME]).await;
+    environment.command(&["HSET", NAME, "healed", "1"]).await;
+    let busy = locks.permit(key(), 2).wait(Duration::ZERO).await;
+    assert!(matches!(busy, Err(LockError::Busy { .. })), "{busy:?}");
+}
