@@ -1,6 +1,6 @@
 //! The locks of the layers as arguments of a handler.
 
-use std::{convert::Infallible, fmt};
+use std::fmt;
 
 use axum::{
     extract::{FromRequestParts, OptionalFromRequestParts},
@@ -9,12 +9,13 @@ use axum::{
 use http::{Method, StatusCode, request::Parts};
 
 use crate::{
-    lock::{HeldLock, HeldLocks},
+    lock::{HeldLock, HeldLocks, HeldPermit},
     middleware::service::Unlocked,
     telemetry::route::Route,
 };
 
-/// Rejection of [`HeldLock`] and [`HeldLocks`] as extractors: the request holds no such lock.
+/// Rejection of [`HeldLock`], [`HeldLocks`] and [`HeldPermit`] as extractors: the request holds no
+/// such lock.
 ///
 /// The text names the reason and its remedy.
 #[derive(Clone, Debug)]
@@ -31,6 +32,10 @@ enum Reason {
     Unlocked(Unlocked),
     /// The layer has locked several keys.
     Several,
+    /// The layer holds the key with others.
+    Permit,
+    /// The layer holds the key alone.
+    Alone,
 }
 
 /// Extracts the innermost lock of the request.
@@ -50,8 +55,9 @@ enum Reason {
 ///
 /// Rejects with 500 if the request holds no lock. The response names the reason: no layer is around
 /// the handler, the layer skipped the request, or its key function returned
-/// [`key::all`](crate::key::all), whose locks are [`HeldLocks`]. An `Option<HeldLock>` is rejected
-/// only for the last reason.
+/// [`key::all`](crate::key::all), whose locks are [`HeldLocks`], or the layer holds the key with
+/// others, and the handler takes a [`HeldPermit`]. An `Option<HeldLock>` is rejected only for the
+/// last two reasons.
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 impl<S: Send + Sync> FromRequestParts<S> for HeldLock {
     type Rejection = MissingLock;
@@ -68,8 +74,36 @@ impl<S: Send + Sync> OptionalFromRequestParts<S> for HeldLock {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, MissingLock> {
         match parts.extensions.get() {
             Some(lock) => Ok(Some(Self::clone(lock))),
-            // `None` would say that the handler runs without a lock, and needs no fence.
-            None if parts.extensions.get::<HeldLocks>().is_some() => Err(MissingLock::of("HeldLock", parts)),
+            None if holds_other_view(parts) => Err(MissingLock::of("HeldLock", parts)),
+            None => Ok(None),
+        }
+    }
+}
+
+/// Extracts the permit of the innermost layer with [`at_most`](crate::LockLayer::at_most) or
+/// [`shared_for`](crate::LockLayer::shared_for).
+///
+/// # Errors
+///
+/// Rejects with 500 if the request has none. The response names the reason. An `Option<HeldPermit>`
+/// is rejected only if the layer holds the key alone, and the handler takes a [`HeldLock`].
+#[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
+impl<S: Send + Sync> FromRequestParts<S> for HeldPermit {
+    type Rejection = MissingLock;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, MissingLock> {
+        parts.extensions.get().cloned().ok_or_else(|| MissingLock::of("HeldPermit", parts))
+    }
+}
+
+#[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
+impl<S: Send + Sync> OptionalFromRequestParts<S> for HeldPermit {
+    type Rejection = MissingLock;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, MissingLock> {
+        match parts.extensions.get() {
+            Some(permit) => Ok(Some(Self::clone(permit))),
+            None if parts.extensions.get::<HeldLock>().is_some() => Err(MissingLock::of("HeldPermit", parts)),
             None => Ok(None),
         }
     }
@@ -80,7 +114,8 @@ impl<S: Send + Sync> OptionalFromRequestParts<S> for HeldLock {
 ///
 /// # Errors
 ///
-/// Rejects with 500 if the request holds no lock. An `Option<HeldLocks>` is never rejected.
+/// Rejects with 500 if the request holds no lock. An `Option<HeldLocks>` is rejected only if the
+/// layer holds the key with others, and the handler takes a [`HeldPermit`].
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 impl<S: Send + Sync> FromRequestParts<S> for HeldLocks {
     type Rejection = MissingLock;
@@ -92,11 +127,20 @@ impl<S: Send + Sync> FromRequestParts<S> for HeldLocks {
 
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 impl<S: Send + Sync> OptionalFromRequestParts<S> for HeldLocks {
-    type Rejection = Infallible;
+    type Rejection = MissingLock;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Infallible> {
-        Ok(held_locks(parts))
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, MissingLock> {
+        match held_locks(parts) {
+            None if parts.extensions.get::<HeldPermit>().is_some() => Err(MissingLock::of("HeldLocks", parts)),
+            locks => Ok(locks),
+        }
     }
+}
+
+/// Whether the request holds a lock that is no single one. `None` would say that the handler runs
+/// without a lock, and needs no fence.
+fn holds_other_view(head: &Parts) -> bool {
+    head.extensions.get::<HeldLocks>().is_some() || head.extensions.get::<HeldPermit>().is_some()
 }
 
 fn held_locks(head: &Parts) -> Option<HeldLocks> {
@@ -107,7 +151,9 @@ fn held_locks(head: &Parts) -> Option<HeldLocks> {
 impl MissingLock {
     fn of(extractor: &'static str, head: &Parts) -> Self {
         let reason = match head.extensions.get() {
+            _ if extractor == "HeldPermit" && head.extensions.get::<HeldLock>().is_some() => Reason::Alone,
             _ if head.extensions.get::<HeldLocks>().is_some() => Reason::Several,
+            _ if head.extensions.get::<HeldPermit>().is_some() => Reason::Permit,
             Some(unlocked) => Reason::Unlocked(*unlocked),
             None => Reason::NoLayer,
         };
@@ -153,6 +199,13 @@ impl fmt::Display for MissingLock {
             ),
             Reason::Several => f.write_str(
                 "the key function of this route returned `key::all`. Use `HeldLocks`, which has the lock of each key.",
+            ),
+            Reason::Permit => f.write_str(
+                "its layer holds the key with others (`.at_most(..)` or `.shared_for(..)`), and no fencing token \
+                 orders their writes. Use `HeldPermit`.",
+            ),
+            Reason::Alone => f.write_str(
+                "its layer holds the key alone. Use `HeldLock`, or set `.at_most(..)` or `.shared_for(..)` at the layer.",
             ),
         }
     }

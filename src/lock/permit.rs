@@ -231,6 +231,15 @@ impl PermitGuard {
 }
 
 impl HeldPermit {
+    pub(crate) fn new(lock: HeldLock) -> Self {
+        Self(lock)
+    }
+
+    /// The view of the lock, whose token has no meaning.
+    pub(crate) fn lock(&self) -> &HeldLock {
+        &self.0
+    }
+
     /// Returns the key.
     #[must_use]
     pub fn key(&self) -> &LockKey {

@@ -2,10 +2,16 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use http::StatusCode;
+use http::{StatusCode, request::Parts};
 use smallvec::smallvec;
 
-use super::{client::ClientConnection, config::LayerParams, context::RequestContext, request_lock::RequestLock};
+use super::{
+    client::ClientConnection,
+    config::LayerParams,
+    context::RequestContext,
+    holder_limit::{HolderLimit, Terms},
+    request_lock::RequestLock,
+};
 use crate::{
     body::budget::Reservation,
     error::LockError,
@@ -13,7 +19,7 @@ use crate::{
     lock::{AcquireFuture, LockGuard, LockGuards, LockParams, NotGranted, acquire_several},
     lock_key::{AllKeys, KeyCountError, LockKey, SortedKeys},
     policy::LockPolicy,
-    proto::{LockRequest, sharing::Sharing},
+    proto::LockRequest,
     rejection::{Rejection, retry_after::HoldEstimate},
     store::{Demand, Record},
     telemetry::{metrics::AcquireMetrics, route::Route, span::LockSpan},
@@ -27,6 +33,7 @@ pub(crate) struct LockCall<'a> {
     /// The idempotency key of a request whose layer keeps its answer. Another request with this key
     /// is in flight if the lock is busy.
     claim: Option<&'a str>,
+    terms: Terms,
 }
 
 /// The result of a call that is not rejected.
@@ -42,11 +49,21 @@ impl<'a> LockCall<'a> {
         if keys.len() > max {
             return Err(KeyCountError::TooMany { max }.into());
         }
-        Ok(Self { context, route, keys, claim: None })
+        Ok(Self { context, route, keys, claim: None, terms: Terms::default() })
     }
 
     pub(crate) fn claim(context: &'a RequestContext, key: LockKey, idempotency_key: &'a str) -> Self {
-        Self { context, route: context.known_route(), keys: smallvec![key], claim: Some(idempotency_key) }
+        let terms = Terms::default();
+        Self { context, route: context.known_route(), keys: smallvec![key], claim: Some(idempotency_key), terms }
+    }
+
+    /// The same call, on the terms of its layer.
+    pub(super) fn with_terms(self, limit: &HolderLimit, head: &Parts) -> Result<Self, Rejection> {
+        Ok(Self { terms: limit.terms(head, self.keys.len(), self.context)?, ..self })
+    }
+
+    pub(super) fn terms(&self) -> Terms {
+        self.terms
     }
 
     fn policy(&self) -> &'a LockPolicy {
@@ -61,13 +78,13 @@ impl<'a> LockCall<'a> {
     /// The rejection of a request that does not wait and would be rejected anyway: its body need
     /// not be sent.
     pub(crate) fn immediate_rejection(&self) -> Option<Rejection> {
-        let Self { context, route, keys, claim } = self;
+        let Self { context, route, keys, claim, terms } = self;
         if !context.wait(self.policy()).is_zero() {
             return None;
         }
         let owner = context.owner();
         let metrics = || AcquireMetrics::start(route.as_str(), claim.is_some());
-        let error = |key: &LockKey| context.driver().rejection_without_wait(key, &owner, Sharing::Alone, metrics);
+        let error = |key: &LockKey| context.driver().rejection_without_wait(key, &owner, terms.sharing, metrics);
         let (at, error) = keys.iter().enumerate().find_map(|(at, key)| Some((at, error(key)?)))?;
         context.set_wait_applied();
         Some(self.rejected(&self.start_span(), at, error))
@@ -133,7 +150,7 @@ impl<'a> LockCall<'a> {
             parent: None,
             limits: policy.request_hold_limits(),
             demand,
-            sharing: Sharing::Alone,
+            sharing: self.terms.sharing,
         };
         let metrics = AcquireMetrics::start(self.route.as_str(), self.claim.is_some());
         LockParams { request, metrics: Some(metrics) }
@@ -146,9 +163,31 @@ impl<'a> LockCall<'a> {
             span.not_acquired(&self.keys[at], policy.shows_key());
         }
         span.rejected(&error);
-        let rejection =
-            Rejection::from_lock_error(error, &self.context.params().hold_estimate, policy.timeout_status());
-        if self.claim.is_some() { rejection.into_in_flight() } else { rejection }
+        if matches!(error, LockError::WouldDeadlock) && self.claim.is_none() {
+            return self.would_deadlock();
+        }
+        let default_status =
+            if self.terms.permits.is_some() { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::CONFLICT };
+        let status = policy.timeout_status(default_status);
+        let rejection = Rejection::from_lock_error(error, &self.context.params().hold_estimate, status);
+        match self.terms.permits {
+            _ if self.claim.is_some() => rejection.into_in_flight(),
+            Some(permits) => rejection.into_no_permit(permits),
+            None => rejection,
+        }
+    }
+
+    /// The rejection of a request that holds the key with others, and asks for it alone.
+    fn would_deadlock(&self) -> Rejection {
+        let (held_by, asked_by) = (self.context.holding_route(), self.route.as_str());
+        tracing::error!(
+            target: "tower_lock",
+            held_by,
+            asked_by,
+            "a request holds its key with others, and asks for it alone: use the same limit at both layers, or another \
+             key at one of them",
+        );
+        Rejection::WouldDeadlock { held_by: held_by.to_owned(), asked_by: asked_by.to_owned() }
     }
 
     /// Ensures that the waiters of one key do not use the whole body budget.

@@ -7,6 +7,7 @@ use std::sync::{
 
 use http::{Extensions, request::Parts};
 
+use super::holder_limit::HolderLimit;
 use crate::{
     limits::MAX_KEYS_TOGETHER,
     lock::LockManager,
@@ -23,6 +24,7 @@ pub(crate) struct LayerConfig<K> {
     pub(crate) route: RouteConfig,
     pub(crate) key: K,
     pub(crate) skip: Option<Arc<Skip>>,
+    pub(crate) limit: HolderLimit,
     pub(crate) without_key: Arc<WithoutKey>,
 }
 

@@ -12,13 +12,14 @@ use std::{
     time::Duration,
 };
 
-use http::{Extensions, Method, Response, request::Parts};
+use http::{Extensions, Method, Response, StatusCode, request::Parts};
 use tokio::task::AbortHandle;
 
 use super::{
     client::ClientId,
     config::LayerParams,
     disconnect::{DetachedHandlers, DetachedPermit},
+    holder_limit::Views,
     prefer,
     request_lock::{AbortSignals, RequestLock},
     shares::{RouteId, Share, Shares},
@@ -29,13 +30,13 @@ use crate::{
         reader::BodyReader,
         request_body::{BodyObserver, RequestBody},
     },
-    error::LockLost,
+    error::{LockError, LockLost},
     key_source::{HeldView, KeyRejection},
     limits::MAX_KEYS_OF_WAITERS,
-    lock::{Driver, HeldLock, HeldLocks, RequestInfo, RequestScope},
+    lock::{Driver, HeldLock, HeldLocks, HeldPermit, RequestInfo, RequestScope},
     owner::{Identity, Owner},
     policy::LockPolicy,
-    rejection::{OnReject, RejectionBody},
+    rejection::{OnReject, Rejection, RejectionBody},
     sync::Mutex,
     telemetry::route::Route,
 };
@@ -138,7 +139,8 @@ impl RequestContext {
     /// The context of the innermost layer around this request.
     pub(crate) fn of(extensions: &Extensions) -> Option<Self> {
         let innermost = || extensions.get::<HeldLocks>()?.iter().next();
-        let of_lock = extensions.get().or_else(innermost).and_then(|lock: &HeldLock| {
+        let of_permit = || extensions.get().map(HeldPermit::lock);
+        let of_lock = extensions.get().or_else(innermost).or_else(of_permit).and_then(|lock: &HeldLock| {
             // A view that the application has inserted: its handler runs in the innermost layer.
             lock.request().cloned().or_else(RequestScope::current)
         });
@@ -154,15 +156,27 @@ impl RequestContext {
             *lock = in_request(lock);
         } else if let Some(locks) = extensions.get_mut::<HeldLocks>() {
             *locks = HeldLocks::new(locks.iter().map(in_request));
-        } else {
+        } else if extensions.get::<HeldPermit>().is_none() {
             extensions.insert(self.clone());
+        }
+        if let Some(permit) = extensions.get_mut::<HeldPermit>() {
+            *permit = HeldPermit::new(in_request(permit.lock()));
         }
     }
 
     /// Inserts this context into the extensions for the handler, with the lock of its layer.
-    pub(super) fn insert_held<V: HeldView>(&self, lock: &RequestLock, extensions: &mut Extensions) {
-        self.insert_owner(extensions);
-        self.view::<V>(lock).insert_into(extensions);
+    pub(super) fn insert_held<V: HeldView>(&self, lock: &RequestLock, views: Views, extensions: &mut Extensions) {
+        match views {
+            Views::Lock => self.insert_owner(extensions),
+            // Each view has the context of the innermost layer, also that of an outer lock.
+            Views::Permit | Views::Both => {
+                extensions.insert(HeldPermit::new(self.view(lock)));
+                self.insert_into(extensions);
+            }
+        }
+        if views != Views::Permit {
+            self.view::<V>(lock).insert_into(extensions);
+        }
     }
 
     /// The view of a lock of this request, for the layers and extractors further in.
@@ -199,6 +213,17 @@ impl RequestContext {
             Some(owner) => owner.close(),
             None => self.0.close(),
         }
+    }
+
+    /// The rejection of a request whose limit is zero.
+    pub(super) fn no_permits(&self) -> Rejection {
+        let busy = LockError::busy(Duration::MAX, 1);
+        Rejection::from_lock_error(busy, &self.params().hold_estimate, StatusCode::TOO_MANY_REQUESTS).into_no_permit(1)
+    }
+
+    /// The route of the innermost layer around this request that holds a lock.
+    pub(super) fn holding_route(&self) -> &str {
+        self.self_and_outer().find(|context| context.holds_lock()).unwrap_or(self).0.route.as_str()
     }
 
     /// The receiver of the progress of the request body.

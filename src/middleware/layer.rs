@@ -9,10 +9,12 @@ use tower::{BoxError, Layer};
 
 use super::{
     config::{LayerConfig, RouteConfig},
+    holder_limit::HolderLimit,
     service::LockService,
 };
 use crate::{
     key_source::KeySource,
+    limits::check_max_holders,
     lock::LockManager,
     policy::{LockPolicy, request_setters, settings},
     rejection::{OnReject, Rejection},
@@ -137,7 +139,7 @@ impl<K: KeySource> LockLayer<K> {
     /// ([`fixed`](crate::key::fixed)).
     pub fn new(locks: &LockManager, key: K) -> Self {
         let route = RouteConfig::new(locks, LockPolicy::new());
-        let config = LayerConfig { route, key, skip: None, without_key: Arc::default() };
+        let config = LayerConfig { route, key, skip: None, limit: HolderLimit::default(), without_key: Arc::default() };
         Self { config: Arc::new(config) }
     }
 
@@ -177,6 +179,101 @@ impl<K: KeySource> LockLayer<K> {
     pub fn skip_methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
         let methods: Vec<_> = methods.into_iter().collect();
         self.skip(move |head| methods.contains(&head.method))
+    }
+
+    /// Lets up to `limit` requests for one key run at the same time, in all instances together.
+    ///
+    /// Default: one, and the handler takes a [`HeldLock`](crate::HeldLock). With this setting it
+    /// takes a [`HeldPermit`](crate::HeldPermit), also if the limit is 1.
+    ///
+    /// Further requests are rejected with 429 `no-permit`, or wait in order of arrival
+    /// ([`wait`](Self::wait)). A request that times out is rejected with 429, too. Each holder has
+    /// its own lease, so that a crash gives back one permit.
+    ///
+    /// Instances with different limits may run beside each other, as during a deployment: each
+    /// request counts all holders, and compares their number with its own limit. Several limits at
+    /// once are nested layers, the one with most permits outside.
+    ///
+    /// ```
+    /// # use axum::{Router, extract::Path, routing::post};
+    /// # use tower_lock::{HeldPermit, LockLayer, LockManager, key};
+    /// async fn export(permit: HeldPermit) -> String {
+    ///     format!("one of four: {}", permit.key())
+    /// }
+    ///
+    /// # fn app(locks: &LockManager) -> Router {
+    /// let tenant = key::from_fn(|Path(tenant): Path<u64>| ("export", tenant));
+    /// Router::new().route(
+    ///     "/tenants/{tenant}/exports",
+    ///     post(export).route_layer(LockLayer::new(locks, tenant).at_most(4)),
+    /// )
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Panics if the limit is 0 or above 1,024, or if it is above 1 and the store has no
+    /// [shares](crate::store::StoreTraits::shares).
+    #[track_caller]
+    pub fn at_most(self, limit: u16) -> Self {
+        let limit = HolderLimit::AtMost(check_max_holders(limit)).checked(&self.config.route.locks, "at_most");
+        self.with(|config| config.limit = limit)
+    }
+
+    /// The same as [`at_most`](Self::at_most), with a limit for each request, such as that of the
+    /// plan of its tenant.
+    ///
+    /// A request with the limit 0 is rejected with 429 `no-permit` without a call of the store. One
+    /// with a limit above 1,024 is rejected with 500, and the log names the limit.
+    ///
+    /// ```
+    /// # use tower_lock::{LockLayer, key::KeySource};
+    /// # #[derive(Clone)] struct Plan { exports: u16 }
+    /// # fn layer<K: KeySource>(layer: LockLayer<K>) -> LockLayer<K> {
+    /// // An outer layer has inserted the plan of the tenant.
+    /// layer.at_most_by(|head| head.extensions.get().map_or(0, |plan: &Plan| plan.exports))
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Panics if the store has no [shares](crate::store::StoreTraits::shares).
+    #[track_caller]
+    pub fn at_most_by(self, limit: impl Fn(&Parts) -> u16 + Send + Sync + 'static) -> Self {
+        let limit = HolderLimit::AtMostBy(Arc::new(limit)).checked(&self.config.route.locks, "at_most_by");
+        self.with(|config| config.limit = limit)
+    }
+
+    /// Lets requests with these methods share their key: they exclude requests with the other
+    /// methods, and not each other. Name `HEAD` beside `GET`.
+    ///
+    /// Default: none. A handler of these methods takes a [`HeldPermit`](crate::HeldPermit). One of
+    /// the other methods takes a [`HeldLock`](crate::HeldLock), which has a fencing token, or a
+    /// `HeldPermit`.
+    ///
+    /// A refused request gets 409. With a [`wait`](Self::wait), readers that come after a waiting
+    /// writer wait for it, so that neither starves. Readers of one process share a grant of the
+    /// store for up to 100 ms.
+    ///
+    /// ```
+    /// # use axum::{Router, extract::Path, http::Method, routing::get};
+    /// # use tower_lock::{LockLayer, LockManager, key};
+    /// # async fn show() {} async fn replace() {}
+    /// # fn app(locks: &LockManager) -> Router {
+    /// let document = key::from_fn(|Path(id): Path<u64>| ("document", id));
+    /// let layer = LockLayer::new(locks, document).shared_for([Method::GET, Method::HEAD]);
+    /// Router::new().route("/documents/{id}", get(show).put(replace).route_layer(layer))
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Panics if the store has no [shares](crate::store::StoreTraits::shares).
+    #[track_caller]
+    pub fn shared_for(self, methods: impl IntoIterator<Item = Method>) -> Self {
+        let limit = HolderLimit::SharedFor(methods.into_iter().collect());
+        let limit = limit.checked(&self.config.route.locks, "shared_for");
+        self.with(|config| config.limit = limit)
     }
 
     /// Sets the function that creates the responses to rejected requests. Default:
@@ -245,7 +342,11 @@ impl<K> Clone for LockLayer<K> {
 
 impl<K> fmt::Debug for LockLayer<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let LayerConfig { route, skip, .. } = &*self.config;
-        f.debug_struct("LockLayer").field("route", route).field("skips", &skip.is_some()).finish_non_exhaustive()
+        let LayerConfig { route, skip, limit, .. } = &*self.config;
+        f.debug_struct("LockLayer")
+            .field("route", route)
+            .field("limit", limit)
+            .field("skips", &skip.is_some())
+            .finish_non_exhaustive()
     }
 }

@@ -2,6 +2,7 @@
 
 // In the order in which a request reaches them. No module names a store.
 mod layer;
+mod holder_limit;
 pub(crate) mod config;
 pub(crate) mod service;
 mod reject;

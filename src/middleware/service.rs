@@ -123,7 +123,7 @@ fn acquire_lock<S, K: KeySource>(
         let call = match config.key.extract_key(head, &mut reader).await {
             Ok(Some(keys)) => {
                 config.without_key.count(true, route);
-                LockCall::new(context, route, keys.into())
+                LockCall::new(context, route, keys.into()).and_then(|call| Ok(call.with_terms(&config.limit, head)?))
             }
             Ok(None) => {
                 config.without_key.count(false, route);
@@ -140,11 +140,12 @@ fn acquire_lock<S, K: KeySource>(
             }
             reader.read(head).await.map_err(|rejection| context.invalid_key(route, rejection))?;
         }
+        let terms = call.terms();
         let acquired = call.acquire(head.extensions.get(), reservation.as_mut()).await;
         let lock = acquired.and_then(Acquired::into_lock);
         let lock = lock.map_err(|rejection| context.on_reject().respond_to(head, rejection))?;
         drop(waits);
-        context.insert_held::<<K::Keys as RequestKeys>::View>(&lock, &mut head.extensions);
+        context.insert_held::<<K::Keys as RequestKeys>::View>(&lock, terms.views, &mut head.extensions);
         locks.add(lock);
         Ok(true)
     }

@@ -344,8 +344,8 @@ impl LockPolicy {
         self.on_lost.unwrap_or_default() == OnLost::Continue
     }
 
-    pub(crate) fn timeout_status(&self) -> StatusCode {
-        self.wait_timeout_status.unwrap_or(StatusCode::CONFLICT)
+    pub(crate) fn timeout_status(&self, default: StatusCode) -> StatusCode {
+        self.wait_timeout_status.unwrap_or(default)
     }
 
     /// The settings that the calls of a handler inherit, with the wait that its client chose.
@@ -398,10 +398,10 @@ mod tests {
 
     #[test]
     fn the_timeout_status_is_any_client_or_server_error() {
-        assert_eq!(LockPolicy::new().timeout_status(), StatusCode::CONFLICT);
+        assert_eq!(LockPolicy::new().timeout_status(StatusCode::CONFLICT), StatusCode::CONFLICT);
         for code in [400, 423, 499, 500, 599] {
             let status = StatusCode::from_u16(code).expect("a status");
-            assert_eq!(LockPolicy::new().wait_timeout_status(status).timeout_status(), status);
+            assert_eq!(LockPolicy::new().wait_timeout_status(status).timeout_status(StatusCode::CONFLICT), status);
         }
     }
 

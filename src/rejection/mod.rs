@@ -40,6 +40,20 @@ pub enum Rejection {
         /// The time after which a retry may succeed.
         retry_after: Duration,
     },
+    /// As many requests as may hold the key at a time do so, and the request does not wait. See
+    /// [`LockLayer::at_most`](crate::LockLayer::at_most).
+    NoPermit {
+        /// The time after which a retry may succeed.
+        retry_after: Duration,
+    },
+    /// The request holds the key with others, by an outer layer, and asks for it alone. It would
+    /// wait for itself. This is a mistake of the service.
+    WouldDeadlock {
+        /// The route of the layer that holds the key.
+        held_by: String,
+        /// The route of the layer that asks for it.
+        asked_by: String,
+    },
     /// The wait of the request has timed out.
     TimedOut {
         /// The limit of the wait.
@@ -176,7 +190,7 @@ impl Rejection {
         let retry_after = |lease_left, ahead| retry_after(lease_left, hold_estimate.get(), ahead, fastrand::f64());
         match error {
             LockError::Busy { lease_left, ahead } => Self::Busy { retry_after: retry_after(lease_left, ahead) },
-            // Layers never see this error, because a request always has an owner.
+            // A layer has its own rejection for it. A claim waits for its own section.
             LockError::WouldDeadlock => Self::Busy { retry_after: retry_after(Duration::MAX, 1) },
             LockError::TimedOut { waited, lease_left, ahead } => {
                 Self::TimedOut { waited, retry_after: retry_after(lease_left, ahead), status }
@@ -212,6 +226,15 @@ impl Rejection {
         }
     }
 
+    /// The rejection of a request for one of this number of permits.
+    pub(crate) fn into_no_permit(self, permits: u16) -> Self {
+        match self {
+            // So many holders end in the usual time of one.
+            Self::Busy { retry_after } => Self::NoPermit { retry_after: retry_after / u32::from(permits) },
+            other => other,
+        }
+    }
+
     /// The rejection of a request whose earlier answer cannot be looked up. It does not run,
     /// because the earlier one may have run.
     pub(crate) fn answer_unavailable(source: StoreError) -> Self {
@@ -241,7 +264,9 @@ impl Rejection {
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self {
-            Self::Busy { .. } | Self::InFlight { .. } | Self::AnswerNotKept { .. } => StatusCode::CONFLICT,
+            Self::Busy { .. } | Self::WouldDeadlock { .. } | Self::InFlight { .. } | Self::AnswerNotKept { .. } => {
+                StatusCode::CONFLICT
+            }
             Self::IdempotencyKeyMissing { .. } | Self::IdempotencyKeyInvalid { .. } => StatusCode::BAD_REQUEST,
             Self::IdempotencyKeyReused => StatusCode::UNPROCESSABLE_ENTITY,
             Self::TimedOut { status, .. } | Self::InvalidKey { status, .. } => *status,
@@ -252,7 +277,7 @@ impl Rejection {
             | Self::Lost
             | Self::HoldLimitReached
             | Self::AnswerUnconfirmed { .. } => StatusCode::SERVICE_UNAVAILABLE,
-            Self::TooManyAnswers => StatusCode::TOO_MANY_REQUESTS,
+            Self::NoPermit { .. } | Self::TooManyAnswers => StatusCode::TOO_MANY_REQUESTS,
             Self::BodyTimeout | Self::Disconnected => StatusCode::REQUEST_TIMEOUT,
             Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
         }
@@ -263,6 +288,8 @@ impl Rejection {
     pub fn code(&self) -> &'static str {
         match self {
             Self::Busy { .. } => "locked",
+            Self::NoPermit { .. } => "no-permit",
+            Self::WouldDeadlock { .. } => "would-deadlock",
             Self::TimedOut { .. } => "timed-out",
             Self::QueueFull { .. } => "queue-full",
             Self::StoreUnavailable { .. } => "store-unavailable",
@@ -309,6 +336,7 @@ impl Rejection {
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Busy { retry_after }
+            | Self::NoPermit { retry_after }
             | Self::TimedOut { retry_after, .. }
             | Self::QueueFull { retry_after, .. }
             | Self::StoreUnavailable { retry_after, .. }
@@ -353,6 +381,8 @@ impl Rejection {
     fn title(&self) -> &'static str {
         match self {
             Self::Busy { .. } => "Resource is locked",
+            Self::NoPermit { .. } => "Too many requests use this resource",
+            Self::WouldDeadlock { .. } => "Request would wait for itself",
             Self::TimedOut { .. } => "Timed out waiting for the lock",
             Self::QueueFull { bound: QueueBound::Key, .. } => "Too many requests are waiting for this resource",
             Self::QueueFull { bound: QueueBound::Process, .. } => "Too many requests are waiting in this instance",
@@ -380,6 +410,12 @@ impl Rejection {
     fn cause(&self) -> Cow<'static, str> {
         Cow::Borrowed(match self {
             Self::Busy { .. } => "Another request holds the lock of this resource.",
+            Self::NoPermit { .. } => "As many requests as may use this resource at a time are under way.",
+            Self::WouldDeadlock { held_by, asked_by } => {
+                return Cow::Owned(format!(
+                    "The request holds this resource with others at `{held_by}`, and asks for it alone at `{asked_by}`."
+                ));
+            }
             Self::TimedOut { .. } => "Other requests held the lock of this resource during the whole wait.",
             Self::QueueFull { bound: QueueBound::Key, .. } => "The queue for this resource is full.",
             Self::QueueFull { bound: QueueBound::Process, .. } => "Too many requests are waiting in this instance.",
@@ -426,6 +462,7 @@ impl Rejection {
     fn advice(&self) -> &'static str {
         match self {
             Self::Busy { .. }
+            | Self::NoPermit { .. }
             | Self::TimedOut { .. }
             | Self::QueueFull { .. }
             | Self::StoreUnavailable { .. }
@@ -441,6 +478,7 @@ impl Rejection {
             Self::AnswerUnconfirmed { .. } => "Retry it with the same key.",
             Self::TooManyAnswers => "The request was not processed; repeat it when they have expired.",
             Self::Disconnected
+            | Self::WouldDeadlock { .. }
             | Self::BodyTooLarge
             | Self::InvalidKey { .. }
             | Self::IdempotencyKeyMissing { .. }

@@ -3,6 +3,7 @@
 mod layers;
 mod configuration;
 mod several_keys;
+mod permits;
 mod rejections;
 mod replay;
 mod request_body;
