@@ -205,28 +205,31 @@ impl<D: DriverTypes> ActiveSection<D> {
     }
 
     /// Ends one hold. Returns for how long the key stays blocked, if it was the last one.
-    pub(super) fn end_hold(&mut self, end: &GuardEnd, now: BootInstant) -> Option<Duration> {
-        match end {
-            GuardEnd::Released => self.any_released = true,
+    pub(super) fn end_hold(&mut self, end: GuardEnd, now: BootInstant) -> Option<Duration> {
+        let keeps_min_hold = match end {
+            GuardEnd::Released => true,
             GuardEnd::Recorded(record) => {
-                self.any_released = true;
-                self.record = Some(Arc::clone(record));
+                self.record = Some(record);
+                true
             }
-            GuardEnd::Undelivered => self.section.delivered(),
-            GuardEnd::Dropped => self.any_dropped = true,
-            GuardEnd::ReleasedAfterFailure => {}
-        }
+            GuardEnd::Undelivered => {
+                self.section.delivered();
+                // Other guards of the same owner may have been received.
+                self.any_released
+            }
+            GuardEnd::Dropped => {
+                self.any_dropped = true;
+                false
+            }
+            GuardEnd::ReleasedAfterFailure => false,
+        };
+        self.any_released |= keeps_min_hold;
         self.holds -= 1;
-        if self.holds > 0 {
-            return None;
-        }
-        Some(match end {
+        (self.holds == 0).then(|| match keeps_min_hold {
             // I10: a statement of the section may still be in flight.
             _ if self.any_dropped => self.section.lock_delay(),
-            GuardEnd::Released | GuardEnd::Recorded(_) => self.section.min_hold_remaining(now),
-            // Other guards of the same owner had been received, and `min_hold` applies to them.
-            GuardEnd::Undelivered if self.any_released => self.section.min_hold_remaining(now),
-            GuardEnd::Undelivered | GuardEnd::ReleasedAfterFailure | GuardEnd::Dropped => Duration::ZERO,
+            true => self.section.min_hold_remaining(now),
+            false => Duration::ZERO,
         })
     }
 }

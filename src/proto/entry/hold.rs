@@ -134,7 +134,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         env: &mut Env<'_, D>,
     ) -> Option<ReleaseOutcome> {
         if self.share_with(|grant| Arc::ptr_eq(grant, &section.grant)).is_some() {
-            return self.on_shared_guard_end(section, &end, env);
+            return self.on_shared_guard_end(section, end, env);
         }
         self.check_expired(env);
         // The section was lost before, and its release has begun.
@@ -149,7 +149,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         };
         let is_in_doubt = in_flight.in_doubt_until().is_some();
         let Some(active) = holding.active.as_mut().filter(|active| active.is(section)) else { return lost(env) };
-        let Some(block_for) = active.end_hold(&end, env.now()) else { return Some(ReleaseOutcome::StillHeld) };
+        let Some(block_for) = active.end_hold(end, env.now()) else { return Some(ReleaseOutcome::StillHeld) };
         let Some(ActiveSection { section, any_dropped, record, .. }) = holding.active.take() else {
             unreachable!("it has a guard")
         };

@@ -191,7 +191,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
     pub(super) fn on_shared_guard_end(
         &mut self,
         section: &Arc<Section<D>>,
-        end: &GuardEnd,
+        end: GuardEnd,
         env: &mut Env<'_, D>,
     ) -> Option<ReleaseOutcome> {
         let find = |entry: &Self| entry.share_with(|grant| Arc::ptr_eq(grant, &section.grant));

@@ -61,7 +61,7 @@ pub async fn same_replies_as_memory(store: Arc<dyn LockStore>) {
 async fn play(seed: u64, store: Arc<dyn LockStore>, may_share: bool) -> Vec<String> {
     let mut rng = fastrand::Rng::with_seed(seed);
     // In every other sequence.
-    let shares = may_share && seed % 2 == 0;
+    let shares = may_share && seed.is_multiple_of(2);
     let key = LockKey::from(("parity", seed));
     let events = Arc::new(Mutex::new(Vec::new()));
     let processes: Vec<_> = (0..PROCESSES)

@@ -4,7 +4,7 @@ use std::{
     future::IntoFuture,
     sync::{
         Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
+        atomic::{AtomicUsize, Ordering::SeqCst},
     },
     time::Duration,
 };
@@ -96,15 +96,15 @@ pub struct StormReport {
 /// Panics if more callers are inside than a limit allows, or a writer is not alone.
 pub async fn storm(locks: &[LockManager], key: &LockKey, limit: u16, duration: Duration) -> StormReport {
     /// Above it all limits of this storm: a writer counts as this many.
-    const ALONE: u64 = 1 << 32;
-    let counts = Arc::new((AtomicU64::new(0), AtomicUsize::new(0), AtomicUsize::new(0)));
+    const ALONE: usize = 1 << 20;
+    let counts = Arc::new((AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0)));
     let end = Instant::now() + duration;
     let mut callers = JoinSet::new();
-    for n in 0..48_u64 {
-        let (locks, key, counts) = (locks[n as usize % locks.len()].clone(), key.clone(), Arc::clone(&counts));
+    for n in 0..48 {
+        let (locks, key, counts) = (locks[n % locks.len()].clone(), key.clone(), Arc::clone(&counts));
         callers.spawn(async move {
             let (inside, sections, most) = &*counts;
-            let mut rng = fastrand::Rng::with_seed(n);
+            let mut rng = fastrand::Rng::with_seed(u64::try_from(n).expect("small"));
             while Instant::now() < end {
                 let limit = if rng.u8(..4) == 0 { 1 } else { limit };
                 let wait = Duration::from_millis(if rng.u8(..10) == 0 { 2 } else { 20_000 });
@@ -112,9 +112,9 @@ pub async fn storm(locks: &[LockManager], key: &LockKey, limit: u16, duration: D
                 let Ok(guard) = call.wait(wait).lock_delay(Duration::from_millis(3)).await else { continue };
                 let weight = if limit == 1 { ALONE } else { 1 };
                 let others = inside.fetch_add(weight, SeqCst);
-                assert!(others < u64::from(limit), "{others:#x} beside one of {limit}");
+                assert!(others < usize::from(limit), "{others:#x} beside one of {limit}");
                 sections.fetch_add(1, SeqCst);
-                most.fetch_max(others as usize + 1, SeqCst);
+                most.fetch_max(others + 1, SeqCst);
                 if rng.bool() {
                     sleep(Duration::from_micros(rng.u64(..2_000))).await;
                 }
