@@ -60,7 +60,7 @@ impl LockManager {
     ///
     /// The permit is granted if fewer than `limit` callers hold the key, and none of them alone.
     /// Waiters are served in order of arrival: the first one that cannot have the key yet keeps the
-    /// others waiting, so that no caller starves. A process that crashes gives back its permits
+    /// others waiting, so that no caller starves. A process that crashes frees its permits
     /// after their leases.
     ///
     /// ```
@@ -76,9 +76,9 @@ impl LockManager {
     /// # }
     /// ```
     ///
-    /// Calls with different limits may use the same key. Each counts all holders, and compares their
-    /// number with its own limit. With a limit of 1 the call excludes all others, as `lock` does.
-    /// An [`Owner`] that holds a permit of the key gets the same one again.
+    /// Calls with different limits may use the same key. Each counts all holders, and compares
+    /// their number with its own limit. With a limit of 1 the call excludes all others, as `lock`
+    /// does. An [`Owner`] that holds a permit of the key gets the same one again.
     ///
     /// # Errors
     ///

@@ -20,9 +20,9 @@ use crate::store::Holder;
 ///     1 process waiting, 0 calls waiting here
 /// ```
 ///
-/// [`Serialize`] is for an admin page. The names of the fields are stable: `holders` (each with `id`,
-/// `connected` and `since_unix_ms`, or null), `holding`, `remaining_ms` (null if the key has no
-/// TTL), `record_left_ms` (or null), `kept_by` (or null), `waiting`, `waiting_locally`.
+/// [`Serialize`] is for an admin page. The names of the fields are stable: `holders` (each with
+/// `id`, and `connected` and `since_unix_ms`, or null), `holding`, `remaining_ms` (null if the key
+/// has no TTL), `record_left_ms` (or null), `kept_by` (or null), `waiting`, `waiting_locally`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LockStatus {

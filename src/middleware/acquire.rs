@@ -59,7 +59,8 @@ impl<'a> LockCall<'a> {
 
     /// The same call, on the terms of its layer.
     pub(super) fn with_terms(self, limit: &HolderLimit, head: &Parts) -> Result<Self, Rejection> {
-        Ok(Self { terms: limit.terms(head, self.keys.len(), self.context)?, ..self })
+        let terms = limit.terms(head, self.keys.len(), self.route)?;
+        if terms.permits == Some(0) { Err(self.context.no_permits()) } else { Ok(Self { terms, ..self }) }
     }
 
     pub(super) fn terms(&self) -> Terms {

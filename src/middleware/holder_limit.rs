@@ -4,7 +4,6 @@ use std::{fmt, sync::Arc};
 
 use http::{Method, StatusCode, request::Parts};
 
-use super::context::RequestContext;
 use crate::{
     limits::MAX_HOLDERS,
     lock::LockManager,
@@ -33,7 +32,7 @@ type LimitOf = dyn Fn(&Parts) -> u16 + Send + Sync;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Terms {
     pub(crate) sharing: Sharing,
-    /// The number of permits, under `at_most`.
+    /// The number of permits, under `at_most`. Zero: the request gets none.
     pub(crate) permits: Option<u16>,
     /// Whether the handler gets a [`HeldPermit`](crate::HeldPermit), and a
     /// [`HeldLock`](crate::HeldLock).
@@ -62,8 +61,7 @@ impl HolderLimit {
     }
 
     /// The terms of a request that has this number of keys.
-    pub(super) fn terms(&self, head: &Parts, keys: usize, context: &RequestContext) -> Result<Terms, Rejection> {
-        let route = context.known_route();
+    pub(super) fn terms(&self, head: &Parts, keys: usize, route: &Route) -> Result<Terms, Rejection> {
         if keys > 1 && !matches!(self, Self::Alone) {
             return Err(mistake(route, "`at_most` and `shared_for` are for one key, and the request has several"));
         }
@@ -72,8 +70,7 @@ impl HolderLimit {
             Self::Alone => Terms::default(),
             Self::AtMost(limit) => of_permits(*limit),
             Self::AtMostBy(limit) => match limit(head) {
-                0 => return Err(context.no_permits()),
-                limit @ 1..=MAX_HOLDERS => of_permits(limit),
+                limit @ 0..=MAX_HOLDERS => of_permits(limit),
                 limit => {
                     let text = format!("the function of `at_most_by` returned {limit}, and {MAX_HOLDERS} is the most");
                     return Err(mistake(route, text));

@@ -188,7 +188,7 @@ impl<K: KeySource> LockLayer<K> {
     ///
     /// Further requests are rejected with 429 `no-permit`, or wait in order of arrival
     /// ([`wait`](Self::wait)). A request that times out is rejected with 429, too. Each holder has
-    /// its own lease, so that a crash gives back one permit.
+    /// its own lease, so that a crash frees one permit.
     ///
     /// Instances with different limits may run beside each other, as during a deployment: each
     /// request counts all holders, and compares their number with its own limit. Several limits at

@@ -1,10 +1,10 @@
 //! The waiters of one section that are not known to have received it.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 
-use super::{Action, Actions, DriverTypes, section::Section};
+use super::{Action, Actions, DriverTypes, Env, section::Section};
 use crate::{
     clock::BootInstant,
     error::LockError,
@@ -33,8 +33,14 @@ impl<D: DriverTypes> Deliveries<D> {
         Self(SmallVec::new())
     }
 
-    /// Records that the section is sent to this waiter. `waits`: its request has a wait.
-    pub(super) fn push(&mut self, waiter: D::Waiter, waits: bool, section: &Section<D>, now: BootInstant) {
+    /// Sends the section to a waiter. `waits`: its request has a wait.
+    pub(super) fn send(&mut self, (waiter, waits): (D::Waiter, bool), section: &Arc<Section<D>>, env: &mut Env<'_, D>) {
+        self.push(waiter.clone(), waits, section, env.now());
+        env.actions.push(Action::Grant(waiter, Arc::clone(section)));
+    }
+
+    /// Records that the section is sent to this waiter.
+    fn push(&mut self, waiter: D::Waiter, waits: bool, section: &Section<D>, now: BootInstant) {
         if section.deliver() == 0 {
             // The list stays short if an owner re-enters a million times.
             self.0.clear();
@@ -95,8 +101,6 @@ impl<D: DriverTypes> Deliveries<D> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::{
         acquisition::AcquisitionIds,

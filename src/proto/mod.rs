@@ -89,6 +89,7 @@ mod attempt;
 mod in_flight;
 mod pending_release;
 mod deliveries;
+mod share;
 mod queue;
 pub(crate) mod grant;
 pub(crate) mod section;

@@ -580,6 +580,8 @@ mod tests {
         let field = FieldError { location: FieldLocation::Header, name: "key", problem: FieldProblem::Missing };
         vec![
             Rejection::Busy { retry_after },
+            Rejection::NoPermit { retry_after },
+            Rejection::WouldDeadlock { held_by: "a".to_owned(), asked_by: "b".to_owned() },
             Rejection::TimedOut { waited: retry_after, retry_after, status },
             Rejection::QueueFull { bound: QueueBound::Key, retry_after },
             Rejection::StoreUnavailable { retry_after, source: source() },

@@ -185,8 +185,8 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
     /// page may end early.
     fn list(&self, request: ListRequest) -> StoreFuture<ListReply>;
 
-    /// Revokes the key from its holders, or from one of them, sends [`StoreEvent::Revoked`] to each,
-    /// and blocks its place for [`ForceReleaseRequest::block_for`].
+    /// Revokes the key from its holders, or from one of them, sends [`StoreEvent::Revoked`] to
+    /// each, and blocks its place for [`ForceReleaseRequest::block_for`].
     ///
     /// If the key has no holder and is only blocked, it is free afterwards, and is offered to the
     /// first live waiter.

@@ -13,24 +13,13 @@ use crate::{
         Action, DriverTypes, Env, FreeKey, GuardEnd, LockRequest, QUEUE,
         attempt::{ActiveSection, Asking, Attempt, Holding, State},
         calls::Numbered,
-        deliveries::{DELIVERY_CHECK, Deliveries},
+        deliveries::DELIVERY_CHECK,
         grant::Grant,
         pending_release::PendingRelease,
         section::{ReleaseOutcome, Section},
     },
     store::{StoreError, StoreErrorKind, YieldReply, YieldRequest},
 };
-
-/// Sends the section to a waiter.
-pub(super) fn deliver<D: DriverTypes>(
-    deliveries: &mut Deliveries<D>,
-    (waiter, waits): (D::Waiter, bool),
-    section: &Arc<Section<D>>,
-    env: &mut Env<'_, D>,
-) {
-    deliveries.push(waiter.clone(), waits, section, env.now());
-    env.actions.push(Action::Grant(waiter, Arc::clone(section)));
-}
 
 impl<D: DriverTypes> LockEntry<'_, D> {
     pub(super) fn on_granted(&mut self, sent_at: BootInstant, fence: u64, env: &mut Env<'_, D>) {
@@ -113,12 +102,12 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         }
         let owner = owner.filter(|owner| !owner.is_closed());
         let mut holds = 1;
-        deliver(self.deliveries, (waiter, waits), &section, env);
+        self.deliveries.send((waiter, waits), &section, env);
         if let Some(owner) = &owner {
             while let Some(request) = self.queue.remove_owned_by(owner, env.now(), |_| true) {
                 holds += 1;
                 let waits = request.waits();
-                deliver(self.deliveries, (request.waiter, waits), &section, env);
+                self.deliveries.send((request.waiter, waits), &section, env);
             }
         }
         holding.active = Some(ActiveSection::new(section, owner, holds));
@@ -184,8 +173,8 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             return self.begin_release(Duration::ZERO, None, env);
         }
         if self.queue.first().is_some_and(|next| !next.sharing.is_alone() || !next.demand.is_met_by(holding.demand)) {
-            // A yield would queue a duplicate, although its key may have a record, and a share would
-            // run alone.
+            // A yield would queue a duplicate, although its key may have a record, and a share
+            // would run alone.
             return self.begin_release(Duration::ZERO, None, env);
         }
         // I7: a section that runs under a grant in doubt continues, but no other section starts

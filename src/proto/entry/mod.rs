@@ -26,10 +26,10 @@ use super::{
     Action, DriverTypes, Env, Event,
     attempt::{ActiveSection, Asking, Attempt, State},
     deliveries::Deliveries,
-    entry::shares::Share,
     pending_release::PendingReleases,
     queue::WaitQueue,
     section::{ReleaseOutcome, Section},
+    share::Share,
 };
 #[cfg(any(test, feature = "__internals"))]
 use crate::acquisition::AcquisitionId;

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{LockEntry, hold::deliver};
+use super::LockEntry;
 use crate::{
     clock::BootInstant,
     error::{LockError, QueueBound},
@@ -132,7 +132,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         if holding.grant.next_check_at() < scheduled_at {
             env.actions.push(Action::Track(Arc::clone(&holding.grant)));
         }
-        deliver(self.deliveries, (request.waiter, waits), &active.section, env);
+        self.deliveries.send((request.waiter, waits), &active.section, env);
     }
 
     /// Returns `true` if the key is held, by too many for this request, or queued for, here or in

@@ -7,7 +7,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{LockEntry, hold::deliver};
+use super::LockEntry;
 use crate::{
     clock::BootInstant,
     error::{LockError, LockLost},
@@ -16,38 +16,13 @@ use crate::{
     owner::Owner,
     proto::{
         Action, DriverTypes, Env, GuardEnd, LockRequest,
-        attempt::ActiveSection,
-        deliveries::{DELIVERY_CHECK, Deliveries},
         grant::Grant,
         pending_release::PendingRelease,
         section::{ReleaseOutcome, Section},
+        share::{Share, SharedSection},
         sharing::Sharing,
     },
 };
-
-/// A grant beside which others may hold the key, and the sections that run under it.
-#[derive(Debug)]
-pub(super) struct Share<D: DriverTypes> {
-    grant: Arc<Grant<D>>,
-    token: FencingToken,
-    /// One, or several of readers.
-    sections: Vec<SharedSection<D>>,
-    /// The number of sections that have started.
-    started: u16,
-    is_of_readers: bool,
-    since: BootInstant,
-    /// When the call was sent to which the store replied then (I3).
-    confirmed_at: BootInstant,
-    in_doubt_until: Option<BootInstant>,
-    /// The end of the lock-delay or the minimum hold of a section that has ended.
-    blocked_until: BootInstant,
-}
-
-#[derive(Debug)]
-struct SharedSection<D: DriverTypes> {
-    active: ActiveSection<D>,
-    deliveries: Deliveries<D>,
-}
 
 impl<D: DriverTypes> LockEntry<'_, D> {
     /// Starts the section of the first waiter under a share, and those of readers behind it. The
@@ -101,8 +76,8 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         self.attempt.is_none() && self.queue.is_empty() && self.may_read(request, env)
     }
 
-    /// Whether the newest share is one of readers that this one may join. Its grant is shared for as
-    /// long as local handoffs take: then the queue of the store decides who is next.
+    /// Whether the newest share is one of readers that this one may join. Its grant is shared for
+    /// as long as local handoffs take. Then the queue of the store decides which process is next.
     fn may_read(&self, request: &LockRequest<D::Waiter>, env: &Env<'_, D>) -> bool {
         let Some(share) = self.shares.last().filter(|share| share.is_of_readers) else { return false };
         let grant = &share.grant;
@@ -121,21 +96,17 @@ impl<D: DriverTypes> LockEntry<'_, D> {
     /// Starts a section under the newest share. Other requests of its owner join it.
     pub(super) fn start_beside(&mut self, request: LockRequest<D::Waiter>, env: &mut Env<'_, D>) {
         let Some(share) = self.shares.last_mut() else { return };
-        let waits = request.waits();
-        let LockRequest { waiter, owner, limits, .. } = request;
         let token = share.token.with_sequence(share.started);
         share.started += 1;
         let scheduled_at = share.next_check_at();
-        let section = Arc::new(Section::beside(Arc::clone(&share.grant), token, limits, env.now()));
-        let owner = owner.filter(|owner| !owner.is_closed());
-        let mut shared =
-            SharedSection { active: ActiveSection::new(section, owner.clone(), 0), deliveries: Deliveries::new() };
-        shared.join((waiter, waits), env);
+        let section = Arc::new(Section::beside(Arc::clone(&share.grant), token, request.limits, env.now()));
+        let owner = request.owner.clone().filter(|owner| !owner.is_closed());
+        let mut shared = SharedSection::new(section, owner.clone());
+        shared.join(request, env);
         while let Some(owner) = &owner
             && let Some(again) = self.queue.remove_owned_by(owner, env.now(), |again| !again.sharing.is_alone())
         {
-            let waits = again.waits();
-            shared.join((again.waiter, waits), env);
+            shared.join(again, env);
         }
         share.sections.push(shared);
         share.track_if_before(scheduled_at, env);
@@ -167,9 +138,9 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             // The key is not free for this owner before its own section has ended.
             return env.reject(request, LockError::WouldDeadlock);
         }
-        let (share, waits) = (&mut self.shares[at], request.waits());
+        let share = &mut self.shares[at];
         let scheduled_at = share.next_check_at();
-        share.sections[nth].join((request.waiter, waits), env);
+        share.sections[nth].join(request, env);
         share.track_if_before(scheduled_at, env);
     }
 
@@ -270,61 +241,5 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         if !block_for.is_zero() {
             self.poll_after(block_for, env);
         }
-    }
-}
-
-impl<D: DriverTypes> Share<D> {
-    pub(super) fn sections(&self) -> impl Iterator<Item = &ActiveSection<D>> {
-        self.sections.iter().map(|shared| &shared.active)
-    }
-
-    /// Ends a section. Its place stays blocked for this time.
-    fn end_section(&mut self, nth: usize, why: LockLost, block_for: Duration, env: &mut Env<'_, D>) {
-        let SharedSection { active: ActiveSection { section, .. }, .. } = self.sections.swap_remove(nth);
-        section.end(why);
-        if let Some(why) = section.end_reason().filter(|why| why.is_loss()) {
-            env.actions.push(Action::Lost(Arc::clone(&section), why));
-        }
-        env.actions.push(Action::SectionEnded(section));
-        self.blocked_until = self.blocked_until.max(env.now().saturating_add(block_for));
-    }
-
-    pub(super) fn remaining(&self, now: BootInstant) -> Duration {
-        self.grant.remaining(now)
-    }
-
-    /// The instant of the next check, or a later one if the grant is not tracked yet.
-    fn next_check_at(&self) -> BootInstant {
-        if self.sections.is_empty() { BootInstant::FAR_FUTURE } else { self.grant.next_check_at() }
-    }
-
-    fn track_if_before(&self, scheduled_at: BootInstant, env: &mut Env<'_, D>) {
-        if self.grant.next_check_at() < scheduled_at {
-            env.actions.push(Action::Track(Arc::clone(&self.grant)));
-        }
-    }
-
-    /// Recalls the sections that are not received, and plans the next check of the sections.
-    fn plan_checks(&mut self, waiting: usize, env: &mut Env<'_, D>) {
-        let (now, lease_left) = (env.now(), self.grant.remaining(env.now()));
-        let (mut limit, mut delivery_check) = (BootInstant::FAR_FUTURE, BootInstant::FAR_FUTURE);
-        for SharedSection { active, deliveries } in &mut self.sections {
-            limit = limit.min(active.section.limit());
-            let next_check = deliveries.recall(&active.section, now, (lease_left, waiting), env.actions);
-            delivery_check = delivery_check.min(next_check);
-        }
-        self.grant.set_limit(limit);
-        self.grant.set_delivery_check(delivery_check);
-        env.actions.push(Action::Track(Arc::clone(&self.grant)));
-    }
-}
-
-impl<D: DriverTypes> SharedSection<D> {
-    /// Sends the section to one more waiter.
-    fn join(&mut self, (waiter, waits): (D::Waiter, bool), env: &mut Env<'_, D>) {
-        self.active.holds += 1;
-        let section = &self.active.section;
-        section.grant.lower_delivery_check(env.now().saturating_add(DELIVERY_CHECK));
-        deliver(&mut self.deliveries, (waiter, waits), section, env);
     }
 }

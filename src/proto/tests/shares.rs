@@ -76,6 +76,7 @@ fn permit_of_one_is_the_whole_key() {
     assert_eq!(h.end_guard(&first, GuardEnd::Released), Some(ReleaseOutcome::HandedOff));
 }
 
+/// Guarantee: G22.
 #[test]
 fn key_with_all_permits_here_is_busy_without_a_call() {
     let mut h = harness();
@@ -89,6 +90,7 @@ fn key_with_all_permits_here_is_busy_without_a_call() {
     assert_eq!(h.sent_acquire().id.max_holders(), 3, "a larger limit may fit");
 }
 
+/// Guarantee: G23.
 #[test]
 fn readers_share_a_grant_until_a_waiter_comes() {
     let mut h = harness();
@@ -128,6 +130,7 @@ fn readers_in_the_queue_start_together() {
     assert_eq!(h.sent_acquire().id.max_holders(), 1, "the writer is next");
 }
 
+/// Guarantee: G23.
 #[test]
 fn grant_of_readers_is_shared_for_a_bounded_time() {
     let mut h = harness();
@@ -148,6 +151,8 @@ fn grant_of_readers_is_shared_for_a_bounded_time() {
 }
 
 /// I7
+///
+/// Guarantee: G23.
 #[test]
 fn readers_do_not_join_a_grant_in_doubt() {
     for doubt in 0..3 {
@@ -185,6 +190,7 @@ fn reader_with_another_lease_has_its_own_grant() {
     }
 }
 
+/// Guarantee: G23.
 #[test]
 fn owner_joins_what_it_holds_and_an_upgrade_never_waits() {
     let (mut h, owner) = (harness(), Owner::new());
@@ -248,6 +254,7 @@ fn busy_reply_rejects_those_that_cannot_fit_either() {
     h.expect_grant(2);
 }
 
+/// Guarantee: G22.
 #[test]
 fn lost_share_ends_its_sections_and_no_other() {
     let mut h = harness();
@@ -264,6 +271,7 @@ fn lost_share_ends_its_sections_and_no_other() {
     assert_eq!(h.calls.len(), 1, "released once");
 }
 
+/// Guarantee: G23.
 #[test]
 fn dropped_reader_blocks_the_key_after_the_others() {
     let mut h = harness();
@@ -291,6 +299,7 @@ fn queued_attempt_asks_at_the_end_of_a_block_of_its_process() {
     assert_eq!(h.calls.len(), 1);
 }
 
+/// Guarantee: G23.
 #[test]
 fn limit_of_one_reader_ends_its_section_alone() {
     let mut h = harness();

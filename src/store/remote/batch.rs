@@ -35,8 +35,8 @@ pub trait Shareable: Clone + Send + Sync + 'static {
     /// The reply without a call, for this reason.
     fn refused(error: StoreError) -> Result<Self::Reply, StoreError>;
 
-    /// Whether it has a call of its own: because of its record, because others may hold its key with
-    /// it, or because a raw key has messages to other programs.
+    /// Whether it has a call of its own: because of its record, because others may hold its key
+    /// with it, or because a raw key has messages to other programs.
     fn is_alone(&self) -> bool {
         self.has_record() || self.id().max_holders() > 1 || self.key().is_raw()
     }

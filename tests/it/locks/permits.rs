@@ -15,6 +15,7 @@ fn processes(count: usize) -> (Arc<MemoryStore>, Vec<LockManager>) {
     (store, locks)
 }
 
+/// Guarantee: G22.
 #[tokio::test]
 async fn at_most_the_limit_hold_a_key() {
     let (store, locks) = processes(2);
@@ -22,6 +23,7 @@ async fn at_most_the_limit_hold_a_key() {
     assert_eq!(store.size(), 0);
 }
 
+/// Guarantee: G23.
 #[tokio::test]
 async fn readers_run_together_and_a_writer_alone() {
     let (store, locks) = processes(3);
@@ -29,12 +31,14 @@ async fn readers_run_together_and_a_writer_alone() {
     assert_eq!(store.size(), 0);
 }
 
+/// Guarantee: G22.
 #[tokio::test]
 async fn dropped_permit_blocks_its_place_alone() {
     let (_, locks) = processes(1);
     dropped_guard_blocks_one_place(&locks, key()).await;
 }
 
+/// Guarantee: G22, G23.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_of_permits_and_one_of_readers() {
     for (limit, most) in [(6, 6), (1_024, 7)] {
@@ -47,6 +51,8 @@ async fn storm_of_permits_and_one_of_readers() {
 }
 
 /// An owner that waited for its own read would wait forever.
+///
+/// Guarantee: G23.
 #[tokio::test]
 async fn upgrade_of_a_read_fails_at_once() {
     let (_, locks) = processes(1);

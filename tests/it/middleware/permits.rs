@@ -28,7 +28,7 @@ use tower_lock_testkit::{
     wait::settle,
 };
 
-/// Handlers that run until they are told to end.
+/// Handlers that run until a test ends them.
 #[derive(Clone, Default)]
 struct Handlers {
     running: Arc<AtomicUsize>,
@@ -64,6 +64,7 @@ async fn problem(response: Response<Body>) -> serde_json::Value {
     serde_json::from_str(&text(response).await).expect("a problem")
 }
 
+/// Guarantee: G22.
 #[tokio::test(start_paused = true)]
 async fn request_above_the_limit_is_a_429_with_retry_after() {
     let (locks, handlers) = (LockManager::in_memory(), Handlers::default());
@@ -88,6 +89,7 @@ async fn request_above_the_limit_is_a_429_with_retry_after() {
     assert_eq!(locks.held_count(), 0);
 }
 
+/// Guarantee: G22.
 #[tokio::test(start_paused = true)]
 async fn waiter_for_a_permit_gets_the_next_one_or_429() {
     let (locks, handlers) = (LockManager::in_memory(), Handlers::default());
@@ -132,6 +134,7 @@ async fn limit_comes_from_the_request() {
     assert!(log.text().contains("`at_most_by` returned 1025, and 1024 is the most"), "{}", log.text());
 }
 
+/// Guarantee: G23.
 #[tokio::test(start_paused = true)]
 async fn readers_share_and_writers_are_alone() {
     async fn write(lock: HeldLock, permit: HeldPermit) -> String {
@@ -236,6 +239,8 @@ async fn nested_layers_hold_a_permit_of_each_limit() {
 }
 
 /// It would wait for its own outer layer.
+///
+/// Guarantee: G23.
 #[tokio::test(start_paused = true)]
 async fn upgrade_within_a_request_is_a_409_that_names_both_routes() {
     let (locks, log) = (LockManager::in_memory(), Log::default());

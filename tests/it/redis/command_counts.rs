@@ -8,7 +8,7 @@ use tower_lock::{LockError, LockManager};
 use tower_lock_testkit::{
     costs::{self, Costs},
     locks::key,
-    wait::until,
+    wait::{ms, until},
 };
 
 use crate::support::{Environment, environment};
@@ -89,6 +89,29 @@ async fn local_handoff_costs_one_script_per_100_ms_or_1000() {
         u128::from(scripts) <= 2 + 3 + tenths,
         "{scripts} scripts for 1 000 sections in {tenths} tenths of a second"
     );
+}
+
+#[tokio::test]
+async fn permit_costs_two_scripts_and_a_reader_beside_others_none() {
+    let Some(environment) = environment().await else { return };
+    let locks = environment.instance("a").await;
+    warm(&environment, std::slice::from_ref(&locks)).await;
+    locks.permit(key(), 4).await.expect("free").release().await.expect("held");
+    environment.proxy.forget_requests();
+    for _ in 0..10 {
+        locks.permit(key(), 4).await.expect("free").release().await.expect("held");
+    }
+    assert_eq!(environment.proxy.requests()["EVALSHA"], 20);
+    let first = locks.read(key()).await.expect("free");
+    environment.proxy.forget_requests();
+    let began = Instant::now();
+    for _ in 0..100 {
+        locks.read(key()).await.expect("beside the first").release().await.expect("held");
+    }
+    let scripts = environment.proxy.requests().get("EVALSHA").copied().unwrap_or(0);
+    // After a tenth of a second a reader has a grant of its own.
+    assert!(scripts == 0 || began.elapsed() > ms(100), "{scripts} scripts");
+    first.release().await.expect("held");
 }
 
 #[tokio::test]

@@ -22,6 +22,8 @@ async fn redis_store_passes_conformance() {
 
 /// The same random sequence of calls gives the same replies and events on both stores. `SEED=` runs
 /// one sequence.
+///
+/// Guarantee: G22.
 #[tokio::test]
 async fn memory_and_redis_give_the_same_replies() {
     let Some(environment) = environment().await else { return };

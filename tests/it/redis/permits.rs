@@ -23,8 +23,9 @@ async fn processes(environment: &Environment, count: usize) -> Vec<LockManager> 
     locks
 }
 
+/// Guarantee: G22.
 #[tokio::test]
-async fn permits_and_readers_of_processes_follow_the_rules() {
+async fn permits_and_readers_on_redis_follow_the_rules() {
     let Some(environment) = environment().await else { return };
     let locks = processes(&environment, 3).await;
     limit_is_kept(&locks, LockKey::from(("permits",))).await;
@@ -33,8 +34,9 @@ async fn permits_and_readers_of_processes_follow_the_rules() {
     assert!(environment.keys().await.is_empty(), "nothing is left");
 }
 
+/// Guarantee: G22, G23.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn storm_of_permits_and_one_of_readers() {
+async fn storm_of_permits_and_one_of_readers_on_redis() {
     let Some(environment) = environment().await else { return };
     let locks = processes(&environment, 4).await;
     for limit in [6, 1_024] {
@@ -45,6 +47,8 @@ async fn storm_of_permits_and_one_of_readers() {
 }
 
 /// The other permits are those of processes that live.
+///
+/// Guarantee: G22.
 #[tokio::test]
 async fn operator_sees_and_revokes_one_of_several_holders() {
     let Some(environment) = environment().await else { return };
@@ -65,6 +69,18 @@ async fn operator_sees_and_revokes_one_of_several_holders() {
     assert!(matches!(refused, Err(LockError::Busy { .. })), "its place is blocked");
     drop(locks[1].permit(key(), 2).await.expect("a second later").release().await);
     assert_eq!(kept.release().await.expect("a reply"), ReleaseOutcome::Released);
+}
+
+/// Other programs expect one holder.
+#[tokio::test]
+async fn raw_key_has_no_permits() {
+    let Some(environment) = environment().await else { return };
+    let locks = environment.direct_instance("one").await;
+    let refused = locks.permit(LockKey::raw("order:7").expect("a name"), 2).await;
+    assert!(
+        matches!(&refused, Err(LockError::Store(error)) if error.kind() == StoreErrorKind::Unsupported),
+        "{refused:?}"
+    );
 }
 
 /// A hash, a list or a text of another program is no shared key.

@@ -75,8 +75,8 @@ impl LocalClock {
     }
 }
 
-/// Whether a section may begin while another one is open: both hold the key with others. Only readers
-/// run under one grant.
+/// Whether a section may begin while another one is open: both hold the key with others. Only
+/// readers run under one grant.
 fn may_overlap(open: &AcquisitionId, begins: &AcquisitionId) -> bool {
     open.max_holders() > 1 && (open != begins || begins.max_holders() == READERS)
 }

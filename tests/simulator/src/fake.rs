@@ -72,8 +72,8 @@ enum Kind {
 pub struct Dump {
     /// `string`, `hash`, `list` or `zset`.
     pub kind: &'static str,
-    /// Alternating fields and values of a hash, sorted by field; the elements of a list; alternating
-    /// members and scores; or a string.
+    /// Alternating fields and values of a hash, sorted by field; the elements of a list;
+    /// alternating members and scores; or a string.
     pub content: Vec<String>,
     /// The reply of `PTTL`.
     pub ms_left: i64,

@@ -461,6 +461,20 @@ fn handoff_costs_17_commands() {
     assert_eq!((enqueued, offered, accepted), (7, 7, 3));
 }
 
+#[test]
+fn permit_costs_13_commands_beside_any_number_of_others() {
+    let names = Keyspace::new("lock").expect("a prefix");
+    let mut redis = FakeRedis::new(&[]);
+    let id = |n: u64| [(LockKey::from(("n", 1)), AcquisitionId::from_text(&format!("a:01:{n}/1024")))];
+    for n in 0..100 {
+        let acquired = commands_of(&mut redis, &acquire(&names, &id(n), false));
+        assert_eq!(acquired, if n == 0 { 7 } else { 8 }, "{n}");
+    }
+    for n in 0..100 {
+        assert_eq!(commands_of(&mut redis, &release(&names, &id(n))), 5, "{n}");
+    }
+}
+
 /// In real time and therefore few: the expiry of a lease, an offer and an entry.
 #[tokio::test]
 async fn expiry_is_equal_in_both() {

@@ -1,7 +1,7 @@
 //! Hundreds of simulations, half of them with a rare fault: a force release, a foreign client, a
 //! clock that is set, or lost data. A third of them have records, a fifth shared calls, a seventh
-//! callers of several keys, and half of them permits and readers. In a fourth of them the server is memory of the processes for
-//! some calls.
+//! callers of several keys, and half of them permits and readers. In a fourth of them the server is
+//! memory of the processes for some calls.
 
 use std::{
     sync::{
@@ -25,7 +25,7 @@ fn options(seed: u64) -> impl Iterator<Item = &'static str> {
     fault.into_iter().chain(more.map(|(_, name)| name))
 }
 
-/// Guarantee: G1.
+/// Guarantee: G1, G22.
 #[test]
 fn simulations_keep_exclusion_and_clean_up() {
     let (next, sections, shared) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));

@@ -1,6 +1,7 @@
 //! Permits and reads of several processes, on any store with shares.
 
 use std::{
+    error::Error,
     future::IntoFuture,
     sync::{
         Arc,
@@ -13,7 +14,7 @@ use tokio::{
     task::{JoinHandle, JoinSet},
     time::{Instant, sleep},
 };
-use tower_lock::{LockError, LockKey, LockManager, PermitGuard};
+use tower_lock::{LockError, LockKey, LockLayer, LockManager, PermitGuard, key, store::StoreErrorKind};
 
 use crate::wait::{soon, until};
 
@@ -77,6 +78,32 @@ pub async fn dropped_guard_blocks_one_place(locks: &[LockManager], key: LockKey)
     assert!(!view.remaining().is_zero(), "the other one goes on");
     next.release().await.expect("released");
     kept.release().await.expect("released");
+}
+
+/// The store has one holder for each key: a call fails, and a layer panics when it is made.
+///
+/// # Panics
+///
+/// Panics if the limit is ignored.
+pub async fn permits_are_refused(locks: &LockManager) {
+    for call in [locks.permit(("k", 1), 2), locks.read(("k", 1))] {
+        let error = call.await.expect_err("no permits");
+        let LockError::Store(error) = &error else { panic!("{error:?}") };
+        assert_eq!(error.kind(), StoreErrorKind::Unsupported);
+        let why = error.source().expect("the reason").to_string();
+        assert!(why.contains("`MemoryStore` and `RedisStore`"), "{why}");
+    }
+    let layer = || LockLayer::new(locks, key::fixed(("k", 1)));
+    let _one = layer().at_most(1);
+    let make: [&dyn Fn(); 3] = [&|| drop(layer().at_most(2)), &|| drop(layer().at_most_by(|_| 2)), &|| {
+        drop(layer().shared_for([axum::http::Method::GET]))
+    }];
+    for make in make {
+        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(make)).expect_err("a panic");
+        let text = panic.downcast_ref::<String>().expect("a text");
+        assert!(text.contains("needs another store"), "{text}");
+    }
+    locks.permit(("k", 1), 1).await.expect("the whole key").release().await.expect("released");
 }
 
 /// What a storm has done.

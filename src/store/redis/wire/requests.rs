@@ -22,7 +22,8 @@ use crate::{
 
 impl Keyspace {
     /// One call for these acquires. Several of them have different keys and no records, ask for the
-    /// whole key, and have one slot on a Cluster. `expires_at` is in microseconds of the server's clock.
+    /// whole key, and have one slot on a Cluster. `expires_at` is in microseconds of the server's
+    /// clock.
     pub fn acquire(&self, requests: &[AcquireRequest], expires_at: i64) -> Result<ScriptCall, InvalidName> {
         let [first, ..] = requests else { unreachable!("a call has a request") };
         let locks = self.locks(requests.iter().map(|request| &request.key))?;

@@ -12,6 +12,7 @@ use tower_lock::{
 };
 use tower_lock_testkit::{
     limits, locks,
+    permits::permits_are_refused,
     wait::{ms, soon, until},
 };
 
@@ -33,6 +34,15 @@ async fn revoked_lock_is_lost_at_the_next_renewal() {
     assert!(reply.holder().is_some(), "{reply:?}");
     assert_eq!(soon("a loss", guard.held_lock().lost()).await, LockLost::Revoked);
     until("it is free after the lock-delay", async || other.try_lock(locks::key()).await.is_ok()).await;
+}
+
+/// A majority of the servers does not count holders.
+///
+/// Guarantee: G22.
+#[tokio::test]
+async fn redlock_has_no_permits() {
+    let Some(servers) = servers(3).await else { return };
+    permits_are_refused(&servers.instance("a").await).await;
 }
 
 /// A key that a majority holds is listed once, whichever server lacks it; one that is left at a

@@ -1,5 +1,5 @@
--- inspect: the holders of a key, the remaining lease, the number of waiters, and the record. Changes
--- nothing.
+-- inspect: the holders of a key, the remaining lease, the number of waiters, and the record.
+-- Changes nothing.
 --
 -- KEYS   1 lock; 2 queue; 3 record
 -- ARGV   1 prefix of the channels of processes

@@ -59,13 +59,13 @@ local function lower_ttl(lock, now_ms)
   if last[2] then redis.call('PEXPIRE', lock, math.max(1, last[2] - now_ms)) end
 end
 
--- Offers a key to its first live waiters, as long as they fit beside `count` holders: none, if it is
--- free. The first one that does not fit keeps those behind it waiting, or it would starve. `head`
--- was taken from the queue of a free key. A waiter without a subscriber belongs to a dead process.
--- Returns `requester` if it is next and fits, whom the caller grants the key; otherwise the last
--- waiter that got an offer, or false; and the number of holders. I7: the receiver of the message
--- finds this state, because a script is atomic. At most 64 waiters are looked at in one call, which
--- bounds its time. If all of them were dead, the key is free, as with an empty queue.
+-- Offers a key to its first live waiters, as long as they fit beside `count` holders: none, if it
+-- is free. The first one that does not fit keeps those behind it waiting, or it would starve.
+-- `head` was taken from the queue of a free key. A waiter without a subscriber belongs to a dead
+-- process. Returns `requester` if it is next and fits, which the caller grants the key; otherwise
+-- the last waiter that got an offer, or false; and the number of holders. I7: the receiver of the
+-- message finds this state, because a script is atomic. At most 64 waiters are looked at in one
+-- call, which bounds its time. If all of them were dead, the key is free, as with an empty queue.
 local function offer(lock, queue, count, requester, offer_ms, head)
   local offered = false
   for _ = 1, 64 do
