@@ -226,7 +226,7 @@ impl Driver {
     pub(crate) fn shares_refused(&self, is_raw: bool) -> Option<&'static str> {
         if !self.store.traits().shares {
             return Some(
-                "it grants a key to one holder at a time: `MemoryStore` and `RedisStore` have permits and reads",
+                "it grants a key to one holder at a time: `MemoryStore`, `RedisStore` and `PostgresStore` have permits",
             );
         }
         is_raw.then_some("a raw key has one holder, as other programs expect")

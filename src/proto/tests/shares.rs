@@ -64,6 +64,9 @@ fn each_permit_has_a_grant_of_its_own() {
     assert!(!second.remaining(h.now).is_zero() && h.held() == 1);
     h.end_guard(&second, GuardEnd::Released);
     h.finish();
+    h.hold_share(3, READER);
+    h.share(4, permit(8));
+    assert_eq!(h.sent_acquire().id.max_holders(), 8, "not under the grant of a reader");
 }
 
 /// A permit of one is the whole key: its waiters take it over without a call.

@@ -71,22 +71,30 @@ pub(super) fn released(row: &Row) -> Result<ReleaseReply, CallError> {
 pub(super) fn revoked(row: &Row) -> Result<ForceReleaseReply, CallError> {
     Ok(match column(row, 0)? {
         "free" => ForceReleaseReply::Free,
-        "revoked" => ForceReleaseReply::Revoked { holders: vec![AcquisitionId::from_text(column(row, 1)?)] },
+        "revoked" => {
+            let ids: Vec<&str> = column(row, 1)?;
+            ForceReleaseReply::Revoked { holders: ids.into_iter().map(AcquisitionId::from_text).collect() }
+        }
         "unblocked" => ForceReleaseReply::Unblocked { blocked_for: micros(column(row, 2)?) },
         _ => return Err(CallError::UnexpectedReply),
     })
 }
 
 pub(super) fn status(row: &Row) -> Result<KeyStatus, CallError> {
-    let holder = match column::<Option<&str>>(row, 1)? {
-        None => None,
-        Some(id) => {
-            let since = UNIX_EPOCH.checked_add(micros(column(row, 3)?));
-            Some(Holder { since, ..Holder::new(AcquisitionId::from_text(id), fence(column(row, 2)?)?) })
+    let holder = |id: &str, since: i64, fence| {
+        let since = UNIX_EPOCH.checked_add(micros(since));
+        Holder { since, ..Holder::new(AcquisitionId::from_text(id), fence) }
+    };
+    let holders = match column::<Option<&str>>(row, 1)? {
+        Some(id) => vec![holder(id, column(row, 3)?, fence(column(row, 2)?)?)],
+        None => {
+            let ids = column::<Option<Vec<&str>>>(row, 7)?.unwrap_or_default();
+            let since = column::<Option<Vec<i64>>>(row, 8)?.unwrap_or_default();
+            ids.into_iter().zip(since).map(|(id, since)| holder(id, since, 0)).collect()
         }
     };
     let record_left: Option<i64> = column(row, 6)?;
-    let status = KeyStatus::new(holder, micros(column(row, 4)?), count(column(row, 5)?)?);
+    let status = KeyStatus::new(holders, micros(column(row, 4)?), count(column(row, 5)?)?);
     Ok(status.record_left(record_left.map(micros)))
 }
 

@@ -142,7 +142,7 @@ impl LockStore for PostgresStore {
             let (server, name) = (&shared.server, name(&key).ok_or(CallError::InvalidKey)?);
             let rows = server.call_retry(&server.release_conn, "inspect", &[(&name, Type::TEXT)]).await?;
             let row = only(&rows)?;
-            Ok(status(row)?.kept_by(column(row, 7)?))
+            Ok(status(row)?.kept_by(column(row, 9)?))
         })
     }
 
@@ -177,7 +177,9 @@ impl LockStore for PostgresStore {
         self.call("force-release", move |shared| async move {
             let (name, block) = (name(&request.key).ok_or(CallError::InvalidKey)?, millis(request.block_for));
             let offer = millis(request.queue.offer_ttl);
-            let parameters: [Parameter<'_>; 3] = [(&name, Type::TEXT), (&block, Type::INT8), (&offer, Type::INT8)];
+            let holder = request.holder.as_ref().map(ToString::to_string);
+            let parameters: [Parameter<'_>; 4] =
+                [(&name, Type::TEXT), (&block, Type::INT8), (&offer, Type::INT8), (&holder, Type::TEXT)];
             // Not repeated: the next holder may have the key by then.
             let rows = shared.server.call(&shared.server.release_conn, "force_release", &parameters).await?;
             revoked(only(&rows)?)
@@ -185,7 +187,7 @@ impl LockStore for PostgresStore {
     }
 
     fn traits(&self) -> StoreTraits {
-        StoreTraits::new().events(self.shared.messages.are_sent()).records(true).ordered(true)
+        StoreTraits::new().events(self.shared.messages.are_sent()).records(true).ordered(true).shares(true)
     }
 
     fn call_timeout(&self) -> Duration {

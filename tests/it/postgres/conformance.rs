@@ -14,6 +14,8 @@ async fn postgres_store_passes_conformance() {
 /// The same random sequence of calls gives the same replies and events on both stores. `SEED=` runs
 /// one sequence. The calls share the sessions of a pooler in any order, if there is one: nothing
 /// else differs from a direct connection.
+///
+/// Guarantee: G22.
 #[tokio::test]
 async fn memory_and_postgres_give_the_same_replies() {
     if let Some((environment, pooler)) = pooled().await {

@@ -10,19 +10,11 @@ use tower_lock::{
 use tower_lock_testkit::{
     limits,
     locks::key,
-    permits::permits_are_refused,
     skipped,
     wait::{soon, until},
 };
 
 use crate::support::{Caller, LONG, Sections, connect, environment, own_environment, pooled, request, terms};
-
-/// Guarantee: G22.
-#[tokio::test]
-async fn postgres_has_no_permits_yet() {
-    let Some(environment) = environment().await else { return };
-    permits_are_refused(&environment.instance("a").await).await;
-}
 
 /// Callers that find the same row free at the same time.
 #[tokio::test]

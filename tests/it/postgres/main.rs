@@ -17,6 +17,7 @@ mod failover;
 mod fences;
 mod runbook;
 mod handover;
+mod permits;
 mod outages;
 mod transactions;
 mod statement_counts;

@@ -14,9 +14,9 @@ use crate::support::environment;
 const GUIDE: &str = include_str!("../../../docs/guide/postgres-in-production.md");
 
 /// The SQL of the guide, one text for each block.
-fn blocks() -> [&'static str; 6] {
+fn blocks() -> [&'static str; 7] {
     let blocks: Vec<_> = GUIDE.split("```sql\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
-    blocks.try_into().expect("rights, vacuum, holder, holders, revocation, transactions")
+    blocks.try_into().expect("rights, vacuum, holder, holders, shares, revocation, transactions")
 }
 
 /// The rows of the statements, with their columns.
@@ -35,7 +35,7 @@ async fn rows(client: &Client, statements: &str) -> Vec<Vec<String>> {
 async fn statements_of_the_guide_show_and_free_a_lock() {
     let Some(mut environment) = environment().await else { return };
     "tower_lock".clone_into(&mut environment.schema);
-    let [rights, vacuum, holder, holders, revocation, transactions] = blocks();
+    let [rights, vacuum, holder, holders, shares, revocation, transactions] = blocks();
     let key = || LockKey::from(("reward", 7, "daily"));
     let owner = environment.store().await;
     let operator = environment.client().await;
@@ -57,13 +57,18 @@ async fn statements_of_the_guide_show_and_free_a_lock() {
     let all = rows(&operator, holders).await;
     assert_eq!(all.len(), 1, "{all:?}");
     assert!(all[0][0] == "reward:7:daily" && all[0][1] == row[0] && all[0][3] == "1", "{all:?}");
+    let permit = one.permit(("export", 7), 4).await.expect("free");
+    let permits = rows(&operator, shares).await;
+    assert_eq!(permits.len(), 1, "{permits:?}");
+    assert!(permits[0][0] == "export:7" && permits[0][1].ends_with("/4"), "{permits:?}");
+    permit.release().await.expect("held");
 
     let open = environment.application().await;
     open.batch_execute("BEGIN; SELECT 1").await.expect("a transaction");
     assert!(rows(&operator, transactions).await.iter().any(|row| row[3] == "idle in transaction"));
 
     let revoked = rows(&operator, revocation).await;
-    assert!(revoked[0][0] == "revoked" && revoked[0][1] == row[0], "{revoked:?}");
+    assert!(revoked[0][0] == "revoked" && revoked[0][1] == format!("{{{}}}", row[0]), "{revoked:?}");
     soon("it is notified", guard.held_lock().lost()).await;
     soon("a grant", waiting).await.expect("runs").expect("a grant").release().await.expect("held");
     drop(owner);

@@ -72,6 +72,8 @@ async fn operator_sees_and_revokes_one_of_several_holders() {
 }
 
 /// Other programs expect one holder.
+///
+/// Guarantee: G22.
 #[tokio::test]
 async fn raw_key_has_no_permits() {
     let Some(environment) = environment().await else { return };

@@ -91,7 +91,7 @@ pub async fn permits_are_refused(locks: &LockManager) {
         let LockError::Store(error) = &error else { panic!("{error:?}") };
         assert_eq!(error.kind(), StoreErrorKind::Unsupported);
         let why = error.source().expect("the reason").to_string();
-        assert!(why.contains("`MemoryStore` and `RedisStore`"), "{why}");
+        assert!(why.contains("`RedisStore` and `PostgresStore`"), "{why}");
     }
     let layer = || LockLayer::new(locks, key::fixed(("k", 1)));
     let _one = layer().at_most(1);

@@ -56,12 +56,15 @@ BEGIN
     ) WITH (fillfactor = 70);
     COMMENT ON TABLE {schema}.locks IS '{version}';
 
-    -- The waiters of each key, in order of arrival, and the end of each queue entry.
+    -- The waiters of each key, in order of arrival, and the end of each queue entry. A row with
+    -- `since` is no waiter: it holds a share of the key from then until its end, or blocks a place.
+    -- While a key is shared, its row in `locks` has no holder, and the latest end of the shares.
     CREATE TABLE {schema}.waiters (
       key text COLLATE "C" NOT NULL,
       position bigint NOT NULL,
       id text NOT NULL,
       until timestamptz NOT NULL,
+      since timestamptz,
       PRIMARY KEY (key, position)
     ) WITH (fillfactor = 70);
 

@@ -75,7 +75,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.send(kind text, to_id text, of_key text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-  channel text := 'tower-lock:' || regexp_replace(to_id, ':[0-9]+$', '');
+  channel text := 'tower-lock:' || regexp_replace(to_id, ':[0-9/]+$', '');
 BEGIN
   IF octet_length(channel) < 64 AND pg_notification_queue_usage() < 0.9 THEN
     PERFORM pg_notify(channel, kind || ' ' || to_id || ' ' || of_key);
@@ -83,25 +83,138 @@ BEGIN
 END
 $$;
 
--- offer_next: offers a free key, which is not pinned, to its first live waiter. Returns that
--- waiter. If it is the requester, its entry is removed, and the caller grants it the key.
+-- limit_of: how many may hold a key together with this acquisition, itself included.
+CREATE OR REPLACE FUNCTION {schema}.limit_of(id text) RETURNS bigint
+LANGUAGE sql IMMUTABLE AS $$
+  SELECT CASE WHEN strpos(id, '/') = 0 THEN 1 ELSE coalesce(substring(id FROM '/([0-9]+)$')::bigint, 1) END
+$$;
+
+-- shares: the places of a key, without those that have ended, which are deleted; the time until
+-- the first one ends, and the end of the last one.
+CREATE OR REPLACE FUNCTION {schema}.shares(
+  of_key text, t timestamptz, OUT places bigint, OUT first_until timestamptz, OUT last_until timestamptz
+)
+LANGUAGE plpgsql AS $$
+BEGIN
+  DELETE FROM {schema}.waiters WHERE key = of_key AND since IS NOT NULL AND until <= t;
+  SELECT count(*), min(until), max(until) INTO places, first_until, last_until
+    FROM {schema}.waiters WHERE key = of_key AND since IS NOT NULL;
+END
+$$;
+
+-- shares_of: the shares that hold a key, with the times of their grants, in this order.
+CREATE OR REPLACE FUNCTION {schema}.shares_of(
+  of_key text, t timestamptz, OUT ids text[], OUT since_us bigint[]
+)
+LANGUAGE sql STABLE AS $$
+  SELECT array_agg(w.id ORDER BY w.since, w.position), array_agg({schema}.us(w.since) ORDER BY w.since, w.position)
+    FROM {schema}.waiters w
+    WHERE w.key = of_key AND w.since IS NOT NULL AND w.until > t AND w.id !~ ':(end|forced)$'
+$$;
+
+-- add_share: gives a place beside `places` others to a share, in place of its queue entry.
+CREATE OR REPLACE FUNCTION {schema}.add_share(
+  of_key text, to_id text, t timestamptz, lease_ms bigint, places bigint
+) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+  ends timestamptz := {schema}.after(t, lease_ms);
+BEGIN
+  UPDATE {schema}.waiters SET since = t, until = ends WHERE key = of_key AND id = to_id;
+  IF NOT FOUND THEN
+    INSERT INTO {schema}.waiters (key, position, id, until, since)
+      SELECT of_key, coalesce(max(w.position), 0) + 1, to_id, ends, t FROM {schema}.waiters w WHERE w.key = of_key;
+  END IF;
+  -- The end of the key is that of its last place.
+  UPDATE {schema}.locks l
+    SET holder = NULL, since = t, until = CASE WHEN places = 0 THEN ends ELSE greatest(l.until, ends) END,
+      revoked = NULL
+    WHERE l.key = of_key;
+END
+$$;
+
+-- offer_next: offers a key to its first live waiters, as long as they fit beside `places` others:
+-- none, if it is free; then it is not pinned. The first one that does not fit keeps those behind it
+-- waiting. Returns the requester if it is next and fits: its entry is removed, and the caller
+-- grants it the key. Otherwise the last waiter that got an offer.
 CREATE OR REPLACE FUNCTION {schema}.offer_next(
-  of_key text, t timestamptz, offer_ms bigint, requester text
+  of_key text, t timestamptz, places bigint, offer_ms bigint, requester text
 ) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
   first_id text;
   first_position bigint;
+  first_limit bigint;
+  offered_id text;
 BEGIN
-  SELECT id, position INTO first_id, first_position FROM {schema}.waiters
-    WHERE key = of_key AND until > t ORDER BY position LIMIT 1;
-  -- With those before it, which do not poll any more. Without a live waiter: all of them.
-  DELETE FROM {schema}.waiters WHERE key = of_key AND (first_position IS NULL OR position <= first_position);
-  IF first_id <> requester OR first_id IS NOT NULL AND requester IS NULL THEN
-    PERFORM {schema}.grant_key(of_key, first_id, t, offer_ms);
+  LOOP
+    SELECT id, position INTO first_id, first_position FROM {schema}.waiters
+      WHERE key = of_key AND since IS NULL AND until > t ORDER BY position LIMIT 1;
+    IF places > 0 AND places >= {schema}.limit_of(coalesce(first_id, requester)) THEN
+      RETURN offered_id;
+    END IF;
+    first_limit := {schema}.limit_of(first_id);
+    -- With those before it, which do not poll any more. Without a live waiter: all of them. Of a
+    -- free key, the shares have ended.
+    DELETE FROM {schema}.waiters
+      WHERE key = of_key AND (since IS NOT NULL AND places = 0 OR since IS NULL AND (
+        first_position IS NULL OR position < first_position
+        OR position = first_position AND (first_limit = 1 OR id = requester)
+      ));
+    IF first_id IS NULL THEN
+      RETURN coalesce(requester, offered_id);
+    ELSIF first_id = requester THEN
+      RETURN first_id;
+    END IF;
     PERFORM {schema}.send('offered', first_id, of_key);
+    IF first_limit = 1 THEN
+      PERFORM {schema}.grant_key(of_key, first_id, t, offer_ms);
+      RETURN first_id;
+    END IF;
+    PERFORM {schema}.add_share(of_key, first_id, t, offer_ms, places);
+    places := places + 1;
+    offered_id := first_id;
+  END LOOP;
+END
+$$;
+
+-- serve_shares: offers what is free of a shared key. Returns whether something was offered.
+CREATE OR REPLACE FUNCTION {schema}.serve_shares(of_key text, t timestamptz, offer_ms bigint) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+  others record;
+BEGIN
+  SELECT * INTO others FROM {schema}.shares(of_key, t);
+  UPDATE {schema}.locks l SET holder = NULL, since = t, until = coalesce(others.last_until, 'epoch'), revoked = NULL
+    WHERE l.key = of_key;
+  RETURN NOT (others.places = 0 AND {schema}.is_pinned(of_key))
+    AND {schema}.offer_next(of_key, t, others.places, offer_ms, NULL) IS NOT NULL;
+END
+$$;
+
+-- end_share: ends a share, or removes its queue entry. Returns as of release.
+CREATE OR REPLACE FUNCTION {schema}.end_share(
+  of_key text, me text, t timestamptz, block_ms bigint, offer_ms bigint
+) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+  mine {schema}.waiters;
+BEGIN
+  DELETE FROM {schema}.waiters WHERE key = of_key AND id = me RETURNING * INTO mine;
+  IF mine.since IS NULL OR mine.until <= t THEN
+    -- The waiters behind it may fit beside the holders.
+    IF mine.id IS NOT NULL AND EXISTS (
+      SELECT FROM {schema}.waiters WHERE key = of_key AND since IS NOT NULL AND until > t
+    ) THEN
+      PERFORM {schema}.serve_shares(of_key, t, offer_ms);
+    END IF;
+    RETURN 'not holder';
   END IF;
-  RETURN first_id;
+  IF block_ms > 0 THEN
+    INSERT INTO {schema}.waiters (key, position, id, until, since)
+      VALUES (of_key, mine.position, me || ':end', {schema}.after(t, block_ms), t);
+  END IF;
+  RETURN CASE WHEN {schema}.serve_shares(of_key, t, offer_ms) THEN 'offered' ELSE 'freed' END;
 END
 $$;
 
@@ -111,7 +224,9 @@ CREATE OR REPLACE FUNCTION {schema}.end_hold(of_key text, t timestamptz, offer_m
 LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM FROM {schema}.waiters WHERE key = of_key LIMIT 1;
-  IF FOUND AND NOT {schema}.is_pinned(of_key) AND {schema}.offer_next(of_key, t, offer_ms, NULL) IS NOT NULL THEN
+  IF FOUND AND NOT {schema}.is_pinned(of_key)
+    AND {schema}.offer_next(of_key, t, 0, offer_ms, NULL) IS NOT NULL
+  THEN
     RETURN true;
   END IF;
   -- Not `until = t`: if the clock is set back, the key would be blocked for as long.
@@ -148,6 +263,42 @@ BEGIN
 END
 $$;
 
+-- acquire_share: grants a share of the key. `key_until` is the end in its row. Otherwise returns
+-- the time until a place may be free.
+CREATE OR REPLACE FUNCTION {schema}.acquire_share(
+  of_key text, me text, t timestamptz, lease_ms bigint, offer_ms bigint, key_until timestamptz, pinned boolean,
+  OUT what_share text, OUT left_share bigint
+)
+LANGUAGE plpgsql AS $$
+DECLARE
+  others record;
+BEGIN
+  -- A repeated call, or an accepted offer. A delayed copy never shortens the lease.
+  UPDATE {schema}.waiters SET until = greatest(until, {schema}.after(t, lease_ms))
+    WHERE key = of_key AND id = me AND since IS NOT NULL AND until > t;
+  IF FOUND THEN
+    UPDATE {schema}.locks SET until = greatest(until, {schema}.after(t, lease_ms)) WHERE key = of_key;
+    what_share := 'granted';
+    RETURN;
+  END IF;
+  SELECT * INTO others FROM {schema}.shares(of_key, t);
+  -- Without places and before its end, the key is held or blocked as a whole.
+  IF others.places > 0 OR key_until <= t AND NOT pinned THEN
+    IF {schema}.offer_next(of_key, t, others.places, offer_ms, me) = me THEN
+      SELECT * INTO others FROM {schema}.shares(of_key, t);
+      PERFORM {schema}.add_share(of_key, me, t, lease_ms, others.places);
+      -- Those behind it may fit, too.
+      PERFORM {schema}.offer_next(of_key, t, others.places + 1, offer_ms, NULL);
+      what_share := 'granted';
+      RETURN;
+    END IF;
+    SELECT * INTO others FROM {schema}.shares(of_key, t);
+    SELECT until INTO key_until FROM {schema}.locks WHERE key = of_key;
+  END IF;
+  left_share := greatest(0, {schema}.us(coalesce(others.first_until, key_until)) - {schema}.us(t));
+END
+$$;
+
 -- acquire_one: grants a key, or enqueues. Not under the lock of the row: it takes it.
 --
 -- what: granted, with `fence`; queued or pinned (it waits, and polls soon), with `left_us` and
@@ -163,9 +314,9 @@ LANGUAGE plpgsql AS $$
 DECLARE
   lock {schema}.locks;
   t timestamptz;
-  first_id text;
   pinned boolean;
   my_position bigint;
+  my_limit bigint := {schema}.limit_of(me);
 BEGIN
   IF unless_recorded THEN
     SELECT r.head, r.body INTO head, body FROM {schema}.records r
@@ -181,7 +332,7 @@ BEGIN
   IF NOT may_wait THEN
     SELECT * INTO lock FROM {schema}.locks WHERE key = of_key;
     t := clock_timestamp();
-    IF lock.until > t AND lock.holder IS DISTINCT FROM me THEN
+    IF lock.until > t AND lock.holder IS DISTINCT FROM me AND my_limit = 1 THEN
       what := 'busy';
       left_us := {schema}.us(lock.until) - {schema}.us(t);
       RETURN;
@@ -214,16 +365,24 @@ BEGIN
     fence := lock.fence;
     RETURN;
   END IF;
-  IF lock.until <= t AND NOT pinned THEN
-    first_id := {schema}.offer_next(of_key, t, offer_ms, me);
-    IF first_id IS NULL OR first_id = me THEN
-      what := 'granted';
-      fence := {schema}.grant_key(of_key, me, t, lease_ms);
+  IF my_limit > 1 THEN
+    SELECT what_share, left_share INTO what, left_us
+      FROM {schema}.acquire_share(of_key, me, t, lease_ms, offer_ms, lock.until, pinned);
+    IF what = 'granted' THEN
+      fence := {schema}.us(t);
       RETURN;
     END IF;
-    lock.until := {schema}.after(t, offer_ms);
+  ELSE
+    IF lock.until <= t AND NOT pinned THEN
+      IF {schema}.offer_next(of_key, t, 0, offer_ms, me) = me THEN
+        what := 'granted';
+        fence := {schema}.grant_key(of_key, me, t, lease_ms);
+        RETURN;
+      END IF;
+      SELECT l.until INTO lock.until FROM {schema}.locks l WHERE l.key = of_key;
+    END IF;
+    left_us := greatest(0, {schema}.us(lock.until) - {schema}.us(t));
   END IF;
-  left_us := greatest(0, {schema}.us(lock.until) - {schema}.us(t));
   IF NOT may_wait THEN
     what := 'busy';
     RETURN;
@@ -233,10 +392,10 @@ BEGIN
     WHERE key = of_key AND id = me RETURNING position INTO my_position;
   IF FOUND THEN
     SELECT count(*) INTO waiting FROM {schema}.waiters
-      WHERE key = of_key AND position < my_position AND until > t;
+      WHERE key = of_key AND position < my_position AND until > t AND since IS NULL;
   ELSE
     DELETE FROM {schema}.waiters WHERE key = of_key AND until <= t;
-    SELECT count(*), coalesce(max(position), 0) + 1 INTO waiting, my_position
+    SELECT count(*) FILTER (WHERE since IS NULL), coalesce(max(position), 0) + 1 INTO waiting, my_position
       FROM {schema}.waiters WHERE key = of_key;
     IF waiting >= capacity THEN
       what := 'full';

@@ -95,7 +95,7 @@ BEGIN
           JOIN {schema}.locks l ON l.key = r.key AND l.holder = r.id AND l.since = t;
       END IF;
     END IF;
-  ELSE
+  ELSIF {schema}.limit_of(ids[1]) = 1 THEN
     -- The same for one key, in cheaper statements.
     PERFORM FROM {schema}.locks l WHERE l.key = keys[1] AND l.until <= clock_timestamp() FOR UPDATE SKIP LOCKED;
     IF NOT FOUND AND NOT EXISTS (SELECT FROM {schema}.locks l WHERE l.key = keys[1]) THEN
@@ -220,8 +220,16 @@ BEGIN
     lock := {schema}.lock_row(request.key);
     t := clock_timestamp();
     n := request.at;
-    IF lock.holder IS DISTINCT FROM request.id OR lock.until <= t THEN
+    IF {schema}.limit_of(request.id) > 1 THEN
+      what := {schema}.end_share(request.key, request.id, t, request.block_ms, offer_ms);
+    ELSIF lock.holder IS DISTINCT FROM request.id OR lock.until <= t THEN
       DELETE FROM {schema}.waiters w WHERE w.key = request.key AND w.id = request.id;
+      -- The waiters behind it may fit beside the holders of a shared key.
+      IF FOUND AND lock.holder IS NULL AND lock.until > t AND EXISTS (
+        SELECT FROM {schema}.waiters w WHERE w.key = request.key AND w.since IS NOT NULL AND w.until > t
+      ) THEN
+        PERFORM {schema}.serve_shares(request.key, t, offer_ms);
+      END IF;
       what := 'not holder';
       IF record_head IS NOT NULL AND EXISTS (
         SELECT FROM {schema}.records r WHERE r.key = request.key AND r.id = request.id AND r.until > t
@@ -272,6 +280,22 @@ BEGIN
         RETURNING l.key, l.holder
     )
     SELECT r.at FROM requests r JOIN extended e ON e.key = r.key AND e.holder = r.id;
+  IF EXISTS (SELECT FROM unnest(ids) AS r (id) WHERE strpos(r.id, '/') > 0) THEN
+    RETURN QUERY
+      WITH requests AS (
+        SELECT * FROM unnest(keys, ids, leases_ms) WITH ORDINALITY AS r (key, id, lease_ms, at)
+      ), extended AS (
+        UPDATE {schema}.waiters w SET until = greatest(w.until, {schema}.after(t, r.lease_ms))
+          FROM (SELECT key, id, max(lease_ms) AS lease_ms FROM requests GROUP BY key, id) r
+          WHERE w.key = r.key AND w.id = r.id AND w.since IS NOT NULL AND w.until > t
+          RETURNING w.key, w.id, w.until
+      ), lock_ends AS (
+        UPDATE {schema}.locks l SET until = greatest(l.until, e.until)
+          FROM (SELECT x.key, max(x.until) AS until FROM extended x GROUP BY x.key) e
+          WHERE l.key = e.key
+      )
+      SELECT r.at FROM requests r JOIN extended e ON e.key = r.key AND e.id = r.id;
+  END IF;
 END
 $$;
 
@@ -318,7 +342,7 @@ BEGIN
       UPDATE {schema}.locks SET until = until WHERE key = of_key;
     -- Also without waiters: a new fence is a grant to every transaction of the application, and an
     -- older snapshot must not pass with the fence before it.
-    ELSIF {schema}.is_pinned(of_key) OR {schema}.offer_next(of_key, t, offer_ms, NULL) IS NULL THEN
+    ELSIF {schema}.is_pinned(of_key) OR {schema}.offer_next(of_key, t, 0, offer_ms, NULL) IS NULL THEN
       fence := {schema}.grant_key(of_key, me, t, lease_ms);
     END IF;
   END IF;
@@ -333,23 +357,54 @@ BEGIN
 END
 $$;
 
--- force_release: revokes the key from its holder, notifies that holder, and blocks the key, so that
--- the holder can stop. A key that is only blocked becomes free, unless an earlier call blocked it.
+-- force_release: revokes the key from its holders, or from one of them, notifies each, and blocks
+-- its place, so that it can stop. A key that is only blocked becomes free, unless an earlier call
+-- blocked it. The place of a share that was revoked is `<id>:forced`.
 --
--- reply  one row: free; revoked, with the id; or unblocked, with the time that was left
-CREATE OR REPLACE FUNCTION {schema}.force_release(of_key text, block_ms bigint, offer_ms bigint)
-RETURNS TABLE (what text, revoked_id text, left_us bigint)
+-- reply  one row: free; revoked, with the ids; or unblocked, with the time that was left
+CREATE OR REPLACE FUNCTION {schema}.force_release(
+  of_key text, block_ms bigint, offer_ms bigint, of_holder text DEFAULT NULL
+)
+RETURNS TABLE (what text, revoked_ids text[], left_us bigint)
 LANGUAGE plpgsql {settings} AS $$
 DECLARE
   lock {schema}.locks;
   t timestamptz;
+  revoked_id text;
 BEGIN
   {read_committed}
   lock := {schema}.lock_row(of_key);
   t := clock_timestamp();
   left_us := greatest(0, {schema}.us(lock.until) - {schema}.us(t));
+  IF lock.holder IS NULL AND EXISTS (
+    SELECT FROM {schema}.waiters w WHERE w.key = of_key AND w.since IS NOT NULL AND w.until > t
+  ) THEN
+    SELECT array_agg(regexp_replace(w.id, ':forced$', '')) INTO revoked_ids FROM {schema}.waiters w
+      WHERE w.key = of_key AND w.since IS NOT NULL AND w.until > t AND w.id !~ ':end$'
+        AND (of_holder IS NULL OR of_holder = regexp_replace(w.id, ':forced$', ''));
+    PERFORM {schema}.send('revoked', r.id, of_key) FROM unnest(revoked_ids) r (id);
+    IF block_ms > 0 THEN
+      UPDATE {schema}.waiters w SET id = w.id || ':forced', until = {schema}.after(t, block_ms)
+        WHERE w.key = of_key AND w.since IS NOT NULL AND w.id = ANY (revoked_ids);
+    ELSE
+      DELETE FROM {schema}.waiters w WHERE w.key = of_key AND w.since IS NOT NULL AND w.id = ANY (revoked_ids);
+    END IF;
+    what := CASE WHEN revoked_ids IS NOT NULL THEN 'revoked' WHEN of_holder IS NOT NULL THEN 'free' ELSE 'unblocked' END;
+    IF what = 'unblocked' THEN
+      DELETE FROM {schema}.waiters w WHERE w.key = of_key AND w.since IS NOT NULL;
+    END IF;
+    PERFORM {schema}.serve_shares(of_key, t, offer_ms);
+    RETURN NEXT;
+    RETURN;
+  END IF;
   -- The former holder may still run: the message of the earlier call may be lost.
   revoked_id := CASE WHEN left_us > 0 THEN coalesce(lock.holder, lock.revoked) END;
+  IF left_us > 0 AND of_holder IS NOT NULL AND of_holder IS DISTINCT FROM revoked_id THEN
+    what := 'free';
+    RETURN NEXT;
+    RETURN;
+  END IF;
+  revoked_ids := ARRAY[revoked_id];
   IF revoked_id IS NULL THEN
     what := CASE WHEN left_us > 0 THEN 'unblocked' ELSE 'free' END;
     PERFORM {schema}.end_hold(of_key, t, offer_ms);
@@ -392,7 +447,7 @@ $$;
 -- open transaction that has checked its fence. Changes nothing.
 CREATE OR REPLACE FUNCTION {schema}.inspect(of_key text) RETURNS TABLE (
   key text, holder text, fence bigint, since_us bigint, left_us bigint, waiting bigint, record_left_us bigint,
-  kept_by text
+  share_ids text[], shares_since_us bigint[], kept_by text
 )
 LANGUAGE plpgsql {settings} AS $$
 #variable_conflict use_column
@@ -426,10 +481,10 @@ BEGIN
   END IF;
   RETURN QUERY
     SELECT of_key, l.holder, l.fence, {schema}.us(l.since), coalesce({schema}.us(l.until) - {schema}.us(t), 0),
-      (SELECT count(*) FROM {schema}.waiters w WHERE w.key = of_key AND w.until > t),
+      (SELECT count(*) FROM {schema}.waiters w WHERE w.key = of_key AND w.until > t AND w.since IS NULL),
       (SELECT {schema}.us(r.until) - {schema}.us(t) FROM {schema}.records r WHERE r.key = of_key AND r.until > t),
-      keeper
-    FROM (SELECT) always LEFT JOIN {schema}.locks l ON l.key = of_key AND l.until > t;
+      shares.ids, shares.since_us, keeper
+    FROM {schema}.shares_of(of_key, t) shares LEFT JOIN {schema}.locks l ON l.key = of_key AND l.until > t;
 END
 $$;
 
@@ -441,7 +496,8 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.list_keys(
   after_key text, limit_to bigint, max_rows bigint, contended_only boolean
 ) RETURNS TABLE (
-  key text, holder text, fence bigint, since_us bigint, left_us bigint, waiting bigint, record_left_us bigint
+  key text, holder text, fence bigint, since_us bigint, left_us bigint, waiting bigint, record_left_us bigint,
+  share_ids text[], shares_since_us bigint[]
 )
 LANGUAGE plpgsql {settings} AS $$
 #variable_conflict use_column
@@ -455,15 +511,17 @@ BEGIN
     SELECT l.key FROM {schema}.locks l WHERE l.key > after_key ORDER BY l.key LIMIT max_rows
   ) page;
   -- One statement: a call of inspect for each row, of which most are free, takes long.
-  FOR key, holder, fence, since_us, left_us, waiting, record_left_us IN
+  FOR key, holder, fence, since_us, left_us, waiting, record_left_us, share_ids, shares_since_us IN
     SELECT l.key, live.holder, live.fence, {schema}.us(live.since),
       coalesce({schema}.us(live.until) - {schema}.us(t), 0), queue.waiting,
-      (SELECT {schema}.us(r.until) - {schema}.us(t) FROM {schema}.records r WHERE r.key = l.key AND r.until > t)
+      (SELECT {schema}.us(r.until) - {schema}.us(t) FROM {schema}.records r WHERE r.key = l.key AND r.until > t),
+      shares.ids, shares.since_us
     FROM {schema}.locks l
     LEFT JOIN LATERAL (SELECT l.holder, l.fence, l.since, l.until WHERE l.until > t) live ON true
     CROSS JOIN LATERAL (
-      SELECT count(*) AS waiting FROM {schema}.waiters w WHERE w.key = l.key AND w.until > t
+      SELECT count(*) AS waiting FROM {schema}.waiters w WHERE w.key = l.key AND w.until > t AND w.since IS NULL
     ) queue
+    CROSS JOIN LATERAL {schema}.shares_of(l.key, t) shares
     WHERE l.key > after_key AND l.key <= last_read
       AND (queue.waiting > 0 OR l.until > t AND NOT contended_only)
     ORDER BY l.key LIMIT limit_to
