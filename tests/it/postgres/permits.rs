@@ -1,12 +1,10 @@
 //! Permits and readers of several processes in PostgreSQL.
 
-use std::time::Duration;
-
-use tower_lock::{LockError, LockKey, LockManager, lock::ReleaseOutcome, store::ForceReleaseReply};
+use tower_lock::LockManager;
 use tower_lock_testkit::{
     locks::key,
-    permits::{self, dropped_guard_blocks_one_place, limit_is_kept, writer_is_not_passed},
-    wait::{ms, soon, until},
+    permits::{self, one_of_several_holders_is_revoked, rules_are_kept},
+    wait::{ms, until},
 };
 
 use crate::support::{Environment, environment};
@@ -32,9 +30,7 @@ async fn rows(environment: &Environment) -> i64 {
 async fn permits_and_readers_on_postgres_follow_the_rules() {
     let Some(environment) = environment().await else { return };
     let locks = processes(&environment, 3).await;
-    limit_is_kept(&locks, LockKey::from(("permits",))).await;
-    writer_is_not_passed(&locks, LockKey::from(("readers",))).await;
-    dropped_guard_blocks_one_place(&locks, LockKey::from(("dropped",))).await;
+    rules_are_kept(&locks).await;
     assert_eq!(rows(&environment).await, 0, "nothing is left");
 }
 
@@ -55,17 +51,5 @@ async fn storm_of_permits_and_one_of_readers_on_postgres() {
 async fn one_of_several_holders_in_postgres_is_revoked() {
     let Some(environment) = environment().await else { return };
     let locks = processes(&environment, 2).await;
-    let kept = locks[0].permit(key(), 2).await.expect("free");
-    let revoked = locks[1].permit(key(), 2).await.expect("free");
-    let status = locks[0].inspect(key()).await.expect("a reply");
-    assert_eq!((status.holding, status.holders.len()), (2, 2));
-    let holder = status.holders.iter().find(|holder| holder.id.instance() == "p1").expect("one of them");
-    assert!(holder.since.is_some(), "{status}");
-    let reply = locks[0].revoke(key(), &holder.id).await.expect("a reply");
-    assert_eq!(reply, ForceReleaseReply::Revoked { holders: vec![holder.id.clone()] });
-    soon("the loss", revoked.held_permit().lost()).await;
-    assert!(!kept.held_permit().remaining().is_zero());
-    let refused = locks[1].permit(key(), 2).wait(Duration::ZERO).await;
-    assert!(matches!(refused, Err(LockError::Busy { .. })), "its place is blocked");
-    assert_eq!(kept.release().await.expect("a reply"), ReleaseOutcome::Released);
+    one_of_several_holders_is_revoked(&locks, key()).await;
 }

@@ -14,9 +14,45 @@ use tokio::{
     task::{JoinHandle, JoinSet},
     time::{Instant, sleep},
 };
-use tower_lock::{LockError, LockKey, LockLayer, LockManager, PermitGuard, key, store::StoreErrorKind};
+use tower_lock::{
+    LockError, LockKey, LockLayer, LockManager, PermitGuard, key,
+    lock::ReleaseOutcome,
+    store::{ForceReleaseReply, Holder, StoreErrorKind},
+};
 
 use crate::wait::{soon, until};
+
+/// The rules of permits and of readers, for three processes.
+pub async fn rules_are_kept(locks: &[LockManager]) {
+    limit_is_kept(locks, ("permits",).into()).await;
+    writer_is_not_passed(locks, ("readers",).into()).await;
+    dropped_guard_blocks_one_place(locks, ("dropped",).into()).await;
+}
+
+/// An operator sees two holders of different processes, and revokes one of them.
+///
+/// # Panics
+///
+/// Panics if the other one loses its permit, too.
+pub async fn one_of_several_holders_is_revoked(locks: &[LockManager], key: LockKey) {
+    let kept = locks[0].permit(key.clone(), 2).await.expect("free");
+    let revoked = locks[1].permit(key.clone(), 2).await.expect("free");
+    let status = locks[0].inspect(key.clone()).await.expect("a reply");
+    assert_eq!((status.holding, status.holders.len()), (2, 2));
+    let of = |holder: &&Holder| holder.id.instance() == "p1";
+    let holder = status.holders.iter().find(of).expect("one of them").id.clone();
+    for _ in 0..2 {
+        // Notified once more.
+        let reply = locks[0].revoke(key.clone(), &holder).await.expect("a reply");
+        assert_eq!(reply, ForceReleaseReply::Revoked { holders: vec![holder.clone()] });
+    }
+    soon("the loss", revoked.held_permit().lost()).await;
+    assert!(!kept.held_permit().remaining().is_zero());
+    let refused = locks[1].permit(key.clone(), 2).wait(Duration::ZERO).await;
+    assert!(matches!(refused, Err(LockError::Busy { .. })), "its place is blocked");
+    drop(locks[1].permit(key, 2).await.expect("a second later").release().await);
+    assert_eq!(kept.release().await.expect("a reply"), ReleaseOutcome::Released);
+}
 
 /// Four permits for two processes, and a fifth caller.
 pub async fn limit_is_kept(locks: &[LockManager], key: LockKey) {
@@ -96,7 +132,7 @@ pub async fn permits_are_refused(locks: &LockManager) {
     let layer = || LockLayer::new(locks, key::fixed(("k", 1)));
     let _one = layer().at_most(1);
     let make: [&dyn Fn(); 3] = [&|| drop(layer().at_most(2)), &|| drop(layer().at_most_by(|_| 2)), &|| {
-        drop(layer().shared_for([axum::http::Method::GET]))
+        drop(layer().shared_for([axum::http::Method::GET]));
     }];
     for make in make {
         let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(make)).expect_err("a panic");
