@@ -105,6 +105,8 @@
 //!
 //! - [`HeldLock`] is the lock of the request: its key, its fencing token and the time that remains.
 //!   A handler that takes it does not run without a lock.
+//! - [`HeldPermit`] is the same for one of several holders: [`LockLayer::at_most`] and
+//!   [`LockLayer::shared_for`].
 //! - [`Locked`] acquires the lock of the value that it extracts, which implements [`HasLockKey`].
 //!
 //! # Retries and jobs
