@@ -19,7 +19,7 @@ use crate::{
     lock::{AcquireFuture, LockGuard, LockGuards, LockParams, NotGranted, acquire_several},
     lock_key::{AllKeys, KeyCountError, LockKey, SortedKeys},
     policy::LockPolicy,
-    proto::LockRequest,
+    proto::{LockRequest, sharing::Sharing},
     rejection::{Rejection, retry_after::HoldEstimate},
     store::{Demand, Record},
     telemetry::{metrics::AcquireMetrics, route::Route, span::LockSpan},
@@ -73,7 +73,11 @@ impl<'a> LockCall<'a> {
     }
 
     fn start_span(&self) -> LockSpan {
-        LockSpan::start(self.route, &self.keys, self.claim, self.policy().shows_key())
+        let span = LockSpan::start(self.route, &self.keys, self.claim, self.policy().shows_key());
+        if self.terms.sharing != Sharing::Alone {
+            span.limit(self.terms.sharing.max_holders());
+        }
+        span
     }
 
     /// The rejection of a request that does not wait and would be rejected anyway: its body need
@@ -118,7 +122,10 @@ impl<'a> LockCall<'a> {
                 Err((at, NotGranted::Rejected(error))) => return Err(self.rejected(&span, at, error)),
             };
             let single = || guards.first().filter(|_| guards.len() == 1);
-            span.granted(|| single().map(|guard: &LockGuard| (guard.hold_count(), guard.fencing_token())));
+            let fence = |guard: &LockGuard| {
+                (guard.held_lock().acquisition_id().max_holders() == 1).then(|| guard.fencing_token())
+            };
+            span.granted(|| single().map(|guard: &LockGuard| (guard.hold_count(), fence(guard))));
             let lock = RequestLock::new(guards, span, Arc::clone(&self.context.params().hold_estimate), self.policy());
             // The server may not have noticed the disconnect.
             if client.is_some_and(ClientConnection::is_closed) {

@@ -104,13 +104,19 @@ impl LockSpan {
         }
     }
 
-    /// `depth_and_fence` are those of a request for one key.
-    pub(crate) fn granted(&mut self, depth_and_fence: impl FnOnce() -> Option<(u32, FencingToken)>) {
+    /// Records that the request holds its key as one of at most this number.
+    pub(crate) fn limit(&self, max_holders: u16) {
+        self.span.record("limit", max_holders);
+    }
+
+    /// `depth_and_fence` are those of a request for one key. Only a request that holds its key
+    /// alone has a fence.
+    pub(crate) fn granted(&mut self, depth_and_fence: impl FnOnce() -> Option<(u32, Option<FencingToken>)>) {
         self.is_granted = true;
         if !self.span.is_disabled() {
             self.span.record("wait_ms", self.wait_ms());
             if let Some((depth, fence)) = depth_and_fence() {
-                self.span.record("depth", depth).record("fence", fence.as_u64());
+                self.span.record("depth", depth).record("fence", fence.map(FencingToken::as_u64));
             }
         }
     }
@@ -209,6 +215,7 @@ fn open(route: &Route) -> Span {
         hold_ms = Empty,
         depth = Empty,
         fence = Empty,
+        limit = Empty,
         replay = Empty,
     )
 }

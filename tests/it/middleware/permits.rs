@@ -111,6 +111,18 @@ async fn waiter_for_a_permit_gets_the_next_one_or_429() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn span_of_a_permit_has_its_limit_and_no_fence() {
+    let (locks, log) = (LockManager::in_memory(), Log::default());
+    let _listening = log.listen();
+    let handler = |_: HeldPermit| async { tracing::info!("at work") };
+    let app = Router::new().route("/", get(handler).route_layer(LockLayer::new(&locks, one_key()).at_most(2)));
+    assert_eq!(fetch(&app, "/").await.status(), StatusCode::OK);
+    let text = log.text();
+    let line = text.lines().find(|line| line.contains("at work")).expect("in the span");
+    assert!(line.contains("limit=2") && line.contains("depth=1") && !line.contains("fence="), "{text}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn limit_comes_from_the_request() {
     let ((store, locks), handlers, log) = (store_and_locks(), Handlers::default(), Log::default());
     let _listening = log.listen();
