@@ -268,7 +268,7 @@ programs() {
                     echo "waits $run --skip cluster:: --skip redlock:: --skip conformance::"
                     ;;
                 # Few processes, or long pauses.
-                storm-crash* | storm-failovers* | storm-transfers*) echo "waits $run" ;;
+                storm-crash* | storm-failovers* | storm-kills*) echo "waits $run" ;;
                 storm-* | simulator-*) echo "computes $run" ;;
                 *) echo "waits $run" ;;
             esac
@@ -355,7 +355,7 @@ storms() {
     for _ in $(seq 4); do cargo test --quiet -p tower-lock-storm --test postgres; done
     SCALE=8 cargo test --quiet -p tower-lock-storm --test postgres
     SCALE=33 cargo test --quiet -p tower-lock-storm --test replay
-    SCALE=10 cargo test --quiet -p tower-lock-storm --test transfers
+    SCALE=10 cargo test --quiet -p tower-lock-storm --test kills
 }
 simulations() {
     SEEDS=10000 cargo test -p tower-lock-tests --test it random

@@ -184,6 +184,7 @@ const COMMANDS: [(&str, &str, &str); 29] = [
         "scripts/test.sh",
         " --test masters -- --nocapture",
     ),
+    ("cargo test -p tower-lock-storm --test kills", "scripts/test.sh", " --test kills"),
     ("cargo test -p compile-fail", "scripts/test.sh", " --test compile_fail"),
     ("cargo test --lib shuttle_tests", "scripts/test.sh", "RUSTC_WORKSPACE_WRAPPER"),
     ("cargo fuzz run --sanitizer none reply -- -max_len=4096", "scripts/test.sh", "cargo fuzz run --sanitizer none"),

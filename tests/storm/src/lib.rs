@@ -14,8 +14,8 @@
 //! storm starts.
 //!
 //! [`ReplayStorm`] has other services and a check of its own: duplicates of requests with an
-//! idempotency key, and processes that kill themselves. So has [`Bank`]: transfers under several
-//! locks.
+//! idempotency key, and processes that kill themselves. So have [`Bank`], for transfers under several
+//! locks, and [`Visits`], for permits, readers and writers.
 
 mod report;
 mod checker;
@@ -24,6 +24,9 @@ mod workload;
 mod client;
 mod cluster;
 mod database;
+mod ledger;
+mod kills;
+mod permits;
 mod replay;
 mod storm;
 mod transfers;
@@ -33,6 +36,8 @@ pub use self::{
     client::{Observed, Request},
     cluster::{Cluster, Residue, Service, ShutdownReport},
     database::{Database, Route, connect},
+    kills::{Progress, run_with_kills},
+    permits::{Occupancy, Visitors, Visits},
     replay::{Crash, CrashPoint, ReplayOutcome, ReplayStorm},
     report::{InvalidReport, Reply, Report},
     reporter::Reporter,

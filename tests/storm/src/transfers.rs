@@ -6,28 +6,26 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     future::IntoFuture,
     io,
-    net::{Ipv4Addr, SocketAddr},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    net::SocketAddr,
     time::Duration,
 };
 
 use fastrand::Rng;
 use futures_util::future::join_all;
 use tokio::{
-    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
-    net::{TcpListener, TcpStream},
     runtime::Handle,
     time::{sleep, timeout},
 };
 use tower_lock::{LockManager, lock::LockGuards};
 
-/// The accounts of all processes, and the sections in which they are used. It serves one line after
-/// the other.
+use crate::{
+    kills::Progress,
+    ledger::{Ledger, LedgerClient, LedgerServer},
+};
+
+/// The accounts of all processes, and the sections in which they are used.
 #[derive(Debug)]
-pub struct Bank {
-    address: SocketAddr,
-    books: Arc<Mutex<Books>>,
-}
+pub struct Bank(LedgerServer<Books>);
 
 #[derive(Debug)]
 struct Books {
@@ -71,48 +69,26 @@ impl Bank {
     pub async fn open(wanted: u64) -> Self {
         let account = || Account { balance: BALANCE, last_token: 0, used_by: None };
         let accounts = (0..ACCOUNTS).map(|number| (number, account())).collect();
-        let books = Arc::new(Mutex::new(Books { accounts, wanted, done: 0, violations: Vec::new() }));
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
-        let address = listener.local_addr().expect("bound");
-        let here = Arc::clone(&books);
-        Handle::current().spawn(async move {
-            let mut number = 0;
-            while let Ok((stream, _)) = listener.accept().await {
-                number += 1;
-                let books = Arc::clone(&here);
-                Handle::current().spawn(async move {
-                    let _ = serve(&books, number, stream).await;
-                    // A killed process writes nothing more: its section is over.
-                    lock(&books).leave(number);
-                });
-            }
-        });
-        Self { address, books }
+        Self(LedgerServer::start(Books { accounts, wanted, done: 0, violations: Vec::new() }).await)
     }
 
     /// The address for [`transfer`].
     #[must_use]
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.0.address
     }
 
-    /// The number of transfers so far.
+    /// The number of transfers.
     #[must_use]
-    pub fn done(&self) -> u64 {
-        lock(&self.books).done
-    }
-
-    /// Whether the transfers end.
-    #[must_use]
-    pub fn is_complete(&self) -> bool {
-        let books = lock(&self.books);
-        books.done >= books.wanted
+    pub fn progress(&self) -> Progress {
+        let Books { done, wanted, .. } = *self.0.lock();
+        Progress { done, wanted }
     }
 
     /// All violations, and a sum that has changed.
     #[must_use]
     pub fn violations(&self) -> Vec<String> {
-        let books = lock(&self.books);
+        let books = self.0.lock();
         let (sum, first) = (books.accounts.values().map(|account| account.balance).sum::<i64>(), BALANCE * 50);
         let changed = (sum != first).then(|| format!("the sum was {first} and is {sum}"));
         books.violations.iter().cloned().chain(changed).collect()
@@ -152,6 +128,22 @@ impl Books {
         self.done += 1;
         self.leave(connection);
     }
+}
+
+impl Ledger for Books {
+    fn reply(&mut self, connection: u64, line: &str) -> Option<String> {
+        let mut words = line.split(' ');
+        let command = words.next()?;
+        let pairs = words.filter_map(|pair| pair.split_once(':'));
+        match command {
+            "begin" => Some(self.begin(connection, &parse(pairs))),
+            "commit" => {
+                self.commit(connection, &parse(pairs));
+                Some("done".to_owned())
+            }
+            _ => None,
+        }
+    }
 
     fn leave(&mut self, connection: u64) {
         let used = self.accounts.values_mut().filter(|account| account.used_by == Some(connection));
@@ -159,33 +151,8 @@ impl Books {
     }
 }
 
-async fn serve(books: &Mutex<Books>, connection: u64, stream: TcpStream) -> io::Result<()> {
-    stream.set_nodelay(true)?;
-    let (from, mut to) = stream.into_split();
-    let mut lines = BufReader::new(from).lines();
-    while let Some(line) = lines.next_line().await? {
-        let mut words = line.split(' ');
-        let command = words.next();
-        let pairs = words.filter_map(|pair| pair.split_once(':'));
-        let answer = match command {
-            Some("begin") => lock(books).begin(connection, &parse(pairs)),
-            Some("commit") => {
-                lock(books).commit(connection, &parse(pairs));
-                "done".to_owned()
-            }
-            _ => return Ok(()),
-        };
-        to.write_all(format!("{answer}\n").as_bytes()).await?;
-    }
-    Ok(())
-}
-
 fn parse<'a, T: std::str::FromStr>(pairs: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<(u64, T)> {
     pairs.filter_map(|(number, value)| Some((number.parse().ok()?, value.parse().ok()?))).collect()
-}
-
-fn lock(books: &Mutex<Books>) -> MutexGuard<'_, Books> {
-    books.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Transfers money until the bank is closed, in several tasks of this process.
@@ -203,14 +170,7 @@ pub async fn transfer(locks: &LockManager, bank: SocketAddr, keys: Keys, seed: u
 }
 
 async fn transfer_one_by_one(locks: &LockManager, bank: SocketAddr, keys: Keys, mut rng: Rng) -> io::Result<()> {
-    let stream = TcpStream::connect(bank).await?;
-    stream.set_nodelay(true)?;
-    let (from, mut to) = stream.into_split();
-    let mut answers = BufReader::new(from).lines();
-    let mut ask = async |line: String| {
-        to.write_all(format!("{line}\n").as_bytes()).await?;
-        answers.next_line().await?.ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))
-    };
+    let mut bank = LedgerClient::connect(bank).await?;
     loop {
         // A few of them are hot.
         let most = if rng.bool() { 5 } else { ACCOUNTS };
@@ -222,7 +182,7 @@ async fn transfer_one_by_one(locks: &LockManager, bank: SocketAddr, keys: Keys, 
         let token = |account: u64| guards.get(("account", account)).map_or(0, |lock| lock.fencing_token().as_u64());
         let begin =
             accounts.iter().fold("begin".to_owned(), |line, account| format!("{line} {account}:{}", token(*account)));
-        let balances = ask(begin).await?;
+        let balances = bank.ask(begin).await?;
         if balances == "closed" {
             drop(guards.release());
             return Ok(());
@@ -237,7 +197,7 @@ async fn transfer_one_by_one(locks: &LockManager, bank: SocketAddr, keys: Keys, 
         let written = accounts.iter().zip(balances);
         let commit =
             written.fold("commit".to_owned(), |line, (account, balance)| format!("{line} {account}:{balance}"));
-        ask(commit).await?;
+        bank.ask(commit).await?;
         drop(guards.release());
     }
 }

@@ -122,18 +122,7 @@ async fn storm_on_a_cluster_with_a_hot_slot_that_moves() {
     let all_moves = async {
         for _ in 0..moves {
             sleep(ms(rng.u64(0..200))).await;
-            let from = cluster.owner_of_slot(slot).await;
-            let to = (from + rng.usize(1..MASTERS)) % MASTERS;
-            cluster.begin_move(slot, from, to).await;
-            // Half moved, sometimes for long. The lock, its queue and its fence move one by one.
-            sleep(ms(rng.u64(0..200))).await;
-            for key in cluster.keys_in(from, slot, 10).await {
-                cluster.migrate(from, to, &[&key]).await.expect("no key is at both masters");
-                sleep(ms(rng.u64(0..50))).await;
-            }
-            cluster.move_keys(slot, from, to).await.expect("no key is at both masters");
-            sleep(ms(rng.u64(0..20))).await;
-            cluster.finish_move(slot, from, to).await;
+            cluster.move_key_by_key(slot, &mut rng).await;
         }
     };
     let storm = environment.storm_until(Workload::with_hot_subject, all_moves).await;

@@ -1,12 +1,13 @@
 use std::{collections::BTreeSet, ops::RangeInclusive, time::Duration};
 
+use fastrand::Rng;
 use tokio::time::sleep;
 
 use crate::{
     process::ReservedPort,
     redis::{RedisOptions, RedisServer},
     resp::Reply,
-    wait,
+    wait::{self, ms},
 };
 
 /// A Redis Cluster: masters and their replicas, each a process.
@@ -365,6 +366,29 @@ impl RedisCluster {
             }
             self.migrate(from, to, &keys.iter().map(String::as_str).collect::<Vec<_>>()).await?;
         }
+    }
+
+    /// Moves a slot to another master, key by key and with pauses. The lock, its queue and its
+    /// fence move one by one.
+    ///
+    /// # Panics
+    ///
+    /// Panics if a key is at both masters.
+    pub async fn move_key_by_key(&self, slot: u16, rng: &mut Rng) {
+        let from = self.owner_of_slot(slot).await;
+        let mut masters = self.masters().await;
+        masters.retain(|node| *node != from);
+        let to = rng.choice(masters).expect("several masters");
+        self.begin_move(slot, from, to).await;
+        // Half moved, sometimes for long.
+        sleep(ms(rng.u64(0..200))).await;
+        for key in self.keys_in(from, slot, 10).await {
+            self.migrate(from, to, &[&key]).await.expect("no key is at both masters");
+            sleep(ms(rng.u64(0..50))).await;
+        }
+        self.move_keys(slot, from, to).await.expect("no key is at both masters");
+        sleep(ms(rng.u64(0..20))).await;
+        self.finish_move(slot, from, to).await;
     }
 
     /// Ends the move of a slot without keys at its former master.

@@ -2,11 +2,9 @@
 //! sum never changes, no account is used twice at a time, and nothing is left.
 //!
 //! `SCALE=<number>` multiplies their number, and `SEED=<number>` repeats the accounts of a run.
-#![allow(clippy::disallowed_methods, reason = "tests run within a runtime and wait in real time")]
 
-use tokio::process::{Child, Command};
 use tower_lock::LockManager;
-use tower_lock_storm::{Bank, Database, Keys, Route, scale, seed, transfer};
+use tower_lock_storm::{Bank, Database, Keys, Route, run_with_kills, scale, seed, transfer};
 use tower_lock_testkit::{
     RedisServer, limits, skipped,
     wait::{soon, until},
@@ -70,31 +68,8 @@ async fn transfers_on_postgres(route: Route) {
 /// A killed process leaves its locks for two seconds. The others go on with other accounts.
 async fn storm_with_kills(url: &str, wanted: u64) {
     let bank = Bank::open(wanted).await;
-    let teller = |number: u64| -> Child {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_teller"));
-        command.args([format!("teller-{number}"), bank.address().to_string(), (seed() + number).to_string()]);
-        command.env("LOCK_URL", url).kill_on_drop(true).spawn().expect("it starts")
-    };
-    let mut tellers: Vec<_> = (0..PROCESSES).map(teller).collect();
-    let (mut next, mut kills) = (PROCESSES, 0);
-    let all = async {
-        while !bank.is_complete() {
-            let before = bank.done();
-            let part = wanted / 4;
-            until("transfers go on", async || bank.is_complete() || bank.done() >= before + part).await;
-            if !bank.is_complete() {
-                let at = usize::try_from(kills % PROCESSES).expect("a few");
-                tellers[at].kill().await.expect("it runs");
-                tellers[at] = teller(next);
-                (next, kills) = (next + 1, kills + 1);
-            }
-        }
-        for teller in &mut tellers {
-            assert!(teller.wait().await.expect("an end").success());
-        }
-    };
-    soon("the end of all transfers", all).await;
-    assert!(kills >= 3, "{kills}");
+    let arguments = [bank.address().to_string()];
+    run_with_kills(env!("CARGO_BIN_EXE_teller"), url, &arguments, PROCESSES, seed(), || bank.progress()).await;
     let violations = bank.violations();
     assert!(violations.is_empty(), "{violations:#?}");
 }

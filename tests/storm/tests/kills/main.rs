@@ -1,0 +1,5 @@
+//! Storms of processes of which one is killed now and then.
+#![allow(clippy::disallowed_methods, reason = "tests run within a runtime and wait in real time")]
+
+mod permits;
+mod transfers;
