@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Draws the results of the demos, docs/demo.svg and docs/transfer.svg, from a run of each.
+"""Draws the results of the demos, docs/{demo,gateway,transfer}.svg, from a run of each.
 
-    scripts/demo_picture.py                # both
+    scripts/demo_picture.py                # all
     scripts/demo_picture.py transfer       # the one of this example
 """
 
@@ -30,8 +30,19 @@ def transferred(money, responses):
     return ["good"] * done + ["rejected"] * (5 - done), kind, f"{money} of 500"
 
 
+def completed(at_once, responses):
+    """A dot for each completion. At most six may run at the same time."""
+    served, rejected = (sum(map(int, re.findall(rf"(\d+) × {status}", responses))) for status in (200, 429))
+    kind = "good" if int(at_once.split()[0]) <= 6 else "bad"
+    return [kind] * served + ["rejected"] * rejected, kind, at_once
+
+
 # The picture of each example, and the dots, the colour and the text of a row.
-PICTURES = {"reward_claim": ("demo.svg", claimed), "transfer": ("transfer.svg", transferred)}
+PICTURES = {
+    "reward_claim": ("demo.svg", claimed),
+    "gateway": ("gateway.svg", completed),
+    "transfer": ("transfer.svg", transferred),
+}
 
 
 def table(example):
@@ -54,13 +65,17 @@ def draw(example):
     for number, (name, result, responses, _waited, slowest) in enumerate(rows):
         y = TOP + number * ROW
         kinds, kind, text = shown(result, responses)
+        # Two lines of dots, if there are many.
+        line = 6 if len(kinds) > 6 else len(kinds)
+        pitch, radius, top, count = (18, 6, 12, 382) if len(kinds) > 6 else (22, 8, 20, 392)
         dots = "".join(
-            f'<circle class="{dot}" cx="{270 + n * 22}" cy="{y + 20}" r="8"/>' for n, dot in enumerate(kinds)
+            f'<circle class="{dot}" cx="{270 + n % line * pitch}" cy="{y + top + n // line * 17}" r="{radius}"/>'
+            for n, dot in enumerate(kinds)
         )
         parts.append(
             f'<line class="rule" x1="24" x2="{WIDTH - 24}" y1="{y - 10}" y2="{y - 10}"/>'
             f'<text class="name" x="24" y="{y + 25}">{html.escape(name)}</text>{dots}'
-            f'<text class="{kind} count" x="392" y="{y + 25}">{text}</text>'
+            f'<text class="{kind} count" x="{count}" y="{y + 25}">{text}</text>'
             f'<text class="text" x="478" y="{y + 16}">{html.escape(responses)}</text>'
             f'<text class="faint" x="478" y="{y + 35}">slowest response: {html.escape(slowest)}</text>'
         )

@@ -245,6 +245,19 @@ pub async fn send_each(method: Method, url: &str, bodies: Vec<Value>) -> Result<
     send_all(bodies.into_iter().map(request).collect::<Result<_, _>>()?).await
 }
 
+/// Sends a request for each of these `Authorization` headers and bodies at the same time.
+pub async fn send_as(
+    method: Method,
+    url: &str,
+    requests: Vec<(String, Value)>,
+) -> Result<Vec<ClientResponse>, Failure> {
+    let request = |(authorization, body): (String, Value)| {
+        let request = Request::builder().method(method.clone()).uri(url).header("content-type", "application/json");
+        request.header("authorization", authorization).body(body.to_string())
+    };
+    send_all(requests.into_iter().map(request).collect::<Result<_, _>>()?).await
+}
+
 async fn send_all(requests: Vec<Request<String>>) -> Result<Vec<ClientResponse>, Failure> {
     let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
     let send = |request: Request<String>| {

@@ -79,6 +79,32 @@ async fn circle_of_transfers_is_complete_only_with_all_keys() {
     assert_drawn(include_str!("../../docs/transfer.svg"), &table);
 }
 
+/// Guarantee: G22.
+#[tokio::test]
+async fn completions_stay_within_each_limit() {
+    let mut command = example("gateway").await;
+    command.arg("--demo");
+    let output = run(command).await;
+    let table = String::from_utf8(output.stdout).expect("text");
+    assert!(output.status.success(), "{table}");
+    assert!(table.contains("6 at once      6 × 200 served, 6 × 429 no permit"), "{table}");
+    assert!(table.contains("After an upgrade of the first tenant from 2 to 4 (204 No Content), 4 of"), "{table}");
+    assert_drawn(include_str!("../../docs/gateway.svg"), &table);
+}
+
+/// Guarantee: G23.
+#[tokio::test]
+async fn readers_of_a_document_see_no_half_of_a_write() {
+    for url in Databases::new("document").await.urls() {
+        let mut command = example("document").await;
+        command.arg("--demo").env("DATABASE_URL", url);
+        let output = run(command).await;
+        let table = String::from_utf8(output.stdout).expect("text");
+        assert!(output.status.success(), "{table}");
+        assert!(table.contains("readers together   0            9 × 200"), "{table}");
+    }
+}
+
 #[tokio::test]
 async fn nightly_mail_is_sent_once_only_with_a_record() {
     let output = run(example("nightly_mail").await).await;

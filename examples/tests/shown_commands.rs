@@ -101,3 +101,25 @@ async fn commands_that_the_transfer_example_prints_work() {
     let balances = shown.matches("\"balance\":").count();
     assert!(balances == 5 && shown.contains("{\"balance\":100,\"id\":5}"), "{shown}");
 }
+
+#[tokio::test]
+async fn commands_that_the_gateway_prints_work() {
+    if !curl_is_available() {
+        return;
+    }
+    let shown = shown_by_printed_commands("gateway").await;
+    // Two of three within the plan, then all three with a wait.
+    assert_eq!((shown.matches("-> 200").count(), shown.matches("-> 429").count()), (5, 1), "{shown}");
+    assert!(shown.contains("#no-permit"), "{shown}");
+}
+
+#[tokio::test]
+async fn commands_that_the_document_example_prints_work() {
+    if !curl_is_available() {
+        return;
+    }
+    let shown = shown_by_printed_commands("document").await;
+    let versions: Vec<_> = shown.lines().filter_map(|line| line.split(" -> ").next()).collect();
+    assert_eq!(versions.iter().filter(|text| text.starts_with('[')).count(), 7, "{shown}");
+    assert!(versions.iter().all(|text| ["[1,1]", "[2,2]", "[3,3]"].contains(text)), "{shown}");
+}

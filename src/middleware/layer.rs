@@ -191,8 +191,10 @@ impl<K: KeySource> LockLayer<K> {
     /// its own lease, so that a crash frees one permit.
     ///
     /// Instances with different limits may run beside each other, as during a deployment: each
-    /// request counts all holders, and compares their number with its own limit. Several limits at
-    /// once are nested layers, the one with most permits outside.
+    /// request counts all holders, and compares their number with its own limit.
+    ///
+    /// Several limits at once are nested layers, the narrowest one outside: a request that waits
+    /// for its organization then holds a permit of its own tenant, and none that another one needs.
     ///
     /// ```
     /// # use axum::{Router, extract::Path, routing::post};
@@ -221,7 +223,7 @@ impl<K: KeySource> LockLayer<K> {
     }
 
     /// The same as [`at_most`](Self::at_most), with a limit for each request, such as that of the
-    /// plan of its tenant.
+    /// plan of its tenant. Read the plan on the server: a client may send any header.
     ///
     /// A request with the limit 0 is rejected with 429 `no-permit` without a call of the store. One
     /// with a limit above 1,024 is rejected with 500, and the log names the limit.
