@@ -405,11 +405,13 @@ impl Future for AcquireFuture {
                 if let Some(owner) = this.owner.take() {
                     owner.acquired(Arc::clone(&section) as _);
                 }
-                let mut of_guard = GuardMetrics::new(&section.data.metrics);
+                let driver = this.driver.take().expect("not polled after completion");
+                let of_guard = GuardMetrics::new(&section.data.metrics);
+                let mut guard = LockGuard::new(driver, section, of_guard);
                 if let Some(metrics) = metrics {
-                    metrics.granted(&mut of_guard);
+                    guard.count(metrics);
                 }
-                Ok(LockGuard::new(this.driver.take().expect("not polled after completion"), section, of_guard))
+                Ok(guard)
             }
             Err(why) => {
                 match (&why, metrics) {

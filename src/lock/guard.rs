@@ -18,7 +18,10 @@ use crate::{
     lock_key::LockKey,
     proto::{GuardEnd, hold_limits::HoldLimits, section::ReleaseOutcome},
     store::{NewRecord, StoreError},
-    telemetry::{metrics::GuardMetrics, notice},
+    telemetry::{
+        metrics::{AcquireMetrics, GuardMetrics},
+        notice,
+    },
 };
 
 /// Guard of a held lock. The lock is released when the guard is dropped or
@@ -184,8 +187,10 @@ impl LockGuard {
         }
     }
 
-    pub(super) fn metrics(&mut self) -> &mut GuardMetrics {
-        &mut self.metrics
+    /// Counts the call whose guard this is, the first one of its keys.
+    pub(super) fn count(&mut self, call: AcquireMetrics) {
+        let is_permit = self.section.grant.id.max_holders() > 1;
+        call.granted(&mut self.metrics, &self.section.data.metrics, is_permit);
     }
 
     /// Has the limits of the section count from now, if this is its only guard: another one has

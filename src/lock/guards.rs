@@ -42,7 +42,7 @@ impl LockGuards {
         self.are_unused = false;
         self.guards.iter().for_each(|guard| guard.restart_limits(limits));
         if let (Some(first), Some(metrics)) = (self.guards.first_mut(), metrics) {
-            metrics.granted(first.metrics());
+            first.count(metrics);
         }
     }
 

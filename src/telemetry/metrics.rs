@@ -6,7 +6,7 @@
 mod enabled {
     use std::{
         sync::{
-            Arc,
+            Arc, OnceLock,
             atomic::{AtomicU32, Ordering},
         },
         time::Duration,
@@ -38,6 +38,8 @@ mod enabled {
     #[derive(Debug, Default)]
     pub(crate) struct SectionMetrics {
         guards: AtomicU32,
+        /// The route that uses a permit.
+        permit_of: OnceLock<Arc<str>>,
     }
 
     /// The operations of a store that are counted if they fail.
@@ -46,9 +48,10 @@ mod enabled {
 
     // Each metric and its description. The end of a name is its unit.
 
-    const GAUGES: [(&str, &str); 5] = [
+    const GAUGES: [(&str, &str); 6] = [
         ("tower_lock_waiting", "Calls that wait for a lock."),
         ("tower_lock_held", "Locks that are held."),
+        ("tower_lock_permits", "Permits and reads that are held, by route."),
         ("tower_lock_detached", "Handlers that finish although their client has disconnected."),
         ("tower_lock_lease_seconds", "The lease of the manager that was built last."),
         (
@@ -88,6 +91,7 @@ mod enabled {
             }
             // Not `set`: another manager of the process may hold locks already.
             gauge!("tower_lock_held").increment(0);
+            gauge!("tower_lock_permits", "route" => "none").increment(0);
             gauge!("tower_lock_waiting").increment(0);
             gauge!("tower_lock_detached").increment(0);
             gauge!("tower_lock_lease_seconds").set(lease);
@@ -140,9 +144,12 @@ mod enabled {
         }
 
         /// Counts the hold of the call as that of this guard, the first one of its keys.
-        pub(crate) fn granted(mut self, guard: &mut GuardMetrics) {
+        pub(crate) fn granted(mut self, guard: &mut GuardMetrics, section: &SectionMetrics, is_permit: bool) {
             self.record("granted");
             guard.route = (!self.is_claim).then(|| Arc::clone(&self.route));
+            if is_permit && section.permit_of.set(Arc::clone(&self.route)).is_ok() {
+                isolated(|| gauge!("tower_lock_permits", "route" => Arc::clone(&self.route)).increment(1));
+            }
         }
 
         pub(crate) fn rejected(mut self, error: &LockError) {
@@ -196,6 +203,9 @@ mod enabled {
                         histogram!("tower_lock_hold_seconds", "route" => Arc::clone(route)).record(held_for);
                     }
                     gauge!("tower_lock_held").decrement(1);
+                    if let Some(route) = section.permit_of.get() {
+                        gauge!("tower_lock_permits", "route" => Arc::clone(route)).decrement(1);
+                    }
                 });
             }
         }
@@ -265,7 +275,7 @@ mod disabled {
             Self(())
         }
 
-        pub(crate) fn granted(self, _: &mut GuardMetrics) {}
+        pub(crate) fn granted(self, _: &mut GuardMetrics, _: &SectionMetrics, _: bool) {}
 
         pub(crate) fn rejected(self, _: &LockError) {}
 

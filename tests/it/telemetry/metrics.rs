@@ -76,7 +76,7 @@ fn every_metric_is_described_with_its_unit() {
         let source = include_str!("../../../src/telemetry/metrics.rs");
         let in_source: BTreeSet<_> = source.split('"').filter(|name| name.starts_with("tower_lock_")).collect();
         assert_eq!(described.keys().map(String::as_str).collect::<BTreeSet<_>>(), in_source);
-        assert_eq!(in_source.len(), 13);
+        assert_eq!(in_source.len(), 14);
     });
 }
 
@@ -145,6 +145,7 @@ fn the_names_and_labels_of_all_metrics_are_these() {
                 "tower_lock_lease_seconds{}",
                 "tower_lock_lost_total{}",
                 "tower_lock_max_detached{}",
+                "tower_lock_permits{route=none}",
                 "tower_lock_records_lost_total{}",
                 "tower_lock_renew_margin_seconds{}",
                 "tower_lock_replay_total{route=/claims,result=missing}",
@@ -276,6 +277,43 @@ fn each_result_of_a_replay_layer_is_counted() {
         // And `first` of the other route.
         assert_eq!(of_replay.count(), results.len() + 1);
         assert_eq!(seen["tower_lock_records_lost_total{}"], 1.0);
+    });
+}
+
+/// A second guard of a permit does not count, and a writer is no permit.
+#[test]
+fn permits_in_use_are_counted_by_route() {
+    watched(async |snapshotter| {
+        let (_, locks) = store_and_locks();
+        let again = locks.clone();
+        let handler = get(async move || {
+            let guard = again.permit(("exports",), 2).await.expect("its own permit");
+            sleep(Duration::from_secs(1)).await;
+            drop(guard.release().await);
+        });
+        let layer = LockLayer::new(&locks, key::fixed(("exports",))).at_most(2);
+        let app = Router::new().route("/exports", handler.route_layer(layer));
+        let requests: Vec<_> = (0..3)
+            .map(|_| {
+                let app = app.clone();
+                tokio::spawn(async move { fetch(&app, "/exports").await.status() })
+            })
+            .collect();
+        let reader = locks.read(("document",)).await.expect("free");
+        let writer = locks.lock(("other",)).await.expect("free");
+        settle().await;
+        let now = seen(snapshotter);
+        assert_eq!((now["tower_lock_permits{route=/exports}"], now["tower_lock_held{}"]), (2.0, 4.0));
+        assert_eq!(now["tower_lock_permits{route=none}"], 1.0);
+        assert_eq!(now["tower_lock_acquire_total{route=/exports,result=locked}"], 1.0);
+        for request in requests {
+            request.await.expect("no panic");
+        }
+        drop((reader.release().await, writer.release().await));
+        settle().await;
+        let now = seen(snapshotter);
+        assert_eq!(now["tower_lock_permits{route=/exports}"], -2.0, "since it was looked at");
+        assert_eq!(now["tower_lock_permits{route=none}"], -1.0);
     });
 }
 

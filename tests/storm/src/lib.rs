@@ -14,8 +14,8 @@
 //! storm starts.
 //!
 //! [`ReplayStorm`] has other services and a check of its own: duplicates of requests with an
-//! idempotency key, and processes that kill themselves. So have [`Bank`], for transfers under several
-//! locks, and [`Visits`], for permits, readers and writers.
+//! idempotency key, and processes that kill themselves. So have [`Bank`], for transfers under
+//! several locks, and [`Visits`], for permits, readers and writers.
 
 mod report;
 mod checker;
