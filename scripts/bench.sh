@@ -3,7 +3,7 @@
 #
 #   scripts/bench.sh                 all questions, about 25 minutes on two cores
 #   scripts/bench.sh NAME ..         these: redis_cycles, replicas, cluster, redlock, hot_key,
-#                                    several_keys, postgres, memory, http, layer, growth
+#                                    several_keys, shares, postgres, memory, http, layer, growth
 #   scripts/bench.sh --rounds N ..   other than five rounds
 #   scripts/bench.sh --long ..       also a million keys on Redis, in `growth`
 #   scripts/bench.sh --quick ..      one short round, without pictures: the programs work
@@ -35,7 +35,7 @@ fi
 
 # Redisson is a Java library. Without a JDK and Maven, its questions say that it is skipped.
 redisson=$target/redisson
-if [[ -z $named || $named =~ cluster|redlock|hot_key|several_keys ]] && [ benches/comparison/redisson/Contenders.java -nt "$redisson/classpath" ] &&
+if [[ -z $named || $named =~ cluster|redlock|hot_key|several_keys|shares ]] && [ benches/comparison/redisson/Contenders.java -nt "$redisson/classpath" ] &&
     command -v javac >/dev/null && command -v mvn >/dev/null; then
     rm -rf "$redisson"
     mkdir -p "$redisson"

@@ -3,6 +3,7 @@ import java.io.PrintStream;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.ThreadLocalRandom;
+import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.locks.LockSupport;
 import java.util.stream.Collectors;
@@ -11,14 +12,23 @@ import java.util.stream.Stream;
 import org.redisson.Redisson;
 import org.redisson.RedissonRedLock;
 import org.redisson.api.RLock;
+import org.redisson.api.RPermitExpirableSemaphore;
+import org.redisson.api.RReadWriteLock;
 import org.redisson.api.RedissonClient;
 import org.redisson.config.Config;
 
 /** Contenders, each in a thread: `src/contender.rs`. */
 public class Contenders {
-    /** The instants of a section in nanoseconds, and its keys. */
-    record Section(long called, long start, long end, long released, int[] keys) {
+    /** The instants of a section in nanoseconds, 1 for a writer beside readers, and its keys. */
+    record Section(long called, long start, long end, long released, int token, int[] keys) {
     }
+
+    /** A lock that is held: its release, and 1 for a writer beside readers. */
+    record Held(Runnable release, int token) {
+    }
+
+    /** As in `src/share_lock.rs`. */
+    static final int WRITERS = 5, LEASE_SECONDS = 5;
 
     public static void main(String[] arguments) throws Exception {
         boolean isGroup = arguments[0].equals("Redisson, one group");
@@ -29,10 +39,17 @@ public class Contenders {
         int keys = Integer.parseInt(arguments[4]);
         int together = Integer.parseInt(arguments[5]);
         int sectionMillis = Integer.parseInt(arguments[6]);
+        int permits = arguments[0].endsWith(" permits") ? Integer.parseInt(arguments[0].split(" ")[1]) : 0;
+        boolean isShared = permits > 0 || arguments[0].endsWith(" writers");
         // A client for each server of Redlock.
         List<List<RedissonClient>> clients = new ArrayList<>();
         for (int number = 0; number < clientCount; number++) {
-            clients.add(connect(redis, clientCount < count || isFree));
+            clients.add(connect(redis, clientCount < count || isFree || isShared));
+        }
+        if (permits > 0) {
+            for (int key = 0; key < keys; key++) {
+                clients.get(0).get(0).getPermitExpirableSemaphore("order:" + key).trySetPermits(permits);
+            }
         }
         AtomicBoolean isStopped = new AtomicBoolean();
         List<List<Section>> sections = new ArrayList<>();
@@ -45,13 +62,13 @@ public class Contenders {
                 while (!isStopped.get()) {
                     int[] chosen = ThreadLocalRandom.current().ints(0, keys).distinct().limit(together).sorted().toArray();
                     long called = System.nanoTime();
-                    RLock lock = lock(client, chosen, keys == 1 || isFree, isGroup);
-                    lock.lock();
+                    Held held = isShared ? share(client.get(0), chosen[0], permits > 0)
+                        : alone(lock(client, chosen, keys == 1 || isFree, isGroup));
                     long start = System.nanoTime();
                     sleep(sectionMillis);
                     long end = System.nanoTime();
-                    unlock(lock);
-                    own.add(new Section(called, start, end, System.nanoTime(), chosen));
+                    held.release().run();
+                    own.add(new Section(called, start, end, System.nanoTime(), held.token(), chosen));
                 }
             });
             contender.start();
@@ -69,8 +86,7 @@ public class Contenders {
         PrintStream output = new PrintStream(new BufferedOutputStream(System.out));
         for (int number = 0; number < count; number++) {
             for (Section section : sections.get(number)) {
-                // There is no token.
-                output.print(number + " " + section.called + " " + section.start + " " + section.end + " " + section.released + " 0");
+                output.print(number + " " + section.called + " " + section.start + " " + section.end + " " + section.released + " " + section.token);
                 for (int key : section.keys) {
                     output.print(" " + key);
                 }
@@ -104,6 +120,29 @@ public class Contenders {
                 .setSubscriptionConnectionMinimumIdleSize(1).setSubscriptionConnectionPoolSize(2);
         }
         return Redisson.create(config);
+    }
+
+    static Held alone(RLock lock) {
+        lock.lock();
+        return new Held(() -> unlock(lock), 0);
+    }
+
+    /** A permit, or a read or write lock of readers and writers. */
+    static Held share(RedissonClient client, int key, boolean isPermit) {
+        if (isPermit) {
+            RPermitExpirableSemaphore semaphore = client.getPermitExpirableSemaphore("order:" + key);
+            try {
+                String id = semaphore.acquire(LEASE_SECONDS, TimeUnit.SECONDS);
+                return new Held(() -> semaphore.release(id), 0);
+            } catch (InterruptedException error) {
+                throw new IllegalStateException(error);
+            }
+        }
+        RReadWriteLock lock = client.getReadWriteLock("order:" + key);
+        boolean isWriter = ThreadLocalRandom.current().nextInt(100) < WRITERS;
+        RLock part = isWriter ? lock.writeLock() : lock.readLock();
+        part.lock();
+        return new Held(part::unlock, isWriter ? 1 : 0);
     }
 
     @SuppressWarnings("deprecation")

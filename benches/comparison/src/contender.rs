@@ -1,4 +1,4 @@
-//! The contenders of `hot_key`, `several_keys` and `postgres`, in a process of their own.
+//! The contenders of `hot_key`, `several_keys`, `shares` and `postgres`, in a process of their own.
 
 use std::{
     io::Read,
@@ -14,6 +14,7 @@ use crate::{
     postgres_lock::{PostgresGuard, PostgresLock},
     redis_lock::{RedisGuard, RedisLock},
     several_lock::{SeveralGuard, SeveralLock},
+    share_lock::{ShareGuard, ShareLock},
 };
 
 /// A lock of a contender.
@@ -23,7 +24,7 @@ trait ContendedLock: Send + 'static {
     /// Returns `None` if another attempt is needed.
     fn lock(&mut self, keys: &[u64]) -> impl Future<Output = Option<Self::Guard>> + Send;
     fn unlock(&mut self, guard: Self::Guard) -> impl Future<Output = ()> + Send;
-    /// The fencing token, if the lock has them.
+    /// The fencing token, if the lock has them. Of readers and writers: 1 for a writer.
     fn token(guard: &Self::Guard) -> Option<u64>;
 }
 
@@ -61,7 +62,13 @@ struct Section {
 ///
 /// Panics if tasks would share a lock of several keys.
 pub async fn contend(lock: &str, url: &str, work: Work) {
-    if url.starts_with("postgres://") {
+    if let Some(first) = ShareLock::connect(lock, url).await {
+        let mut clients = vec![Arc::new(first)];
+        for _ in 1..work.clients {
+            clients.push(Arc::new(ShareLock::connect(lock, url).await.expect("a known name")));
+        }
+        contend_with(clients.iter().cycle().take(work.tasks).cloned().collect(), work).await;
+    } else if url.starts_with("postgres://") {
         let mut clients = Vec::new();
         for _ in 0..work.clients {
             clients.push(Arc::new(PostgresLock::connect(lock, url, 1).await));
@@ -197,6 +204,22 @@ impl ContendedLock for Arc<PostgresLock> {
 
     fn token(guard: &PostgresGuard) -> Option<u64> {
         guard.token()
+    }
+}
+
+impl ContendedLock for Arc<ShareLock> {
+    type Guard = ShareGuard;
+
+    async fn lock(&mut self, keys: &[u64]) -> Option<ShareGuard> {
+        ShareLock::lock(self, keys[0]).await
+    }
+
+    async fn unlock(&mut self, guard: ShareGuard) {
+        guard.release().await;
+    }
+
+    fn token(guard: &ShareGuard) -> Option<u64> {
+        guard.is_writer().then_some(1)
     }
 }
 

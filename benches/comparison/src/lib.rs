@@ -6,6 +6,7 @@
 //! | [`peers`] | locks as users write them by hand |
 //! | [`redis_lock`] | all locks on Redis, behind one interface |
 //! | [`postgres_lock`] | all locks on PostgreSQL, behind one interface |
+//! | [`share_lock`] | permits, and readers beside a writer, on Redis, behind one interface |
 //! | [`several_lock`] | all locks of several keys on Redis, behind one interface |
 //! | [`web`], [`load`], [`contender`] | the work of other processes
 //! | [`servers`] | one Redis, or several servers |
@@ -25,4 +26,5 @@ pub mod redis_lock;
 pub mod report;
 pub mod servers;
 pub mod several_lock;
+pub mod share_lock;
 pub mod web;

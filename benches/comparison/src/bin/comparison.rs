@@ -12,7 +12,7 @@ use tower_lock_comparison::{
     load,
     questions::{
         Run, cluster, growth, hot_key, http, layer, memory, one_thread, postgres, redis_cycles, redlock, replicas,
-        runtime, several_keys,
+        runtime, several_keys, shares,
     },
     report::Goals,
     web,
@@ -22,13 +22,14 @@ use tower_lock_testkit::RedisServer;
 /// Answers a question, and adds its goals.
 type Question = (&'static str, fn(&mut Run));
 
-const QUESTIONS: [Question; 11] = [
+const QUESTIONS: [Question; 12] = [
     ("redis_cycles", redis_cycles::answer),
     ("replicas", replicas::answer),
     ("cluster", cluster::answer),
     ("redlock", redlock::answer),
     ("hot_key", hot_key::answer),
     ("several_keys", several_keys::answer),
+    ("shares", shares::answer),
     ("postgres", postgres::answer),
     ("memory", memory::answer),
     ("http", http::answer),

@@ -181,7 +181,7 @@ pub fn contend<T>(
 }
 
 /// A process with contenders.
-struct Contending {
+pub struct Contending {
     process: Process,
     output: BufReader<std::process::ChildStdout>,
     /// The contenders stop when it is closed.
@@ -275,7 +275,7 @@ impl Measured {
 // === impl Contending ===
 
 impl Contending {
-    fn start(name: &str, classes: &str, url: &str, work: Work) -> Self {
+    pub fn start(name: &str, classes: &str, url: &str, work: Work) -> Self {
         let work = work.arguments();
         let process = match name {
             name if name.starts_with(REDISSON) => {
@@ -294,7 +294,7 @@ impl Contending {
         Self { process, output, input }
     }
 
-    fn ready(mut self) -> Self {
+    pub fn ready(mut self) -> Self {
         // A library may print lines before it.
         let mut line = String::new();
         while line.trim() != "ready" {
@@ -306,6 +306,12 @@ impl Contending {
 
     fn stop(&mut self) {
         self.input = None;
+    }
+
+    /// Stops the contenders, and returns their sections.
+    pub fn stopped(mut self) -> impl Iterator<Item = Section> {
+        self.stop();
+        self.sections()
     }
 
     fn sections(self) -> impl Iterator<Item = Section> {

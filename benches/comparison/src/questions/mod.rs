@@ -11,6 +11,7 @@ pub mod redis_cycles;
 pub mod redlock;
 pub mod replicas;
 pub mod several_keys;
+pub mod shares;
 
 use std::{
     collections::BTreeMap,
