@@ -179,6 +179,7 @@ fn counters_of_the_alerts_begin_with_zero() {
                 ("tower_lock_lease_seconds{}", 5.0),
                 ("tower_lock_lost_total{}", 0.0),
                 ("tower_lock_max_detached{}", 7.0),
+                ("tower_lock_permits{route=none}", 0.0),
                 ("tower_lock_records_lost_total{}", 0.0),
                 ("tower_lock_waiting{}", 0.0),
             ]
