@@ -188,13 +188,7 @@ async fn run() -> Result<(), Failure> {
     let locks = support::locks().await?;
     let server = Server::start(app(&db, &locks), &locks, mode).await?;
     let url = server.url.clone();
-    if mode != Mode::Serve {
-        let as_expected = demo(&db, &url).await?;
-        if mode == Mode::Demo {
-            server.stop().await?;
-            return if as_expected { Ok(()) } else { Err("the table is not as expected".into()) };
-        }
-    }
+    let Some(server) = server.after(mode, demo(&db, &url)).await? else { return Ok(()) };
     open_document(&db, 1).await?;
     println!("Try it:\n");
     println!("  read() {{ curl -s -w ' -> %{{time_total}} s\\n' {url}/documents/1; }}");

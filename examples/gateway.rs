@@ -248,13 +248,7 @@ async fn run() -> Result<(), Failure> {
     let state = App::new();
     let server = Server::start(app(&locks, state.clone()), &locks, mode).await?;
     let url = server.url.clone();
-    if mode != Mode::Serve {
-        let as_expected = demo(&state, &url).await?;
-        if mode == Mode::Demo {
-            server.stop().await?;
-            return if as_expected { Ok(()) } else { Err("the table is not as expected".into()) };
-        }
-    }
+    let Some(server) = server.after(mode, demo(&state, &url)).await? else { return Ok(()) };
     println!("Try it:\n");
     println!(
         "  complete() {{ curl -s -w ' -> %{{http_code}}\\n' -H 'content-type: application/json' -H \"authorization: Bearer key-$2\" {url}/$1 -d '{{\"prompt\":\"Hello\"}}'; }}\n"

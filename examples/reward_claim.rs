@@ -230,13 +230,7 @@ async fn run() -> Result<(), Failure> {
     let locks = support::locks().await?;
     let server = Server::start(app(App { db, locks: locks.clone() }), &locks, mode).await?;
     let url = server.url.clone();
-    if mode != Mode::Serve {
-        let as_expected = demo(&url).await?;
-        if mode == Mode::Demo {
-            server.stop().await?;
-            return if as_expected { Ok(()) } else { Err("the table is not as expected".into()) };
-        }
-    }
+    let Some(server) = server.after(mode, demo(&url)).await? else { return Ok(()) };
     println!("Try it:\n");
     println!(
         "  claim() {{ curl -s -w ' -> %{{http_code}}\\n' -H 'content-type: application/json' {url}/rewards/$1 -d \"$2\"; }}\n"

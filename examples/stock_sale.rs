@@ -178,13 +178,7 @@ async fn run() -> Result<(), Failure> {
     let locks = support::locks().await?;
     let server = Server::start(app(App { db: db.clone() }, &locks), &locks, mode).await?;
     let url = server.url.clone();
-    if mode != Mode::Serve {
-        let as_expected = demo(&db, &url).await?;
-        if mode == Mode::Demo {
-            server.stop().await?;
-            return if as_expected { Ok(()) } else { Err("the table is not as expected".into()) };
-        }
-    }
+    let Some(server) = server.after(mode, demo(&db, &url)).await? else { return Ok(()) };
     println!("Try it:\n");
     println!("  # Five are served one after the other, the sixth gets \"sold out\".");
     println!("  for n in 1 2 3 4 5 6; do curl -s -w '\\n' -X POST {url}/goods/1/sell & done; wait\n");

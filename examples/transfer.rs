@@ -265,13 +265,7 @@ async fn run() -> Result<(), Failure> {
     let locks = support::locks().await?;
     let server = Server::start(app(App { db: db.clone(), locks: locks.clone() }), &locks, mode).await?;
     let url = server.url.clone();
-    if mode != Mode::Serve {
-        let as_expected = demo(&db, &url).await?;
-        if mode == Mode::Demo {
-            server.stop().await?;
-            return if as_expected { Ok(()) } else { Err("the table is not as expected".into()) };
-        }
-    }
+    let Some(server) = server.after(mode, demo(&db, &url)).await? else { return Ok(()) };
     println!("Try it:\n");
     println!(
         "  pay() {{ curl -s -w ' -> %{{http_code}}\\n' -H 'content-type: application/json' {url}/$1 -d \"{{\\\"from\\\":$2,\\\"to\\\":$3,\\\"amount\\\":10}}\"; }}\n"

@@ -185,15 +185,29 @@ impl Server {
         Ok(Self { url, stop, running: tokio::spawn(serve.into_future()) })
     }
 
+    /// Runs the demo, which returns whether its table is as expected. Returns `None` if the program
+    /// ends after it.
+    pub async fn after(
+        self,
+        mode: Mode,
+        demo: impl Future<Output = Result<bool, Failure>>,
+    ) -> Result<Option<Self>, Failure> {
+        if mode == Mode::Serve {
+            return Ok(Some(self));
+        }
+        let as_expected = demo.await?;
+        if mode == Mode::Both {
+            return Ok(Some(self));
+        }
+        drop(self.stop);
+        self.running.await??;
+        if as_expected { Ok(None) } else { Err("the table is not as expected".into()) }
+    }
+
     /// Runs until Ctrl-C or SIGTERM, then finishes the requests in flight.
     pub async fn run(self) -> Result<(), Failure> {
         let Self { stop: _not_before, running, .. } = self;
         Ok(running.await??)
-    }
-
-    pub async fn stop(self) -> Result<(), Failure> {
-        drop(self.stop);
-        Ok(self.running.await??)
     }
 }
 
