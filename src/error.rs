@@ -14,9 +14,11 @@ use crate::{
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
 pub enum LockError {
-    /// Another owner holds the lock, and the call does not wait.
+    /// Another owner holds the lock, or as many hold the key as the call allows, and the call does
+    /// not wait.
     #[error(
-        "the lock is held by another owner, or its key is blocked ({lease_left:?} left): `LockManager::inspect` shows by what"
+        "the lock is held by another owner, or by as many as the call allows, or its key is blocked ({lease_left:?} left): \
+         `LockManager::inspect` shows by what"
     )]
     Busy {
         /// The rest of the holder's lease. The holder may release sooner, or renew.
@@ -52,12 +54,15 @@ pub enum LockError {
     /// acquired then.
     #[error(transparent)]
     Store(StoreError),
-    /// The call would wait in a task whose request holds the lock or waits for it.
+    /// The call would wait for itself.
     ///
-    /// If the handler of the request awaits the task, each would wait for the other. See
-    /// [`Owner`](crate::Owner#spawned-tasks).
+    /// Either its owner holds a permit or a read of the key and asks for the key alone, which is
+    /// free for it only after its own section; or the call would wait in a task whose request holds
+    /// the lock or waits for it, and if the handler of the request awaits the task, each would wait
+    /// for the other. See [`Owner`](crate::Owner#spawned-tasks).
     #[error(
-        "the request that spawned this task holds the lock or waits for it: share the lock with \
+        "the call would wait for itself: its owner holds a permit or a read of the key, which it must release first, \
+         or the request that spawned this task holds the lock or waits for it: share the lock with \
          `.owner(&owner)`, where `owner` is `Owner::current()` taken before the spawn, or wait for \
          the request to end with `.owner(&Owner::new())`"
     )]

@@ -122,6 +122,8 @@ pub enum KeyRejection {
     KeyCount(KeyCountError),
     /// The key is required, and its scope is none.
     NoScope,
+    /// A mistake of the service in the number of holders, which the log names.
+    Mistake(String),
 }
 
 impl From<Rejection> for KeyRejection {

@@ -58,9 +58,18 @@ impl<'a> LockCall<'a> {
     }
 
     /// The same call, on the terms of its layer.
-    pub(super) fn with_terms(self, limit: &HolderLimit, head: &Parts) -> Result<Self, Rejection> {
-        let terms = limit.terms(head, self.keys.len(), self.route)?;
-        if terms.permits == Some(0) { Err(self.context.no_permits()) } else { Ok(Self { terms, ..self }) }
+    pub(super) fn with_terms(self, limit: &HolderLimit, head: &Parts) -> Result<Self, KeyRejection> {
+        Ok(Self { terms: limit.terms(head, &self.keys)?, ..self })
+    }
+
+    /// The rejection of a request whose limit is zero, without a call of the store.
+    fn no_permits(&self) -> Option<Rejection> {
+        if self.terms.permits != Some(0) {
+            return None;
+        }
+        let error = LockError::busy(Duration::MAX, 1);
+        AcquireMetrics::start(self.route.as_str(), false).rejected(&error);
+        Some(self.rejected(&self.start_span(), 0, error))
     }
 
     pub(super) fn terms(&self) -> Terms {
@@ -84,6 +93,9 @@ impl<'a> LockCall<'a> {
     /// not be sent.
     pub(crate) fn immediate_rejection(&self) -> Option<Rejection> {
         let Self { context, route, keys, claim, terms } = self;
+        if let Some(rejection) = self.no_permits() {
+            return Some(rejection);
+        }
         if !context.wait(self.policy()).is_zero() {
             return None;
         }
@@ -104,6 +116,9 @@ impl<'a> LockCall<'a> {
         body: Option<&mut Reservation>,
     ) -> impl Future<Output = Result<Acquired, Rejection>> {
         async move {
+            if let Some(rejection) = self.no_permits() {
+                return Err(rejection);
+            }
             self.reserve_for_waiting(body)?;
             let mut span = self.start_span();
             self.context.set_wait_applied();

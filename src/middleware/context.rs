@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use http::{Extensions, Method, Response, StatusCode, request::Parts};
+use http::{Extensions, Method, Response, request::Parts};
 use tokio::task::AbortHandle;
 
 use super::{
@@ -30,13 +30,13 @@ use crate::{
         reader::BodyReader,
         request_body::{BodyObserver, RequestBody},
     },
-    error::{LockError, LockLost},
+    error::LockLost,
     key_source::{HeldView, KeyRejection},
     limits::MAX_KEYS_OF_WAITERS,
     lock::{Driver, HeldLock, HeldLocks, HeldPermit, RequestInfo, RequestScope},
     owner::{Identity, Owner},
     policy::LockPolicy,
-    rejection::{OnReject, Rejection, RejectionBody},
+    rejection::{OnReject, RejectionBody},
     sync::Mutex,
     telemetry::route::Route,
 };
@@ -213,12 +213,6 @@ impl RequestContext {
             Some(owner) => owner.close(),
             None => self.0.close(),
         }
-    }
-
-    /// The rejection of a request whose limit is zero.
-    pub(super) fn no_permits(&self) -> Rejection {
-        let busy = LockError::busy(Duration::MAX, 1);
-        Rejection::from_lock_error(busy, &self.params().hold_estimate, StatusCode::TOO_MANY_REQUESTS).into_no_permit(1)
     }
 
     /// The route of the innermost layer around this request that holds a lock.

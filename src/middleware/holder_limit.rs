@@ -2,17 +2,10 @@
 
 use std::{fmt, sync::Arc};
 
-use http::{Method, StatusCode, request::Parts};
+use http::{Method, request::Parts};
 
 use crate::{
-    limits::MAX_HOLDERS,
-    lock::LockManager,
-    proto::sharing::Sharing,
-    rejection::Rejection,
-    telemetry::{
-        route::Route,
-        span::{LockSpan, RejectionCause},
-    },
+    key_source::KeyRejection, limits::MAX_HOLDERS, lock::LockManager, lock_key::LockKey, proto::sharing::Sharing,
 };
 
 /// The setting of a layer.
@@ -60,10 +53,14 @@ impl HolderLimit {
         self
     }
 
-    /// The terms of a request that has this number of keys.
-    pub(super) fn terms(&self, head: &Parts, keys: usize, route: &Route) -> Result<Terms, Rejection> {
-        if keys > 1 && !matches!(self, Self::Alone) {
-            return Err(mistake(route, "`at_most` and `shared_for` are for one key, and the request has several"));
+    /// The terms of a request for these keys.
+    pub(super) fn terms(&self, head: &Parts, keys: &[LockKey]) -> Result<Terms, KeyRejection> {
+        let mistake = |text: &str| Err(KeyRejection::Mistake(text.to_owned()));
+        if keys.len() > 1 && !matches!(self, Self::Alone) {
+            return mistake("`at_most` and `shared_for` are for one key, and the request has several");
+        }
+        if keys.iter().any(LockKey::is_raw) && !matches!(self, Self::Alone | Self::AtMost(1)) {
+            return mistake("`at_most` and `shared_for` are not for raw keys, which have one holder");
         }
         let of_permits = |limit| Terms { sharing: Sharing::permit(limit), permits: Some(limit), views: Views::Permit };
         Ok(match self {
@@ -72,8 +69,9 @@ impl HolderLimit {
             Self::AtMostBy(limit) => match limit(head) {
                 limit @ 0..=MAX_HOLDERS => of_permits(limit),
                 limit => {
-                    let text = format!("the function of `at_most_by` returned {limit}, and {MAX_HOLDERS} is the most");
-                    return Err(mistake(route, text));
+                    return mistake(&format!(
+                        "the function of `at_most_by` returned {limit}, and {MAX_HOLDERS} is the most"
+                    ));
                 }
             },
             Self::SharedFor(methods) if methods.contains(&head.method) => {
@@ -82,13 +80,6 @@ impl HolderLimit {
             Self::SharedFor(_) => Terms { views: Views::Both, ..Terms::default() },
         })
     }
-}
-
-/// A mistake of the service, which the log names.
-fn mistake(route: &Route, text: impl Into<std::borrow::Cow<'static, str>>) -> Rejection {
-    let status = StatusCode::INTERNAL_SERVER_ERROR;
-    LockSpan::rejected_before_lock(route, "invalid_key", status, Some(RejectionCause::of(text)));
-    Rejection::invalid_key(status)
 }
 
 impl fmt::Debug for HolderLimit {

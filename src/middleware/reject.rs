@@ -63,6 +63,10 @@ impl KeyRejection {
             Self::NoScope => {
                 ("invalid_key", Some(RejectionCause::of(NO_SCOPE)), Rejection::invalid_key(StatusCode::BAD_REQUEST))
             }
+            Self::Mistake(text) => {
+                let status = StatusCode::INTERNAL_SERVER_ERROR;
+                ("invalid_key", Some(RejectionCause::of(text)), Rejection::invalid_key(status))
+            }
             Self::NoRoute => ("no_route", None, Rejection::invalid_key(StatusCode::NOT_FOUND)),
         };
         LockSpan::rejected_before_lock(route, result, rejection.status(), cause);

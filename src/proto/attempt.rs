@@ -205,6 +205,7 @@ impl<D: DriverTypes> ActiveSection<D> {
     }
 
     /// Ends one hold. Returns for how long the key stays blocked, if it was the last one.
+    #[inline]
     pub(super) fn end_hold(&mut self, end: GuardEnd, now: BootInstant) -> Option<Duration> {
         let keeps_min_hold = match end {
             GuardEnd::Released => true,

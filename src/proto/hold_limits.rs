@@ -29,6 +29,7 @@ impl Default for HoldLimits {
 
 impl HoldLimits {
     /// The end of a section that starts now, whether the store keeps the key for longer or not.
+    #[inline]
     pub(super) fn end_at(&self, now: BootInstant) -> BootInstant {
         let fixed = match self.lease {
             Lease::AutoRenew => BootInstant::FAR_FUTURE,
@@ -39,6 +40,7 @@ impl HoldLimits {
 
     /// The lease of the section in the store: no longer than it needs, because a crash blocks the
     /// key for as long.
+    #[inline]
     pub(super) fn store_lease(&self, bounds: LeaseBounds) -> Duration {
         match self.lease {
             Lease::AutoRenew => bounds.longest,
@@ -47,6 +49,7 @@ impl HoldLimits {
     }
 
     /// The lease, and the lock-delay after it, of an acquire for this section alone.
+    #[inline]
     pub fn lease_and_lock_delay(&self, bounds: LeaseBounds) -> (Duration, Duration) {
         (self.store_lease(bounds), self.lock_delay.max(LOCK_DELAY))
     }

@@ -230,7 +230,7 @@ impl Rejection {
     pub(crate) fn into_no_permit(self, permits: u16) -> Self {
         match self {
             // So many holders end in the usual time of one.
-            Self::Busy { retry_after } => Self::NoPermit { retry_after: retry_after / u32::from(permits) },
+            Self::Busy { retry_after } => Self::NoPermit { retry_after: retry_after / u32::from(permits.max(1)) },
             other => other,
         }
     }
@@ -432,6 +432,9 @@ impl Rejection {
             Self::InvalidKey { field: Some(error), .. } => return Cow::Owned(format!("Invalid lock key: {error}.")),
             Self::InvalidKey { status, extractor: None, .. } if *status == StatusCode::UNPROCESSABLE_ENTITY => {
                 "Invalid lock keys: the request names no resource, or more than 64 different ones."
+            }
+            Self::InvalidKey { status, .. } if *status == StatusCode::INTERNAL_SERVER_ERROR => {
+                "The service is not set up for this request."
             }
             Self::InvalidKey { .. } => {
                 "Invalid lock key: the request body could not be read to its end, the client of the request is not known, or the store does not accept the key."

@@ -20,7 +20,7 @@ pub(crate) fn dropped_guard(key: &LockKey, fence: FencingToken) {
             target: "tower_lock",
             key = key.redacted(),
             fence = fence.as_u64(),
-            "a guard was dropped, and not released: its key stays blocked for the lock-delay. `let _ =` drops a guard at once",
+            "a guard was dropped, and not released: its key, or its place among the permits of the key, stays blocked for the lock-delay. `let _ =` drops a guard at once",
         );
     });
 }

@@ -261,7 +261,15 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             self.reject_non_waiting(env, |_, _| error.clone().into());
             self.abandon_if_unwanted(env);
         }
-        if is_due {
+        if !is_due {
+            return;
+        }
+        // A call that is not polled any more does not leave the queue by itself, and those behind it
+        // may fit.
+        self.time_out_waiters(env);
+        if self.is_unwanted() {
+            self.begin_release(Duration::ZERO, None, env);
+        } else {
             self.send_acquire(env);
         }
     }

@@ -108,6 +108,12 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         {
             shared.join(again, env);
         }
+        while let Some(owner) = &owner
+            && let Some(alone) = self.queue.remove_owned_by(owner, env.now(), |_| true)
+        {
+            // It would wait for the end of this section.
+            env.reject(alone, LockError::WouldDeadlock);
+        }
         share.sections.push(shared);
         share.track_if_before(scheduled_at, env);
     }

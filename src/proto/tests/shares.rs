@@ -223,6 +223,44 @@ fn owner_joins_what_it_holds_and_an_upgrade_never_waits() {
     assert!(Arc::ptr_eq(&h.expect_grant(7), &whole), "under the whole key everything joins");
 }
 
+/// Guarantee: G23.
+#[test]
+fn lock_that_is_queued_behind_the_read_of_its_owner_is_rejected() {
+    let (mut h, owner) = (harness(), Owner::new());
+    h.share_as(&owner, 1, READER);
+    h.request_with(2, WAIT, Some(&owner));
+    h.share(3, READER);
+    h.reply(GRANTED);
+    let (rejected, result) = h.results.remove(0);
+    assert!(rejected == 1 && result.is_ok(), "{result:?}");
+    let (rejected, result) = h.results.remove(0);
+    assert!(rejected == 2 && matches!(result, Err(LockError::WouldDeadlock)), "{result:?}");
+    h.expect_grant(3);
+}
+
+/// Guarantee: G22.
+#[test]
+fn waiter_that_is_not_polled_any_more_blocks_no_share() {
+    let mut h = harness();
+    h.hold_share(1, permit(4));
+    h.request_with(2, ms(1_000), None);
+    h.reply(QUEUED);
+    h.share(3, permit(4));
+    for _ in 0..3 {
+        h.advance(ms(1_200));
+        if let Some(2) = h.results.first().map(|(waiter, _)| *waiter) {
+            break;
+        }
+        h.reply(QUEUED);
+    }
+    let (rejected, result) = h.results.remove(0);
+    assert!(rejected == 2 && matches!(result, Err(LockError::TimedOut { .. })), "{result:?}");
+    h.reply_freed();
+    assert_eq!(h.sent_acquire().id.max_holders(), 4, "the next one asks");
+    h.reply(GRANTED);
+    h.expect_grant(3);
+}
+
 /// The id has its number of holders: a waiter never runs under the grant of another kind.
 #[test]
 fn attempt_ends_if_the_next_waiter_shares_otherwise() {

@@ -290,9 +290,9 @@ impl Keys {
 impl Keys {
     /// Grants a key that has no state.
     fn insert(&mut self, cx: &OpContext<'_>, key: LockKey, id: AcquisitionId, lease: Duration) -> u64 {
-        let mut state = KeyState::default();
-        let fence = state.grant(cx, &mut self.last_fence, id, lease);
-        self.by_key.insert(key, state);
+        let place = Place::new(cx, &mut self.last_fence, id, lease);
+        let fence = place.fence;
+        self.by_key.insert(key, KeyState { places: SmallVec::from_buf([place]), queue: None });
         fence
     }
 
@@ -333,6 +333,13 @@ impl Keys {
 }
 
 impl Place {
+    /// A place with the next fence, which is larger than each one before it, and at least the
+    /// clock.
+    fn new(cx: &OpContext<'_>, last_fence: &mut u64, id: AcquisitionId, lease: Duration) -> Self {
+        *last_fence = (cx.wall_clock_us)().max(last_fence.saturating_add(1));
+        Self { id, state: PlaceState::Held, until: cx.now.saturating_add(lease), fence: *last_fence }
+    }
+
     fn is_held(&self, now: BootInstant) -> bool {
         self.state == PlaceState::Held && self.until > now
     }
@@ -401,15 +408,12 @@ impl KeyState {
         }
     }
 
-    /// Grants a place. Returns the fence, which is larger than each one before it, and at least the
-    /// clock.
+    /// Grants a place. Returns its fence.
     fn grant(&mut self, cx: &OpContext<'_>, last_fence: &mut u64, id: AcquisitionId, lease: Duration) -> u64 {
         self.dequeue(&id);
         self.places.retain(|place| place.until > cx.now);
-        let fence = (cx.wall_clock_us)().max(last_fence.saturating_add(1));
-        *last_fence = fence;
-        self.places.push(Place { id, state: PlaceState::Held, until: cx.now.saturating_add(lease), fence });
-        fence
+        self.places.push(Place::new(cx, last_fence, id, lease));
+        *last_fence
     }
 
     /// Offers the free places to the first live waiters, as long as they fit. The first one that

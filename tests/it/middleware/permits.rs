@@ -17,7 +17,7 @@ use axum::{
 };
 use tokio::{sync::Notify, task::JoinHandle};
 use tower_lock::{
-    HeldLock, HeldLocks, HeldPermit, LockLayer, LockManager, Rejection,
+    HeldLock, HeldLocks, HeldPermit, LockKey, LockLayer, LockManager, Rejection,
     key::{self, KeySource},
     test_util::StoreOp,
 };
@@ -137,6 +137,7 @@ async fn limit_comes_from_the_request() {
     let none = with_plan("0").await;
     assert_eq!((none.status(), store.on(StoreOp::Acquire).calls()), (StatusCode::TOO_MANY_REQUESTS, 0));
     assert!(none.headers().contains_key(header::RETRY_AFTER));
+    assert!(log.text().contains("result=\"locked\""), "{}", log.text());
     let running = tokio::spawn(with_plan("1"));
     assert_eq!(handlers.running().await, 1);
     assert_eq!(with_plan("1").await.status(), StatusCode::TOO_MANY_REQUESTS);
@@ -204,8 +205,15 @@ async fn wrong_view_is_a_500_that_names_the_other_one() {
     let _listening = log.listen();
     let keys = key::from_fn(|| key::all([("k", 1), ("k", 2)]));
     let app = Router::new().route("/", get(several).route_layer(LockLayer::new(&locks, keys).at_most(2)));
-    assert_eq!(fetch(&app, "/").await.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    let response = fetch(&app, "/").await;
+    assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    let body = text(response).await;
+    assert!(body.contains("The service is not set up for this request."), "{body}");
     assert!(log.text().contains("`at_most` and `shared_for` are for one key"), "{}", log.text());
+    let raw = key::from_fn(|| LockKey::raw("of-others").expect("a name"));
+    let app = Router::new().route("/", get(permitted).route_layer(LockLayer::new(&locks, raw).at_most(2)));
+    assert_eq!(fetch(&app, "/").await.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    assert!(log.text().contains("are not for raw keys, which have one holder"), "{}", log.text());
     let either = get(perhaps_permitted);
     assert_eq!(fetch(&Router::new().route("/", either), "/").await.status(), StatusCode::OK, "no lock at all");
 }
