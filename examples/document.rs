@@ -191,14 +191,14 @@ async fn run() -> Result<(), Failure> {
     let Some(server) = server.after(mode, demo(&db, &url)).await? else { return Ok(()) };
     open_document(&db, 1).await?;
     println!("Try it:\n");
-    println!("  read() {{ curl -s -w ' -> %{{time_total}} s\\n' {url}/documents/1; }}");
+    println!("  get_doc() {{ curl -s -w ' -> %{{time_total}} s\\n' {url}/documents/1; }}");
     println!(
-        "  write() {{ curl -s -X PUT -w ' -> %{{time_total}} s\\n' -H 'content-type: application/json' {url}/documents/1 -d \"{{\\\"version\\\":$1}}\"; }}\n"
+        "  put_doc() {{ curl -s -X PUT -w ' -> %{{time_total}} s\\n' -H 'content-type: application/json' {url}/documents/1 -d \"{{\\\"version\\\":$1}}\"; }}\n"
     );
     println!("  # The readers run together, and the writer after them.");
-    println!("  read & read & read & write 2 & wait\n");
+    println!("  get_doc & get_doc & get_doc & put_doc 2 & wait\n");
     println!("  # A reader that comes after a waiting writer waits for it.");
-    println!("  read & sleep 0.05; write 3 & sleep 0.02; read & wait");
+    println!("  get_doc & sleep 0.05; put_doc 3 & sleep 0.02; get_doc & wait");
     println!("\nCtrl-C stops.");
     server.run().await
 }

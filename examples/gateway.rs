@@ -106,7 +106,8 @@ fn app(locks: &LockManager, app: App) -> Router {
         .with_state(app)
 }
 
-/// Reads the plan for each request: a change counts from the next request on, without a restart.
+/// Reads the plan for each request: a change counts from the next request on, without a restart. A
+/// completion under a plan of 1 excludes the others of its tenant until it ends.
 fn plan(head: &Parts) -> u16 {
     head.extensions.get::<Tenant>().map_or(0, |tenant| tenant.plan)
 }

@@ -118,8 +118,9 @@
 //!
 //! # Locks without HTTP
 //!
-//! [`LockManager::lock`] and [`LockManager::try_lock`] return a [`LockGuard`]. In a handler they
-//! re-enter the lock of the request. See [without HTTP](guide::without_http) and
+//! [`LockManager::lock`] and [`LockManager::try_lock`] return a [`LockGuard`],
+//! [`LockManager::permit`] and [`LockManager::read`] a [`PermitGuard`]. In a handler they re-enter
+//! the lock of the request. See [without HTTP](guide::without_http) and
 //! [nested locks](guide::nested_locks).
 //!
 //! # Errors

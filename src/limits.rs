@@ -106,7 +106,10 @@ pub(crate) const MAX_LISTED_HOLDERS: usize = 64;
 /// A number of permits. Zero would never be granted.
 #[track_caller]
 pub(crate) fn check_max_holders(limit: u16) -> u16 {
-    assert!((1..=MAX_HOLDERS).contains(&limit), "{limit} permits are not possible: 1 to {MAX_HOLDERS} are");
+    assert!(
+        (1..=MAX_HOLDERS).contains(&limit),
+        "{limit} permits are not possible: 1 to {MAX_HOLDERS} are (a tenant without any is one of `at_most_by`)"
+    );
     limit
 }
 

@@ -273,7 +273,10 @@ impl LockManager {
     }
 
     /// Revokes the lock, the permit or the read of one holder, which [`inspect`](Self::inspect)
-    /// names. The others keep theirs.
+    /// names. The others keep theirs. The readers of one process that share a grant are one holder.
+    ///
+    /// [`AcquisitionId::from_text`](crate::AcquisitionId::from_text) reads the id of a holder. The
+    /// text of a permit contains a `/`.
     ///
     /// The holder is notified and aborted. Its place stays blocked for 1 second. The reply is
     /// [`Free`](ForceReleaseReply::Free) if it does not hold the key.

@@ -59,9 +59,9 @@ impl LockManager {
     /// for it as [`lock`](Self::lock) does.
     ///
     /// The permit is granted if fewer than `limit` callers hold the key, and none of them alone.
-    /// Waiters are served in order of arrival: the first one that cannot have the key yet keeps the
-    /// others waiting, so that no caller starves. A process that crashes frees its permits
-    /// after their leases.
+    /// Waiters are served in order of arrival within a process, and processes take turns. If the
+    /// first waiter does not fit, those behind it wait, too, so that no caller starves. The permits
+    /// of a process that crashes are free after their leases.
     ///
     /// ```
     /// # use tower_lock::{LockManager, LockError};
@@ -77,8 +77,9 @@ impl LockManager {
     /// ```
     ///
     /// Calls with different limits may use the same key. Each counts all holders, and compares
-    /// their number with its own limit. With a limit of 1 the call excludes all others, as `lock`
-    /// does. An [`Owner`] that holds a permit of the key gets the same one again.
+    /// their number with its own limit. With a limit of 1 the call excludes all others until it
+    /// ends, as `lock` does. [Readers](Self::read) of one process count as one. An [`Owner`] that
+    /// holds a permit of the key gets the same one again.
     ///
     /// # Errors
     ///
@@ -101,7 +102,8 @@ impl LockManager {
     /// arrival: readers that come after a waiting writer wait for it, so that neither starves.
     ///
     /// Readers of one process share a grant of the store for up to 100 ms, so that most reads need
-    /// no call. The grant is released when the last of them has ended.
+    /// no call. The grant is released when the last of them has ended. A key has at most 1,024
+    /// grants of readers at a time.
     ///
     /// ```
     /// # use tower_lock::{LockManager, LockError};

@@ -186,12 +186,18 @@ impl<K: KeySource> LockLayer<K> {
     /// Default: one, and the handler takes a [`HeldLock`](crate::HeldLock). With this setting it
     /// takes a [`HeldPermit`](crate::HeldPermit), also if the limit is 1.
     ///
-    /// Further requests are rejected with 429 `no-permit`, or wait in order of arrival
-    /// ([`wait`](Self::wait)). A request that times out is rejected with 429, too. Each holder has
-    /// its own lease, so that a crash frees one permit.
+    /// Further requests are rejected with 429 `no-permit`, or wait ([`wait`](Self::wait)): in order
+    /// of arrival within an instance, and instances take turns. A request that times out is
+    /// rejected with 429, too. Each holder has its own lease, so that a crash frees one permit.
     ///
     /// Instances with different limits may run beside each other, as during a deployment: each
-    /// request counts all holders, and compares their number with its own limit.
+    /// request counts all holders, and compares their number with its own limit. A holder whose
+    /// limit is 1 excludes all others until it ends.
+    ///
+    /// The last one of `at_most`, [`at_most_by`](Self::at_most_by) and
+    /// [`shared_for`](Self::shared_for) counts. They are for requests with one key: one with
+    /// several ([`key::all`](crate::key::all)) or with a raw key is rejected with 500, and the log
+    /// says why.
     ///
     /// Several limits at once are nested layers, the narrowest one outside: a request that waits
     /// for its organization then holds a permit of its own tenant, and none that another one needs.
@@ -225,7 +231,8 @@ impl<K: KeySource> LockLayer<K> {
     /// The same as [`at_most`](Self::at_most), with a limit for each request, such as that of the
     /// plan of its tenant. Read the plan on the server: a client may send any header.
     ///
-    /// A request with the limit 0 is rejected with 429 `no-permit` without a call of the store. One
+    /// A request with the limit 0 is rejected with 429 `no-permit` without a call of the store. The
+    /// response asks for a retry: reject a tenant without a plan with 403, in an outer layer. One
     /// with a limit above 1,024 is rejected with 500, and the log names the limit.
     ///
     /// ```
@@ -255,12 +262,12 @@ impl<K: KeySource> LockLayer<K> {
     ///
     /// A refused request gets 409. With a [`wait`](Self::wait), readers that come after a waiting
     /// writer wait for it, so that neither starves. Readers of one process share a grant of the
-    /// store for up to 100 ms.
+    /// store for up to 100 ms. A key has at most 1,024 grants of readers at a time.
     ///
     /// ```
     /// # use axum::{Router, extract::Path, http::Method, routing::get};
-    /// # use tower_lock::{LockLayer, LockManager, key};
-    /// # async fn show() {} async fn replace() {}
+    /// # use tower_lock::{HeldLock, HeldPermit, LockLayer, LockManager, key};
+    /// # async fn show(_: HeldPermit) {} async fn replace(_: HeldLock) {}
     /// # fn app(locks: &LockManager) -> Router {
     /// let document = key::from_fn(|Path(id): Path<u64>| ("document", id));
     /// let layer = LockLayer::new(locks, document).shared_for([Method::GET, Method::HEAD]);

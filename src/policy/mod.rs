@@ -110,8 +110,8 @@ macro_rules! settings {
                 max_client_wait(max: ::std::time::Duration),
                 /// Sets the status of the response to a request whose wait has timed out.
                 ///
-                /// Default: 409. Set 423, 429 or 503 if clients or proxies expect it. The problem
-                /// type is `timed-out` in each case.
+                /// Default: 409, and 429 with `at_most`. Set 423, 429 or 503 if clients or proxies
+                /// expect it. The problem type is `timed-out` in each case.
                 ///
                 /// # Panics
                 ///

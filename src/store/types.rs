@@ -253,9 +253,11 @@ pub struct KeyStatus {
 pub struct Holder {
     /// The acquisition that holds the key.
     pub id: AcquisitionId,
-    /// The fence of the grant. Zero if another program holds the key.
+    /// The fence of the grant. Zero if another program holds the key, and for a permit or a read on
+    /// Redis and PostgreSQL.
     pub fence: u64,
-    /// The time of the grant, by the clock of the store. `None` if another program holds the key.
+    /// The time of the grant, by the clock of the store. `None` if another program holds the key,
+    /// and for a permit or a read on Redis, which keeps no time of it.
     pub since: Option<SystemTime>,
     /// Whether the process of the holder is connected to the store. `None`: the store does not
     /// know it, or another program holds the key.

@@ -264,8 +264,8 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         if !is_due {
             return;
         }
-        // A call that is not polled any more does not leave the queue by itself, and those behind it
-        // may fit.
+        // A call that is not polled any more does not leave the queue by itself, and those behind
+        // it may fit.
         self.time_out_waiters(env);
         if self.is_unwanted() {
             self.begin_release(Duration::ZERO, None, env);

@@ -238,7 +238,7 @@ fn lock_that_is_queued_behind_the_read_of_its_owner_is_rejected() {
     h.expect_grant(3);
 }
 
-/// Guarantee: G22.
+/// Guarantee: G6.
 #[test]
 fn waiter_that_is_not_polled_any_more_blocks_no_share() {
     let mut h = harness();

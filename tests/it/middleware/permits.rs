@@ -176,6 +176,8 @@ async fn readers_share_and_writers_are_alone() {
 }
 
 /// Each mix-up is a 500 that names the remedy.
+///
+/// Guarantee: G22.
 #[tokio::test(start_paused = true)]
 async fn wrong_view_is_a_500_that_names_the_other_one() {
     async fn locked(_: HeldLock) {}

@@ -56,6 +56,8 @@ use crate::{
 ///   [`force_release`](crate::LockManager::force_release) by its next renewal.
 /// - There are no records: [`ReplayLayer`](crate::ReplayLayer) and
 ///   [`once`](crate::LockManager::once) need another store.
+/// - There are no permits and reads: [`permit`](crate::LockManager::permit) and
+///   [`read`](crate::LockManager::read) need another store.
 /// - A lock costs two round trips to acquire and one to release, three scripts on each server.
 ///
 /// A key made by [`LockKey::raw`] is the name of a lock on each server, in the format of Redisson:
