@@ -17,7 +17,7 @@ use axum::{
 };
 use tokio::{sync::Notify, task::JoinHandle};
 use tower_lock::{
-    HeldLock, HeldLocks, HeldPermit, LockKey, LockLayer, LockManager, Rejection,
+    HasLockKey, HeldLock, HeldLocks, HeldPermit, LockKey, LockLayer, LockManager, LockManagerLayer, Locked, Rejection,
     key::{self, KeySource},
     test_util::StoreOp,
 };
@@ -279,6 +279,34 @@ async fn upgrade_within_a_request_is_a_409_that_names_both_routes() {
     let Some(Rejection::WouldDeadlock { held_by, asked_by }) = rejection else { panic!("{rejection:?}") };
     assert_eq!((&*held_by, &*asked_by), ("outer", "inner"));
     assert!(log.text().contains("asks for it alone"), "{}", log.text());
+}
+
+/// Whether that layer has a permit, or no lock inside of one that has a permit.
+#[tokio::test(start_paused = true)]
+async fn extractor_has_the_settings_of_the_innermost_layer() {
+    #[derive(serde::Deserialize)]
+    struct Item(u64);
+    impl HasLockKey for Item {
+        fn lock_key(&self) -> impl Into<LockKey> {
+            ("item", self.0)
+        }
+    }
+    async fn take(_: Locked<Path<Item>>) {}
+    const WAIT: Duration = Duration::from_secs(60);
+    let locks = LockManager::in_memory();
+    let other = || LockLayer::new(&locks, key::from_parts(|_| ("other", 1)));
+    for route in [
+        get(take).route_layer(other().at_most(2).wait(WAIT)).route_layer(LockLayer::new(&locks, one_key())),
+        get(take).route_layer(LockManagerLayer::new(&locks).wait(WAIT)).route_layer(other().at_most(2)),
+    ] {
+        let held = locks.lock(("item", 7)).await.expect("free");
+        let app = Router::new().route("/{item}", route);
+        let waiting = tokio::spawn(async move { fetch(&app, "/7").await });
+        settle().await;
+        assert!(!waiting.is_finished(), "it waits as the inner layer says");
+        held.release().await.expect("in memory");
+        assert_eq!(waiting.await.expect("no panic").status(), StatusCode::OK);
+    }
 }
 
 /// Under the whole key, a permit of it is the same section.
