@@ -45,6 +45,8 @@ pub struct LockGuard {
     driver: Arc<Driver>,
     section: Arc<Section>,
     metrics: GuardMetrics,
+    /// Whether the permit is counted as that of this guard.
+    counts_permit: bool,
     is_ended: bool,
 }
 
@@ -61,7 +63,7 @@ pub struct ReleaseFuture {
 
 impl LockGuard {
     pub(super) fn new(driver: Arc<Driver>, section: Arc<Section>, metrics: GuardMetrics) -> Self {
-        Self { driver, section, metrics, is_ended: false }
+        Self { driver, section, metrics, counts_permit: false, is_ended: false }
     }
 
     /// Returns the key.
@@ -166,7 +168,7 @@ impl LockGuard {
     fn finish_metrics(&mut self) {
         self.is_ended = true;
         // Before the next waiter is woken: a recorder that blocks delays this task alone.
-        self.metrics.finish(&self.section.data.metrics, || self.held_for());
+        self.metrics.finish(&self.section.data.metrics, self.counts_permit, || self.held_for());
     }
 
     /// Ends guards of different keys together.
@@ -190,7 +192,7 @@ impl LockGuard {
     /// Counts the call whose guard this is, the first one of its keys.
     pub(super) fn count(&mut self, call: AcquireMetrics) {
         let is_permit = self.section.grant.id.max_holders() > 1;
-        call.granted(&mut self.metrics, &self.section.data.metrics, is_permit);
+        self.counts_permit = call.granted(&mut self.metrics, &self.section.data.metrics, is_permit);
     }
 
     /// Has the limits of the section count from now, if this is its only guard: another one has

@@ -6,7 +6,7 @@
 mod enabled {
     use std::{
         sync::{
-            Arc, OnceLock,
+            Arc,
             atomic::{AtomicU32, Ordering},
         },
         time::Duration,
@@ -38,8 +38,6 @@ mod enabled {
     #[derive(Debug, Default)]
     pub(crate) struct SectionMetrics {
         guards: AtomicU32,
-        /// The route that uses a permit.
-        permit_of: OnceLock<Arc<str>>,
     }
 
     /// The operations of a store that are counted if they fail.
@@ -143,13 +141,16 @@ mod enabled {
             Self { route: route.into(), is_claim, started: Instant::now(), is_recorded: false }
         }
 
-        /// Counts the hold of the call as that of this guard, the first one of its keys.
-        pub(crate) fn granted(mut self, guard: &mut GuardMetrics, section: &SectionMetrics, is_permit: bool) {
+        /// Counts the hold of the call as that of this guard, the first one of its keys. Returns
+        /// whether the permit is counted, too: that of a section counts once.
+        pub(crate) fn granted(mut self, guard: &mut GuardMetrics, section: &SectionMetrics, is_permit: bool) -> bool {
             self.record("granted");
             guard.route = (!self.is_claim).then(|| Arc::clone(&self.route));
-            if is_permit && section.permit_of.set(Arc::clone(&self.route)).is_ok() {
+            let counts_permit = is_permit && section.guards.load(Ordering::Acquire) == 1;
+            if counts_permit {
                 isolated(|| gauge!("tower_lock_permits", "route" => Arc::clone(&self.route)).increment(1));
             }
+            counts_permit
         }
 
         pub(crate) fn rejected(mut self, error: &LockError) {
@@ -195,7 +196,15 @@ mod enabled {
         }
 
         /// Called once for each guard. The last guard of its section records how long it was held.
-        pub(crate) fn finish(&self, section: &SectionMetrics, held_for: impl FnOnce() -> Duration) {
+        pub(crate) fn finish(
+            &self,
+            section: &SectionMetrics,
+            counts_permit: bool,
+            held_for: impl FnOnce() -> Duration,
+        ) {
+            if let Some(route) = self.route.as_ref().filter(|_| counts_permit) {
+                isolated(|| gauge!("tower_lock_permits", "route" => Arc::clone(route)).decrement(1));
+            }
             if section.guards.fetch_sub(1, Ordering::AcqRel) == 1 {
                 let held_for = held_for();
                 isolated(|| {
@@ -203,9 +212,6 @@ mod enabled {
                         histogram!("tower_lock_hold_seconds", "route" => Arc::clone(route)).record(held_for);
                     }
                     gauge!("tower_lock_held").decrement(1);
-                    if let Some(route) = section.permit_of.get() {
-                        gauge!("tower_lock_permits", "route" => Arc::clone(route)).decrement(1);
-                    }
                 });
             }
         }
@@ -275,7 +281,9 @@ mod disabled {
             Self(())
         }
 
-        pub(crate) fn granted(self, _: &mut GuardMetrics, _: &SectionMetrics, _: bool) {}
+        pub(crate) fn granted(self, _: &mut GuardMetrics, _: &SectionMetrics, _: bool) -> bool {
+            false
+        }
 
         pub(crate) fn rejected(self, _: &LockError) {}
 
@@ -287,7 +295,7 @@ mod disabled {
             Self(())
         }
 
-        pub(crate) fn finish(&self, _: &SectionMetrics, _: impl FnOnce() -> Duration) {}
+        pub(crate) fn finish(&self, _: &SectionMetrics, _: bool, _: impl FnOnce() -> Duration) {}
     }
 }
 

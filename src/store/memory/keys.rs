@@ -428,7 +428,10 @@ impl KeyState {
     ) -> Served {
         let mut served = Served::default();
         self.places.retain(|place| place.until > cx.now);
-        if self.is_taken_whole() {
+        // A request for the whole key serves others only if the key is free. Those that fit beside
+        // the holders ask again.
+        let is_for_all = requester.is_some_and(|(id, _)| id.max_holders() == 1);
+        if self.is_taken_whole() || is_for_all && !self.places.is_empty() {
             return served;
         }
         if let Some(queue) = &mut self.queue {

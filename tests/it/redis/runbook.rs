@@ -40,7 +40,10 @@ async fn commands_of_the_guide_show_and_free_a_lock() {
     assert_eq!(run(permissions), "OK\n");
     let shown = run(state);
     let lines: Vec<_> = shown.lines().collect();
-    let ["lock:reward:7:daily", holder, fence, ttl, "1", waiter, inboxes @ ..] = &lines[..] else { panic!("{shown}") };
+    // No permits: an empty list.
+    let ["lock:reward:7:daily", holder, fence, "", ttl, "1", waiter, inboxes @ ..] = &lines[..] else {
+        panic!("{shown}")
+    };
     let (inbox, _) = holder.rsplit_once(':').expect("instance:random:number");
     assert!(inbox.starts_with("api-7f3:") && waiter.starts_with("api-9c1:"), "{shown}");
     assert!((1..=601_000).contains(&ttl.parse::<u64>().expect("a number")), "{shown}");

@@ -69,6 +69,7 @@ impl Simulation {
             number: 0,
             waits,
             patience,
+            wait_ends: None,
             work,
             ending,
             limits: HoldLimits { lease, max_hold, min_hold, lock_delay },
@@ -118,6 +119,7 @@ impl Simulation {
                 Some(patience) => Duration::from_nanos(patience),
                 None => Duration::MAX,
             };
+            w.clients[index].wait_ends = Some(now.saturating_add(wait));
             let request = LockRequest { waiter: id(index), wait, owner: None, parent: None, limits, demand, sharing };
             let ticket = w.event(process, |process, free_keys| process.request(now, &key, request, free_keys));
             w.clients[index].ticket = ticket;
@@ -297,9 +299,15 @@ impl Simulation {
         let is_defect = matches!(error.kind(), StoreErrorKind::Protocol | StoreErrorKind::Refused);
         if is_defect && !self.had_other_type(self.clients[index].key) {
             self.report_violation(format!("an error that cannot be: {error}"));
-        } else if !is_defect && self.clients[index].waits {
+        } else if !is_defect && self.clients[index].waits && !self.wait_has_ended(index) {
             self.report_violation(format!("{index} is rejected before its wait has ended: {error}"));
         }
+    }
+
+    /// Whether the wait of this client has ended, by the clock of its process.
+    fn wait_has_ended(&self, index: usize) -> bool {
+        let client = &self.clients[index];
+        client.wait_ends.is_some_and(|ends| self.local(client.process) >= ends)
     }
 
     /// Checks that this id has no data, now and later.

@@ -209,6 +209,8 @@ struct Client {
     number: u64,
     waits: bool,
     patience: Option<u64>,
+    /// By the clock of its process.
+    wait_ends: Option<BootInstant>,
     work: u64,
     ending: GuardEnd,
     limits: HoldLimits,

@@ -133,6 +133,7 @@ impl Simulation {
                 number,
                 waits: waits && at == step.start,
                 patience: None,
+                wait_ends: None,
                 work,
                 ending: GuardEnd::Released,
                 limits: HoldLimits {

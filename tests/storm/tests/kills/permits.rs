@@ -51,7 +51,7 @@ fn check(visits: &Visits, visitors: Visitors) {
     assert!(violations.is_empty(), "{violations:#?}");
     let (permits, readers) = (visits.permits(), visits.readers());
     println!("{permits:?}, {readers:?}");
-    assert_eq!(permits.most, usize::from(visitors.capacity), "each permit was in use");
+    assert!(2 * permits.most > usize::from(visitors.capacity), "most permits were in use");
     assert!(readers.most > 1, "readers were beside each other");
 }
 
