@@ -183,6 +183,7 @@ async fn wrong_view_is_a_500_that_names_the_other_one() {
     async fn locked(_: HeldLock) {}
     async fn perhaps(_: Option<HeldLock>) {}
     async fn several(_: HeldLocks) {}
+    async fn perhaps_several(_: Option<HeldLocks>) {}
     async fn permitted(_: HeldPermit) {}
     async fn perhaps_permitted(_: Option<HeldPermit>) {}
     let locks = LockManager::in_memory();
@@ -193,6 +194,7 @@ async fn wrong_view_is_a_500_that_names_the_other_one() {
         (get(locked).route_layer(permits()), "Use `HeldPermit`"),
         (get(perhaps).route_layer(permits()), "Use `HeldPermit`"),
         (get(several).route_layer(permits()), "Use `HeldPermit`"),
+        (get(perhaps_several).route_layer(permits()), "Use `HeldPermit`"),
         (get(locked).route_layer(shared()), "Use `HeldPermit`"),
         (get(permitted).route_layer(alone()), "Use `HeldLock`, or set `.at_most(..)`"),
         (get(perhaps_permitted).route_layer(alone()), "Use `HeldLock`, or set `.at_most(..)`"),
