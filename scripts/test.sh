@@ -263,8 +263,9 @@ programs() {
             run="${package:-lib}-$name $folder $program"
             case $run in
                 it-redis*)
-                    # On many servers, and random sequences of calls.
-                    echo "computes $run cluster:: redlock:: conformance::"
+                    # On many servers, and random sequences of calls. They wait for most of their
+                    # time.
+                    echo "computes $run cluster:: redlock:: conformance:: --test-threads=$((cores * 4))"
                     echo "waits $run --skip cluster:: --skip redlock:: --skip conformance::"
                     ;;
                 # Few processes, or long pauses.
@@ -307,7 +308,7 @@ fi
 # the time that is left.
 RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((cores * 2))} run_programs computes &
 computes=$!
-(RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((cores * 3))} run_programs waits; record doctests cargo test "${all[@]}" --doc) &
+(RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((cores * 4))} run_programs waits; record doctests cargo test "${all[@]}" --doc) &
 wait "$computes" "$!"
 mapfile -t names < <(sed -n 's/^\([a-z]*\) \([^ ]*\) .*/\2-\1/p' "$logs/programs")
 reports "${names[@]}" doctests
