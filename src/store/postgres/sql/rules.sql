@@ -202,8 +202,8 @@ DECLARE
 BEGIN
   DELETE FROM {schema}.waiters WHERE key = of_key AND id = me RETURNING * INTO mine;
   IF mine.since IS NULL OR mine.until <= t THEN
-    -- The waiters behind it may fit beside the holders.
-    IF mine.id IS NOT NULL AND EXISTS (
+    -- A waiter has left, or a place has ended: others may fit beside the holders.
+    IF EXISTS (
       SELECT FROM {schema}.waiters WHERE key = of_key AND since IS NOT NULL AND until > t
     ) THEN
       PERFORM {schema}.serve_shares(of_key, t, offer_ms);

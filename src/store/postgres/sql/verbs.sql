@@ -224,8 +224,8 @@ BEGIN
       what := {schema}.end_share(request.key, request.id, t, request.block_ms, offer_ms);
     ELSIF lock.holder IS DISTINCT FROM request.id OR lock.until <= t THEN
       DELETE FROM {schema}.waiters w WHERE w.key = request.key AND w.id = request.id;
-      -- The waiters behind it may fit beside the holders of a shared key.
-      IF FOUND AND lock.holder IS NULL AND lock.until > t AND EXISTS (
+      -- Others may fit beside the holders of a shared key.
+      IF lock.holder IS NULL AND lock.until > t AND EXISTS (
         SELECT FROM {schema}.waiters w WHERE w.key = request.key AND w.since IS NOT NULL AND w.until > t
       ) THEN
         PERFORM {schema}.serve_shares(request.key, t, offer_ms);
