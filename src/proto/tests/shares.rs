@@ -282,6 +282,20 @@ fn attempt_ends_if_the_next_waiter_shares_otherwise() {
     }
 }
 
+/// A reader would keep the others out.
+#[test]
+fn reader_does_not_run_under_the_grant_of_a_lock() {
+    let mut h = harness();
+    h.request_with(1, ms(100), None);
+    h.share(2, READER);
+    h.pass(ms(200));
+    h.reply(GRANTED);
+    let (rejected, result) = h.results.remove(0);
+    assert!(rejected == 1 && result.is_err() && h.results.is_empty(), "{result:?}");
+    h.reply_freed();
+    assert_eq!(h.sent_acquire().id.max_holders(), MAX_HOLDERS);
+}
+
 #[test]
 fn busy_reply_rejects_those_that_cannot_fit_either() {
     let mut h = harness();
@@ -348,8 +362,12 @@ fn limit_of_one_reader_ends_its_section_alone() {
     let limits = HoldLimits { max_hold: Some(ms(10)), ..HoldLimits::default() };
     h.send(LockRequest { limits, sharing: READER, ..request_of(2) });
     let limited = h.expect_grant(2);
-    limited.delivered();
-    first.delivered();
+    let longer = HoldLimits { max_hold: Some(ms(20)), ..limits };
+    h.send(LockRequest { limits: longer, sharing: READER, ..request_of(3) });
+    let last = h.expect_grant(3);
+    for section in [&first, &limited, &last] {
+        section.delivered();
+    }
     // Before any renewal.
     assert_eq!((h.tracked, first.grant.next_check_at()), (2, h.now.saturating_add(ms(10))));
     h.pass(ms(10));
@@ -357,8 +375,9 @@ fn limit_of_one_reader_ends_its_section_alone() {
     h.handle(Event::CheckSection(first.grant.id.clone()));
     assert_eq!((h.lost.len(), limited.end_reason()), (1, Some(LockLost::HoldLimitReached)));
     assert!(first.end_reason().is_none() && h.calls.is_empty() && h.tracked == 3);
-    assert!(first.grant.next_check_at() > h.now);
+    assert_eq!(first.grant.next_check_at(), h.now.saturating_add(ms(10)), "the next limit");
     assert_eq!(h.end_guard(&limited, GuardEnd::Dropped), Some(ReleaseOutcome::NotHeld));
+    h.end_guard(&last, GuardEnd::Released);
     h.end_guard(&first, GuardEnd::Released);
     assert_eq!(h.sent_release().block_for, LOCK_DELAY, "of the section that was lost");
 }
