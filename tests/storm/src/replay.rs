@@ -517,7 +517,8 @@ impl ReplayOutcome {
             self.lost.len(),
             self.ran_again()
         );
-        assert_eq!(self.killed.len(), storm.crashes, "{:?}", self.killed);
+        // One process may reach two of them.
+        assert_eq!(self.points.len(), storm.crashes, "killed at {:?}: {:?}", self.points, self.killed);
         // Their number depends on how many requests share a call, and so on the speed of the
         // machine.
         assert!(self.faults > 0);
