@@ -56,7 +56,7 @@ end
 -- Ends a shared key with its last place: a waiter that wants the key alone waits for no other.
 local function lower_ttl(lock, now_ms)
   local last = redis.call('ZRANGE', lock, -1, -1, 'WITHSCORES')
-  if last[2] then redis.call('PEXPIRE', lock, math.max(1, last[2] - now_ms)) end
+  if last[2] then redis.call('PEXPIRE', lock, last[2] - now_ms) end
 end
 
 -- Offers a key to its first live waiters, as long as they fit beside `count` holders: none, if it
