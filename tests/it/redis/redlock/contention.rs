@@ -173,7 +173,9 @@ async fn waiter_gets_the_key_after_its_release_without_a_queue() {
 async fn withdrawal_spares_the_grant_of_a_later_call() {
     let Some(servers) = servers(3).await else { return };
     let locks = servers.hasty_instance("a").await;
-    locks.lock(key()).wait(LONGEST).await.expect("free").release().await.expect("held");
+    // On a busy machine, the reply to a release is late. The release is then repeated.
+    drop(locks.lock(key()).wait(LONGEST).await.expect("free").release().await);
+    servers.wait_until_clean().await;
     // Two of three replies are missing: the call fails, and is repeated.
     servers.proxies[0].all().hold(Direction::Down);
     servers.proxies[1].all().hold(Direction::Down);
@@ -187,6 +189,6 @@ async fn withdrawal_spares_the_grant_of_a_later_call() {
     until("all servers have it", async || servers.holding().await == 3).await;
     tokio::time::sleep(2 * limits::SHORT).await;
     assert_eq!(servers.holding().await, 3, "nothing was withdrawn");
-    guard.release().await.expect("held");
+    drop(guard.release().await);
     servers.wait_until_clean().await;
 }
