@@ -1,32 +1,21 @@
 //! A PostgreSQL server, and several instances of a service in front of it.
 
-use std::{
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, Ordering::SeqCst},
-    },
-    time::Duration,
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicBool, AtomicU64, Ordering, Ordering::SeqCst},
 };
 
-use futures_util::future::join_all;
-use tokio::{sync::OnceCell, task::JoinHandle, time::sleep};
+use tokio::sync::OnceCell;
 use tokio_postgres::{Client, NoTls};
 use tower_lock::{
-    AcquisitionId, LockError, LockKey, LockManager, PostgresStore,
-    store::{
-        AcquireReply, AcquireRequest, AcquisitionIds, Demand, IfBusy, LockStore, PostgresStoreBuilder, QueueConfig,
-        Record, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreError, YieldReply, YieldRequest,
-    },
+    AcquisitionId, LockKey, LockManager, PostgresStore,
+    store::{PostgresStoreBuilder, Record},
 };
-use tower_lock_testkit::{
-    PgBouncer, PostgresServer, limits,
-    locks::key,
-    skipped,
-    store::StoreExt,
-    wait::{ms, soon, until},
+use tower_lock_testkit::{PgBouncer, PostgresServer, limits, skipped, wait::until};
+pub(crate) use tower_lock_testkit::{
+    caller::{Caller, LONG, request, terms},
+    sections::Sections,
 };
-
-pub(crate) const LONG: Duration = Duration::from_secs(600);
 
 /// A change of the migration: a call waits for a row as long as for its reply. On a busy machine
 /// the session that has locked the row may get no CPU for longer than the lock timeout.
@@ -292,147 +281,4 @@ fn token(fence: u64) -> i64 {
 
 fn done(result: Result<u64, tokio_postgres::Error>) -> Result<(), String> {
     result.map(drop).map_err(|error| error.code().expect("of the server").code().to_owned())
-}
-
-/// Sections under one key. One that overlaps with another, or has a smaller token, fails its task.
-#[derive(Default)]
-pub(crate) struct Sections {
-    inside: AtomicBool,
-    last_token: AtomicU64,
-    done: AtomicU32,
-    is_over: AtomicBool,
-}
-
-impl Sections {
-    /// Tasks that lock the key until the end. An outage rejects a call, and it is made again.
-    pub(crate) fn run(self: &Arc<Self>, instances: &[LockManager]) -> Vec<JoinHandle<()>> {
-        let task = |locks: &LockManager| {
-            let (locks, sections) = (locks.clone(), Arc::clone(self));
-            tokio::spawn(async move {
-                while !sections.is_over.load(SeqCst) {
-                    match locks.lock(key()).wait(limits::BROKEN).await {
-                        Ok(guard) => {
-                            sections.one(guard.fencing_token().as_u64()).await;
-                            drop(guard.release().await);
-                        }
-                        // No other error is documented for an outage.
-                        Err(LockError::Store(_) | LockError::TimedOut { .. }) => sleep(ms(5)).await,
-                        Err(error) => panic!("{error:?}"),
-                    }
-                }
-            })
-        };
-        instances.iter().flat_map(|locks| [task(locks), task(locks), task(locks)]).collect()
-    }
-
-    async fn one(&self, token: u64) {
-        assert!(!self.inside.swap(true, SeqCst), "two holders");
-        let last = self.last_token.swap(token, SeqCst);
-        assert!(token > last, "{token} after {last}");
-        sleep(ms(1)).await;
-        self.inside.store(false, SeqCst);
-        self.done.fetch_add(1, SeqCst);
-    }
-
-    /// Waits for more sections.
-    pub(crate) async fn go_on(&self, what: &str) {
-        let before = self.done.load(SeqCst);
-        until(what, async || self.done.load(SeqCst) >= before + 5).await;
-    }
-
-    /// Ends the tasks, none of which has failed.
-    pub(crate) async fn end(&self, tasks: Vec<JoinHandle<()>>) {
-        self.is_over.store(true, SeqCst);
-        for ended in soon("the end of all tasks", join_all(tasks)).await {
-            ended.expect("no overlap");
-        }
-    }
-}
-
-/// The calls of one process, of one key each.
-pub(crate) struct Caller {
-    store: Arc<PostgresStore>,
-    ids: AcquisitionIds,
-}
-
-impl Caller {
-    pub(crate) fn new(store: &Arc<PostgresStore>, name: &str) -> Self {
-        Self { store: Arc::clone(store), ids: AcquisitionIds::new(name, fastrand::u64(..)) }
-    }
-
-    pub(crate) fn id(&self) -> AcquisitionId {
-        self.ids.next()
-    }
-
-    pub(crate) async fn acquire(
-        &self,
-        key: &LockKey,
-        id: &AcquisitionId,
-        lease: Duration,
-        if_busy: IfBusy,
-    ) -> Result<AcquireReply, StoreError> {
-        self.store.acquire_one(request(key, id, lease, if_busy)).await
-    }
-
-    pub(crate) async fn acquire_unless_recorded(&self, key: &LockKey, id: &AcquisitionId) -> AcquireReply {
-        let request = request(key, id, LONG, IfBusy::Enqueue);
-        self.store.acquire_one(request.demand(Demand::new().unless_recorded())).await.expect("a reply")
-    }
-
-    /// The fence of a grant.
-    pub(crate) async fn granted(&self, key: &LockKey, id: &AcquisitionId, lease: Duration) -> u64 {
-        match self.acquire(key, id, lease, IfBusy::Fail).await.expect("a reply") {
-            AcquireReply::Granted { fence } => fence,
-            other => panic!("not granted, but {other:?}"),
-        }
-    }
-
-    /// The fence of a grant whose lease has expired.
-    pub(crate) async fn expired(&self, key: &LockKey) -> u64 {
-        let fence = self.granted(key, &self.id(), ms(1)).await;
-        sleep(ms(5)).await;
-        fence
-    }
-
-    pub(crate) async fn release(&self, key: &LockKey, id: &AcquisitionId, block_for: Duration) -> ReleaseReply {
-        let request = ReleaseRequest::new(key.clone(), id.clone(), block_for, terms());
-        self.store.release_one(request).await.expect("a reply")
-    }
-
-    pub(crate) async fn release_with(&self, key: &LockKey, id: &AcquisitionId, record: Record) -> ReleaseReply {
-        self.try_release_with(key, id, record).await.expect("a reply")
-    }
-
-    pub(crate) async fn try_release_with(
-        &self,
-        key: &LockKey,
-        id: &AcquisitionId,
-        record: Record,
-    ) -> Result<ReleaseReply, StoreError> {
-        let request = ReleaseRequest::new(key.clone(), id.clone(), Duration::ZERO, terms());
-        self.store.release_one(request.record(record, LONG)).await
-    }
-
-    /// The fence after a yield to no waiter.
-    pub(crate) async fn extended(&self, key: &LockKey, id: &AcquisitionId, fence: u64) -> u64 {
-        let request = YieldRequest::new(key.clone(), id.clone(), fence, self.id(), LONG, terms(), LONG);
-        match self.store.yield_to_queue(request).await.expect("a reply") {
-            YieldReply::Extended { fence } => fence,
-            other => panic!("not extended, but {other:?}"),
-        }
-    }
-
-    pub(crate) async fn renew(&self, key: &LockKey, id: &AcquisitionId) -> RenewReply {
-        let request = RenewRequest::new(key.clone(), id.clone(), LONG);
-        self.store.renew(vec![request]).await.expect("a reply").remove(0)
-    }
-}
-
-/// A request of one key. It does not expire, and may wait long for a row.
-pub(crate) fn request(key: &LockKey, id: &AcquisitionId, lease: Duration, if_busy: IfBusy) -> AcquireRequest {
-    AcquireRequest::new(key.clone(), id.clone(), lease, if_busy, terms(), LONG)
-}
-
-pub(crate) fn terms() -> QueueConfig {
-    QueueConfig::new(Duration::from_secs(60), LONG, 100)
 }

@@ -10,6 +10,8 @@
 //! | [`endings`] | each kind of response, under a key of its own |
 //! | [`locks`] | keys and lock managers of the tests |
 //! | [`store`] | stores that change some operations of another one |
+//! | [`caller`] | calls of one key each, straight to a store |
+//! | [`sections`] | sections under one key, beside faults |
 //! | [`costs`] | the cost of locks in calls of their store: one table for all stores |
 //! | [`parity`] | a store beside the one in memory, in random sequences of calls |
 //! | [`exclusion`] | the rule of mutual exclusion, for the checkers |
@@ -49,6 +51,8 @@ pub mod app;
 #[cfg(feature = "service")]
 pub mod body;
 #[cfg(feature = "service")]
+pub mod caller;
+#[cfg(feature = "service")]
 pub mod costs;
 #[cfg(feature = "service")]
 pub mod endings;
@@ -64,6 +68,8 @@ pub mod runtimes;
 pub mod log;
 #[cfg(feature = "service")]
 pub mod parity;
+#[cfg(feature = "service")]
+pub mod sections;
 #[cfg(feature = "service")]
 pub mod store;
 pub mod exclusion;

@@ -46,10 +46,10 @@ pub async fn one_of_several_holders_is_revoked(locks: &[LockManager], key: LockK
         let reply = locks[0].revoke(key.clone(), &holder).await.expect("a reply");
         assert_eq!(reply, ForceReleaseReply::Revoked { holders: vec![holder.clone()] });
     }
-    soon("the loss", revoked.held_permit().lost()).await;
-    assert!(!kept.held_permit().remaining().is_zero());
     let refused = locks[1].permit(key.clone(), 2).wait(Duration::ZERO).await;
     assert!(matches!(refused, Err(LockError::Busy { .. })), "its place is blocked");
+    soon("the loss", revoked.held_permit().lost()).await;
+    assert!(!kept.held_permit().remaining().is_zero());
     drop(locks[1].permit(key, 2).await.expect("a second later").release().await);
     assert_eq!(kept.release().await.expect("a reply"), ReleaseOutcome::Released);
 }

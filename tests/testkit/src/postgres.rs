@@ -175,8 +175,7 @@ impl PostgresServer {
     /// Panics if it does not start.
     pub async fn restart(&self) {
         let command = Self::command(&self.folder, self.port(), &self.arguments, &self.privileges);
-        let process = start_and_wait("postgres", &self.folder, command, async || Self::is_up(&self.folder)).await;
-        *self.process() = process.expect("its port is reserved");
+        *self.process() = start_again("postgres", &self.folder, command, async || Self::is_up(&self.folder)).await;
     }
 
     /// Starts the server again as a standby, which receives nothing from a primary server.
@@ -290,6 +289,16 @@ pub(crate) async fn start_on_free_port(
         }
     }
     panic!("no port stays free for long enough");
+}
+
+/// Starts a server again on its port, and waits until it is up.
+pub(crate) async fn start_again(
+    name: &str,
+    folder: &TempFolder,
+    command: Command,
+    is_up: impl AsyncFn() -> bool,
+) -> Process {
+    start_and_wait(name, folder, command, is_up).await.expect("its port is reserved")
 }
 
 /// `None`: the port is taken.
