@@ -63,7 +63,7 @@ impl Background {
     }
 
     /// The same on the current runtime.
-    #[cfg(any(feature = "postgres", feature = "redis"))]
+    #[cfg(feature = "__remote")]
     pub(crate) fn log(&self, job: impl FnOnce() + Send + 'static) {
         self.run(Handle::try_current().ok().as_ref(), job);
     }

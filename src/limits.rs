@@ -130,61 +130,62 @@ pub(crate) const RAW_KEY_LISTENS: Duration = Duration::from_secs(10);
 pub(crate) const MAX_UNCLAIMED_OFFER_RELEASES: usize = 8;
 
 /// The timeout of one call of the store.
-#[cfg(any(test, feature = "memory", feature = "postgres", feature = "redis", feature = "test-util"))]
+#[cfg(any(test, feature = "memory", feature = "__remote", feature = "test-util"))]
 pub(crate) const STORE_CALL_TIMEOUT: Duration = Duration::from_millis(500);
 /// The timeout of connecting to a server.
-#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg(feature = "__remote")]
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The longest timeout of connecting to a server.
-#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg(feature = "__remote")]
 pub(crate) const CONNECT_TIMEOUT_MAX: Duration = Duration::from_secs(60);
 /// The longest timeout of one call of a server.
-#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg(feature = "__remote")]
 pub(crate) const STORE_CALL_TIMEOUT_MAX: Duration = Duration::from_secs(5);
 /// The shortest timeout of connecting to a server and of one call.
-#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg(feature = "__remote")]
 pub(crate) const STORE_TIMEOUT_MIN: Duration = Duration::from_millis(50);
 /// How long a call waits for the replicas of a URL: a multiple of the usual time of replication.
 #[cfg(feature = "redis")]
 pub(crate) const REDIS_MIN_REPLICAS_TIMEOUT: Duration = Duration::from_millis(100);
 /// Acquires that wait until they are sent to a server; further ones fail at once.
-#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg(feature = "__remote")]
 pub(crate) const MAX_WAITING_REQUESTS: usize = 10_000;
-/// Default of the most connections of a store to PostgreSQL: four of them for acquires.
-#[cfg(feature = "postgres")]
-pub(crate) const POSTGRES_CONNECTIONS: usize = 6;
+/// Default of the most connections of a store to a database: most of them for commits that wait for
+/// the disk.
+#[cfg(feature = "__database")]
+pub(crate) const DATABASE_CONNECTIONS: usize = 6;
+/// The most connections of a store to a database.
+#[cfg(feature = "__database")]
+pub(crate) const DATABASE_CONNECTIONS_MAX: usize = 64;
 /// The fewest connections of a store to PostgreSQL: for acquires, for releases, and for messages.
 #[cfg(feature = "postgres")]
 pub(crate) const POSTGRES_CONNECTIONS_MIN: usize = 3;
-/// The most connections of a store to PostgreSQL.
-#[cfg(feature = "postgres")]
-pub(crate) const POSTGRES_CONNECTIONS_MAX: usize = 64;
-/// Default schema of the tables and the functions in PostgreSQL.
-#[cfg(feature = "postgres")]
-pub(crate) const POSTGRES_SCHEMA: &str = "tower_lock";
+/// Default schema of the tables in PostgreSQL.
+#[cfg(feature = "__database")]
+pub(crate) const TABLES_NAME: &str = "tower_lock";
 /// Bytes of the name of a schema: PostgreSQL cuts a longer name, and two could become one.
 #[cfg(feature = "postgres")]
 pub(crate) const MAX_POSTGRES_SCHEMA_BYTES: usize = 63;
 /// When a waiter asks again for a key that a transaction of the application keeps: no message comes
 /// when that transaction ends.
-#[cfg(feature = "postgres")]
-pub(crate) const POSTGRES_PINNED_POLL: Duration = Duration::from_millis(100);
+#[cfg(feature = "__database")]
+pub(crate) const PINNED_POLL: Duration = Duration::from_millis(100);
 /// When a waiter asks again that gets no messages of PostgreSQL: a random time between these.
 #[cfg(feature = "postgres")]
 pub(crate) const POSTGRES_UNNOTIFIED_POLL: [Duration; 2] = [Duration::from_millis(200), Duration::from_millis(300)];
 /// Rows that one call of the sweep reads: it takes a few milliseconds of the connection for
 /// releases.
-#[cfg(feature = "postgres")]
-pub(crate) const POSTGRES_SWEEP_ROWS: i64 = 500;
+#[cfg(feature = "__database")]
+pub(crate) const SWEEP_ROWS: i64 = 500;
 /// Between two sweeps over all rows: a row that is not used stays for a minute anyway.
-#[cfg(feature = "postgres")]
-pub(crate) const POSTGRES_SWEEP_INTERVAL: Duration = Duration::from_secs(30);
+#[cfg(feature = "__database")]
+pub(crate) const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
 /// Between two pages of a sweep: ten thousand rows a second, more than one instance locks.
-#[cfg(feature = "postgres")]
-pub(crate) const POSTGRES_SWEEP_PAUSE: Duration = Duration::from_millis(50);
+#[cfg(feature = "__database")]
+pub(crate) const SWEEP_PAUSE: Duration = Duration::from_millis(50);
 /// Rows that one page of a listing reads, also of keys that are not listed.
-#[cfg(feature = "postgres")]
-pub(crate) const POSTGRES_LISTED_ROWS: i64 = 2000;
+#[cfg(feature = "__database")]
+pub(crate) const LISTED_ROWS: i64 = 2000;
 /// The servers of a `RedlockStore`: with an even number, two halves would have no majority. More
 /// than nine cost calls, and no service has so many independent failures.
 #[cfg(feature = "redis")]
@@ -305,8 +306,8 @@ pub(crate) const MAX_SCOPES: usize = 65_536;
 /// Bytes of the head of a record in Redis.
 #[cfg(feature = "redis")]
 pub(crate) const MAX_RECORD_HEAD_BYTES: usize = 64 << 10;
-/// Bytes of the body of a record in Redis or PostgreSQL. A longer one is not kept.
-#[cfg(any(feature = "postgres", feature = "redis"))]
+/// Bytes of the body of a record in Redis or a database. A longer one is not kept.
+#[cfg(feature = "__remote")]
 pub(crate) const MAX_RECORD_BODY_BYTES: usize = KEEP_UP_TO_MAX;
 /// Bytes of the bodies of records whose releases have not reached the store. Beyond this bound, a
 /// record is left without its body.

@@ -165,7 +165,7 @@ impl fmt::Debug for StoreError {
 /// The error of a call, whose text contains its causes, so that the result has no source. Adds a
 /// hint, which may be empty. `server`: the name of the server before the error, unless the text
 /// around it has the name.
-#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg(feature = "__remote")]
 pub(crate) fn with_hint(
     server: Option<&dyn fmt::Display>,
     error: impl fmt::Display,

@@ -19,8 +19,10 @@ mod error;
 mod scheme;
 #[cfg(feature = "memory")]
 mod memory;
-#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg(feature = "__remote")]
 pub(crate) mod remote;
+#[cfg(feature = "__database")]
+mod database;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
 #[cfg(feature = "redis")]
@@ -36,7 +38,7 @@ pub use self::postgres::{PostgresConnectError, PostgresStore, PostgresStoreBuild
 #[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use self::redis::{RedisConnectError, RedisStore, RedisStoreBuilder, RedlockStore, RedlockStoreBuilder};
-#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg(feature = "__remote")]
 #[cfg_attr(docsrs, doc(cfg(any(feature = "postgres", feature = "redis"))))]
 pub use self::remote::credentials::Credentials;
 pub use self::{
@@ -224,60 +226,72 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
 
 // === impl LockStore ===
 
+/// The methods of [`LockStore`] that call those of another store.
+macro_rules! delegate_lock_store {
+    ($this:ident => $store:expr) => {
+        fn subscribe(&$this, sink: EventSink) {
+            $store.subscribe(sink);
+        }
+
+        fn acquire(&$this, requests: Many<AcquireRequest>) -> Many<StoreFuture<AcquireReply>> {
+            $store.acquire(requests)
+        }
+
+        fn renew(&$this, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
+            $store.renew(requests)
+        }
+
+        fn release(&$this, requests: Many<ReleaseRequest>) -> Many<StoreFuture<ReleaseReply>> {
+            $store.release(requests)
+        }
+
+        fn yield_to_queue(&$this, request: YieldRequest) -> StoreFuture<YieldReply> {
+            $store.yield_to_queue(request)
+        }
+
+        fn delete_record(&$this, key: LockKey) -> StoreFuture<DeleteRecordReply> {
+            $store.delete_record(key)
+        }
+
+        fn inspect(&$this, key: LockKey) -> StoreFuture<KeyStatus> {
+            $store.inspect(key)
+        }
+
+        fn list(&$this, request: ListRequest) -> StoreFuture<ListReply> {
+            $store.list(request)
+        }
+
+        fn force_release(&$this, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
+            $store.force_release(request)
+        }
+
+        fn traits(&$this) -> StoreTraits {
+            $store.traits()
+        }
+
+        fn call_timeout(&$this) -> Duration {
+            $store.call_timeout()
+        }
+
+        fn health(&$this) -> StoreFuture<()> {
+            $store.health()
+        }
+
+        fn free_keys(&$this) -> Option<&dyn FreeKeys> {
+            $store.free_keys()
+        }
+
+        fn server_of(&$this, key: &LockKey) -> usize {
+            $store.server_of(key)
+        }
+    };
+}
+
 impl<S: LockStore + ?Sized> LockStore for Arc<S> {
-    fn subscribe(&self, sink: EventSink) {
-        (**self).subscribe(sink);
-    }
+    delegate_lock_store!(self => **self);
+}
 
-    fn acquire(&self, requests: Many<AcquireRequest>) -> Many<StoreFuture<AcquireReply>> {
-        (**self).acquire(requests)
-    }
-
-    fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
-        (**self).renew(requests)
-    }
-
-    fn release(&self, requests: Many<ReleaseRequest>) -> Many<StoreFuture<ReleaseReply>> {
-        (**self).release(requests)
-    }
-
-    fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {
-        (**self).yield_to_queue(request)
-    }
-
-    fn delete_record(&self, key: LockKey) -> StoreFuture<DeleteRecordReply> {
-        (**self).delete_record(key)
-    }
-
-    fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
-        (**self).inspect(key)
-    }
-
-    fn list(&self, request: ListRequest) -> StoreFuture<ListReply> {
-        (**self).list(request)
-    }
-
-    fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
-        (**self).force_release(request)
-    }
-
-    fn traits(&self) -> StoreTraits {
-        (**self).traits()
-    }
-
-    fn call_timeout(&self) -> Duration {
-        (**self).call_timeout()
-    }
-
-    fn health(&self) -> StoreFuture<()> {
-        (**self).health()
-    }
-
-    fn free_keys(&self) -> Option<&dyn FreeKeys> {
-        (**self).free_keys()
-    }
-
-    fn server_of(&self, key: &LockKey) -> usize {
-        (**self).server_of(key)
-    }
+#[cfg(feature = "postgres")]
+impl LockStore for PostgresStore {
+    delegate_lock_store!(self => self.0);
 }

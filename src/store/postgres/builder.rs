@@ -2,20 +2,21 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep};
 use tower::BoxError;
 
 use super::{
     address::Address, connection::Connector, error::PostgresConnectError, messages::Messages, schema::Schema,
-    self_test::self_test, server::Server, shared::Shared, store::PostgresStore, tls::tls,
+    self_test::self_test, store::PostgresStore, tls::tls,
 };
 use crate::{
-    limits::{POSTGRES_CONNECTIONS, POSTGRES_CONNECTIONS_MAX, POSTGRES_CONNECTIONS_MIN, POSTGRES_SCHEMA},
-    store::remote::{
-        batching::Outbox,
-        credentials::{Credentials, Login},
-        settings::{RETRY_INTERVAL, Timeouts, same},
-        tls::TlsSettings,
+    limits::{DATABASE_CONNECTIONS, DATABASE_CONNECTIONS_MAX, POSTGRES_CONNECTIONS_MIN, TABLES_NAME},
+    store::{
+        database::{DatabaseStore, Server},
+        remote::{
+            credentials::{Credentials, Login},
+            settings::{Timeouts, same, until_ready},
+            tls::TlsSettings,
+        },
     },
 };
 
@@ -206,8 +207,8 @@ impl PostgresStoreBuilder {
         let events = events.map(|url| Address::parse(&url, &self.tls, login).map_err(of_events_url)).transpose()?;
         let schema = schema(same("schema", self.schema, own.schema)?.as_deref())?;
         let migrate = same("migrate", self.migrate, own.migrate)?.unwrap_or(false);
-        let connections = same("connections", self.connections, own.connections)?.unwrap_or(POSTGRES_CONNECTIONS);
-        if !(POSTGRES_CONNECTIONS_MIN..=POSTGRES_CONNECTIONS_MAX).contains(&connections) {
+        let connections = same("connections", self.connections, own.connections)?.unwrap_or(DATABASE_CONNECTIONS);
+        if !(POSTGRES_CONNECTIONS_MIN..=DATABASE_CONNECTIONS_MAX).contains(&connections) {
             return Err(PostgresConnectError::InvalidConnections(connections));
         }
         let timeouts = Timeouts::new(self.call_timeout, self.connect_timeout)?;
@@ -218,21 +219,13 @@ impl PostgresStoreBuilder {
         let calls = connector(address)?;
         let events = events.map(connector).transpose()?;
         let timeouts = calls.timeouts();
-        let server = Server::new(&calls, schema, timeouts, connections);
-        let deadline = Instant::now() + timeouts.connect;
-        let arrives = loop {
-            match self_test(&server, migrate, &calls, events.as_deref()).await {
-                Ok(arrives) => break arrives,
-                Err(failure) if failure.is_transient && Instant::now() + RETRY_INTERVAL < deadline => {
-                    sleep(RETRY_INTERVAL).await;
-                }
-                Err(failure) => return Err(failure.error),
-            }
-        };
+        // The other two are for releases and for messages.
+        let server = Server::new(&calls, calls.address.clone(), schema, timeouts, connections - 2);
+        let test = || self_test(&server, migrate, &calls, events.as_deref());
+        let arrives = until_ready(timeouts, test).await?;
         let server = Arc::new(server);
-        let messages = Messages::new(Arc::clone(&server), arrives.then_some(events.unwrap_or(calls)));
-        messages.connect_first().await;
-        Ok(PostgresStore { shared: Arc::new(Shared { outbox: Outbox::default(), server, messages }) })
+        let messages = Messages::new(Arc::clone(&server), arrives.then_some(events.unwrap_or(calls))).await;
+        Ok(PostgresStore(Arc::new(DatabaseStore::new(server, messages))))
     }
 }
 
@@ -247,7 +240,7 @@ fn of_events_url(error: PostgresConnectError) -> PostgresConnectError {
 }
 
 fn schema(name: Option<&str>) -> Result<Schema, PostgresConnectError> {
-    let name = name.unwrap_or(POSTGRES_SCHEMA);
+    let name = name.unwrap_or(TABLES_NAME);
     Schema::new(name).ok_or_else(|| PostgresConnectError::InvalidSchema(name.to_owned()))
 }
 

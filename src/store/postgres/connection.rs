@@ -1,29 +1,29 @@
 //! Connections to the server, and one statement on them.
 
-use std::{
-    fmt,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
 use tokio::{
     runtime::Handle,
     time::{Instant, timeout},
 };
-use tokio_postgres::{Client, Config, Connection, Row, Socket, error::SqlState, tls::MakeTlsConnect};
-
-use super::{
-    address::Address,
-    error::CallError,
-    replies::{column, only},
-    tls::Tls,
+use tokio_postgres::{
+    Client, Config, Connection, Row, Socket,
+    error::SqlState,
+    tls::MakeTlsConnect,
+    types::{FromSql, ToSql, Type},
 };
-use crate::store::remote::{
-    credentials::{Credentials, Login},
-    link::{Connect, Link, LinkError},
-    settings::Timeouts,
+
+use super::{address::Address, error::CallError, tls::Tls};
+use crate::store::{
+    database::{self, replies::only},
+    remote::{
+        credentials::{Credentials, Login},
+        link::{Connect, Link, LinkError},
+        settings::Timeouts,
+    },
 };
 
 /// Connects to the server.
@@ -54,10 +54,6 @@ type Stream = <Tls as MakeTlsConnect<Socket>>::Stream;
 
 /// A connection for calls.
 pub(super) type Calls = Link<Connector>;
-
-/// A parameter of a statement, with its type: a statement without a name is sent with its types in
-/// one message.
-pub(super) type Parameter<'a> = (&'a (dyn tokio_postgres::types::ToSql + Sync), tokio_postgres::types::Type);
 
 impl Connector {
     pub(super) fn new(address: Address, tls: Tls, timeouts: Timeouts) -> Self {
@@ -169,34 +165,23 @@ impl Connect for Connector {
     }
 }
 
-impl fmt::Debug for Connector {
-    /// Without the settings, which have the password.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connector").field("timeouts", &self.timeouts).finish_non_exhaustive()
-    }
-}
-
-/// Sends a statement once, and waits for its rows until the deadline. If the connection breaks, the
-/// outcome is unknown; a connection that had broken before is replaced. The rows are complete when
-/// the server has committed.
+/// Sends a statement once: see [`database::send`]. The rows are complete when the server has
+/// committed.
 pub(super) async fn query(
     connection: &Calls,
     statement: &str,
-    parameters: &[Parameter<'_>],
+    parameters: &[(&(dyn ToSql + Sync), Type)],
     deadline: Instant,
 ) -> Result<Vec<Row>, CallError> {
-    let send = async || {
-        let send = |client: Arc<Client>| async move {
-            if client.is_closed() {
-                return Err(CallError::Closed);
-            }
-            Ok(client.query_typed(statement, parameters).await?)
-        };
-        let breaks = |reply: &Result<Vec<Row>, CallError>| reply.as_ref().is_err_and(CallError::breaks_connection);
-        connection.call(deadline, send, breaks).await?
+    let send = |client: Arc<Client>| async move {
+        if client.is_closed() {
+            return Err(CallError::Closed);
+        }
+        Ok(client.query_typed(statement, parameters).await?)
     };
-    match send().await {
-        Err(CallError::Closed) => send().await,
-        reply => reply,
-    }
+    database::send(connection, deadline, send).await
+}
+
+pub(super) fn column<'a, T: FromSql<'a>>(row: &'a Row, index: usize) -> Result<T, CallError> {
+    row.try_get(index).map_err(|_| CallError::UnexpectedReply)
 }

@@ -6,13 +6,12 @@ use tokio_postgres::error::SqlState;
 
 use super::schema::{FUNCTIONS, VERSION};
 use crate::{
-    limits::{POSTGRES_CONNECTIONS_MAX, POSTGRES_CONNECTIONS_MIN},
+    limits::{DATABASE_CONNECTIONS_MAX, POSTGRES_CONNECTIONS_MIN},
     store::{
-        StoreError, StoreErrorKind,
-        error::{error_chain, with_hint},
+        StoreErrorKind,
+        database::{self, DriverError},
+        error::error_chain,
         remote::{
-            credentials::{LOGIN_HINT, LoginError},
-            link::LinkError,
             settings::{InvalidSetting, timeout_range},
             tls,
         },
@@ -44,7 +43,7 @@ pub enum PostgresConnectError {
     #[error("invalid schema `{0}`: a schema is 1 to 63 of [a-z0-9_], and begins with a letter, and not with `pg_`")]
     InvalidSchema(String),
     /// The number of connections is out of range.
-    #[error("`connections` is {_0}, but must be from {POSTGRES_CONNECTIONS_MIN} to {POSTGRES_CONNECTIONS_MAX}")]
+    #[error("`connections` is {_0}, but must be from {POSTGRES_CONNECTIONS_MIN} to {DATABASE_CONNECTIONS_MAX}")]
     InvalidConnections(usize),
     /// A timeout of the builder is out of range.
     #[error("`{setting}` is {value:?}, but must be {}", timeout_range(.setting))]
@@ -179,117 +178,35 @@ pub enum PostgresConnectError {
 }
 
 /// Error of a call.
-///
-/// Its text contains its causes. The call is repeated or rejected by [`kind`](Self::kind).
-#[derive(Debug, thiserror::Error)]
-pub(super) enum CallError {
-    #[error("{}", error_chain(.0))]
-    Server(#[from] tokio_postgres::Error),
-    /// The connection broke before the call was sent.
-    #[error("the connection is closed")]
-    Closed,
-    #[error(transparent)]
-    Link(#[from] LinkError<Self>),
-    #[error(transparent)]
-    Login(#[from] LoginError),
-    /// The call reached the server after it had expired, and did nothing.
-    #[error("the call reached the server too late and was not executed")]
-    Expired,
-    /// The connection for messages is down.
-    #[error("the connection for messages is down")]
-    NotListening,
-    /// The server is a standby, or the transactions of the user are read-only.
-    #[error("the server accepts no writes")]
-    ReadOnly,
-    /// The address leads to other tables than at the start.
-    #[error("the tables of the locks are not those that this process began with")]
-    OtherTables,
-    /// The database has no text with NUL.
-    #[error("the key has a NUL character, which a text of PostgreSQL cannot have")]
-    InvalidKey,
-    #[error("the reply is not one of the functions of tower-lock")]
-    UnexpectedReply,
-}
+pub(super) type CallError = database::CallError<tokio_postgres::Error>;
 
-impl CallError {
-    pub(super) fn into_store_error(self, operation: &'static str, address: &str) -> StoreError {
-        StoreError::new("postgres", operation, self.kind()).with_source(self.with_hint(address))
-    }
-
-    pub(super) fn with_hint(self, address: &str) -> Box<dyn Error + Send + Sync> {
-        let hint = self.classify().1;
-        with_hint(Some(&format_args!("PostgreSQL at {address}")), self, hint)
-    }
-
-    /// Whether the connection is unusable, or leads to a server that accepts no writes.
-    pub(super) fn breaks_connection(&self) -> bool {
-        match self {
-            Self::Closed => true,
-            // An error without a code is not of the server.
-            Self::Server(error) => match error.code() {
-                None => true,
-                Some(code) => code.code().starts_with("08") || is_of_failover(code),
-            },
-            _ => false,
-        }
-    }
-
-    /// Whether the server has executed nothing, and may execute the other requests of the call.
-    pub(super) fn may_be_of_one_key(&self) -> bool {
-        self.code().is_some_and(is_of_wait)
-    }
-
-    /// Whether a retry may succeed.
-    pub(super) fn is_transient(&self) -> bool {
-        use StoreErrorKind::{Failover, Timeout, Unavailable};
-
-        matches!(self.kind(), Failover | Timeout | Unavailable)
-    }
-
-    pub(super) fn kind(&self) -> StoreErrorKind {
-        self.classify().0
-    }
-
-    pub(super) fn code(&self) -> Option<&SqlState> {
-        match self {
-            Self::Server(error) => error.code(),
-            Self::Link(LinkError::ConnectFailed(error)) => error.code(),
-            _ => None,
-        }
-    }
+impl DriverError for tokio_postgres::Error {
+    const SERVER: &'static str = "PostgreSQL";
 
     fn classify(&self) -> (StoreErrorKind, &'static str) {
-        use StoreErrorKind::{InvalidKey, Protocol, Timeout, Unavailable};
-        match self {
-            Self::Link(LinkError::ConnectFailed(error)) => error.classify(),
-            Self::Server(error) => match error.code() {
-                Some(code) => classify_code(code),
-                None if error.to_string().contains("TLS") => {
-                    let hint = tls::hint(&error_chain(error));
-                    (StoreErrorKind::Refused, hint.unwrap_or("does the server have TLS (`ssl = on`)?"))
-                }
-                None if error_chain(error).contains("password missing") => {
-                    (StoreErrorKind::Refused, "the server requires a password, and the URL has none")
-                }
-                None => (Unavailable, "is the server up, and the address correct?"),
-            },
-            Self::Link(LinkError::ConnectTimeout) => {
-                (Unavailable, "is the server up, and the address correct, does `credentials` return?")
+        use StoreErrorKind::{Refused, Unavailable};
+        match self.code() {
+            Some(code) => classify_code(code),
+            None if self.to_string().contains("TLS") => {
+                (Refused, tls::hint(&error_chain(self)).unwrap_or("does the server have TLS (`ssl = on`)?"))
             }
-            Self::Login(_) => (Unavailable, LOGIN_HINT),
-            Self::Closed | Self::NotListening => (Unavailable, ""),
-            Self::Link(LinkError::NoReply) => (Timeout, "is the server overloaded, or is its disk slow?"),
-            Self::Expired => (Timeout, ""),
-            Self::ReadOnly => (StoreErrorKind::Failover, READ_ONLY),
-            Self::OtherTables => (StoreErrorKind::Refused, OTHER_TABLES),
-            Self::InvalidKey => (InvalidKey, ""),
-            Self::UnexpectedReply => (Protocol, "are the functions of another version of tower-lock?"),
+            None if error_chain(self).contains("password missing") => {
+                (Refused, "the server requires a password, and the URL has none")
+            }
+            None => (Unavailable, "is the server up, and the address correct?"),
         }
+    }
+
+    fn breaks_connection(&self) -> bool {
+        // An error without a code is not of the server.
+        self.code().is_none_or(|code| code.code().starts_with("08") || is_of_failover(code))
+    }
+
+    fn is_of_wait(&self) -> bool {
+        self.code().is_some_and(is_of_wait)
     }
 }
 
-const OTHER_TABLES: &str =
-    "does the address lead to another database, or were they made again? if all processes use these, restart this one";
 const READ_ONLY: &str = "the server is a standby, or the user has `default_transaction_read_only`";
 
 fn classify_code(code: &SqlState) -> (StoreErrorKind, &'static str) {

@@ -11,32 +11,30 @@ use tokio_postgres::{AsyncMessage, Client};
 use tracing::info;
 
 use super::{
-    connection::Connector,
+    connection::{Connector, column},
     error::CallError,
-    replies::{column, only},
-    schema,
-    server::Server,
-    sweep,
 };
 use crate::{
     acquisition::AcquisitionId,
     store::{
         EventSink, StoreEvent,
+        database::{Server, driver, replies::only},
         remote::{
             inbox::Inbox,
-            session::{Listen, Listener, Task, receive},
+            session::{Listen, Listener, receive},
         },
     },
+    sync::Mutex,
 };
 
 /// The messages of a server to all sinks, on a connection that is replaced when it breaks.
-#[derive(Debug)]
 pub(super) struct Messages {
-    server: Arc<Server>,
+    server: Arc<Server<Connector>>,
     inbox: Inbox,
     /// `None`: a pooler is in between, and no message would come.
     connector: Option<Arc<Connector>>,
-    task: Task,
+    /// The first connection: a manager then needs a round trip for its subscription.
+    first: Mutex<Option<PgListener>>,
 }
 
 /// A connection that receives messages.
@@ -53,56 +51,13 @@ type OnMessage = Box<dyn Fn(&str, &str) + Send>;
 const PREFIX: &str = "tower-lock:";
 
 impl Messages {
-    pub(super) fn new(server: Arc<Server>, connector: Option<Arc<Connector>>) -> Arc<Self> {
+    /// Connects.
+    pub(super) async fn new(server: Arc<Server<Connector>>, connector: Option<Arc<Connector>>) -> Arc<Self> {
         let inbox = Inbox::new(server.timeouts.call, Arc::clone(&server.recovered));
-        Arc::new(Self { server, inbox, connector, task: Task::default() })
-    }
-
-    pub(super) fn are_sent(&self) -> bool {
-        self.connector.is_some()
-    }
-
-    pub(super) fn add(self: &Arc<Self>, sink: EventSink) {
-        if self.are_sent() {
-            self.inbox.add(sink.manager().to_owned(), sink);
-        }
-        self.start();
-    }
-
-    /// Waits until this manager is subscribed. `false`: it will not be soon.
-    pub(super) async fn wait_subscribed(self: &Arc<Self>, manager: &str) -> bool {
-        self.start();
-        self.are_sent() && !self.inbox.is_disconnected() && self.inbox.wait_subscribed(manager).await
-    }
-
-    /// See [`Inbox::is_subscribed`].
-    pub(super) async fn are_subscribed(self: &Arc<Self>) -> bool {
-        self.start();
-        !self.are_sent() || self.inbox.is_subscribed().await
-    }
-
-    /// Connects, and starts the task: a manager then needs a round trip for its subscription.
-    pub(super) async fn connect_first(self: &Arc<Self>) {
-        let first = self.connect().await;
-        self.task.start(|| Arc::clone(self).run(first));
-    }
-
-    /// Starts the task on this runtime, unless it runs.
-    pub(super) fn start(self: &Arc<Self>) {
-        self.task.start(|| Arc::clone(self).run(None));
-    }
-
-    pub(super) fn stop(&self) {
-        self.task.stop();
-    }
-
-    async fn run(self: Arc<Self>, first: Option<PgListener>) {
-        let receives = async {
-            if self.are_sent() {
-                receive(&self, first).await;
-            }
-        };
-        tokio::join!(receives, sweep::run(&self.server));
+        let messages = Arc::new(Self { server, inbox, connector, first: Mutex::default() });
+        let first = messages.connect().await;
+        *messages.first.lock() = first;
+        messages
     }
 
     /// Passes each message to its manager, in the task that reads it.
@@ -113,6 +68,37 @@ impl Messages {
                 messages.inbox.send(manager, event);
             }
         })
+    }
+}
+
+impl driver::Messages for Messages {
+    fn are_sent(&self) -> bool {
+        self.connector.is_some()
+    }
+
+    fn add(&self, sink: EventSink) {
+        if self.are_sent() {
+            self.inbox.add(sink.manager().to_owned(), sink);
+        }
+    }
+
+    async fn wait_subscribed(&self, manager: &str) -> bool {
+        self.are_sent() && !self.inbox.is_disconnected() && self.inbox.wait_subscribed(manager).await
+    }
+
+    /// See [`Inbox::is_subscribed`].
+    async fn are_subscribed(&self) -> bool {
+        !self.are_sent() || self.inbox.is_subscribed().await
+    }
+
+    fn receive(self: Arc<Self>) -> impl Future<Output = ()> + Send {
+        // Not in the future: a connection whose task never runs would keep these messages.
+        let first = self.first.lock().take();
+        async move {
+            if self.are_sent() {
+                receive(&self, first).await;
+            }
+        }
     }
 }
 
@@ -140,7 +126,7 @@ impl Listen for Messages {
 fn parse_event(text: &str) -> Option<StoreEvent> {
     let mut parts = text.splitn(3, ' ');
     let (kind, id, name) = (parts.next()?, parts.next()?, parts.next()?);
-    let (id, key) = (AcquisitionId::from_text(id), schema::key(name));
+    let (id, key) = (AcquisitionId::from_text(id), driver::key(name));
     match kind {
         "offered" => Some(StoreEvent::Offered { key, id }),
         "revoked" => Some(StoreEvent::Revoked { key, id }),

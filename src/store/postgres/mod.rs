@@ -11,18 +11,10 @@ mod builder;
 pub(crate) mod address;
 mod self_test;
 mod store;
-mod shared;
-mod server;
-mod acquires;
-mod renewals;
-mod releases;
-mod connections;
 mod connection;
 mod tls;
 mod schema;
-mod replies;
 mod messages;
-mod sweep;
 mod error;
 
 pub use self::{builder::PostgresStoreBuilder, error::PostgresConnectError, store::PostgresStore};

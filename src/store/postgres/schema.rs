@@ -1,9 +1,6 @@
-//! The schema of a store: its name, its migration, its statements, and the names of keys in it.
-//! Pure.
+//! The schema of a store: its name, its migration, and its statements. Pure.
 
-use std::borrow::Cow;
-
-use crate::{limits::MAX_POSTGRES_SCHEMA_BYTES, lock_key::LockKey};
+use crate::limits::MAX_POSTGRES_SCHEMA_BYTES;
 
 /// The comment of the table of locks: the layout of the tables. No other one is understood.
 pub(super) const VERSION: &str = "tower-lock 1";
@@ -79,6 +76,15 @@ impl Schema {
         format!("SELECT pg_catalog.obj_description(pg_catalog.to_regclass('\"{}\".floor'), 'pg_class')", self.name)
     }
 
+    /// The statement that fails if a function is missing, or the server accepts no writes. Of a key
+    /// that no caller has, and no row.
+    pub(super) fn check(&self) -> String {
+        let schema = &self.name;
+        format!(
+            "SELECT 1 FROM \"{schema}\".inspect('+health') JOIN \"{schema}\".floor f ON f.fence < 0 FOR UPDATE OF f"
+        )
+    }
+
     /// The text that makes the tables and the functions, or replaces older functions.
     pub(super) fn migration(&self) -> String {
         let text = PARTS.iter().fold(MIGRATION.to_owned(), |text, (part, replacement)| text.replace(part, replacement));
@@ -89,29 +95,21 @@ impl Schema {
     }
 }
 
-/// The name of a key in the tables. No composed key has a `*`, so that a raw key with the same text
-/// has another name. `None`: the database has no text with NUL.
-pub(super) fn name(key: &LockKey) -> Option<Cow<'_, str>> {
-    let name = if key.is_raw() { format!("*{}", key.as_str()).into() } else { Cow::from(key.as_str()) };
-    (!name.contains('\0')).then_some(name)
-}
-
-/// The key with this name.
-pub(super) fn key(name: &str) -> LockKey {
-    match name.strip_prefix('*') {
-        Some(raw) => LockKey::from_raw_name(raw),
-        None => LockKey::from_composed(name),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limits::POSTGRES_SCHEMA;
+    use crate::{
+        limits::TABLES_NAME,
+        lock_key::LockKey,
+        store::{
+            database::driver::{key, name},
+            postgres::connection::Connector,
+        },
+    };
 
     #[test]
     fn name_of_a_schema_has_no_character_with_a_meaning() {
-        for name in [POSTGRES_SCHEMA, "shop", "_1", "user"] {
+        for name in [TABLES_NAME, "shop", "_1", "user"] {
             assert!(Schema::new(name).is_some(), "{name}");
         }
         let long = "a".repeat(MAX_POSTGRES_SCHEMA_BYTES + 1);
@@ -139,11 +137,11 @@ mod tests {
         let raw = LockKey::raw("order:7").expect("a name");
         let composed = LockKey::from(("order", 7));
         for each in [&raw, &composed] {
-            assert_eq!(key(&name(each).expect("valid")), *each);
+            assert_eq!(key(&name::<Connector>(each).expect("valid")), *each);
         }
-        assert_ne!(name(&raw).expect("valid"), name(&composed).expect("valid"));
+        assert_ne!(name::<Connector>(&raw).expect("valid"), name::<Connector>(&composed).expect("valid"));
         let odd = LockKey::from(("*a", "b*"));
-        assert_eq!(key(&name(&odd).expect("valid")), odd, "it is escaped");
-        assert!(name(&LockKey::raw("a\0b").expect("a name")).is_none(), "the database has no such text");
+        assert_eq!(key(&name::<Connector>(&odd).expect("valid")), odd, "it is escaped");
+        assert!(name::<Connector>(&LockKey::raw("a\0b").expect("a name")).is_none(), "the database has no such text");
     }
 }

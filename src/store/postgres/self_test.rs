@@ -6,21 +6,27 @@ use tokio::{
     sync::Notify,
     time::{Instant, timeout},
 };
-use tokio_postgres::{error::SqlState, types::Type};
+use tokio_postgres::{
+    error::SqlState,
+    types::{ToSql, Type},
+};
 use tracing::warn;
 
 use super::{
-    connection::{Connector, Parameter, query},
+    connection::{Connector, column, query},
     error::{CallError, PostgresConnectError},
     messages::PgListener,
-    replies::{column, only},
     schema::{FUNCTIONS, VERSION, function_names},
-    server::Server,
 };
 use crate::{
     process,
-    store::remote::{link::LinkError, settings},
+    store::{
+        database::{self, replies::only},
+        remote::{link::LinkError, settings},
+    },
 };
+
+type Server = database::Server<Connector>;
 
 pub(super) type SelfTestError = settings::SelfTestError<PostgresConnectError>;
 
@@ -78,7 +84,7 @@ pub(super) async fn self_test(
     }
     let failed = |error| test_failed(&server.address, error);
     let deadline = server.timeouts.call_deadline();
-    let id = query(&server.release_conn, &server.schema.tables_id(), &[], deadline).await.map_err(failed)?;
+    let id = query(&server.main_conn, &server.schema.tables_id(), &[], deadline).await.map_err(failed)?;
     calls.pin_tables(server.schema.tables_id(), column(only(&id).map_err(failed)?, 0).map_err(failed)?);
     let arrives = message_arrives(server, events.unwrap_or(calls)).await?;
     if let Some(events) = events.filter(|_| !arrives) {
@@ -101,7 +107,7 @@ pub(super) async fn self_test(
 async fn check_server(server: &Server) -> Result<(String, String), SelfTestError> {
     let failed = |error| test_failed(&server.address, error);
     let deadline = server.timeouts.call_deadline();
-    let rows = query(&server.release_conn, SERVER, &[], deadline).await.map_err(failed)?;
+    let rows = query(&server.main_conn, SERVER, &[], deadline).await.map_err(failed)?;
     let row = only(&rows).map_err(failed)?;
     let text = |index| column::<&str>(row, index).map(str::to_owned).map_err(failed);
     let address = || server.address.clone();
@@ -141,8 +147,9 @@ async fn check_tables(server: &Server, user: &str) -> Result<Option<u32>, SelfTe
     let (address, schema) = (|| server.address.clone(), || server.schema.name.clone());
     let deadline = server.timeouts.call_deadline();
     let functions: Vec<_> = function_names().collect();
-    let parameters: [Parameter<'_>; 2] = [(&server.schema.name, Type::TEXT), (&functions, Type::TEXT_ARRAY)];
-    let rows = query(&server.release_conn, TABLES, &parameters, deadline).await;
+    let parameters: [(&(dyn ToSql + Sync), Type); 2] =
+        [(&server.schema.name, Type::TEXT), (&functions, Type::TEXT_ARRAY)];
+    let rows = query(&server.main_conn, TABLES, &parameters, deadline).await;
     let rows = rows.map_err(failed)?;
     let Some(row) = rows.first() else { return Ok(None) };
     let has_tables: bool = column(row, 0).map_err(failed)?;
@@ -181,17 +188,17 @@ async fn execute_migration(
     database: &str,
     missing: PostgresConnectError,
 ) -> Result<(), SelfTestError> {
-    let call = server.release_conn.ready().await;
+    let call = server.main_conn.ready().await;
     call.map_err(|error| test_failed(&server.address, error.into()))?;
     let deadline = Instant::now() + server.timeouts.connect;
-    match query(&server.release_conn, &server.schema.migration(), &[], deadline).await {
-        Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+    match query(&server.main_conn, &server.schema.migration(), &[], deadline).await {
+        Err(error) if code(&error) == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
             let PostgresConnectError::NoTables { address, .. } = missing else { return Err(missing.into()) };
             let grant = format!("GRANT CREATE ON DATABASE \"{database}\" TO \"{user}\"");
             Err(PostgresConnectError::MissingRights { address, user: user.to_owned(), grant }.into())
         }
         // "Tuple concurrently updated": another session has changed the rights of a function.
-        Err(error) if error.code() == Some(&SqlState::INTERNAL_ERROR) => {
+        Err(error) if code(&error) == Some(&SqlState::INTERNAL_ERROR) => {
             Err(SelfTestError { is_transient: true, ..test_failed(&server.address, error) })
         }
         made => made.map(drop).map_err(|error| test_failed(&server.address, error)),
@@ -230,6 +237,11 @@ async fn message_arrives(server: &Server, events: &Connector) -> Result<bool, Se
     // The session of a pooler goes on without the channel.
     execute("UNLISTEN").await?;
     Ok(arrives)
+}
+
+/// The code of an error of the server.
+fn code(error: &CallError) -> Option<&SqlState> {
+    error.driver().and_then(|error| error.code())
 }
 
 fn test_failed(address: &str, error: CallError) -> SelfTestError {

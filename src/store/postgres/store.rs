@@ -1,25 +1,24 @@
-//! The store: calls of functions of the database.
+//! The store: what PostgreSQL adds to the operations of every database.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use tokio_postgres::types::Type;
+use tokio::time::Instant;
+use tokio_postgres::{
+    Row,
+    types::{ToSql, Type},
+};
 
 use super::{
-    connection::{Parameter, query},
+    connection::{Calls, Connector, query},
     error::CallError,
-    replies::{column, only, revoked, status, yielded},
-    schema::{self, name},
-    shared::{Shared, millis},
+    messages::Messages,
+    schema::Schema,
 };
 use crate::{
-    clock::Clock,
-    limits::POSTGRES_LISTED_ROWS,
-    lock_key::LockKey,
+    limits::POSTGRES_UNNOTIFIED_POLL,
     store::{
-        AcquireReply, AcquireRequest, Cursor, DeleteRecordReply, EventSink, ForceReleaseReply, ForceReleaseRequest,
-        KeyStatus, ListEntry, ListReply, ListRequest, LockStore, Many, ReleaseReply, ReleaseRequest, RenewReply,
-        RenewRequest, StoreFuture, StoreTraits, YieldReply, YieldRequest,
-        remote::batching::{Sender, SharedCalls},
+        LockStore,
+        database::{self, Argument, Database, micros},
     },
 };
 
@@ -61,165 +60,103 @@ use crate::{
 ///
 /// While PostgreSQL cannot be reached, no lock is acquired (503, not started), and a held lock is
 /// lost when its lease expires.
-pub struct PostgresStore {
-    pub(super) shared: Arc<Shared>,
-}
+#[derive(Debug)]
+pub struct PostgresStore(pub(in crate::store) Arc<dyn LockStore>);
 
-impl PostgresStore {
-    /// Calls the server. The timeout starts at the first poll: the call itself may be outside of a
-    /// runtime.
-    fn call<T, F>(&self, operation: &'static str, run: impl FnOnce(Arc<Shared>) -> F + Send + 'static) -> StoreFuture<T>
-    where
-        F: Future<Output = Result<T, CallError>> + Send + 'static,
-    {
-        let shared = Arc::clone(&self.shared);
-        StoreFuture::new(async move {
-            let server = Arc::clone(&shared.server);
-            run(shared).await.map_err(|error| server.store_error(operation, error))
-        })
+/// A parameter of a statement, with its type: a statement without a name is sent with its types in
+/// one message.
+type Parameter<'a> = (Box<dyn ToSql + Sync + Send + 'a>, Type);
+
+impl Database for Connector {
+    const STORE: &'static str = "postgres";
+    const HAS_QUEUE: bool = true;
+    const SYNCS_RELEASES: bool = false;
+    const POLL: [Duration; 2] = POSTGRES_UNNOTIFIED_POLL;
+
+    type DriverError = tokio_postgres::Error;
+    type Schema = Schema;
+    type Row = Row;
+    type Messages = Messages;
+
+    async fn call(
+        connection: &Calls,
+        schema: &Schema,
+        function: &str,
+        arguments: &[Argument<'_>],
+        deadline: Instant,
+    ) -> Result<Vec<Row>, CallError> {
+        let parameters = parameters(arguments);
+        let parameters: Vec<_> =
+            parameters.iter().map(|(value, of)| (&**value as &(dyn ToSql + Sync), of.clone())).collect();
+        query(connection, &schema.call(function, parameters.len()), &parameters, deadline).await
+    }
+
+    /// The last statement would lock a row: a server that accepts no writes refuses it.
+    async fn check(connection: &Calls, schema: &Schema, deadline: Instant) -> Result<(), CallError> {
+        query(connection, &schema.check(), &[], deadline).await.map(drop)
+    }
+
+    fn has_text(text: &str) -> bool {
+        !text.contains('\0')
     }
 }
 
-impl LockStore for PostgresStore {
-    fn subscribe(&self, sink: EventSink) {
-        self.shared.messages.add(sink);
+fn parameters<'a>(arguments: &[Argument<'a>]) -> Vec<Parameter<'a>> {
+    fn one<'a>(value: impl ToSql + Sync + Send + 'a, of: Type) -> Parameter<'a> {
+        (Box::new(value), of)
     }
-
-    fn acquire(&self, requests: Many<AcquireRequest>) -> Many<StoreFuture<AcquireReply>> {
-        SharedCalls::push(&self.shared, requests, self.shared.now())
-    }
-
-    fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
-        let shared = Arc::clone(&self.shared);
-        StoreFuture::new(async move { shared.renew(&requests).await })
-    }
-
-    fn release(&self, requests: Many<ReleaseRequest>) -> Many<StoreFuture<ReleaseReply>> {
-        SharedCalls::push(&self.shared, requests, self.shared.now())
-    }
-
-    fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {
-        let called = Clock::default().now();
-        self.call("yield", move |shared| async move {
-            let has_messages = shared.messages.wait_subscribed(request.next_id.manager()).await;
-            let YieldRequest { key, id, fence, next_id, lease, queue, valid_for, demand } = &request;
-            let (name, id, next_id) = (name(key).ok_or(CallError::InvalidKey)?, id.to_string(), next_id.to_string());
-            let fence = i64::try_from(*fence).unwrap_or(i64::MAX);
-            let (lease, offer, entry) = (millis(*lease), millis(queue.offer_ttl), millis(queue.entry_ttl));
-            let capacity = i64::try_from(queue.capacity).unwrap_or(i64::MAX);
-            let takes_record = demand.takes_record();
-            let parameters: [Parameter<'_>; 9] = [
-                (&offer, Type::INT8),
-                (&entry, Type::INT8),
-                (&capacity, Type::INT8),
-                (&takes_record, Type::BOOL),
-                (&name, Type::TEXT),
-                (&id, Type::TEXT),
-                (&fence, Type::INT8),
-                (&next_id, Type::TEXT),
-                (&lease, Type::INT8),
-            ];
-            let rows = shared.call_before_expiry(called, *valid_for, "yield_key", &parameters).await?;
-            yielded(only(&rows)?, has_messages)
-        })
-    }
-
-    fn delete_record(&self, key: LockKey) -> StoreFuture<DeleteRecordReply> {
-        self.call("delete-record", move |shared| async move {
-            let (server, name) = (&shared.server, name(&key).ok_or(CallError::InvalidKey)?);
-            let rows = server.call_retry(&server.release_conn, "delete_record", &[(&name, Type::TEXT)]).await?;
-            Ok(match column(only(&rows)?, 0)? {
-                "deleted" => DeleteRecordReply::Deleted,
-                "not found" => DeleteRecordReply::NotFound,
-                "busy" => DeleteRecordReply::Busy,
-                _ => return Err(CallError::UnexpectedReply),
-            })
-        })
-    }
-
-    fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
-        self.call("inspect", move |shared| async move {
-            let (server, name) = (&shared.server, name(&key).ok_or(CallError::InvalidKey)?);
-            let rows = server.call_retry(&server.release_conn, "inspect", &[(&name, Type::TEXT)]).await?;
-            let row = only(&rows)?;
-            Ok(status(row)?.kept_by(column(row, 9)?))
-        })
-    }
-
-    fn list(&self, request: ListRequest) -> StoreFuture<ListReply> {
-        self.call("list", move |shared| async move {
-            let ListRequest { after, limit, contended_only } = &request;
-            let after = after.as_ref().map_or("", Cursor::as_str);
-            if after.contains('\0') {
-                return Err(CallError::InvalidKey);
+    let number = |number: i64| one(number, Type::INT8);
+    let mut parameters = Vec::with_capacity(9);
+    for argument in arguments {
+        match *argument {
+            Argument::Number(value) => parameters.push(number(value)),
+            Argument::Flag(flag) => parameters.push(one(flag, Type::BOOL)),
+            Argument::Time(time) => parameters.push(number(millis(time))),
+            Argument::Text(text) => parameters.push(one(text, Type::TEXT)),
+            Argument::Bytes(bytes) => parameters.push(one(bytes, Type::BYTEA)),
+            Argument::Offer(queue) => parameters.push(number(millis(queue.offer_ttl))),
+            Argument::Queue(queue) => {
+                let capacity = i64::try_from(queue.capacity).unwrap_or(i64::MAX);
+                parameters.extend([millis(queue.offer_ttl), millis(queue.entry_ttl), capacity].map(number));
             }
-            let limit = i64::try_from(*limit).unwrap_or(i64::MAX);
-            let parameters: [Parameter<'_>; 4] = [
-                (&after, Type::TEXT),
-                (&limit, Type::INT8),
-                (&POSTGRES_LISTED_ROWS, Type::INT8),
-                (contended_only, Type::BOOL),
-            ];
-            let mut page = ListReply::new(Vec::new(), None);
-            for row in shared.server.call_retry(&shared.server.release_conn, "list_keys", &parameters).await? {
-                let name: &str = column(&row, 0)?;
-                match column::<Option<i64>>(&row, 5)? {
-                    Some(_) => page.entries.push(ListEntry::new(schema::key(name), status(&row)?)),
-                    // The key after which the next page begins.
-                    None => page.next = Some(Cursor::new(name)),
-                }
+            Argument::Requests(batch) => {
+                let requests = || batch.requests.iter();
+                parameters.extend([
+                    one(requests().map(|of| &*of.name).collect::<Vec<_>>(), Type::TEXT_ARRAY),
+                    one(requests().map(|of| &*of.id).collect::<Vec<_>>(), Type::TEXT_ARRAY),
+                    one(requests().map(|of| millis(of.time)).collect::<Vec<_>>(), Type::INT8_ARRAY),
+                ]);
+                let waits: Option<Vec<bool>> = requests().map(|of| of.waits).collect();
+                parameters.extend(waits.map(|waits| one(waits, Type::BOOL_ARRAY)));
             }
-            Ok(page)
-        })
+        }
     }
-
-    fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
-        self.call("force-release", move |shared| async move {
-            let (name, block) = (name(&request.key).ok_or(CallError::InvalidKey)?, millis(request.block_for));
-            let offer = millis(request.queue.offer_ttl);
-            let holder = request.holder.as_ref().map(ToString::to_string);
-            let parameters: [Parameter<'_>; 4] =
-                [(&name, Type::TEXT), (&block, Type::INT8), (&offer, Type::INT8), (&holder, Type::TEXT)];
-            // Not repeated: the next holder may have the key by then.
-            let rows = shared.server.call(&shared.server.release_conn, "force_release", &parameters).await?;
-            revoked(only(&rows)?)
-        })
-    }
-
-    fn traits(&self) -> StoreTraits {
-        StoreTraits::new().events(self.shared.messages.are_sent()).records(true).ordered(true).shares(true)
-    }
-
-    fn call_timeout(&self) -> Duration {
-        self.shared.server.timeouts.call
-    }
-
-    fn health(&self) -> StoreFuture<()> {
-        self.call("health", |shared| async move {
-            let server = &shared.server;
-            let deadline = server.timeouts.call_deadline();
-            // Of a key that no caller has: the tables and the functions are there.
-            let schema = &server.schema.name;
-            let statement =
-                format!("SELECT current_setting('transaction_read_only') FROM \"{schema}\".inspect('+health')");
-            for connection in [&*server.synced_conns.take(), &server.release_conn] {
-                let rows = query(connection, &statement, &[], deadline).await?;
-                if column::<&str>(only(&rows)?, 0)? != "off" {
-                    return Err(CallError::ReadOnly);
-                }
-            }
-            if shared.messages.are_subscribed().await { Ok(()) } else { Err(CallError::NotListening) }
-        })
-    }
+    parameters
 }
 
-impl fmt::Debug for PostgresStore {
-    /// Without the settings, which have the password.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let server = &self.shared.server;
-        f.debug_struct("PostgresStore")
-            .field("address", &server.address)
-            .field("schema", &server.schema.name)
-            .finish_non_exhaustive()
+/// A duration for the server: rounded up to milliseconds.
+fn millis(duration: Duration) -> i64 {
+    micros(duration.saturating_add(Duration::from_micros(999))) / 1000
+}
+
+impl database::Row for Row {
+    fn number(&self, column: usize) -> Option<i64> {
+        self.try_get(column).ok()
+    }
+
+    fn text(&self, column: usize) -> Option<String> {
+        self.try_get(column).ok()
+    }
+
+    fn bytes(&self, column: usize) -> Option<Vec<u8>> {
+        self.try_get(column).ok()
+    }
+
+    fn numbers(&self, column: usize) -> Option<Vec<i64>> {
+        self.try_get(column).ok()
+    }
+
+    fn texts(&self, column: usize) -> Option<Vec<String>> {
+        self.try_get(column).ok()
     }
 }

@@ -32,7 +32,8 @@ use crate::{
         EventSink,
         remote::{
             inbox::Inbox,
-            session::{HEALTH_INTERVAL, Listen, Listener, Task, receive},
+            session::{HEALTH_INTERVAL, Listen, Listener, receive},
+            task::Task,
         },
     },
 };

@@ -131,13 +131,14 @@ impl<C: Connect> Link<C> {
     }
 
     /// The same, and opens none.
-    #[cfg(feature = "postgres")]
+    #[cfg(feature = "__database")]
     pub(crate) fn is_open(&self) -> bool {
         let state = self.lock_state();
         state.as_ref().is_some_and(|state| matches!(&*state.result.borrow(), Some(Ok(_))))
     }
 
     /// Waits for a connection, within the connect timeout.
+    #[cfg(any(feature = "postgres", feature = "redis"))]
     pub(crate) async fn ready(&self) -> Result<(), LinkError<C::Error>> {
         self.connected(Instant::now() + self.connect_timeout).await.map(drop)
     }

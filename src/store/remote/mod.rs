@@ -15,5 +15,8 @@ pub(crate) mod settings;
 pub(crate) mod credentials;
 pub(crate) mod tls;
 pub(crate) mod link;
+#[cfg(any(feature = "postgres", feature = "redis"))]
 pub(crate) mod inbox;
+#[cfg(any(feature = "postgres", feature = "redis"))]
 pub(crate) mod session;
+pub(crate) mod task;

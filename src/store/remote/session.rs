@@ -7,17 +7,12 @@
 use std::{collections::HashSet, future::pending, sync::Arc, time::Duration};
 
 use tokio::{
-    runtime::Handle,
     select,
-    task::AbortHandle,
     time::{MissedTickBehavior, interval, timeout},
 };
 
 use super::inbox::Inbox;
-use crate::{
-    limits::{QUEUE_POLL_INTERVAL, RETRY_MIN},
-    sync::Mutex,
-};
+use crate::limits::{QUEUE_POLL_INTERVAL, RETRY_MIN};
 
 /// Interval of the health checks: an interrupted connection looks like an idle one.
 pub(crate) const HEALTH_INTERVAL: Duration = QUEUE_POLL_INTERVAL;
@@ -57,28 +52,6 @@ pub(crate) trait Listener: Send {
     /// Makes changes beside the channels of the managers.
     fn sync(&mut self) -> impl Future<Output = Result<(), Self::Error>> + Send {
         async { Ok(()) }
-    }
-}
-
-/// A task of a store.
-#[derive(Debug, Default)]
-pub(crate) struct Task(Mutex<Option<AbortHandle>>);
-
-impl Task {
-    /// Starts the task on this runtime, unless it runs.
-    pub(crate) fn start<F: Future<Output = ()> + Send + 'static>(&self, run: impl FnOnce() -> F) {
-        let mut task = self.0.lock();
-        if task.as_ref().is_none_or(AbortHandle::is_finished)
-            && let Ok(runtime) = Handle::try_current()
-        {
-            *task = Some(runtime.spawn(run()).abort_handle());
-        }
-    }
-
-    pub(crate) fn stop(&self) {
-        if let Some(task) = self.0.lock().take() {
-            task.abort();
-        }
     }
 }
 

@@ -54,6 +54,23 @@ impl Timeouts {
     }
 }
 
+/// Repeats the self-test of a server that may be starting, within the time of a connect.
+#[cfg(feature = "__database")]
+pub(crate) async fn until_ready<T, E, F: Future<Output = Result<T, SelfTestError<E>>>>(
+    timeouts: Timeouts,
+    test: impl Fn() -> F,
+) -> Result<T, E> {
+    let deadline = Instant::now() + timeouts.connect;
+    loop {
+        match test().await {
+            Err(failure) if failure.is_transient && Instant::now() + RETRY_INTERVAL < deadline => {
+                tokio::time::sleep(RETRY_INTERVAL).await;
+            }
+            tested => return tested.map_err(|failure| failure.error),
+        }
+    }
+}
+
 /// The values that a timeout may have, for an error.
 pub(crate) fn timeout_range(setting: &str) -> String {
     format!("from {STORE_TIMEOUT_MIN:?} to {:?}", max(setting))

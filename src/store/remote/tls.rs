@@ -4,11 +4,11 @@
 //! locks. Without settings, the trusted roots are those of the system, or of the file that
 //! `SSL_CERT_FILE` names.
 
-#![cfg_attr(not(any(feature = "postgres-tls", feature = "redis-tls")), allow(dead_code, reason = "there is no TLS"))]
+#![cfg_attr(not(feature = "__tls"), allow(dead_code, reason = "there is no TLS"))]
 
 use std::fmt;
 
-#[cfg(any(feature = "postgres-tls", feature = "redis-tls"))]
+#[cfg(feature = "__tls")]
 use {
     rustls::{
         ClientConfig, RootCertStore,
@@ -83,7 +83,7 @@ impl TlsSettings {
     }
 
     /// Reads the files. An error names the setting and the file. `None`: no server is trusted.
-    #[cfg(any(feature = "postgres-tls", feature = "redis-tls"))]
+    #[cfg(feature = "__tls")]
     pub(crate) fn config(settings: Option<&Self>) -> Result<ClientConfig, String> {
         // The provider that the process has installed: rustls panics if the features of two crates
         // enable different ones.
@@ -113,7 +113,7 @@ impl TlsSettings {
 }
 
 /// The certificates that a chain may end with. `None`: those of the system.
-#[cfg(any(feature = "postgres-tls", feature = "redis-tls"))]
+#[cfg(feature = "__tls")]
 fn trusted(roots: Option<&Pem>) -> Result<RootCertStore, String> {
     let mut trusted = RootCertStore::empty();
     if let Some(roots) = roots {
@@ -149,16 +149,20 @@ pub(crate) fn hint(error: &str) -> Option<&'static str> {
 
 impl Pem {
     /// All items of this kind, at least one.
-    #[cfg(any(feature = "postgres-tls", feature = "redis-tls"))]
+    #[cfg(feature = "__tls")]
     fn read<T: PemObject>(&self, kind: &str) -> Result<Vec<T>, String> {
-        let text = match &self.source {
-            Source::File(path) => &fs::read(path).map_err(|error| self.defect(&format!("cannot be read: {error}")))?,
-            Source::Text(text) => text,
-        };
-        let items: Vec<_> = T::pem_slice_iter(text)
+        let items: Vec<_> = T::pem_slice_iter(&self.text()?)
             .collect::<Result<_, _>>()
             .map_err(|error| self.defect(&format!("is not PEM: {error}")))?;
         if items.is_empty() { Err(self.defect(&format!("has no {kind} in PEM"))) } else { Ok(items) }
+    }
+
+    #[cfg(feature = "__tls")]
+    fn text(&self) -> Result<Vec<u8>, String> {
+        match &self.source {
+            Source::File(path) => fs::read(path).map_err(|error| self.defect(&format!("cannot be read: {error}"))),
+            Source::Text(text) => Ok(text.clone()),
+        }
     }
 
     fn defect(&self, defect: &str) -> String {
@@ -182,7 +186,7 @@ impl fmt::Debug for Pem {
     }
 }
 
-#[cfg(all(test, any(feature = "postgres-tls", feature = "redis-tls")))]
+#[cfg(all(test, feature = "__tls"))]
 mod tests {
     use super::*;
 

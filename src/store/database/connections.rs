@@ -3,23 +3,22 @@
 
 use std::sync::Arc;
 
-use super::connection::Calls;
+use crate::store::remote::link::{Connect, Link};
 
 /// The connections. Those after the first one are opened when there is a call for them.
 ///
 /// Each call under way is an owner of its connection.
-#[derive(Debug)]
-pub(super) struct Connections(Box<[Arc<Calls>]>);
+pub(crate) struct Connections<C: Connect>(Box<[Arc<Link<C>>]>);
 
-impl Connections {
-    pub(super) fn new(connections: impl IntoIterator<Item = Calls>) -> Self {
+impl<C: Connect> Connections<C> {
+    pub(crate) fn new(connections: impl IntoIterator<Item = Link<C>>) -> Self {
         Self(connections.into_iter().map(Arc::new).collect())
     }
 
     /// The connection with the fewest calls. No call waits for another connect while one of them is
     /// open: the server may refuse it.
-    pub(super) fn take(&self) -> Arc<Calls> {
-        let by_calls = |connection: &&Arc<Calls>| Arc::strong_count(connection);
+    pub(crate) fn take(&self) -> Arc<Link<C>> {
+        let by_calls = |connection: &&Arc<Link<C>>| Arc::strong_count(connection);
         let [first, ..] = &*self.0 else { unreachable!("a store has a connection") };
         let idle = self.0.iter().min_by_key(by_calls).unwrap_or(first);
         // If it is not open, this opens it.

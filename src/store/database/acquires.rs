@@ -3,14 +3,12 @@
 use std::{collections::HashSet, sync::Arc};
 
 use futures_util::future::join_all;
-use tokio_postgres::types::Type;
 
 use super::{
-    connection::Parameter,
+    driver::{Argument, Batch, Database, Messages},
     error::CallError,
     replies::{acquired, in_order},
-    schema::name,
-    shared::{Shared, millis},
+    shared::Shared,
 };
 use crate::{
     clock::BootInstant,
@@ -20,12 +18,17 @@ use crate::{
     },
 };
 
-impl SendRequests<AcquireRequest> for Shared {
+impl<D: Database> SendRequests<AcquireRequest> for Shared<D> {
+    fn shares_waits(&self) -> bool {
+        D::SYNCS_RELEASES
+    }
+
     async fn send(
         self: &Arc<Self>,
         requests: Vec<AcquireRequest>,
         called: BootInstant,
     ) -> Vec<Result<AcquireReply, StoreError>> {
+        self.start();
         let waiting = requests.iter().filter(|request| request.if_busy == IfBusy::Enqueue);
         let managers: HashSet<_> = waiting.map(|request| request.id.manager()).collect();
         // So that the first offer is not missed. Without messages, the waiter polls more often.
@@ -40,35 +43,21 @@ impl SendRequests<AcquireRequest> for Shared {
     }
 }
 
-impl Shared {
+impl<D: Database> Shared<D> {
     /// One statement for all requests. One of them may have expired while it waited.
     async fn acquire_together(
         &self,
         requests: &[AcquireRequest],
         called: BootInstant,
         has_messages: bool,
-    ) -> Result<Vec<Result<AcquireReply, CallError>>, CallError> {
+    ) -> Result<Vec<Result<AcquireReply, D::Error>>, D::Error> {
         let Some(AcquireRequest { queue, demand, .. }) = requests.first() else { return Ok(Vec::new()) };
-        let keys = requests.iter().map(|request| name(&request.key)).collect::<Option<Vec<_>>>();
-        let keys = keys.ok_or(CallError::InvalidKey)?;
-        let ids: Vec<_> = requests.iter().map(|request| request.id.to_string()).collect();
-        let leases: Vec<_> = requests.iter().map(|request| millis(request.lease)).collect();
-        let waits: Vec<_> = requests.iter().map(|request| request.if_busy == IfBusy::Enqueue).collect();
+        let waits = |request: &AcquireRequest| request.if_busy == IfBusy::Enqueue;
+        let batch = &Batch::new::<D>(requests.iter().map(|of| (&of.key, &of.id, of.lease, Some(waits(of)))));
         let valid_for = requests.iter().map(|request| request.valid_for).min().unwrap_or_default();
-        let (offer, entry) = (millis(queue.offer_ttl), millis(queue.entry_ttl));
-        let capacity = i64::try_from(queue.capacity).unwrap_or(i64::MAX);
-        let takes_record = demand.takes_record();
-        let parameters: [Parameter<'_>; 8] = [
-            (&offer, Type::INT8),
-            (&entry, Type::INT8),
-            (&capacity, Type::INT8),
-            (&takes_record, Type::BOOL),
-            (&keys, Type::TEXT_ARRAY),
-            (&ids, Type::TEXT_ARRAY),
-            (&leases, Type::INT8_ARRAY),
-            (&waits, Type::BOOL_ARRAY),
-        ];
-        let rows = self.call_before_expiry(called, valid_for, "acquire", &parameters).await?;
-        in_order(requests.len(), &rows, |row| Ok(acquired(row, has_messages)))
+        let arguments = [Argument::Queue(queue), Argument::Flag(demand.takes_record()), Argument::Requests(batch)];
+        let rows = self.call_before_expiry(called, valid_for, "acquire", &arguments).await?;
+        let reply = |at: usize, row: &D::Row| acquired::<D>(row, waits(&requests[at]), has_messages);
+        in_order(batch, &rows, reply).ok_or(CallError::UnexpectedReply)
     }
 }
