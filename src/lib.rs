@@ -8,14 +8,15 @@
 //! # High-level features
 //!
 //! - Keys are derived from extractors, from named fields of the request, or from extracted values.
-//! - Locks are kept in memory, or in a Redis (one server, Sentinel, Cluster, Redlock) or a
-//!   PostgreSQL that all instances share.
+//! - Locks are kept in memory, or in a Redis (one server, Sentinel, Cluster, Redlock), a PostgreSQL
+//!   or a MySQL that all instances share.
 //! - A lock is renewed while its handler runs. A handler that loses its lock is aborted.
 //! - Each section of a key has a larger [`FencingToken`], so that a database can reject a stale
 //!   writer.
 //! - A request can lock up to 64 keys at once, all of them or none: [`key::all`].
 //! - A retry with the same `Idempotency-Key` gets the first answer: [`ReplayLayer`]. With
-//!   PostgreSQL, the answer and the check of the lock can be in the transaction of the handler.
+//!   PostgreSQL or MySQL, the answer and the check of the lock can be in the transaction of the
+//!   handler.
 //! - Streams, disconnects, re-entrancy and graceful shutdown are handled.
 //!
 //! [`guide`] has one page per subject. Start with [which lock do I need?](guide::which_lock) or
@@ -138,6 +139,8 @@
 //! | `memory` | yes | [`MemoryStore`] and [`LockManager::in_memory`]: locks within one process |
 //! | `signal` | yes | [`LockManager::shutdown_on_signal`] |
 //! | `metrics` | no | counters, gauges and histograms of the `metrics` facade |
+//! | `mysql` | no | [`MysqlStore`]: locks in the MySQL or MariaDB of an application |
+//! | `mysql-tls` | no | `sslmode=require`, with rustls, as `redis-tls` |
 //! | `postgres` | no | [`PostgresStore`]: locks in the database that an application has already |
 //! | `postgres-tls` | no | `sslmode=require`, with rustls, as `redis-tls` |
 //! | `redis` | no | [`RedisStore`], [`RedlockStore`]: locks that many instances share |
@@ -234,6 +237,9 @@ pub use self::{
     rejection::Rejection,
     replay::{AnswerError, Keep, Once, ReplayLayer},
 };
+#[cfg(feature = "mysql")]
+#[cfg_attr(docsrs, doc(cfg(feature = "mysql")))]
+pub use crate::store::MysqlStore;
 /// The version of `deadpool_redis` whose types this crate uses.
 #[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
@@ -265,8 +271,9 @@ pub mod guide {
     //! - [Without HTTP](without_http): jobs, guards, revocation, shutdown
     //! - [Redis in production](redis_in_production): sizing, permissions, failures, a runbook
     //! - [PostgreSQL in production](postgres_in_production): rights, poolers, failures, a runbook
+    //! - [MySQL in production](mysql_in_production): rights, settings, failures, a runbook
     //! - [Locks and transactions](locks_and_transactions): the check of a lock in a transaction
-    //! - [Topologies](topologies): one Redis, Sentinel, Cluster, Redlock, PostgreSQL; failovers
+    //! - [Topologies](topologies): one Redis, Sentinel, Cluster, Redlock, a database; failovers
     //! - [Recipes](recipes): a nightly job, sessions, server-sent events, gRPC, an outbox
 
     macro_rules! pages {
@@ -291,6 +298,7 @@ pub mod guide {
         without_http = "without-http.md",
         redis_in_production = "redis-in-production.md",
         postgres_in_production = "postgres-in-production.md",
+        mysql_in_production = "mysql-in-production.md",
         topologies = "topologies.md",
     }
     // The examples crate tests the code of these, which needs a database.
@@ -308,6 +316,8 @@ pub mod guide {
 pub mod docs {
     #[doc = "[redis-failures]: crate::guide::redis_in_production#what-happens-when-redis-fails\n"]
     #[doc = "[postgres-rights]: crate::guide::postgres_in_production#which-rights-are-required\n"]
+    #[doc = "[mysql-rights]: crate::guide::mysql_in_production#which-rights-are-required\n"]
+    #[doc = "[mysql-settings]: crate::guide::mysql_in_production#which-settings-must-mysql-have\n"]
     #[cfg_attr(not(doctest), doc = include_str!("../docs/guarantees.md"))]
     pub mod guarantees {}
     #[doc = include_str!("../docs/comparison.md")]

@@ -157,10 +157,19 @@ pub(crate) const DATABASE_CONNECTIONS: usize = 6;
 /// The most connections of a store to a database.
 #[cfg(feature = "__database")]
 pub(crate) const DATABASE_CONNECTIONS_MAX: usize = 64;
+/// The fewest connections of a store to MySQL: for acquires and releases, and for renewals.
+#[cfg(feature = "mysql")]
+pub(crate) const MYSQL_CONNECTIONS_MIN: usize = 2;
+/// Bytes of such a prefix: a name of MySQL has at most 64.
+#[cfg(feature = "mysql")]
+pub(crate) const MAX_MYSQL_PREFIX_BYTES: usize = 32;
+/// When a waiter of MySQL asks again: a random time between these. The server sends no messages.
+#[cfg(feature = "mysql")]
+pub(crate) const MYSQL_POLL: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(150)];
 /// The fewest connections of a store to PostgreSQL: for acquires, for releases, and for messages.
 #[cfg(feature = "postgres")]
 pub(crate) const POSTGRES_CONNECTIONS_MIN: usize = 3;
-/// Default schema of the tables in PostgreSQL.
+/// Default schema of the tables in PostgreSQL, and prefix of those in MySQL.
 #[cfg(feature = "__database")]
 pub(crate) const TABLES_NAME: &str = "tower_lock";
 /// Bytes of the name of a schema: PostgreSQL cuts a longer name, and two could become one.

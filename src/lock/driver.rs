@@ -45,7 +45,7 @@ use crate::{
     runtime,
     store::{
         AcquireReply, AcquireRequest, EventSink, LockStore, Many, ReceiveReply, ReleaseReply, StoreError,
-        StoreErrorKind, StoreEvent, StoreFuture, YieldReply,
+        StoreErrorKind, StoreEvent, StoreFuture, StoreTraits, YieldReply,
     },
     sync::Mutex,
     telemetry::{self, metrics::AcquireMetrics, report::Report, throttle::ThrottledLog},
@@ -205,7 +205,7 @@ impl Driver {
     ) -> Result<Requested<TokioDriver>, StoreError> {
         self.check_process("acquire")?;
         if request.sharing != Sharing::Alone
-            && let Some(why) = self.shares_refused(key.is_raw())
+            && let Some(why) = self.shares_refused(request.sharing, key.is_raw())
         {
             return Err(StoreError::new("lock", "acquire", StoreErrorKind::Unsupported).with_source(why));
         }
@@ -222,11 +222,18 @@ impl Driver {
         Ok(requested)
     }
 
-    /// Why several callers cannot hold a key. `None`: they can.
-    pub(crate) fn shares_refused(&self, is_raw: bool) -> Option<&'static str> {
-        if !self.store.traits().shares {
+    /// Why several callers cannot hold a key in this way. `None`: they can.
+    pub(crate) fn shares_refused(&self, sharing: Sharing, is_raw: bool) -> Option<&'static str> {
+        let StoreTraits { shares, ordered, .. } = self.store.traits();
+        if !shares {
             return Some(
                 "it grants a key to one holder at a time: `MemoryStore`, `RedisStore` and `PostgresStore` have permits",
+            );
+        }
+        if sharing == Sharing::Reader && !ordered {
+            return Some(
+                "it has no queue, so that a stream of readers would keep a writer waiting for ever: `MemoryStore`, \
+                 `RedisStore` and `PostgresStore` have reads",
             );
         }
         is_raw.then_some("a raw key has one holder, as other programs expect")

@@ -62,7 +62,8 @@ impl HeldLock {
     }
 
     /// Returns the id of the acquisition. Together with the fencing token, it proves this lock to
-    /// the functions of a `PostgresStore` that check a fence.
+    /// the functions of a `PostgresStore`, and the procedures of a `MysqlStore`, that check a
+    /// fence.
     ///
     /// The id has a random part, which all ids of this process have in common. Do not send it to a
     /// client.

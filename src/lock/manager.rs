@@ -90,6 +90,7 @@ impl LockManager {
     /// | URL | feature | locks |
     /// |---|---|---|
     /// | `memory:` | `memory` | within this process, as [`in_memory`](Self::in_memory) |
+    /// | `mysql://user:password@host:port/database` | `mysql` | in this MySQL or MariaDB |
     /// | `postgres://user:password@host:port/database` | `postgres` | in this PostgreSQL |
     /// | `redis://user:password@host:port/database` | `redis` | in one Redis or Valkey |
     /// | `unix:///path` | `redis` | in the server at this socket |
@@ -98,16 +99,17 @@ impl LockManager {
     /// | `redis+redlock://user:password@a,b,c` | `redis` | in a majority of these independent servers |
     /// | `rediss://`, `rediss+sentinel://`, `rediss+cluster://`, `rediss+redlock://` | `redis-tls` | the same, with TLS |
     ///
-    /// `valkey` may replace `redis`. The default port is 6379, that of a sentinel 26379, and that
-    /// of PostgreSQL 5432. Each server has the user, the password and the database of the URL. In a
-    /// user and a password `@`, `#`, `/`, `?`, `%` and `,` are encoded: `%40`, `%23`, `%2F`, `%3F`,
-    /// `%25` and `%2C`.
+    /// `valkey` may replace `redis`, and `mariadb` may replace `mysql`. The default port is 6379,
+    /// that of a sentinel 26379, that of MySQL 3306, and that of PostgreSQL 5432. Each server has
+    /// the user, the password and the database of the URL. In a user and a password `@`, `#`, `/`,
+    /// `?`, `%` and `,` are encoded: `%40`, `%23`, `%2F`, `%3F`, `%25` and `%2C`.
     ///
     /// The URL of a Redis may have [parameters](crate::store::RedisStoreBuilder::connect), for
-    /// example `redis://host:6379?prefix=shop&min_replicas=1`, and so may that of a
-    /// [PostgreSQL](crate::store::PostgresStoreBuilder::connect):
-    /// `postgres://host/app?migrate=true` makes the tables. For other settings of a store, connect
-    /// with its builder, and pass the store to [`builder`](Self::builder).
+    /// example `redis://host:6379?prefix=shop&min_replicas=1`, and so may those of a
+    /// [PostgreSQL](crate::store::PostgresStoreBuilder::connect) and a
+    /// [MySQL](crate::store::MysqlStoreBuilder::connect): `postgres://host/app?migrate=true` makes
+    /// the tables. For other settings of a store, connect with its builder, and pass the store to
+    /// [`builder`](Self::builder).
     ///
     /// ```no_run
     /// # use std::time::Duration;

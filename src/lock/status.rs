@@ -47,7 +47,8 @@ pub struct LockStatus {
     pub record_left: Option<Duration>,
     /// The open transaction that keeps a key without a holder from the next one, because it has
     /// checked the fence and has outlived the lock: `the transaction of backend 4711`, in a
-    /// [`PostgresStore`](crate::PostgresStore).
+    /// [`PostgresStore`](crate::PostgresStore), and `an open transaction` in a
+    /// [`MysqlStore`](crate::MysqlStore).
     pub kept_by: Option<String>,
     /// The number of processes in the queue of the store. The process of the holder is not counted,
     /// even if calls wait in it.

@@ -225,7 +225,7 @@ impl LockKey {
     }
 }
 
-#[cfg(any(feature = "memory", feature = "postgres", feature = "redis"))]
+#[cfg(any(feature = "memory", feature = "__remote"))]
 impl LockKey {
     /// A composed key with this text, read from a store.
     pub(crate) fn from_composed(text: &str) -> Self {

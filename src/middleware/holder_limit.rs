@@ -46,11 +46,16 @@ impl HolderLimit {
     #[track_caller]
     pub(super) fn checked(self, locks: &LockManager, setting: &str) -> Self {
         if !matches!(self, Self::AtMost(1))
-            && let Some(why) = locks.driver().shares_refused(false)
+            && let Some(why) = locks.driver().shares_refused(self.sharing(), false)
         {
             panic!("`{setting}` needs another store: {why}");
         }
         self
+    }
+
+    /// How its requests hold their keys, those that share them.
+    fn sharing(&self) -> Sharing {
+        if matches!(self, Self::SharedFor(_)) { Sharing::Reader } else { Sharing::permit(MAX_HOLDERS) }
     }
 
     /// The terms of a request for these keys.

@@ -4,6 +4,8 @@ use std::{fmt, sync::Arc};
 
 #[cfg(feature = "memory")]
 use super::memory::MemoryStore;
+#[cfg(feature = "mysql")]
+use super::mysql::{MysqlConnectError, MysqlStore};
 #[cfg(feature = "postgres")]
 use super::postgres::{PostgresConnectError, PostgresStore};
 #[cfg(feature = "redis")]
@@ -27,6 +29,11 @@ pub enum ConnectError {
         /// The feature to add.
         feature: &'static str,
     },
+    /// The URL names a MySQL or MariaDB, and is invalid, or connecting failed.
+    #[cfg(feature = "mysql")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "mysql")))]
+    #[error(transparent)]
+    Mysql(#[from] MysqlConnectError),
     /// The URL names a PostgreSQL, and is invalid, or connecting failed.
     #[cfg(feature = "postgres")]
     #[cfg_attr(docsrs, doc(cfg(feature = "postgres")))]
@@ -47,8 +54,9 @@ pub(crate) struct NamedStore {
 }
 
 /// Each feature, whether it is enabled, and its schemes.
-const FEATURES: [(&str, bool, &[&str]); 4] = [
+const FEATURES: [(&str, bool, &[&str]); 5] = [
     ("memory", cfg!(feature = "memory"), &["memory"]),
+    ("mysql", cfg!(feature = "mysql"), &["mysql"]),
     ("postgres", cfg!(feature = "postgres"), &["postgres"]),
     ("redis", cfg!(feature = "redis"), &["redis", "redis+sentinel", "redis+cluster", "redis+redlock", "unix"]),
     ("redis-tls", cfg!(feature = "redis-tls"), &["rediss", "rediss+sentinel", "rediss+cluster", "rediss+redlock"]),
@@ -64,6 +72,8 @@ pub(crate) async fn connect(url: &str) -> Result<NamedStore, ConnectError> {
     match feature {
         #[cfg(feature = "memory")]
         "memory" => Ok(NamedStore { store: Arc::new(MemoryStore::new()), is_in_memory: true }),
+        #[cfg(feature = "mysql")]
+        "mysql" => Ok(NamedStore { store: Arc::new(MysqlStore::connect(url).await?), is_in_memory: false }),
         #[cfg(feature = "postgres")]
         "postgres" => Ok(NamedStore { store: Arc::new(PostgresStore::connect(url).await?), is_in_memory: false }),
         #[cfg(feature = "redis")]
@@ -98,6 +108,7 @@ fn known(scheme: &str) -> Option<(&'static str, &'static str)> {
     let valkey = scheme.strip_prefix("valkey").map(|rest| format!("redis{rest}"));
     let name = match valkey.as_deref().unwrap_or(scheme) {
         "redis+unix" => "unix",
+        "mariadb" => "mysql",
         "postgresql" => "postgres",
         name => name,
     };
@@ -136,7 +147,7 @@ mod tests {
             ("ann:s3cret", "it has no scheme"),
             ("ann:s3cret@localhost:6379", "did you mean `redis://localhost:6379`?"),
             ("s3cret://host", "its scheme is none of `memory`"),
-            ("mysql://ann:s3cret@host", "`redis`, `redis+sentinel`, `redis+cluster`, `redis+redlock`, `unix`"),
+            ("sqlite://ann:s3cret@host", "`redis`, `redis+sentinel`, `redis+cluster`, `redis+redlock`, `unix`"),
             ("http+redlock://ann:s3cret@host", "its scheme is none of"),
             ("memory://s3cret", "neither a host nor parameters"),
             ("memory:s3cret", "neither a host nor parameters"),
@@ -153,6 +164,7 @@ mod tests {
     fn scheme_without_its_feature_names_the_feature() {
         for (url, scheme, feature, is_enabled) in [
             (" memory: ", "memory", "memory", cfg!(feature = "memory")),
+            ("mariadb://:s3cret@host", "mysql", "mysql", cfg!(feature = "mysql")),
             ("postgresql://:s3cret@host", "postgres", "postgres", cfg!(feature = "postgres")),
             ("Redis://:s3cret@host", "redis", "redis", cfg!(feature = "redis")),
             ("valkey+sentinel://:s3cret@host", "redis+sentinel", "redis", cfg!(feature = "redis")),

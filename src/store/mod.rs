@@ -23,6 +23,8 @@ mod memory;
 pub(crate) mod remote;
 #[cfg(feature = "__database")]
 mod database;
+#[cfg(feature = "mysql")]
+mod mysql;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
 #[cfg(feature = "redis")]
@@ -32,6 +34,9 @@ pub(crate) mod connect;
 #[cfg(feature = "memory")]
 #[cfg_attr(docsrs, doc(cfg(feature = "memory")))]
 pub use self::memory::MemoryStore;
+#[cfg(feature = "mysql")]
+#[cfg_attr(docsrs, doc(cfg(feature = "mysql")))]
+pub use self::mysql::{MysqlConnectError, MysqlStore, MysqlStoreBuilder};
 #[cfg(feature = "postgres")]
 #[cfg_attr(docsrs, doc(cfg(feature = "postgres")))]
 pub use self::postgres::{PostgresConnectError, PostgresStore, PostgresStoreBuilder};
@@ -39,7 +44,7 @@ pub use self::postgres::{PostgresConnectError, PostgresStore, PostgresStoreBuild
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use self::redis::{RedisConnectError, RedisStore, RedisStoreBuilder, RedlockStore, RedlockStoreBuilder};
 #[cfg(feature = "__remote")]
-#[cfg_attr(docsrs, doc(cfg(any(feature = "postgres", feature = "redis"))))]
+#[cfg_attr(docsrs, doc(cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))))]
 pub use self::remote::credentials::Credentials;
 pub use self::{
     connect::ConnectError,
@@ -289,6 +294,11 @@ macro_rules! delegate_lock_store {
 
 impl<S: LockStore + ?Sized> LockStore for Arc<S> {
     delegate_lock_store!(self => **self);
+}
+
+#[cfg(feature = "mysql")]
+impl LockStore for MysqlStore {
+    delegate_lock_store!(self => self.0);
 }
 
 #[cfg(feature = "postgres")]

@@ -254,7 +254,7 @@ pub struct Holder {
     /// The acquisition that holds the key.
     pub id: AcquisitionId,
     /// The fence of the grant. Zero if another program holds the key, and for a permit or a read on
-    /// Redis and PostgreSQL.
+    /// Redis, PostgreSQL and MySQL.
     pub fence: u64,
     /// The time of the grant, by the clock of the store. `None` if another program holds the key,
     /// and for a permit or a read on Redis, which keeps no time of it.

@@ -110,6 +110,23 @@ impl TlsSettings {
             }
         }
     }
+    /// The trusted roots, and the certificate of this client and its key, if there are, as bytes in
+    /// PEM or DER, for a driver that makes its own configuration.
+    #[cfg(feature = "mysql-tls")]
+    pub(crate) fn bytes(&self) -> Result<[Vec<Vec<u8>>; 2], String> {
+        let Self([roots, client @ ..]) = self;
+        let roots = match roots {
+            Some(roots) => vec![roots.text()?],
+            None => rustls_native_certs::load_native_certs().certs.iter().map(|root| root.to_vec()).collect(),
+        };
+        let client = client.iter().flatten().map(Pem::text).collect::<Result<_, _>>()?;
+        // The driver takes the provider of the process: without one, it panics if the features of
+        // two crates enable different ones.
+        if CryptoProvider::get_default().is_none() {
+            let _ = ring::default_provider().install_default();
+        }
+        Ok([roots, client])
+    }
 }
 
 /// The certificates that a chain may end with. `None`: those of the system.

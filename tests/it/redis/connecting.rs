@@ -135,7 +135,7 @@ async fn error_of_one_url_keeps_its_source_and_no_password() {
     assert_eq!((text, error.to_string()), (whole(&error), format!("could not connect to Redis at {address}")));
     for (url, says) in [
         ("s3cret", "invalid URL of a lock store: it has no scheme"),
-        ("oracle://ann:s3cret@host", "its scheme is none of `memory`, `postgres`, `redis`"),
+        ("oracle://ann:s3cret@host", "its scheme is none of `memory`, `mysql`, `postgres`, `redis`"),
         ("redis://:s3cret@host?protocol=resp3", "invalid Redis URL: a parameter is not one of `prefix`"),
         ("redis+cluster://:s3cret@a,b/1", "invalid Redis URL: a Cluster has only the database 0"),
         ("redis+redlock://:s3cret@a,b", "a RedlockStore has 3, 5, 7 or 9 servers, and not 2"),

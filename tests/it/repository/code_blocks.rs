@@ -37,11 +37,12 @@ fn blocks() -> Vec<Block> {
 }
 
 /// A block with this code may be `no_run`, for this reason.
-const NO_RUN: [(&str, &str); 4] = [
+const NO_RUN: [(&str, &str); 5] = [
     ("axum::serve(", "serves until a signal arrives"),
     ("RedisStore::", "needs a server; `tests/it/redis` connects"),
     ("RedlockStore::", "the same"),
     ("PostgresStore::", "needs a server; `tests/it/postgres` connects"),
+    ("MysqlStore::", "needs a server; `tests/it/mysql` connects"),
 ];
 
 #[test]
@@ -70,7 +71,8 @@ fn every_rust_block_is_a_doctest() {
 #[test]
 fn every_block_has_a_language_that_is_checked() {
     for Block { page, language, text } in blocks() {
-        // `text` is for output and figures; `sql` is run by the tests of fencing and of PostgreSQL.
+        // `text` is for output and figures; `sql` is run by the tests of fencing, of PostgreSQL and
+        // of MySQL.
         let is_known = language.starts_with("rust") || ["sh", "toml", "text", "sql"].contains(&&*language);
         assert!(is_known, "{}: `{language}`:\n{text}", page.display());
     }
@@ -161,7 +163,7 @@ const COMMANDS: [(&str, &str, &str); 30] = [
     (
         "cargo run --features postgres --example idempotent_payment",
         "examples/tests/programs.rs",
-        "nothing_but_postgres",
+        "nothing_but_a_database",
     ),
     ("export DATABASE_URL=postgres://user:password@localhost/shop", "examples/tests/programs.rs", "\"DATABASE_URL\""),
     ("cargo run --features redis --example leader", "examples/tests/instances.rs", "example(\"leader\")"),

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 #[cfg(feature = "service")]
 use tower_lock::{
-    PostgresStore, RedisStore, RedlockStore,
-    store::{PostgresStoreBuilder, RedisStoreBuilder, RedlockStoreBuilder},
+    MysqlStore, PostgresStore, RedisStore, RedlockStore,
+    store::{MysqlStoreBuilder, PostgresStoreBuilder, RedisStoreBuilder, RedlockStoreBuilder},
 };
 
 /// The longest wait for a condition. Only a broken test reaches it.
@@ -50,4 +50,10 @@ pub fn redlock() -> RedlockStoreBuilder {
 #[cfg(feature = "service")]
 pub fn postgres() -> PostgresStoreBuilder {
     PostgresStore::builder().call_timeout(CALL).connect_timeout(CONNECT)
+}
+
+/// A store on MySQL or MariaDB whose calls fail only if the server does.
+#[cfg(feature = "service")]
+pub fn mysql() -> MysqlStoreBuilder {
+    MysqlStore::builder().call_timeout(CALL).connect_timeout(CONNECT)
 }

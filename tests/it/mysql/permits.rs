@@ -1,0 +1,54 @@
+//! Permits of several processes in MySQL, which has no queue.
+
+use std::time::Duration;
+
+use tower_lock::{LockError, LockManager, store::StoreErrorKind};
+use tower_lock_testkit::{
+    locks::key,
+    permits::{self, one_of_several_holders_is_revoked},
+    wait::{ms, until},
+};
+
+use crate::support::{Environment, environment};
+
+async fn processes(environment: &Environment, count: usize) -> Vec<LockManager> {
+    let mut locks = Vec::new();
+    for n in 0..count {
+        // Without messages, a holder learns by its next renewal that it was revoked.
+        let builder = LockManager::builder(environment.store().await).instance(format!("p{n}"));
+        locks.push(builder.lease(Duration::from_secs(3)).build());
+    }
+    locks
+}
+
+/// Guarantee: G22.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn storm_of_permits_on_mysql() {
+    let Some(environment) = environment().await else { return };
+    let locks = processes(&environment, 4).await;
+    let report = permits::storm(&locks, &key(), 6, ms(500)).await;
+    assert!(report.sections > 10 && report.most > 1, "{report:?}");
+    let left =
+        "SELECT COUNT(*) FROM {p}_shares WHERE until_us > TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
+    until("no permit is left", async || environment.value::<u64>(left, 0).await == 0).await;
+}
+
+/// Guarantee: G22.
+#[tokio::test]
+async fn one_of_several_holders_in_mysql_is_revoked() {
+    let Some(environment) = environment().await else { return };
+    one_of_several_holders_is_revoked(&processes(&environment, 2).await, key()).await;
+}
+
+/// A stream of readers would keep a writer waiting for ever.
+///
+/// Guarantee: G23.
+#[tokio::test]
+async fn mysql_refuses_readers_by_name() {
+    let Some(environment) = environment().await else { return };
+    let locks = environment.instance("a").await;
+    let Err(LockError::Store(error)) = locks.read(key()).wait(ms(10)).await.map(drop) else { panic!("no error") };
+    assert_eq!(error.kind(), StoreErrorKind::Unsupported);
+    let text = format!("{error:?}");
+    assert!(text.contains("has no queue") && text.contains("`RedisStore`"), "{text}");
+}
