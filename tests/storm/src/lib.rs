@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! storm (a test) ──HTTP──▶ service × n ──▶ proxy with network faults ──▶ Redis
-//!    │                        │             or a pooler, or nothing ──▶ PostgreSQL, its own memory
+//!    │                        │             or a pooler, or nothing ──▶ a database, its own memory
 //!    │ REQUEST, RESPONSE,     │ ENTER, WRITE, EXIT, ABORT
 //!    │ LEFT, BROKEN           │
 //!    └────────▶ checker ◀─────┘
@@ -24,6 +24,7 @@ mod workload;
 mod client;
 mod cluster;
 mod database;
+mod database_storm;
 mod ledger;
 mod kills;
 mod permits;
@@ -36,7 +37,8 @@ pub use self::{
     client::{Observed, Request},
     cluster::{Cluster, Residue, Service, ShutdownReport},
     database::{Database, Route, connect},
-    kills::{Progress, run_with_kills},
+    database_storm::DatabaseStorm,
+    kills::{Fault, Progress, run_with_faults},
     permits::{Occupancy, Visitors, Visits},
     replay::{Crash, CrashPoint, ReplayOutcome, ReplayStorm},
     report::{InvalidReport, Reply, Report},

@@ -176,13 +176,13 @@ impl ReplayStorm {
         ReplayOutcome { faults: proxy.fault_count(), ..outcome }
     }
 
-    /// Runs the storm on this PostgreSQL, whose sessions are killed.
+    /// Runs the storm on this database, whose sessions are killed.
     ///
     /// # Panics
     ///
     /// Panics if a process does not start or ends by itself, or if a key stays locked.
     pub async fn run_on(&self, database: &Database) -> ReplayOutcome {
-        let fleet = Fleet::start(self, database.url(), &database.server().folder().join("commits")).await;
+        let fleet = Fleet::start(self, database.url(), &database.folder().join("commits")).await;
         let mut rng = Rng::with_seed(!self.seed);
         let mut faults = 0;
         let kills = async {

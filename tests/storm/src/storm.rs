@@ -28,7 +28,7 @@ pub struct Environment {
     pub redis: Option<RedisServer>,
     /// Between the services and their Redis.
     pub proxy: Option<Proxy>,
-    /// The PostgreSQL of the services.
+    /// The database of the services.
     pub database: Option<Database>,
     /// The services, in the order of their names.
     pub services: Vec<Service>,
@@ -155,7 +155,7 @@ impl Environment {
         Self::of_processes((checker, service), url, 4, flags, seed).await
     }
 
-    /// Starts processes with these flags on this PostgreSQL.
+    /// Starts processes with these flags on this database.
     ///
     /// # Panics
     ///
@@ -194,13 +194,13 @@ impl Environment {
         self.redis.as_ref().expect("an environment with a Redis")
     }
 
-    /// Its PostgreSQL.
+    /// Its database.
     ///
     /// # Panics
     ///
     /// Panics without one.
     pub fn database(&self) -> &Database {
-        self.database.as_ref().expect("an environment with a PostgreSQL")
+        self.database.as_ref().expect("an environment with a database")
     }
 
     /// The proxy in front of its Redis.

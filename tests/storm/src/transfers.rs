@@ -1,11 +1,14 @@
 //! A storm of transfers between fifty accounts, in tasks of one process or of processes that are
 //! killed. A transfer reads the balances of its accounts and then writes them. The sum of all
 //! balances never changes, unless two transfers of one account overlap.
+//!
+//! The balances are in the memory of the bank, or in a table of the database that has the locks. A
+//! transfer of the table is a transaction that checks the fences of its accounts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    error::Error,
     future::IntoFuture,
-    io,
     net::SocketAddr,
     time::Duration,
 };
@@ -19,9 +22,12 @@ use tokio::{
 use tower_lock::{LockManager, lock::LockGuards};
 
 use crate::{
+    database::{Database, Session},
     kills::Progress,
     ledger::{Ledger, LedgerClient, LedgerServer},
 };
+
+type Failure = Box<dyn Error + Send + Sync>;
 
 /// The accounts of all processes, and the sections in which they are used.
 #[derive(Debug)]
@@ -53,12 +59,17 @@ pub enum Keys {
     First,
 }
 
+/// The balances in a table.
+struct Table(Session);
+
 /// The number of accounts.
 const ACCOUNTS: u64 = 50;
 /// The first balance of each.
 const BALANCE: i64 = 1_000;
 /// The transfers of one process that are under way.
 const TASKS: u64 = 16;
+/// The same of a table, whose transfers take longer: most of them are in their transactions.
+const TABLE_TASKS: u64 = 8;
 
 impl Bank {
     /// Opens a bank that ends the transfers when so many are done.
@@ -70,6 +81,28 @@ impl Bank {
         let account = || Account { balance: BALANCE, last_token: 0, used_by: None };
         let accounts = (0..ACCOUNTS).map(|number| (number, account())).collect();
         Self(LedgerServer::start(Books { accounts, wanted, done: 0, violations: Vec::new() }).await)
+    }
+
+    /// Opens a bank whose balances are in a table of this database. The bank counts the transfers.
+    ///
+    /// # Panics
+    ///
+    /// Panics without a free port, and if the server is down.
+    pub async fn open_table(database: &Database, wanted: u64) -> Self {
+        database.value("CREATE TABLE accounts (number INT PRIMARY KEY, balance INT NOT NULL)").await;
+        let rows: Vec<_> = (0..ACCOUNTS).map(|number| format!("({number}, {BALANCE})")).collect();
+        database.value(&format!("INSERT INTO accounts VALUES {}", rows.join(", "))).await;
+        Self::open(wanted).await
+    }
+
+    /// A change of the sum in the table.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the server is down.
+    pub async fn table_violations(&self, database: &Database) -> Vec<String> {
+        let sum = database.value("SELECT SUM(balance) FROM accounts").await.and_then(|sum| sum.parse().ok());
+        self.violations().into_iter().chain(changed(sum.expect("a number"))).collect()
     }
 
     /// The address for [`transfer`].
@@ -89,10 +122,14 @@ impl Bank {
     #[must_use]
     pub fn violations(&self) -> Vec<String> {
         let books = self.0.lock();
-        let (sum, first) = (books.accounts.values().map(|account| account.balance).sum::<i64>(), BALANCE * 50);
-        let changed = (sum != first).then(|| format!("the sum was {first} and is {sum}"));
-        books.violations.iter().cloned().chain(changed).collect()
+        let sum = books.accounts.values().map(|account| account.balance).sum();
+        books.violations.iter().cloned().chain(changed(sum)).collect()
     }
+}
+
+fn changed(sum: i64) -> Option<String> {
+    const FIRST: i64 = BALANCE * 50;
+    (sum != FIRST).then(|| format!("the sum was {FIRST} and is {sum}"))
 }
 
 impl Books {
@@ -155,50 +192,113 @@ fn parse<'a, T: std::str::FromStr>(pairs: impl Iterator<Item = (&'a str, &'a str
     pairs.filter_map(|(number, value)| Some((number.parse().ok()?, value.parse().ok()?))).collect()
 }
 
-/// Transfers money until the bank is closed, in several tasks of this process.
+/// Transfers money until the bank is closed, in several tasks of this process. With a URL, the
+/// balances are in a table there.
 ///
 /// # Errors
 ///
-/// Fails if the connection to the bank breaks.
-pub async fn transfer(locks: &LockManager, bank: SocketAddr, keys: Keys, seed: u64) -> io::Result<()> {
-    let tasks = (0..TASKS).map(|task| {
-        let locks = locks.clone();
+/// Fails if the connection to the bank or to the database breaks.
+pub async fn transfer(
+    locks: &LockManager,
+    bank: SocketAddr,
+    table: Option<&str>,
+    keys: Keys,
+    seed: u64,
+) -> Result<(), Failure> {
+    let tasks = (0..if table.is_none() { TASKS } else { TABLE_TASKS }).map(|task| {
+        let (locks, table) = (locks.clone(), table.map(str::to_owned));
         let rng = Rng::with_seed(seed.wrapping_mul(1_000).wrapping_add(task));
-        Handle::current().spawn(async move { transfer_one_by_one(&locks, bank, keys, rng).await })
+        Handle::current().spawn(async move {
+            let table = match table {
+                Some(url) => Some(Table(Session::open(&url).await?)),
+                None => None,
+            };
+            transfer_one_by_one(&locks, bank, table, keys, rng).await
+        })
     });
-    join_all(tasks).await.into_iter().try_for_each(|result| result.map_err(io::Error::other)?)
+    join_all(tasks).await.into_iter().try_for_each(|result| result?)
 }
 
-async fn transfer_one_by_one(locks: &LockManager, bank: SocketAddr, keys: Keys, mut rng: Rng) -> io::Result<()> {
+async fn transfer_one_by_one(
+    locks: &LockManager,
+    bank: SocketAddr,
+    mut table: Option<Table>,
+    keys: Keys,
+    mut rng: Rng,
+) -> Result<(), Failure> {
     let mut bank = LedgerClient::connect(bank).await?;
     loop {
-        // A few of them are hot.
-        let most = if rng.bool() { 5 } else { ACCOUNTS };
-        let accounts: BTreeSet<_> = (0..rng.usize(2..5)).map(|_| rng.u64(0..most)).collect();
+        // A few of them are hot, where transfers do not take long.
+        let most = if table.is_none() && rng.bool() { 5 } else { ACCOUNTS };
+        let number = if table.is_none() { rng.usize(2..5) } else { 2 };
+        let accounts: BTreeSet<_> = (0..number).map(|_| rng.u64(0..most)).collect();
         // Not in order.
         let mut accounts: Vec<_> = accounts.into_iter().collect();
         rng.shuffle(&mut accounts);
         let Some(guards) = acquire(locks, &accounts, keys, &mut rng).await else { continue };
+        // A transfer of a table is a transaction, and its section in the bank has no accounts.
+        let in_bank = if table.is_none() { &accounts[..] } else { &[] };
         let token = |account: u64| guards.get(("account", account)).map_or(0, |lock| lock.fencing_token().as_u64());
-        let begin =
-            accounts.iter().fold("begin".to_owned(), |line, account| format!("{line} {account}:{}", token(*account)));
+        let begin = in_bank.iter().fold("begin".to_owned(), |line, of| format!("{line} {of}:{}", token(*of)));
         let balances = bank.ask(begin).await?;
         if balances == "closed" {
             drop(guards.release());
             return Ok(());
         }
-        sleep(Duration::from_micros(rng.u64(0..2_000))).await;
-        let mut balances: Vec<i64> = balances.split(' ').filter_map(|balance| balance.parse().ok()).collect();
+        let balances = match &mut table {
+            Some(table) => table.begin(&accounts, &guards).await?,
+            None => Some(balances.split(' ').filter_map(|balance| balance.parse().ok()).collect()),
+        };
+        let Some(mut balances) = balances else { continue };
+        let longest = if table.is_none() { 2_000 } else { 200_000 };
+        sleep(Duration::from_micros(rng.u64(0..longest))).await;
         let amount = rng.i64(1..20);
         if let [first, .., last] = &mut balances[..] {
             *first -= amount;
             *last += amount;
         }
-        let written = accounts.iter().zip(balances);
-        let commit =
-            written.fold("commit".to_owned(), |line, (account, balance)| format!("{line} {account}:{balance}"));
+        let written: Vec<_> = accounts.iter().copied().zip(balances).collect();
+        if let Some(table) = &mut table {
+            table.commit(&written).await?;
+        }
+        let in_bank = if table.is_none() { &written[..] } else { &[] };
+        let commit = in_bank.iter().fold("commit".to_owned(), |line, (of, balance)| format!("{line} {of}:{balance}"));
         bank.ask(commit).await?;
         drop(guards.release());
+    }
+}
+
+// === impl Table ===
+
+impl Table {
+    /// Begins a transaction, and reads the balances in it. `None`: a lock is not held any more.
+    async fn begin(&mut self, accounts: &[u64], guards: &LockGuards) -> Result<Option<Vec<i64>>, Failure> {
+        let Self(session) = self;
+        session.values("START TRANSACTION").await?;
+        for lock in accounts.iter().filter_map(|account| guards.get(("account", *account))) {
+            let check = session.check_fence(&lock);
+            match session.values(&check).await {
+                Err(error) if format!("{error:?}").contains("is not held any more") => {
+                    session.values("ROLLBACK").await?;
+                    return Ok(None);
+                }
+                checked => checked?,
+            };
+        }
+        let mut balances = Vec::new();
+        for account in accounts {
+            let balance = session.values(&format!("SELECT balance FROM accounts WHERE number = {account}")).await?;
+            balances.push(balance.into_iter().flatten().next().ok_or("no account")?.parse()?);
+        }
+        Ok(Some(balances))
+    }
+
+    /// Writes the balances, and ends the transaction.
+    async fn commit(&mut self, balances: &[(u64, i64)]) -> Result<(), Failure> {
+        for (account, balance) in balances {
+            self.0.values(&format!("UPDATE accounts SET balance = {balance} WHERE number = {account}")).await?;
+        }
+        self.0.values("COMMIT").await.map(drop)
     }
 }
 

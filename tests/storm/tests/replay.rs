@@ -28,10 +28,10 @@ fn parameters(finds_answers: bool) -> ReplayStorm {
     ReplayStorm { program, keys, crashes, finds_answers, flag: "--correct", seed: seed() }
 }
 
-/// The same on PostgreSQL, whose sessions are killed in place of network faults.
-async fn storm_on_postgres(route: Route, finds_answers: bool) {
+/// The same on a database, whose sessions are killed in place of network faults.
+async fn storm_on(route: Route, finds_answers: bool) {
     let _turn = turn().await;
-    let Some(database) = Database::start("the storm of duplicates on PostgreSQL", route).await else { return };
+    let Some(database) = Database::start(&format!("the storm of duplicates on {route:?}"), route).await else { return };
     let storm = parameters(finds_answers);
     let outcome = storm.run_on(&database).await;
     outcome.check_coverage(&storm);
@@ -39,6 +39,7 @@ async fn storm_on_postgres(route: Route, finds_answers: bool) {
     assert!(violations.is_empty(), "{violations:#?}");
 }
 
+///
 /// Guarantee: G18.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_of_duplicates_runs_each_key_once() {
@@ -49,6 +50,7 @@ async fn storm_of_duplicates_runs_each_key_once() {
 
 /// A killed process may have committed its work without a record, and a record may be lost: those
 /// keys alone run again.
+///
 /// Guarantee: G18.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_of_duplicates_runs_a_key_again_only_after_a_kill() {
@@ -57,27 +59,45 @@ async fn storm_of_duplicates_runs_a_key_again_only_after_a_kill() {
     assert!(violations.is_empty(), "{violations:#?}");
 }
 
+///
 /// Guarantee: G18.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_of_duplicates_on_postgres_runs_each_key_once() {
-    storm_on_postgres(Route::Direct, true).await;
+    storm_on(Route::Direct, true).await;
 }
 
 /// A killed process may have committed its work without a record, and a record may be lost: those
 /// keys alone run again.
+///
 /// Guarantee: G18.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_on_postgres_runs_a_key_again_only_after_a_kill() {
-    storm_on_postgres(Route::Direct, false).await;
+    storm_on(Route::Direct, false).await;
 }
 
 /// With `--long`.
 mod long {
     use super::*;
 
+    ///
     /// Guarantee: G18.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn storm_of_duplicates_behind_pgbouncer_runs_each_once() {
-        storm_on_postgres(Route::Pooled, true).await;
+        storm_on(Route::Pooled, true).await;
+    }
+
+    ///
+    /// Guarantee: G18.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn storm_of_duplicates_on_mysql_runs_each_key_once() {
+        storm_on(Route::Mysql, true).await;
+    }
+
+    /// A killed process may have committed its work without a record, and a record may be lost:
+    /// those keys alone run again.
+    /// Guarantee: G18.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn storm_on_mysql_runs_a_key_again_only_after_a_kill() {
+        storm_on(Route::Mysql, false).await;
     }
 }

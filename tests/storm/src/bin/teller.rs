@@ -1,8 +1,10 @@
 //! A process that transfers money between accounts, under locks of a fleet.
 //!
 //! ```text
-//! LOCK_URL=url teller NAME BANK SEED
+//! LOCK_URL=url teller NAME BANK memory|table SEED
 //! ```
+//!
+//! The accounts are in the memory of the bank, or in a table of the database at the URL.
 
 use std::{error::Error, time::Duration};
 
@@ -18,10 +20,12 @@ const LEASE: Duration = Duration::from_secs(2);
 #[tokio::main(worker_threads = 2)]
 async fn main() -> Result<(), Failure> {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
-    let [name, bank, seed] = &*arguments else { return Err("teller NAME BANK SEED".into()) };
-    let locks = LockManager::connect(&std::env::var("LOCK_URL")?).await?.instance(name).lease(LEASE).build();
+    let [name, bank, of, seed] = &*arguments else { return Err("teller NAME BANK memory|table SEED".into()) };
+    let url = std::env::var("LOCK_URL")?;
+    let locks = LockManager::connect(&url).await?.instance(name).lease(LEASE).build();
     let locks = locks.with_policy(LockPolicy::new().lock_delay(Duration::from_millis(100)));
-    transfer(&locks, bank.parse()?, Keys::All, seed.parse()?).await?;
+    let table = (of == "table").then_some(&*url);
+    transfer(&locks, bank.parse()?, table, Keys::All, seed.parse()?).await?;
     let left = locks.shutdown(limits::BROKEN).await;
     if left == 0 { Ok(()) } else { Err(format!("{left} locks are left").into()) }
 }

@@ -1,4 +1,4 @@
-//! Storms of processes of which one is killed now and then.
+//! Storms of processes of which one is killed or stopped now and then.
 #![allow(clippy::disallowed_methods, reason = "tests run within a runtime and wait in real time")]
 
 mod permits;

@@ -3,8 +3,10 @@
 //!
 //! `SCALE=<number>` multiplies their number, and `SEED=<number>` repeats the accounts of a run.
 
+use std::time::Duration;
+
 use tower_lock::LockManager;
-use tower_lock_storm::{Bank, Database, Keys, Route, run_with_kills, scale, seed, transfer};
+use tower_lock_storm::{Bank, Database, Fault, Keys, Route, run_with_faults, scale, seed, transfer};
 use tower_lock_testkit::{
     RedisServer, limits, skipped,
     wait::{soon, until},
@@ -17,7 +19,7 @@ const PROCESSES: u64 = 3;
 async fn storm_of_transfers_in_one_process_keeps_the_sum() {
     let locks = LockManager::in_memory();
     let bank = Bank::open(1_000 * scale()).await;
-    let all = transfer(&locks, bank.address(), Keys::All, seed());
+    let all = transfer(&locks, bank.address(), None, Keys::All, seed());
     soon("the end of all transfers", all).await.expect("a bank");
     let violations = bank.violations();
     assert!(violations.is_empty(), "{violations:#?}");
@@ -30,7 +32,7 @@ async fn storm_of_transfers_in_one_process_keeps_the_sum() {
 async fn transfers_under_one_of_their_keys_lose_money() {
     let locks = LockManager::in_memory();
     let bank = Bank::open(1_000).await;
-    soon("an end", transfer(&locks, bank.address(), Keys::First, seed())).await.expect("a bank");
+    soon("an end", transfer(&locks, bank.address(), None, Keys::First, seed())).await.expect("a bank");
     let violations = bank.violations();
     let is_found = |text: &str| violations.iter().any(|violation| violation.contains(text));
     assert!(is_found("beside") && is_found("the sum was"), "{violations:#?}");
@@ -56,22 +58,38 @@ async fn storm_of_transfers_with_kills_keeps_the_sum() {
 /// Guarantee: G21.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_of_transfers_on_postgres_keeps_the_sum() {
-    transfers_on_postgres(Route::Direct).await;
+    transfers_on(Route::Direct).await;
 }
 
-async fn transfers_on_postgres(route: Route) {
-    let Some(database) = Database::start("the storm of transfers on PostgreSQL", route).await else { return };
+async fn transfers_on(route: Route) {
+    let Some(database) = Database::start(&format!("the storm of transfers on {route:?}"), route).await else { return };
     storm_with_kills(&database.url(), 300 * scale()).await;
+    database.is_left_clean().await;
+}
+
+/// The accounts are in a table of the database that has the locks. A process stops for longer than
+/// its leases, in the middle of transactions that have checked their fences: the keys stay locked.
+async fn checked_transfers_on(route: Route) {
+    let Some(database) = Database::start(&format!("the storm of checks on {route:?}"), route).await else { return };
+    let bank = Bank::open_table(&database, 240 * scale()).await;
+    storm_with(Fault::Stop(Duration::from_secs(3)), &database.url(), &bank, "table").await;
+    let violations = bank.table_violations(&database).await;
+    assert!(violations.is_empty(), "{violations:#?}");
     database.is_left_clean().await;
 }
 
 /// A killed process leaves its locks for two seconds. The others go on with other accounts.
 async fn storm_with_kills(url: &str, wanted: u64) {
     let bank = Bank::open(wanted).await;
-    let arguments = [bank.address().to_string()];
-    run_with_kills(env!("CARGO_BIN_EXE_teller"), url, &arguments, PROCESSES, seed(), || bank.progress()).await;
+    storm_with(Fault::Kill, url, &bank, "memory").await;
     let violations = bank.violations();
     assert!(violations.is_empty(), "{violations:#?}");
+}
+
+async fn storm_with(fault: Fault, url: &str, bank: &Bank, accounts: &str) {
+    let arguments = [bank.address().to_string(), accounts.to_owned()];
+    let program = env!("CARGO_BIN_EXE_teller");
+    run_with_faults(fault, program, url, &arguments, PROCESSES, seed(), || bank.progress()).await;
 }
 
 /// With `--long`.
@@ -81,6 +99,24 @@ mod long {
     /// Guarantee: G21.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn storm_of_transfers_behind_pgbouncer_keeps_the_sum() {
-        transfers_on_postgres(Route::Pooled).await;
+        transfers_on(Route::Pooled).await;
+    }
+
+    /// Guarantee: G21.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn storm_of_transfers_on_mysql_keeps_the_sum() {
+        transfers_on(Route::Mysql).await;
+    }
+
+    /// Guarantee: G1.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn storm_of_checked_transfers_on_mysql_keeps_the_sum() {
+        checked_transfers_on(Route::Mysql).await;
+    }
+
+    /// Guarantee: G1.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn storm_of_checked_transfers_on_postgres_keeps_the_sum() {
+        checked_transfers_on(Route::Direct).await;
     }
 }
