@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Compares tower-lock with other locks: the same work, interleaved in one run.
 #
-#   scripts/bench.sh                 all questions, about 25 minutes on two cores
+#   scripts/bench.sh                 all questions, about 27 minutes on two cores
 #   scripts/bench.sh NAME ..         these: redis_cycles, replicas, cluster, redlock, hot_key,
-#                                    several_keys, shares, postgres, memory, http, layer, growth
+#                                    several_keys, shares, postgres, mysql, memory, http, layer,
+#                                    growth
 #   scripts/bench.sh --rounds N ..   other than five rounds
 #   scripts/bench.sh --long ..       also a million keys on Redis, in `growth`
 #   scripts/bench.sh --quick ..      one short round, without pictures: the programs work
@@ -16,7 +17,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 if [ "${1:-}" = --help ]; then
-    sed -n '2,15s/^# \{0,1\}//p' scripts/bench.sh
+    sed -n '2,16s/^# \{0,1\}//p' scripts/bench.sh
     exit
 fi
 arguments=(--charts "$PWD/docs/benchmarks" "$@")

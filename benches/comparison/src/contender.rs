@@ -10,8 +10,8 @@ use std::{
 };
 
 use crate::{
+    database_lock::{DatabaseGuard, DatabaseLock},
     measure::nanos,
-    postgres_lock::{PostgresGuard, PostgresLock},
     redis_lock::{RedisGuard, RedisLock},
     several_lock::{SeveralGuard, SeveralLock},
     share_lock::{ShareGuard, ShareLock},
@@ -68,10 +68,10 @@ pub async fn contend(lock: &str, url: &str, work: Work) {
             clients.push(Arc::new(ShareLock::connect(lock, url).await.expect("a known name")));
         }
         contend_with(clients.iter().cycle().take(work.tasks).cloned().collect(), work).await;
-    } else if url.starts_with("postgres://") {
+    } else if ["postgres://", "mysql://"].iter().any(|scheme| url.starts_with(scheme)) {
         let mut clients = Vec::new();
         for _ in 0..work.clients {
-            clients.push(Arc::new(PostgresLock::connect(lock, url, 1).await));
+            clients.push(Arc::new(DatabaseLock::connect(lock, url, 1).await));
         }
         contend_with(clients.iter().cycle().take(work.tasks).cloned().collect(), work).await;
     } else if work.keys == 1 {
@@ -191,18 +191,18 @@ impl ContendedLock for Arc<RedisLock> {
     }
 }
 
-impl ContendedLock for Arc<PostgresLock> {
-    type Guard = PostgresGuard;
+impl ContendedLock for Arc<DatabaseLock> {
+    type Guard = DatabaseGuard;
 
-    async fn lock(&mut self, keys: &[u64]) -> Option<PostgresGuard> {
-        Some(PostgresLock::lock(self, keys[0]).await)
+    async fn lock(&mut self, keys: &[u64]) -> Option<DatabaseGuard> {
+        Some(DatabaseLock::lock(self, keys[0]).await)
     }
 
-    async fn unlock(&mut self, guard: PostgresGuard) {
-        PostgresLock::unlock(self, guard).await;
+    async fn unlock(&mut self, guard: DatabaseGuard) {
+        DatabaseLock::unlock(self, guard).await;
     }
 
-    fn token(guard: &PostgresGuard) -> Option<u64> {
+    fn token(guard: &DatabaseGuard) -> Option<u64> {
         guard.token()
     }
 }

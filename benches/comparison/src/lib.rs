@@ -5,7 +5,7 @@
 //! | [`questions`] | one file for each question: the work, its table, its chart and its goals |
 //! | [`peers`] | locks as users write them by hand |
 //! | [`redis_lock`] | all locks on Redis, behind one interface |
-//! | [`postgres_lock`] | all locks on PostgreSQL, behind one interface |
+//! | [`database_lock`] | all locks on PostgreSQL and on MySQL, behind one interface |
 //! | [`share_lock`] | permits, and readers beside a writer, on Redis, behind one interface |
 //! | [`several_lock`] | all locks of several keys on Redis, behind one interface |
 //! | [`web`], [`load`], [`contender`] | the work of other processes
@@ -16,11 +16,11 @@
 
 pub mod chart;
 pub mod contender;
+pub mod database_lock;
 pub mod load;
 pub mod measure;
 pub mod memory_lock;
 pub mod peers;
-pub mod postgres_lock;
 pub mod questions;
 pub mod redis_lock;
 pub mod report;

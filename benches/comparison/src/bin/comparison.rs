@@ -11,8 +11,8 @@ use tower_lock_comparison::{
     contender::{self, Work},
     load,
     questions::{
-        Run, cluster, growth, hot_key, http, layer, memory, one_thread, postgres, redis_cycles, redlock, replicas,
-        runtime, several_keys, shares,
+        Run, cluster, growth, hot_key, http, layer, memory, mysql, one_thread, postgres, redis_cycles, redlock,
+        replicas, runtime, several_keys, shares,
     },
     report::Goals,
     web,
@@ -22,7 +22,7 @@ use tower_lock_testkit::RedisServer;
 /// Answers a question, and adds its goals.
 type Question = (&'static str, fn(&mut Run));
 
-const QUESTIONS: [Question; 12] = [
+const QUESTIONS: [Question; 13] = [
     ("redis_cycles", redis_cycles::answer),
     ("replicas", replicas::answer),
     ("cluster", cluster::answer),
@@ -31,6 +31,7 @@ const QUESTIONS: [Question; 12] = [
     ("several_keys", several_keys::answer),
     ("shares", shares::answer),
     ("postgres", postgres::answer),
+    ("mysql", mysql::answer),
     ("memory", memory::answer),
     ("http", http::answer),
     ("layer", layer::answer),

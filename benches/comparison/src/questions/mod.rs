@@ -6,6 +6,7 @@ pub mod hot_key;
 pub mod http;
 pub mod layer;
 pub mod memory;
+pub mod mysql;
 pub mod postgres;
 pub mod redis_cycles;
 pub mod redlock;

@@ -16,24 +16,24 @@ use super::{
 use crate::{
     chart::Chart,
     contender::Work,
+    database_lock::DatabaseLock,
     measure::{cpu_of, cpu_of_family, nanos, quantile_us, sleep},
-    postgres_lock::PostgresLock,
     report::{
         Table,
         Target::{self, AtLeast, AtMost},
     },
 };
 
-const OURS: &str = PostgresLock::OURS;
-const FOR_UPDATE: &str = PostgresLock::FOR_UPDATE;
-const ADVISORY: &str = PostgresLock::ADVISORY;
+const OURS: &str = DatabaseLock::OURS;
+const FOR_UPDATE: &str = DatabaseLock::FOR_UPDATE;
+const ADVISORY: &str = DatabaseLock::ADVISORY;
 
 const VARIANTS: [&str; 6] =
-    [OURS, FOR_UPDATE, ADVISORY, PostgresLock::VERSION, PostgresLock::UNIQUE_ROW, PostgresLock::OURS_ON_REDIS];
-const DISTANT: [&str; 5] = [OURS, FOR_UPDATE, ADVISORY, PostgresLock::VERSION, PostgresLock::UNIQUE_ROW];
-const CONTENDERS: [&str; 4] = [OURS, FOR_UPDATE, ADVISORY, PostgresLock::OURS_ON_REDIS];
+    [OURS, FOR_UPDATE, ADVISORY, DatabaseLock::VERSION, DatabaseLock::UNIQUE_ROW, DatabaseLock::OURS_ON_REDIS];
+const DISTANT: [&str; 5] = [OURS, FOR_UPDATE, ADVISORY, DatabaseLock::VERSION, DatabaseLock::UNIQUE_ROW];
+const CONTENDERS: [&str; 4] = [OURS, FOR_UPDATE, ADVISORY, DatabaseLock::OURS_ON_REDIS];
 
-const SERVER_CPU: &str = "server CPU us";
+pub const SERVER_CPU: &str = "server CPU us";
 /// The last two are counted apart.
 const STATEMENTS: &str = "statements";
 const SYNCS: &str = "fsyncs";
@@ -78,9 +78,10 @@ pub fn answer(run: &mut Run) {
     for tasks in TASKS {
         let mut table = Table::new(format!("PostgreSQL, {tasks} in flight"), OURS, &COLUMNS);
         for at in run.turns(&[0, 1, 2, 3, 4, 5]) {
-            runtime.block_on(measure(&servers, &locks[at], VARIANTS[at], tasks, run.scale, &mut table));
+            let cpu = || servers.cpu(VARIANTS[at]);
+            runtime.block_on(measure(cpu, &locks[at], VARIANTS[at], tasks, run.scale, &mut table));
         }
-        for name in VARIANTS.into_iter().filter(|name| *name != PostgresLock::OURS_ON_REDIS) {
+        for name in VARIANTS.into_iter().filter(|name| *name != DatabaseLock::OURS_ON_REDIS) {
             runtime.block_on(counted.count(name, tasks, run.scale, &mut table));
         }
         table.print();
@@ -115,15 +116,15 @@ struct Servers {
     redis: RedisServer,
 }
 
-async fn measure(
-    servers: &Servers,
-    lock: &Arc<PostgresLock>,
+pub async fn measure(
+    cpu: impl Fn() -> u64,
+    lock: &Arc<DatabaseLock>,
     name: &'static str,
     tasks: u64,
     scale: f64,
     table: &mut Table,
 ) {
-    let counted = redis_cycles::count(lock, tasks, scale, async || servers.cpu(name)).await;
+    let counted = redis_cycles::count(lock, tasks, scale, async || cpu()).await;
     let Counted { seconds, mut latencies, own_cpu, before, after } = counted;
     let cycles = latencies.len() as f64;
     table.push(name, RATE, cycles / seconds);
@@ -141,7 +142,7 @@ async fn distant(run: &mut Run, servers: &Servers) -> Table {
     let mut locks = Vec::new();
     for name in DISTANT {
         let url = servers.url(name).replace(&from, &to);
-        locks.push(Arc::new(PostgresLock::connect(name, &url, 1).await));
+        locks.push(Arc::new(DatabaseLock::connect(name, &url, 1).await));
     }
     proxy.all().delay(Direction::Down, NETWORK_DELAY);
     for at in run.turns(&[0, 1, 2, 3, 4]) {
@@ -156,7 +157,7 @@ async fn distant(run: &mut Run, servers: &Servers) -> Table {
 
 fn contend(runtime: &Runtime, servers: &Servers, name: &'static str, contenders: usize, scale: f64, table: &mut Table) {
     let contenders = Contenders { processes: 1, in_each: Work::of(contenders) };
-    let lock = if name == PostgresLock::OURS_ON_REDIS { OURS } else { name };
+    let lock = if name == DatabaseLock::OURS_ON_REDIS { OURS } else { name };
     let meanwhile = async {
         let (cpu, from) = (servers.cpu(name), nanos());
         sleep(2.0 * scale).await;
@@ -182,15 +183,10 @@ impl Servers {
         let postgres = PostgresServer::start(&settings).await;
         let (client, connection) = tokio_postgres::connect(&postgres.url(), NoTls).await.expect("a connection");
         tokio::spawn(connection);
-        client.batch_execute(PostgresLock::TABLES).await.expect("tables");
-        let rows = TASKS[TASKS.len() - 1] * KEYS_PER_TASK;
-        let fill = format!(
-            "INSERT INTO orders SELECT 'order:' || n, 0 FROM generate_series(0, {}) AS n; \
-             CREATE EXTENSION IF NOT EXISTS pg_stat_statements",
-            rows - 1
-        );
-        client.batch_execute(&fill).await.expect("rows");
-        for statement in ["VACUUM ANALYZE", "CHECKPOINT"] {
+        let [orders, held_keys, rows] = DatabaseLock::tables(TASKS[TASKS.len() - 1]);
+        let [options, counts] =
+            ["ALTER TABLE orders SET (fillfactor = 70)", "CREATE EXTENSION IF NOT EXISTS pg_stat_statements"];
+        for statement in [&orders, options, &held_keys, &rows, counts, "VACUUM ANALYZE", "CHECKPOINT"] {
             client.batch_execute(statement).await.expect("a reply");
         }
         Self { postgres, client, redis: RedisServer::start().await }
@@ -198,20 +194,20 @@ impl Servers {
 
     fn url(&self, name: &str) -> String {
         match name {
-            PostgresLock::OURS => format!("{}?migrate=true", self.postgres.url()),
-            PostgresLock::OURS_ON_REDIS => self.redis.url(),
+            DatabaseLock::OURS => format!("{}?migrate=true", self.postgres.url()),
+            DatabaseLock::OURS_ON_REDIS => self.redis.url(),
             _ => self.postgres.url(),
         }
     }
 
-    async fn connect(&self, name: &str) -> PostgresLock {
-        PostgresLock::connect(name, &self.url(name), CONNECTIONS).await
+    async fn connect(&self, name: &str) -> DatabaseLock {
+        DatabaseLock::connect(name, &self.url(name), CONNECTIONS).await
     }
 
     /// The CPU time of the server of a lock, in nanoseconds.
     fn cpu(&self, name: &str) -> u64 {
         match name {
-            PostgresLock::OURS_ON_REDIS => cpu_of(self.redis.pid()),
+            DatabaseLock::OURS_ON_REDIS => cpu_of(self.redis.pid()),
             _ => cpu_of_family(self.postgres.pid()),
         }
     }
@@ -251,7 +247,7 @@ impl Servers {
     }
 }
 
-impl Cycles for PostgresLock {
+impl Cycles for DatabaseLock {
     async fn cycle(&self, task: u64, number: u64) {
         let guard = self.lock(task * KEYS_PER_TASK + number % KEYS_PER_TASK).await;
         self.unlock(guard).await;
