@@ -9,7 +9,7 @@
 //! Environment: `PORT` (0: any; default 3000), `DATABASE_URL` (`sqlite://shop.db`, or
 //! `mysql://..` or `postgres://..` with a feature of that name; default: SQLite in memory) and
 //! `LOCK_URL` (`redis://localhost` or `postgres://..`, with such a feature: locks that all
-//! instances share; default: locks within this process).
+//! instances share; default: locks within this process). MySQL has no readers.
 //!
 //! The service is the part above "the table". From the crate `support` it needs `ApiError` and, of
 //! `database`, `Dialect` and `check_fence`. Leave `timed` and `THINK_TIME` out: they are for the

@@ -7,9 +7,9 @@
 //! cargo run --example gateway -- --serve    # the server alone
 //! ```
 //!
-//! Environment: `PORT` (0: any; default 3000) and `LOCK_URL` (`redis://localhost` or
-//! `postgres://..`, with a feature of that name: limits of all instances together; default: limits
-//! of this process).
+//! Environment: `PORT` (0: any; default 3000) and `LOCK_URL` (`redis://localhost`,
+//! `mysql://..` or `postgres://..`, with a feature of that name: limits of all instances together;
+//! default: limits of this process).
 //!
 //! The service is the part above "the table". Of `support` it needs nothing but `worked`, which is
 //! for the table.

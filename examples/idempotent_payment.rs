@@ -7,11 +7,12 @@
 //!
 //! Environment: `PORT` (0: any), `DATABASE_URL` (`sqlite://shop.db`, or
 //! `mysql://..` or `postgres://..` with a feature of that name; default: SQLite in a temporary
-//! file, or in memory for the server) and `LOCK_URL` (`redis://localhost` or `postgres://..`, with
-//! such a feature: locks and records that all instances share; default: within this process).
+//! file, or in memory for the server) and `LOCK_URL` (`redis://localhost`, `mysql://..` or
+//! `postgres://..`, with such a feature: locks and records that all instances share; default:
+//! within this process).
 //!
 //! The service is the part above "the table". From the crate `support` it needs `ApiError` and, of
-//! `database`, `Dialect`, `check_fence`, `has_locks` and `last_id`.
+//! `database`, `Dialect`, `check_fence`, `has_locks`, `is_mysql` and `last_id`.
 
 #![allow(clippy::disallowed_methods, reason = "a program with a runtime of its own, timed by a real clock")]
 
@@ -39,7 +40,7 @@ use tower_lock::{LockKey, LockManager, Once, ReplayLayer, key, replay::OnceAnswe
 
 use support::{
     ApiError, Failure, Mode, Server, Table,
-    database::{Dialect, check_fence, has_locks, last_id, open, open_url},
+    database::{Dialect, check_fence, has_locks, is_mysql, last_id, open, open_url},
     send_with_key,
 };
 
@@ -103,7 +104,12 @@ async fn pay(once: Once, State(app): State<App>, Json(payment): Json<Payment>) -
 /// Leaves the answer in the transaction: as a record, if the locks are in this database.
 async fn leave_answer(db: &mut AnyConnection, once: &Once, answer: &OnceAnswer) -> Result<(), ApiError> {
     if has_locks(db) {
-        sqlx::query("SELECT tower_lock.leave_answer($1, $2, $3, $4, $5)")
+        let call = if is_mysql(db) {
+            "CALL tower_lock_leave_answer(?, ?, ?, ?, ?)"
+        } else {
+            "SELECT tower_lock.leave_answer($1, $2, $3, $4, $5)"
+        };
+        sqlx::query(call)
             .bind(once.key().as_str())
             .bind(once.fencing_token().as_i64())
             .bind(once.held_lock().acquisition_id().to_string())

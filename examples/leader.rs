@@ -1,7 +1,7 @@
 //! Three processes, and one of them leads. It is killed, and another one takes over.
 //!
 //! ```sh
-//! export LOCK_URL=redis://localhost      # or postgres://.., with `--features postgres`
+//! export LOCK_URL=redis://localhost      # or mysql://.., or postgres://.., with its feature
 //! cargo run --features redis --example leader                    # three processes
 //! cargo run --features redis --example leader -- --process ann   # one of them
 //! ```

@@ -8,8 +8,9 @@
 //!
 //! Environment: `DATABASE_URL` (`sqlite://shop.db`, or `mysql://user:password@localhost/shop` with
 //! `--features mysql`, or `postgres://..`; default: SQLite in memory), `LOCK_URL`
-//! (`redis://localhost` or `postgres://..`, with such a feature: locks that all instances share;
-//! default: locks within this process) and `MAIL_SERVER` (`down`: every mail fails).
+//! (`redis://localhost`, `mysql://..` or `postgres://..`, with such a feature: locks that all
+//! instances share; default: locks within this process) and `MAIL_SERVER` (`down`: every mail
+//! fails).
 //!
 //! The part above "the table" can be copied: from the crate `support` it needs only `Dialect`, of
 //! `database`.

@@ -9,8 +9,8 @@
 //!
 //! Environment: `PORT` (0: any; default 3000), `DATABASE_URL` (`sqlite://shop.db`, or
 //! `mysql://..` or `postgres://..` with a feature of that name; default: SQLite in memory) and
-//! `LOCK_URL` (`redis://localhost` or `postgres://..`, with such a feature: locks that all
-//! instances share; default: locks within this process).
+//! `LOCK_URL` (`redis://localhost`, `mysql://..` or `postgres://..`, with such a feature: locks
+//! that all instances share; default: locks within this process).
 //!
 //! The service is the part above "the table". From the crate `support` it needs `ApiError` and, of
 //! `database`, `Dialect` and `check_fence`. Leave `timed`, `worked` and `THINK_TIME` out: they are

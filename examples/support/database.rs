@@ -54,9 +54,17 @@ fn is_url_of_postgres(url: &str) -> bool {
     url.starts_with("postgres://") || url.starts_with("postgresql://")
 }
 
+fn is_url_of_mysql(url: &str) -> bool {
+    url.starts_with("mysql://") || url.starts_with("mariadb://")
+}
+
 /// Whether the locks are in this database.
 pub fn has_locks(connection: &AnyConnection) -> bool {
-    connection.is_postgres() && lock_url().is_some_and(|(_, url)| is_url_of_postgres(&url))
+    lock_url().is_some_and(|(_, url)| match connection.backend_name() {
+        "PostgreSQL" => is_url_of_postgres(&url),
+        "MySQL" => is_url_of_mysql(&url),
+        _ => false,
+    })
 }
 
 /// Opens `DATABASE_URL`, or SQLite in memory, and creates tables. The schema is in the dialect of
@@ -128,7 +136,7 @@ async fn open_server(url: &str) -> Result<AnyPool, sqlx::Error> {
     AnyPoolOptions::new().max_connections(8).connect_with(options).await
 }
 
-fn is_mysql(connection: &AnyConnection) -> bool {
+pub fn is_mysql(connection: &AnyConnection) -> bool {
     connection.backend_name() == "MySQL"
 }
 
@@ -138,10 +146,15 @@ pub async fn check_fence(transaction: &mut AnyConnection, lock: &HeldLock) -> Re
     let (key, token) = (lock.key().as_str(), lock.fencing_token().as_i64());
     let passed = if has_locks(transaction) {
         // Also keeps the key until the transaction ends.
-        let check = sqlx::query("SELECT tower_lock.check_fence($1, $2, $3)");
-        let check = check.bind(key).bind(token).bind(lock.acquisition_id().to_string());
+        let call = if is_mysql(transaction) {
+            "CALL tower_lock_check_fence(?, ?, ?)"
+        } else {
+            "SELECT tower_lock.check_fence($1, $2, $3)"
+        };
+        let check = sqlx::query(call).bind(key).bind(token).bind(lock.acquisition_id().to_string());
         match check.execute(transaction).await {
-            Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some("TL001") => false,
+            // The codes of PostgreSQL and of MySQL.
+            Err(sqlx::Error::Database(error)) if matches!(error.code().as_deref(), Some("TL001" | "45000")) => false,
             checked => checked.map(|_| true)?,
         }
     } else if is_mysql(transaction) {

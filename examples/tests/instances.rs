@@ -29,10 +29,10 @@ struct Instances {
 
 impl Instances {
     /// Starts all at once, so that they also create the same tables concurrently.
-    async fn start(name: &str, redis: &RedisServer, database: &str) -> Self {
+    async fn start(name: &str, [locks, database]: &[String; 2]) -> Self {
         let start = async || {
             let mut command = example(name).await;
-            command.env("LOCK_URL", redis.url()).env("DATABASE_URL", database);
+            command.env("LOCK_URL", locks).env("DATABASE_URL", database);
             Service::start(command).await
         };
         Self { services: join_all([start(), start(), start()]).await }
@@ -60,10 +60,10 @@ impl Instances {
 }
 
 /// The job of one instance, started by its timer.
-async fn nightly_mail(redis: &RedisServer, database: &str, night: &str, mail_server: &str) -> Output {
+async fn nightly_mail([locks, database]: &[String; 2], night: &str, mail_server: &str) -> Output {
     let mut command = example("nightly_mail").await;
     command.args(["--once", night]).env("MAIL_SERVER", mail_server);
-    command.env("LOCK_URL", redis.url()).env("DATABASE_URL", database);
+    command.env("LOCK_URL", locks).env("DATABASE_URL", database);
     soon("the end of the job", command.output()).await.expect("it starts")
 }
 
@@ -99,6 +99,25 @@ async fn redis(test: &str) -> Option<RedisServer> {
     Some(RedisServer::start().await)
 }
 
+/// Servers of all instances.
+struct Deployments {
+    _redis: RedisServer,
+    _databases: [Databases; 2],
+    /// The URLs of the locks and of the database.
+    urls: Vec<[String; 2]>,
+}
+
+impl Deployments {
+    /// Locks in Redis with each database, and nothing but a MySQL.
+    async fn new(test: &str) -> Option<Self> {
+        let redis = redis(test).await?;
+        let databases = [Databases::new(test).await, Databases::new(&format!("{test}-alone")).await];
+        let mut urls: Vec<_> = databases[0].urls().into_iter().map(|url| [redis.url(), url]).collect();
+        urls.extend(databases[1].mysql().map(|url| [format!("{url}?migrate=true"), url.to_owned()]));
+        Some(Self { _redis: redis, _databases: databases, urls })
+    }
+}
+
 /// Blocks writes to the database until it is dropped; reads go on.
 struct WriteBlocker(AnyConnection);
 
@@ -124,10 +143,10 @@ impl WriteBlocker {
 async fn claims_at_three_instances_are_each_paid_once() {
     const FAMILIES: usize = 6;
     const MEMBERS: usize = 5;
-    let Some(redis) = redis("three instances of reward_claim").await else { return };
-    let databases = Databases::new("instances-reward").await;
-    for url in databases.urls() {
-        let instances = Instances::start("reward_claim", &redis, &url).await;
+    let Some(deployments) = Deployments::new("instances-reward").await else { return };
+    for urls in &deployments.urls {
+        let url = &urls[1];
+        let instances = Instances::start("reward_claim", urls).await;
         let body = |family: usize| json!({ "family_id": family, "reward_type": 1 });
         let claim = async |visitor: usize, family: usize| {
             let (status, record) = instances.of(visitor).request(Method::POST, "/rewards/claim", body(family)).await;
@@ -135,7 +154,7 @@ async fn claims_at_three_instances_are_each_paid_once() {
         };
 
         // The one granted claim of each family stays until all others have a response.
-        let blocker = WriteBlocker::of(&url).await;
+        let blocker = WriteBlocker::of(url).await;
         let mut claims: FuturesUnordered<_> =
             (0..FAMILIES * MEMBERS).map(|n| claim(n / FAMILIES, n % FAMILIES)).collect();
         let mut refused = vec![0; FAMILIES];
@@ -173,10 +192,10 @@ async fn claims_at_three_instances_are_each_paid_once() {
 #[tokio::test]
 async fn buyers_at_three_instances_never_oversell() {
     const BUYERS: usize = 12;
-    let Some(redis) = redis("three instances of stock_sale").await else { return };
-    let databases = Databases::new("instances-stock").await;
-    for url in databases.urls() {
-        let instances = Instances::start("stock_sale", &redis, &url).await;
+    let Some(deployments) = Deployments::new("instances-stock").await else { return };
+    for urls in &deployments.urls {
+        let url = &urls[1];
+        let instances = Instances::start("stock_sale", urls).await;
         assert_eq!(instances.response_of_all("/goods/1").await["good_counts"], 5, "{url}");
         let buy = |buyer: usize| instances.of(buyer).request(Method::POST, "/goods/1/sell", Value::Null);
         let mut sold = Vec::new();
@@ -197,10 +216,10 @@ async fn buyers_at_three_instances_never_oversell() {
 /// Each transfer is written in full, and none waits for another one in a circle.
 #[tokio::test]
 async fn transfers_at_three_instances_lose_no_money() {
-    let Some(redis) = redis("three instances of transfer").await else { return };
-    let databases = Databases::new("instances-transfer").await;
-    for url in databases.urls() {
-        let instances = Instances::start("transfer", &redis, &url).await;
+    let Some(deployments) = Deployments::new("instances-transfer").await else { return };
+    for urls in &deployments.urls {
+        let url = &urls[1];
+        let instances = Instances::start("transfer", urls).await;
         let (mut balances, mut transfers) = ([100; 5], Vec::new());
         // In a circle they run one after the other: few enough for a wait of the example.
         for from in 0..5 {
@@ -227,15 +246,15 @@ async fn transfers_at_three_instances_lose_no_money() {
 /// Guarantee: G18.
 #[tokio::test]
 async fn nightly_mail_of_three_machines_is_sent_once_per_customer() {
-    let Some(redis) = redis("three instances of nightly_mail").await else { return };
-    let databases = Databases::new("instances-mail").await;
+    let Some(deployments) = Deployments::new("instances-mail").await else { return };
     let one_each = ["ann", "bob", "eve"].map(|customer| (customer.to_owned(), 1));
-    for (n, url) in databases.urls().into_iter().enumerate() {
-        // One Redis for both databases.
+    for (n, urls) in deployments.urls.iter().enumerate() {
+        let url = &urls[1];
+        // One Redis for all databases.
         let (quiet, rough) = (format!("quiet-{n}"), format!("rough-{n}"));
         let after = async |tenths: u32, night: &str| {
             sleep(tenths * ms(100)).await;
-            nightly_mail(&redis, &url, night, "up").await
+            nightly_mail(urls, night, "up").await
         };
         let runs = join_all([after(0, &quiet), after(1, &quiet), after(2, &quiet)]).await;
         let runs: [Output; 3] = runs.try_into().expect("three");
@@ -245,15 +264,15 @@ async fn nightly_mail_of_three_machines_is_sent_once_per_customer() {
             ["left it to another\n"],
             "{url}: the instances have ended, and the record remains"
         );
-        assert_eq!(mails(&url, &quiet).await, one_each, "{url}");
+        assert_eq!(mails(url, &quiet).await, one_each, "{url}");
 
-        let failed = nightly_mail(&redis, &url, &rough, "down").await;
+        let failed = nightly_mail(urls, &rough, "down").await;
         let error = String::from_utf8_lossy(&failed.stderr);
         assert!(!failed.status.success() && error.contains("the mail server does not reply"), "{url}: {error}");
         let runs = join_all([after(0, &rough), after(1, &rough)]).await;
         let runs: [Output; 2] = runs.try_into().expect("two");
         assert_eq!(outputs(runs), ["left it to another\n", "sent 3 mails\n"], "{url}: at once after a failure");
-        assert_eq!(mails(&url, &rough).await, one_each, "{url}");
+        assert_eq!(mails(url, &rough).await, one_each, "{url}");
     }
 }
 

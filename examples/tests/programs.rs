@@ -143,9 +143,9 @@ async fn payment_is_made_once_although_its_process_crashes() {
 ///
 /// Guarantee: G18.
 #[tokio::test]
-async fn payment_is_made_once_with_nothing_but_postgres() {
-    let databases = Databases::new("payment-postgres").await;
-    if let Some(url) = databases.postgres() {
+async fn payment_is_made_once_with_nothing_but_a_database() {
+    let databases = Databases::new("payment-alone").await;
+    for url in [databases.postgres(), databases.mysql()].into_iter().flatten() {
         payment_is_made_once(url, Some(&format!("{url}?migrate=true"))).await;
     }
 }
@@ -329,6 +329,7 @@ async fn invalid_settings_are_reported() {
             "LOCK_URL: invalid URL of a lock store: its scheme is none of `memory`",
         ),
         ("LOCK_URL", "redis://user:secret@shop?protocol=resp3", redis("LOCK_URL: invalid Redis URL: a parameter")),
+        ("LOCK_URL", "mysql://user:secret@127.0.0.1:1/shop", mysql("LOCK_URL: could not connect to MySQL")),
         // No server listens there.
         ("DATABASE_URL", "mysql://user:secret@127.0.0.1:1/shop", mysql("refused")),
         ("REDIS_URL", "redis://user:secret@127.0.0.1:1", redis("refused")),

@@ -184,7 +184,7 @@ impl Databases {
         };
         let mut databases = Self { file: File::new(test), mariadb: None, postgres: None };
         if has("MariaDB", cfg!(feature = "mysql"), MariaDb::is_available()) {
-            let server = MARIADB.get_or_init(|| MariaDb::start(&["any"])).await;
+            let server = MARIADB.get_or_init(|| MariaDb::installed(&["any"], &[])).await;
             execute(&server.url("any"), format!("CREATE DATABASE `{test}`")).await;
             databases.mariadb = Some(server.url(test));
         }
@@ -200,6 +200,11 @@ impl Databases {
 
     pub(crate) fn urls(&self) -> Vec<String> {
         [Some(self.file.url()), self.mariadb.clone(), self.postgres.clone()].into_iter().flatten().collect()
+    }
+
+    /// The database in MariaDB.
+    pub(crate) fn mysql(&self) -> Option<&str> {
+        self.mariadb.as_deref()
     }
 
     /// The database in PostgreSQL.
