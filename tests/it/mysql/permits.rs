@@ -26,8 +26,7 @@ async fn processes(environment: &Environment, count: usize) -> Vec<LockManager> 
 async fn storm_of_permits_on_mysql() {
     let Some(environment) = environment().await else { return };
     let locks = processes(&environment, 4).await;
-    let report = permits::storm(&locks, &key(), 6, ms(500)).await;
-    assert!(report.sections > 10 && report.most > 1, "{report:?}");
+    until("two at a time", async || permits::storm(&locks, &key(), 2, ms(500)).await.most > 1).await;
     let left =
         "SELECT COUNT(*) FROM {p}_shares WHERE until_us > TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
     until("no permit is left", async || environment.value::<u64>(left, 0).await == 0).await;
