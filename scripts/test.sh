@@ -230,7 +230,7 @@ fetch_mysql() {
     [ ! -x "$mysqld" ] || return 0
     mirror=$(apt-get indextargets --format '$(REPO_URI)' | grep -m 1 '/debian/$')
     mkdir -p "$folder"/{lists/partial,cache/archives/partial,debs,root}
-    echo "deb [trusted=yes] $mirror sid main" >"$folder/sources"
+    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror sid main" >"$folder/sources"
     touch "$folder/status"
     local options=(-o "Dir::Etc::sourcelist=$folder/sources" -o Dir::Etc::sourceparts=/dev/null -o "Dir::State=$folder"
         -o "Dir::State::status=$folder/status" -o "Dir::Cache=$folder/cache")

@@ -160,7 +160,7 @@ pub(crate) const DATABASE_CONNECTIONS_MAX: usize = 64;
 /// The fewest connections of a store to MySQL: for acquires and releases, and for renewals.
 #[cfg(feature = "mysql")]
 pub(crate) const MYSQL_CONNECTIONS_MIN: usize = 2;
-/// Bytes of such a prefix: a name of MySQL has at most 64.
+/// Bytes of the prefix of the tables in MySQL: a name has at most 64.
 #[cfg(feature = "mysql")]
 pub(crate) const MAX_MYSQL_PREFIX_BYTES: usize = 32;
 /// When a waiter of MySQL asks again: a random time between these. The server sends no messages.

@@ -28,7 +28,10 @@ use crate::{
 /// # use tower_lock::{LockManager, MysqlStore, store::MysqlConnectError};
 /// # #[tokio::main]
 /// # async fn main() -> Result<(), MysqlConnectError> {
-/// let store = MysqlStore::builder().prefix("shop_locks").connect("mysql://user:password@localhost/app").await?;
+/// let store = MysqlStore::builder()
+///     .prefix("shop_locks")
+///     .connect("mysql://user:password@localhost/app")
+///     .await?;
 /// let locks = LockManager::new(store);
 /// # Ok(())
 /// # }

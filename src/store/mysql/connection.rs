@@ -1,8 +1,8 @@
 //! Connections to the server, and one statement on them.
 //!
-//! A connection executes one statement after the other, and one with a reply that nobody has read
-//! cannot be used. So a task owns the connection: a caller that gives up leaves it as it is, and a
-//! reply that does not come in time ends it.
+//! A connection executes one statement after the other, and cannot be used before the reply to the
+//! last one is read. So a task owns the connection. If a caller gives up, the task reads the reply.
+//! If the reply does not come in time, the task closes the connection.
 
 use std::{
     io,

@@ -11,7 +11,10 @@ use crate::store::LockStore;
 /// # use tower_lock::{LockManager, MysqlStore, store::MysqlConnectError};
 /// # #[tokio::main]
 /// # async fn main() -> Result<(), MysqlConnectError> {
-/// let store = MysqlStore::builder().migrate(true).connect("mysql://user:password@localhost/app").await?;
+/// let store = MysqlStore::builder()
+///     .migrate(true)
+///     .connect("mysql://user:password@localhost/app")
+///     .await?;
 /// let locks = LockManager::new(store);
 /// # Ok(())
 /// # }

@@ -52,10 +52,10 @@ const OF_MYSQL: [&str; 5] = [
 ];
 
 impl MariaDb {
-    /// Returns whether `mariadbd` exists on this machine.
+    /// Returns whether `mariadbd` exists on this machine, or `MYSQLD` names a server.
     #[must_use]
     pub fn is_available() -> bool {
-        Self::program().is_some()
+        Self::program().is_some() || std::env::var_os("MYSQLD").is_some()
     }
 
     /// Starts a server with these databases and waits until it accepts connections. The server has
