@@ -49,25 +49,8 @@ async fn requests_go_on_while_sessions_of_postgres_are_killed() {
 #[tokio::test]
 async fn crashes_of_postgres_end_no_lock_and_no_wait() {
     let Some(environment) = own_environment(&[]).await else { return };
-    let [a, b] = environment.instances_with(LONG).await;
-    let held = a.lock(("held",)).await.expect("free");
-    let waiter = tokio::spawn(async move { b.lock(("held",)).wait(LONG).await });
-    until("it waits", async || a.inspect(("held",)).await.is_ok_and(|status| status.waiting == 1)).await;
-    let sections = Arc::<Sections>::default();
-    // Short, because a release that a crash loses blocks the key for it.
-    let tasks = sections.run(&environment.instances_with(Duration::from_secs(6)).await);
-    for _ in 0..2 {
-        sections.go_on("sections before a crash").await;
-        environment.crash().await;
-    }
-    sections.go_on("sections after the crashes").await;
-    assert!(!waiter.is_finished(), "the key is held");
-    let token = held.fencing_token();
-    held.release().await.expect("it is still held");
-    let next = soon("a grant", waiter).await.expect("no panic").expect("a grant");
-    assert!(next.fencing_token() > token);
-    next.release().await.expect("held");
-    sections.end(tasks).await;
+    let new = async |lease| environment.instances_with(lease).await;
+    Arc::<Sections>::default().outlast_crashes(new, async || environment.crash().await).await;
 }
 
 /// Work that is done leaves a record. A release that got no reply is repeated after the crash.
@@ -194,26 +177,9 @@ async fn open_transaction_of_a_key_delays_no_other_key() {
     let pinned = LockKey::from(("pinned",));
     let fence = caller.expired(&pinned).await;
     let writer = environment.writer(&pinned, fence).await;
-    let sections = Arc::<Sections>::default();
-    let tasks = sections.run(&instances);
-    // Waiters of the key share the calls of the others.
-    let waiter = |locks: &LockManager| {
-        let locks = locks.clone();
-        tokio::spawn(async move { locks.lock(("pinned",)).wait(LONG).await.expect("a grant").release().await })
-    };
-    let waiters: Vec<_> = instances.iter().map(waiter).collect();
-    until("both wait", async || instances[0].inspect(("pinned",)).await.is_ok_and(|key| key.waiting == 2)).await;
-    for _ in 0..5 {
-        let others = instances[0].lock_all((0..20).map(|number| ("other", number)));
-        soon("no delay", others.into_future()).await.expect("free").release().await.expect("held");
-        sections.go_on("sections beside the transaction").await;
-    }
-    assert!(waiters.iter().all(|waiter| !waiter.is_finished()), "the writer keeps its key");
-    environment.run(&writer, "COMMIT").await;
-    for waiter in soon("grants", join_all(waiters)).await {
-        waiter.expect("no panic").expect("held");
-    }
-    sections.end(tasks).await;
+    Arc::<Sections>::default()
+        .pass_open_transaction(&instances, async || environment.run(&writer, "COMMIT").await)
+        .await;
 }
 
 /// Guarantee: G2.

@@ -39,7 +39,7 @@ use tower_lock_testkit::{
     wait::{ms, soon, until},
 };
 
-use crate::support::{LONG, NAME, QUEUE, acquire, certificate, connect, environment, granted, hasty, pass, served};
+use crate::support::{LONG, NAME, QUEUE, acquire, connect, environment, granted, hasty, pass, served};
 
 async fn works(store: RedisStore) {
     pass(&LockManager::new(store)).await;
@@ -723,7 +723,7 @@ async fn connect_error_hides_the_password() {
 async fn endless_reply_is_cut_and_does_not_fill_memory() {
     let Some(environment) = environment().await else { return };
     let folder = environment.redis.folder();
-    let certificate = certificate(folder).then(|| ["crt", "key"].map(|name| folder.join(name)));
+    let certificate = tower_lock_testkit::certificate(folder).then(|| ["crt", "key"].map(|name| folder.join(name)));
     if certificate.is_none() {
         tower_lock_testkit::skipped("an endless reply with TLS", "openssl");
     }

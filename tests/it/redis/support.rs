@@ -170,14 +170,6 @@ pub(crate) async fn instance_of(group: &SentinelGroup, name: &str) -> LockManage
     LockManager::builder(connect(&group.url()).await).instance(name).build()
 }
 
-/// Makes a self-signed certificate of this machine, for servers and clients.
-pub(crate) fn certificate(folder: &std::path::Path) -> bool {
-    let script = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key -out crt -days 2 \
-                  -subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1 -addext basicConstraints=critical,CA:false";
-    let made = std::process::Command::new("sh").args(["-c", script]).current_dir(folder).output();
-    made.is_ok_and(|made| made.status.success())
-}
-
 /// Lets a server also listen with the certificate of this folder, for clients that have it, too,
 /// and returns the port.
 pub(crate) async fn listen_with_tls(server: &RedisServer, folder: &Path) -> Option<u16> {

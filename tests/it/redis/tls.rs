@@ -3,9 +3,9 @@
 use std::{env, fs, path::Path, process::Command};
 
 use tower_lock::{LockManager, store::RedisConnectError};
-use tower_lock_testkit::{RedisCluster, RedisServer, Reply, SentinelGroup, limits, skipped};
+use tower_lock_testkit::{RedisCluster, RedisServer, Reply, SentinelGroup, certificate, limits, skipped};
 
-use crate::support::{certificate, listen_with_tls, pass};
+use crate::support::{listen_with_tls, pass};
 
 /// Where the settings of a connection are.
 #[derive(Clone, Copy, Debug, PartialEq)]

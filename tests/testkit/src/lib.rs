@@ -11,6 +11,7 @@
 //! | [`locks`] | keys and lock managers of the tests |
 //! | [`store`] | stores that change some operations of another one |
 //! | [`caller`] | calls of one key each, straight to a store |
+//! | [`clocks`] | the clock of a server is set |
 //! | [`sections`] | sections under one key, beside faults |
 //! | [`costs`] | the cost of locks in calls of their store: one table for all stores |
 //! | [`parity`] | a store beside the one in memory, in random sequences of calls |
@@ -53,6 +54,8 @@ pub mod body;
 #[cfg(feature = "service")]
 pub mod caller;
 #[cfg(feature = "service")]
+pub mod clocks;
+#[cfg(feature = "service")]
 pub mod costs;
 #[cfg(feature = "service")]
 pub mod endings;
@@ -81,7 +84,7 @@ pub use self::{
     mariadb::MariaDb,
     pgbouncer::PgBouncer,
     postgres::PostgresServer,
-    process::{Process, skipped},
+    process::{Process, TempFolder, certificate, skipped},
     proxy::{Chaos, Direction, FaultControl, NetworkFault, Proxy, Push, Request},
     redis::{RedisOptions, RedisServer},
     redis_cluster::{RedisCluster, RedisClusterOptions},

@@ -66,7 +66,7 @@ impl MariaDb {
     /// Panics if the server does not start or does not respond.
     pub async fn start(databases: &[&str]) -> Self {
         let program = Self::program().expect("check `MariaDb::is_available` first");
-        Self::start_in(TempFolder::new(), program, databases, "", &["--skip-grant-tables"]).await
+        Self::start_in(TempFolder::create(), program, databases, "", &["--skip-grant-tables"]).await
     }
 
     /// The same with the tables of an installation, and these settings.
@@ -75,7 +75,7 @@ impl MariaDb {
     ///
     /// Panics if the server does not start or does not respond.
     pub async fn installed(databases: &[&str], settings: &[&str]) -> Self {
-        let folder = TempFolder::new();
+        let folder = TempFolder::create();
         let (program, install, arguments) = match std::env::var_os("MYSQLD").map(PathBuf::from) {
             Some(mysqld) => (mysqld.clone(), mysqld, vec!["--no-defaults", "--initialize-insecure", "--mysqlx=OFF"]),
             None => {

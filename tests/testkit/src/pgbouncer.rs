@@ -35,7 +35,7 @@ impl PgBouncer {
     /// Panics if the pooler does not start or does not respond.
     pub async fn start(server: &PostgresServer) -> Self {
         let program = Self::program().expect("check `PgBouncer::is_available` first");
-        let folder = TempFolder::new();
+        let folder = TempFolder::create();
         let privileges = privileges_in(&folder, "postgres");
         let settings = folder.path().join("settings");
         let command = |port| {

@@ -56,7 +56,7 @@ impl PostgresServer {
     /// An empty database. Each server of this process gets a copy, because a new one takes a second
     /// to make.
     async fn initdb() -> TempFolder {
-        let folder = TempFolder::new();
+        let folder = TempFolder::create();
         let initdb = Self::program("initdb").expect("check `PostgresServer::is_available` first");
         let mut command = Process::command_as(initdb, &privileges_in(&folder, "postgres"));
         command.arg("-D").arg(folder.path().join("data")).args([
@@ -72,7 +72,7 @@ impl PostgresServer {
 
     /// A folder with the same data, and the privileges of a server there.
     async fn copy(folder: &TempFolder) -> (TempFolder, Vec<String>) {
-        let copy = TempFolder::new();
+        let copy = TempFolder::create();
         let privileges = privileges_in(&copy, "postgres");
         let mut command = Process::command_as("cp", &privileges);
         command.arg("-R").arg(folder.path().join("data")).arg(copy.path());

@@ -34,7 +34,17 @@ pub struct Process {
 
 /// A temporary folder that is removed on drop.
 #[derive(Debug)]
-pub(crate) struct TempFolder(PathBuf);
+pub struct TempFolder(PathBuf);
+
+/// Makes a self-signed certificate of this machine, for servers and clients: `crt` and `key` in
+/// this folder. Returns `false` if there is no `openssl`.
+pub fn certificate(folder: &Path) -> bool {
+    let script = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key -out crt -days 2 \
+                  -subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1 -addext basicConstraints=critical,CA:false \
+                  && chmod 644 key";
+    let made = Command::new("sh").args(["-c", script]).current_dir(folder).output();
+    made.is_ok_and(|made| made.status.success())
+}
 
 /// Prints to stderr, past the test harness, that a suite was skipped: "passed" alone is misleading.
 pub fn skipped(suite: &str, missing: &str) {
@@ -234,7 +244,8 @@ impl Drop for Process {
 impl TempFolder {
     const NAME: &str = "tower-lock-testkit-";
 
-    pub(crate) fn new() -> Self {
+    /// Makes a folder for servers of other users, too.
+    pub fn create() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let parent = std::env::temp_dir();
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -248,7 +259,8 @@ impl TempFolder {
         Self(path)
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    /// The path of the folder.
+    pub fn path(&self) -> &Path {
         &self.0
     }
 

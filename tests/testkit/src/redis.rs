@@ -70,7 +70,7 @@ impl RedisOptions {
     ///
     /// Panics if the server does not start or does not respond.
     pub async fn start(self) -> RedisServer {
-        let folder = TempFolder::new();
+        let folder = TempFolder::create();
         for _ in 0..20 {
             let port = ReservedPort::new();
             if let Start::Up(process) = self.launch(port.number(), folder.path()).await {
@@ -248,7 +248,7 @@ impl RedisServer {
     /// Panics if another process has taken the port or the server does not respond.
     pub async fn restart_empty(&mut self) {
         self.kill();
-        self.folder = TempFolder::new();
+        self.folder = TempFolder::create();
         self.restart().await;
     }
 

@@ -1,8 +1,11 @@
 //! Sections under one key, beside faults.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst},
+    },
+    time::Duration,
 };
 
 use futures_util::future::join_all;
@@ -10,6 +13,7 @@ use tokio::{task::JoinHandle, time::sleep};
 use tower_lock::{LockError, LockManager};
 
 use crate::{
+    caller::LONG,
     limits,
     locks::key,
     wait::{ms, soon, until},
@@ -44,6 +48,57 @@ impl Sections {
             })
         };
         instances.iter().flat_map(|locks| [task(locks), task(locks), task(locks)]).collect()
+    }
+
+    /// An open transaction of the application keeps the key `pinned` until `commit`. It delays the
+    /// waiters of that key, and no other key: as long as it lasts, and not only for one call.
+    pub async fn pass_open_transaction(self: &Arc<Self>, instances: &[LockManager], commit: impl AsyncFnOnce()) {
+        let tasks = self.run(instances);
+        // Waiters of the key share the calls of the others.
+        let waiter = |locks: &LockManager| {
+            let locks = locks.clone();
+            tokio::spawn(
+                async move { locks.lock(("pinned",)).wait(limits::BROKEN).await.expect("a grant").release().await },
+            )
+        };
+        let waiters: Vec<_> = instances.iter().map(waiter).collect();
+        for _ in 0..5 {
+            let others = instances[0].lock_all((0..20).map(|number| ("other", number)));
+            soon("no delay", others.into_future()).await.expect("free").release().await.expect("held");
+            self.go_on("sections beside the transaction").await;
+        }
+        assert!(waiters.iter().all(|waiter| !waiter.is_finished()), "the transaction keeps its key");
+        commit().await;
+        for waiter in soon("grants", join_all(waiters)).await {
+            waiter.expect("no panic").expect("held");
+        }
+        self.end(tasks).await;
+    }
+
+    /// The server crashes twice, beside a holder, a waiter and these sections of two instances.
+    /// `new` makes such instances with a lease.
+    pub async fn outlast_crashes(
+        self: &Arc<Self>,
+        new: impl AsyncFn(Duration) -> [LockManager; 2],
+        crash: impl AsyncFn(),
+    ) {
+        let [a, b] = new(LONG).await;
+        let held = a.lock(("held",)).await.expect("free");
+        let waiter = tokio::spawn(async move { b.lock(("held",)).wait(LONG).await });
+        // Short, because a release that a crash loses blocks the key for it.
+        let tasks = self.run(&new(Duration::from_secs(6)).await);
+        for _ in 0..2 {
+            self.go_on("sections before a crash").await;
+            crash().await;
+        }
+        self.go_on("sections after the crashes").await;
+        assert!(!waiter.is_finished(), "the key is held");
+        let token = held.fencing_token();
+        held.release().await.expect("it is still held");
+        let next = soon("a grant", waiter).await.expect("no panic").expect("a grant");
+        assert!(next.fencing_token() > token);
+        next.release().await.expect("held");
+        self.end(tasks).await;
     }
 
     async fn one(&self, token: u64) {

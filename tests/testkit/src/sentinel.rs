@@ -243,7 +243,7 @@ impl SentinelGroup {
 
 impl Sentinel {
     async fn start(options: &SentinelOptions, master: u16) -> Self {
-        let (folder, port, tls_port) = (TempFolder::new(), ReservedPort::new(), ReservedPort::new());
+        let (folder, port, tls_port) = (TempFolder::create(), ReservedPort::new(), ReservedPort::new());
         // A shorter time would count a server as down on a busy machine.
         let mut lines = vec![
             format!("port {}", port.number()),
