@@ -221,7 +221,7 @@ async fn failed_release_is_reported_and_repeated() {
 #[test]
 fn runtime_that_ends_with_many_releases_overflows_no_stack() {
     let (store, locks) = store_and_locks();
-    let runtime = Builder::new_current_thread().enable_time().build().expect("a runtime");
+    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
     runtime.block_on(async {
         let mut guards = Vec::new();
         for n in 0..10_500 {
