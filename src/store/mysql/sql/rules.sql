@@ -40,12 +40,16 @@ CREATE PROCEDURE {p}_acquire_one(
 ) {verb}
 one: BEGIN
   DECLARE h, r VARBINARY(255);
-  DECLARE u, t, mine, places, first_us BIGINT;
+  DECLARE u, t, mine, places, first_us, record BIGINT;
   -- How many may hold the key together with this acquisition, itself included.
   DECLARE max_holders INT DEFAULT
     IF(INSTR(me, '/') > 0 AND CONVERT(me USING utf8mb4) REGEXP '/[0-9]+$', SUBSTRING_INDEX(me, '/', -1), 1);
   SET t = {now}, f = NULL, left_us = NULL;
-  IF unless_recorded AND EXISTS (SELECT 1 FROM {p}_records WHERE lock_key = k AND until_us > t) THEN
+  IF unless_recorded THEN
+    -- Not `EXISTS`, which waits for an open transaction that leaves an answer.
+    SELECT until_us INTO record FROM {p}_records WHERE lock_key = k AND until_us > t;
+  END IF;
+  IF record > t THEN
     -- A repeated call may hold the key.
     UPDATE {p}_locks SET holder = NULL, since_us = t, until_us = 0 WHERE lock_key = k AND holder = me AND until_us > t;
     SET what = 'recorded';

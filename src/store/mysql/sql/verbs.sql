@@ -84,25 +84,25 @@ CREATE PROCEDURE {p}_release(
 ) {verb}
 BEGIN
   DECLARE h VARBINARY(255);
-  DECLARE u, t BIGINT;
-  DECLARE has_record BOOL DEFAULT FALSE;
+  DECLARE u, t, record BIGINT;
   DECLARE what VARCHAR(16) DEFAULT 'not holder';
   {rollback}
   {begin}
   SELECT holder, until_us INTO h, u FROM {p}_locks WHERE lock_key = k FOR UPDATE;
   SET t = {now};
   IF new_head IS NOT NULL THEN
-    SET has_record = EXISTS (SELECT 1 FROM {p}_records WHERE lock_key = k AND id = me AND until_us > t);
+    -- Waits for an open transaction that leaves an answer.
+    SELECT until_us INTO record FROM {p}_records WHERE lock_key = k AND id = me AND until_us > t LOCK IN SHARE MODE;
   END IF;
   IF h <=> me AND u > t THEN
-    IF new_head IS NOT NULL AND NOT has_record THEN
+    IF new_head IS NOT NULL AND record IS NULL THEN
       REPLACE INTO {p}_records VALUES (k, me, new_head, new_body, t + keep_us);
     END IF;
     -- Not `until_us = t`: if the clock is set back, the key would be blocked for as long.
     UPDATE {p}_locks
       SET holder = NULL, since_us = t, until_us = IF(block_us = 0, 0, t + block_us), revoked = NULL WHERE lock_key = k;
     SET what = 'freed';
-  ELSEIF has_record THEN
+  ELSEIF record IS NOT NULL THEN
     SET what = 'recorded';
   ELSEIF h IS NULL AND u > t THEN
     DELETE FROM {p}_shares WHERE lock_key = k AND id = me AND until_us > t;
