@@ -111,9 +111,9 @@ fn classify_code(code: u16) -> (StoreErrorKind, &'static str) {
     use StoreErrorKind::{Failover, Refused, Timeout, Unavailable};
     match code {
         1290 | 1792 | 1836 => (Failover, "the server is a replica, or is `read_only`"),
-        1053 | 1077 | 1079 | 1927 | 3169 => (Failover, "the server is stopping, or the session was killed"),
+        // Its session may have an open transaction, and is closed.
+        1053 | 1077 | 1079 | 1317 | 1568 | 1927 | 1969 | 3024 | 3169 => (Failover, "the server ended the call"),
         1205 => (Timeout, "another transaction has locked a row or a table of the locks"),
-        1317 | 1969 | 3024 => (Timeout, "a statement took longer than a limit of the server"),
         1040 | 1203 | 1226 => (Unavailable, "the server has no connection left: raise `max_connections`"),
         1213 | 2006 | 2013 | 4031 => (Unavailable, ""),
         // A migration replaces the procedures.
