@@ -338,10 +338,11 @@ BEGIN
     STRAIGHT_JOIN {p}_locks l ON l.lock_key = CAST(q.k AS BINARY) STRAIGHT_JOIN {p}_fences f ON f.lock_key = l.lock_key
     LEFT JOIN {p}_shares s ON s.lock_key = l.lock_key;
   UPDATE {p}_floor SET fence = top WHERE fence < top;
-  COMMIT;
-  DELETE FROM {p}_records WHERE until_us <= t ORDER BY until_us LIMIT max_rows;
+  DELETE r FROM (SELECT lock_key FROM {p}_records WHERE until_us <= t LIMIT max_rows FOR UPDATE SKIP LOCKED) q
+    STRAIGHT_JOIN {p}_records r ON r.lock_key = q.lock_key;
   SELECT IF(rows_read < max_rows, NULL, last_key), ROW_COUNT();
 END;;
+  COMMIT;
 
 -- self_test: writes nothing, with each right that the verbs need, on a server that accepts writes.
 --
