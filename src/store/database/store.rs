@@ -157,7 +157,12 @@ impl<D: Database> LockStore for DatabaseStore<D> {
             let Server { synced_conns, main_conn, schema, timeouts, .. } = &*shared.server;
             let deadline = timeouts.call_deadline();
             for connection in [&*synced_conns.take(), main_conn] {
-                D::check(connection, schema, deadline).await?;
+                let check = || D::check(connection, schema, deadline);
+                match check().await {
+                    // The server may have ended an idle session.
+                    Err(error) if error.breaks_connection() => check().await?,
+                    checked => checked?,
+                }
             }
             if shared.messages.are_subscribed().await { Ok(()) } else { Err(CallError::NotListening) }
         })
