@@ -5,7 +5,6 @@
 //! If the reply does not come in time, the task closes the connection.
 
 use std::{
-    io,
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -35,8 +34,8 @@ pub(super) struct Connector {
     pub(super) address: String,
     options: OptsBuilder,
     login: Option<Login>,
-    /// The statement that reads the id of the tables that the store has begun with, and the id. The
-    /// address may lead to others later.
+    /// The prefix of the tables that the store has begun with, and their id. The address may lead
+    /// to others later.
     tables: OnceLock<(String, String)>,
 }
 
@@ -53,8 +52,10 @@ pub(super) type Calls = Link<Connector>;
 /// Statements that wait for one connection. Callers share calls: there are few.
 const MAX_WAITING: usize = 64;
 
-/// The settings of a session are nets: a statement ends that its caller does not wait for any more.
-const INIT: &str = "SET SESSION innodb_lock_wait_timeout = 1, lock_wait_timeout = 1";
+/// The settings of a session. Two are nets: a statement ends that its caller does not wait for any
+/// more. The others are the defaults, which a server may have changed.
+const INIT: &str = "SET SESSION innodb_lock_wait_timeout = 1, lock_wait_timeout = 1, autocommit = 1, \
+    completion_type = 0, sql_safe_updates = 0, sql_big_selects = 1";
 
 impl Connector {
     pub(super) fn new(address: Address) -> Self {
@@ -64,8 +65,8 @@ impl Connector {
     }
 
     /// Refuses connections to tables with another id from now on.
-    pub(super) fn pin_tables(&self, statement: String, id: String) {
-        let _ = self.tables.set((statement, id));
+    pub(super) fn pin_tables(&self, prefix: String, id: String) {
+        let _ = self.tables.set((prefix, id));
     }
 }
 
@@ -80,8 +81,8 @@ impl Connect for Connector {
             options = options.user(Some(login.user)).pass(Some(login.password));
         }
         let mut connection = Conn::new(options).await?;
-        if let Some((statement, id)) = self.tables.get() {
-            let rows: Vec<Row> = connection.query(statement).await?;
+        if let Some((prefix, id)) = self.tables.get() {
+            let rows: Vec<Row> = connection.query(format!("SELECT id FROM {prefix}_floor")).await?;
             if rows.first().and_then(|row| row.text(0)).as_ref() != Some(id) {
                 return Err(CallError::OtherTables);
             }
@@ -141,9 +142,8 @@ pub(super) async fn query(connection: &Calls, text: &str, deadline: Instant) -> 
         let (reply, rows) = oneshot::channel();
         let statement = Statement { text: text.to_owned(), deadline, reply };
         statements.send(statement).await.map_err(|_| CallError::Closed)?;
-        // The connection has broken, or was too slow.
-        rows.await
-            .unwrap_or_else(|_| Err(mysql_async::Error::from(io::Error::from(io::ErrorKind::UnexpectedEof)).into()))
+        // Another statement took too long: this one is sent on the next connection.
+        rows.await.unwrap_or(Err(CallError::Closed))
     };
     database::send(connection, deadline, send).await
 }

@@ -30,7 +30,7 @@ const PARTS: [(&str, &str); 10] = [
     ("{now}", "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"),
     (
         "{begin}",
-        "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET SESSION group_concat_max_len = 1048576; START TRANSACTION;",
+        "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET SESSION group_concat_max_len = 4194304; START TRANSACTION READ WRITE;",
     ),
     ("{rollback}", "DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;"),
     (
@@ -110,11 +110,6 @@ impl Schema {
             }
         }
         format!("CALL {}_{procedure}{suffix}({})", self.prefix, texts.join(", "))
-    }
-
-    /// The statement that reads the id of the tables.
-    pub(super) fn tables_id(&self) -> String {
-        format!("SELECT id FROM {}_floor", self.prefix)
     }
 
     /// The statements that make the tables and the procedures. `replaces`: in place of older

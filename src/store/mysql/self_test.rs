@@ -44,7 +44,7 @@ pub(super) async fn self_test(server: &Server, migrate: bool, connector: &Connec
         }
     }
     let rows = read(server, &server.schema.call("self_test", &[])).await?;
-    connector.pin_tables(server.schema.tables_id(), rows.first().and_then(|row| row.text(0)).unwrap_or_default());
+    connector.pin_tables(server.schema.prefix.clone(), rows.first().and_then(|row| row.text(0)).unwrap_or_default());
     Ok(())
 }
 
