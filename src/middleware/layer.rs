@@ -277,7 +277,8 @@ impl<K: KeySource> LockLayer<K> {
     ///
     /// # Panics
     ///
-    /// Panics if the store has no [shares](crate::store::StoreTraits::shares).
+    /// Panics if the store has no [shares](crate::store::StoreTraits::shares), or no queue, as
+    /// `MysqlStore`.
     #[track_caller]
     pub fn shared_for(self, methods: impl IntoIterator<Item = Method>) -> Self {
         let limit = HolderLimit::SharedFor(methods.into_iter().collect());

@@ -19,8 +19,7 @@ impl<C: Connect> Connections<C> {
     /// open: the server may refuse it.
     pub(crate) fn take(&self) -> Arc<Link<C>> {
         let by_calls = |connection: &&Arc<Link<C>>| Arc::strong_count(connection);
-        let [first, ..] = &*self.0 else { unreachable!("a store has a connection") };
-        let idle = self.0.iter().min_by_key(by_calls).unwrap_or(first);
+        let idle = self.0.iter().min_by_key(by_calls).expect("a store has a connection");
         // If it is not open, this opens it.
         let taken = if idle.is_connected() {
             idle

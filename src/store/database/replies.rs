@@ -31,7 +31,7 @@ pub(super) fn in_order<R: Row, T>(
 
 /// The position of the request that a row replies to. Rows count from one.
 pub(super) fn position(batch: &Batch<'_>, row: &impl Row) -> Option<usize> {
-    batch.positions.get(count(row.number(0)? - 1)?).copied()
+    batch.positions.get(count(row.number(0)?.checked_sub(1)?)?).copied()
 }
 
 /// `waits`: the request waits if the key is busy. `has_messages`: it need not poll for its offer.

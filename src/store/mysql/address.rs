@@ -43,7 +43,9 @@ impl Address {
         })?;
         // The rest of a password, or nothing.
         if options.db_name().is_none_or(|name| name.is_empty() || name.contains(['@', '/', '#', ':'])) {
-            return Err(invalid("it names no database (`mysql://user:password@host:3306/database`)"));
+            return Err(invalid(
+                "it names no database (`mysql://host:3306/database`), or has a plain `/`: write `%2F`",
+            ));
         }
         if login.is_some() && (options.user().is_some() || options.pass().is_some()) {
             return Err(invalid(TWO_LOGINS));

@@ -140,8 +140,9 @@ impl MysqlStoreBuilder {
     /// Returns the SQL text that makes the tables and the procedures, and replaces procedures of an
     /// older release, for the `mysql` client and for tools that know its `DELIMITER`.
     ///
-    /// The text may be executed while instances work, and again: it keeps tables and rows. Each
-    /// table and procedure with one of its names is one of this crate, or the text replaces it.
+    /// The text may be executed while instances work, and again. It keeps tables and rows, also a
+    /// table of another program with one of its names, which [`connect`](Self::connect) then
+    /// refuses. It replaces each procedure with one of its names, and the rights on it end.
     ///
     /// # Errors
     ///

@@ -49,8 +49,8 @@ pub enum MysqlConnectError {
     /// [`MysqlStoreBuilder::migration`]: crate::store::MysqlStoreBuilder::migration
     #[error(
         "the database at {address} has no tables and procedures of tower-lock with the prefix `{prefix}` and at least the \
-         number {PROCEDURES} (found: {found}), or the user may not see them: connect with `.migrate(true)`, or execute \
-         the SQL text of `MysqlStoreBuilder::migration`, also while other instances work"
+         number {PROCEDURES} (found: {found}), or EXECUTE is not granted: connect with `.migrate(true)`, or execute the \
+         SQL text of `MysqlStoreBuilder::migration`, also while other instances work"
     )]
     Migration {
         /// Host and port.
@@ -105,7 +105,7 @@ pub(super) fn code(error: &mysql_async::Error) -> Option<u16> {
     if let mysql_async::Error::Server(error) = error { Some(error.code) } else { None }
 }
 
-const WRONG_LOGIN: &str = "are the user and the password correct?";
+const WRONG_LOGIN: &str = "are the user and the password correct? does it require TLS (`sslmode`) or a certificate?";
 
 fn classify_code(code: u16) -> (StoreErrorKind, &'static str) {
     use StoreErrorKind::{Failover, Refused, Timeout, Unavailable};

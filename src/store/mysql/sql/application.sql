@@ -7,7 +7,8 @@
 
 -- check_fence: keeps the key of this holder for the transaction that calls it. Until the
 -- transaction ends, no other acquisition is granted the key, although the lease may have expired.
--- Fails if another one was granted the key, or if the lock was revoked.
+-- Fails if another one was granted the key, or if the lock was revoked while no transaction kept
+-- the key.
 --
 -- The shared lock waits for a grant, and then reads the row again. Renewals and releases pass it.
 -- With REPEATABLE READ, which is the default, a transaction whose snapshot is older than the grant
@@ -31,7 +32,7 @@ BEGIN
   END IF;
   IF f IS NULL THEN
     SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT =
-      'tower-lock: the lock with this fencing token is not held any more: roll back (or the key, token or id is wrong)';
+      'tower-lock: the lock is not held any more: roll back (or it is newer than this transaction, or key, token or id is wrong)';
   END IF;
   -- Without a transaction, each statement is one: the savepoint has ended.
   SAVEPOINT {p}_check;

@@ -242,7 +242,8 @@ BEGIN
   ELSEIF u > t AND (of_holder IS NULL OR r <=> of_holder) THEN
     IF h IS NOT NULL THEN
       -- The former holder may still run: it learns of it with its next renewal. Its later checks of
-      -- the fence fail. An open transaction that has made one finishes.
+      -- the fence fail. An open transaction that has made one finishes, and then they fail after
+      -- the next grant only.
       CALL {p}_new_fence(k, NULL, t, f);
       UPDATE {p}_locks SET holder = NULL, since_us = t, until_us = IF(block_us = 0, 0, t + block_us), revoked = h
         WHERE lock_key = k;
@@ -251,7 +252,7 @@ BEGIN
     END IF;
     SET what = IF(r IS NULL, 'unblocked', 'revoked'), ids = JSON_ARRAY(CONVERT(r USING utf8mb4));
   END IF;
-  SELECT what, ids, u - t;
+  SELECT what AS reply, ids AS holders, GREATEST(u - t, 0) AS left_us;
   COMMIT;
 END;;
 
@@ -341,8 +342,8 @@ BEGIN
   DELETE r FROM (SELECT lock_key FROM {p}_records WHERE until_us <= t LIMIT max_rows FOR UPDATE SKIP LOCKED) q
     STRAIGHT_JOIN {p}_records r ON r.lock_key = q.lock_key;
   SELECT IF(rows_read < max_rows, NULL, last_key), ROW_COUNT();
-END;;
   COMMIT;
+END;;
 
 -- self_test: writes nothing, with each right that the verbs need, on a server that accepts writes.
 --
