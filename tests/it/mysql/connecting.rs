@@ -1,9 +1,16 @@
 //! Errors of connecting, which say what to do.
 
-use mysql_async::prelude::Queryable;
-use tower_lock::{LockManager, MysqlStore};
+use std::{sync::Arc, time::Duration};
 
-use crate::support::environment;
+use futures_util::future::join_all;
+use mysql_async::prelude::Queryable;
+use tower_lock::{
+    LockKey, LockManager, MysqlStore,
+    store::{LockStore, RenewReply, RenewRequest},
+};
+use tower_lock_testkit::caller::{Caller, LONG};
+
+use crate::support::{environment, own_environment};
 
 #[tokio::test]
 async fn connect_error_says_what_to_do() {
@@ -38,4 +45,34 @@ async fn connect_error_says_what_to_do() {
         LockManager::connect(&format!("{poor}?prefix={prefix}&connections=2")).await.expect("all rights").build();
     locks.lock(("reward", 7)).await.expect("free").release().await.expect("up");
     locks.health().await.expect("ready");
+}
+
+/// Settings of the server that a session can change.
+#[tokio::test]
+async fn defaults_of_the_server_do_not_matter() {
+    let Some(environment) = own_environment(&[]).await else { return };
+    environment.store().await;
+    for setting in [
+        "SET GLOBAL autocommit = 0",
+        "SET GLOBAL completion_type = CHAIN",
+        "SET GLOBAL sql_safe_updates = 1",
+        "SET GLOBAL max_join_size = 10",
+        "SET GLOBAL TRANSACTION READ ONLY",
+        "SET GLOBAL TRANSACTION ISOLATION LEVEL SERIALIZABLE",
+    ] {
+        // Not in a transaction of this session.
+        environment.admin(setting).await;
+    }
+    let store = environment.builder().migrate(false).connect(&environment.url()).await;
+    let store = Arc::new(store.expect("it is up"));
+    let caller = Caller::new(&store, "a");
+    for _ in 0..3 {
+        let keys: Vec<_> = (0..30).map(|n| (LockKey::from(("key", n)), caller.id())).collect();
+        join_all(keys.iter().map(|(key, id)| caller.granted(key, id, LONG))).await;
+        let requests = keys.iter().map(|(key, id)| RenewRequest::new(key.clone(), id.clone(), LONG)).collect();
+        let renewed = store.renew(requests).await.expect("a reply");
+        assert!(renewed.iter().all(|reply| *reply == RenewReply::Extended), "{renewed:?}");
+        join_all(keys.iter().map(|(key, id)| caller.release(key, id, Duration::ZERO))).await;
+        store.health().await.expect("ready");
+    }
 }

@@ -1,8 +1,14 @@
 //! The check of a fence in a transaction of the application.
 
 use mysql_async::{Conn, prelude::Queryable};
-use tower_lock::{LockError, LockKey, store::ForceReleaseReply};
-use tower_lock_testkit::wait::{ms, until};
+use tower_lock::{
+    LockError, LockKey,
+    store::{AcquireReply, ForceReleaseReply},
+};
+use tower_lock_testkit::{
+    caller::Caller,
+    wait::{ms, until},
+};
 
 use crate::support::{Environment, environment};
 
@@ -79,7 +85,7 @@ async fn snapshot_that_is_older_than_the_lock_is_refused() {
 async fn answer_in_a_transaction_is_found_after_its_commit() {
     let Some(environment) = environment().await else { return };
     let locks = environment.instance("one").await;
-    let key = LockKey::from(("payment", 7));
+    let (key, other) = (LockKey::from(("payment", 7)), Caller::new(&environment.store().await, "two"));
     for commits in [false, true] {
         let guard = locks.lock(key.clone()).await.expect("free");
         let (token, id) = (guard.fencing_token().as_u64(), guard.held_lock().acquisition_id().to_string());
@@ -87,6 +93,8 @@ async fn answer_in_a_transaction_is_found_after_its_commit() {
         let answer = [&4_u32.to_be_bytes()[..], b"headbody"].concat();
         let statement = format!("CALL {}_leave_answer(?, ?, ?, ?, ?)", environment.prefix);
         session.exec_drop(statement, (key.as_str(), token, &id, answer, 60_000)).await.expect("left");
+        let retry = other.acquire_unless_recorded(&key, &other.id()).await;
+        assert!(matches!(retry, AcquireReply::Queued { .. }), "does not wait for the transaction: {retry:?}");
         session.query_drop(if commits { "COMMIT" } else { "ROLLBACK" }).await.expect("ended");
         guard.release().await.expect("up");
         let left = locks.inspect(key.clone()).await.expect("a reply").record_left;

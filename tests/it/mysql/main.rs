@@ -12,6 +12,7 @@ mod conformance;
 mod connecting;
 mod costs;
 mod fences;
+mod networks;
 mod outages;
 mod permits;
 mod runbook;

@@ -26,35 +26,29 @@ async fn requests_go_on_while_sessions_of_mysql_are_killed() {
     let Some(environment) = environment().await else { return };
     let sections = Arc::<Sections>::default();
     let tasks = sections.run(&environment.instances(LONG).await);
+    let idle = environment.store().await;
     for _ in 0..5 {
         sections.go_on("sections between two kills").await;
         environment.kill_sessions().await;
+        idle.health().await.expect("by new sessions");
+        for _ in 0..50 {
+            environment.kill("QUERY").await;
+        }
     }
     sections.go_on("sections after the kills").await;
     sections.end(tasks).await;
+    // A procedure that is killed leaves its transaction open.
+    let open = "SELECT COUNT(*) FROM information_schema.innodb_trx JOIN information_schema.processlist \
+        ON id = trx_mysql_thread_id WHERE user = '{p}' AND command = 'Sleep'";
+    until("no idle session has a transaction", async || environment.value::<u64>(open, 0).await == 0).await;
 }
 
 /// Guarantee: G1, G6, G11.
 #[tokio::test]
 async fn crashes_of_mysql_end_no_lock_and_no_wait() {
     let Some(environment) = own_environment(&["--innodb-flush-log-at-trx-commit=1"]).await else { return };
-    let [a, b] = environment.instances(LONG).await;
-    let held = a.lock(("held",)).await.expect("free");
-    let waiter = tokio::spawn(async move { b.lock(("held",)).wait(LONG).await });
-    let sections = Arc::<Sections>::default();
-    let tasks = sections.run(&environment.instances(Duration::from_secs(6)).await);
-    for _ in 0..2 {
-        sections.go_on("sections before a crash").await;
-        environment.crash().await;
-    }
-    sections.go_on("sections after the crashes").await;
-    assert!(!waiter.is_finished(), "the key is held");
-    let token = held.fencing_token();
-    held.release().await.expect("it is still held");
-    let next = soon("a grant", waiter).await.expect("no panic").expect("a grant");
-    assert!(next.fencing_token() > token);
-    next.release().await.expect("held");
-    sections.end(tasks).await;
+    let new = async |lease| environment.instances(lease).await;
+    Arc::<Sections>::default().outlast_crashes(new, async || environment.crash().await).await;
 }
 
 /// Guarantee: G6.
@@ -94,17 +88,79 @@ async fn running_store_goes_on_without_free_connections_of_mysql() {
 #[tokio::test]
 async fn calls_end_while_a_table_of_mysql_is_locked() {
     let Some(environment) = environment().await else { return };
-    let caller = Caller::new(&environment.store().await, "a");
+    // Shorter than what the server waits for a table.
+    let store = environment.builder().call_timeout(ms(800)).connect(&environment.url()).await.expect("it is up");
+    let store = Arc::new(store);
+    let caller = Caller::new(&store, "a");
     let (free, held) = (LockKey::from(("free",)), LockKey::from(("held",)));
     let (first, holder) = (caller.id(), caller.id());
     caller.granted(&held, &holder, LONG).await;
     let mut other = environment.session().await;
     environment.run(&mut other, "LOCK TABLES {p}_locks WRITE").await;
-    let refused = soon("an error", caller.acquire(&free, &first, LONG, IfBusy::Enqueue)).await;
-    assert_eq!(refused.map_err(|error| error.kind()), Err(StoreErrorKind::Timeout));
+    let refused = soon("an error", caller.acquire(&free, &first, LONG, IfBusy::Enqueue));
+    // On one connection, which the first one ends.
+    let inspect = async |after| {
+        sleep(after).await;
+        store.inspect(held.clone()).await
+    };
+    let (refused, early, late) = tokio::join!(refused, inspect(ms(0)), inspect(ms(300)));
+    let kinds = [refused.map(drop), early.map(drop), late.map(drop)].map(|reply| reply.map_err(|error| error.kind()));
+    assert_eq!(kinds, [Err(StoreErrorKind::Timeout); 3]);
     environment.run(&mut other, "UNLOCK TABLES").await;
     caller.granted(&free, &first, LONG).await;
     assert_eq!(caller.release(&held, &holder, Duration::ZERO).await, ReleaseReply::Freed, "it is still held");
+}
+
+/// Guarantee: G6.
+#[tokio::test]
+async fn open_transaction_delays_no_other_key_in_mysql() {
+    let Some(environment) = own_environment(&[]).await else { return };
+    let instances = environment.instances(LONG).await;
+    let guard = instances[0].lock(("pinned",)).await.expect("free");
+    let (token, id) = (guard.fencing_token().as_u64(), guard.held_lock().acquisition_id().to_string());
+    let mut writer = environment.session().await;
+    environment.run(&mut writer, "START TRANSACTION").await;
+    environment.check(&mut writer, guard.held_lock().key(), token, &id).await.expect("it holds the key");
+    guard.release().await.expect("held");
+    let store = environment.store().await;
+    let caller = Caller::new(&store, "c");
+    let commit = async || {
+        let keys = (0..20).map(|n| LockKey::from(("more", n))).chain([LockKey::from(("pinned",))]);
+        let requests = keys.map(|key| request(&key, &caller.id(), LONG, IfBusy::Fail)).collect();
+        let mut replies = join_all(store.acquire(requests).into_iter()).await;
+        let pinned = replies.pop();
+        assert!(matches!(pinned, Some(Ok(AcquireReply::Busy { .. }))), "no wait for the transaction: {pinned:?}");
+        assert!(replies.iter().all(|reply| matches!(reply, Ok(AcquireReply::Granted { .. }))), "{replies:?}");
+        environment.run(&mut writer, "COMMIT").await;
+    };
+    Arc::<Sections>::default().pass_open_transaction(&instances, commit).await;
+    let waits = "SELECT `count` FROM information_schema.innodb_metrics WHERE name = 'lock_timeouts'";
+    assert_eq!(environment.value::<u64>(waits, 0).await, 0, "no call has waited for the transaction");
+}
+
+/// A deadlock ends the transaction of a call, which has changed nothing, and is made again.
+///
+/// Guarantee: G6.
+#[tokio::test]
+async fn call_of_mysql_is_made_again_after_a_deadlock() {
+    let Some(environment) = environment().await else { return };
+    let locks = environment.instance("a").await;
+    let keys = || [LockKey::from(("a",)), LockKey::from(("b",))];
+    locks.lock_all(keys()).await.expect("free").release().await.expect("held");
+    let mut other = environment.session().await;
+    environment.run(&mut other, "START TRANSACTION").await;
+    // The server ends the transaction that has changed less.
+    environment.run(&mut other, "INSERT INTO {p}_records SELECT lock_key, '', '', '', 0 FROM {p}_locks").await;
+    environment.run(&mut other, "SELECT 1 FROM {p}_locks WHERE lock_key = 'b' FOR UPDATE").await;
+    let call = tokio::spawn(async move { locks.lock_all(keys()).await });
+    let waits = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'";
+    until("the call waits for `b`", async || environment.value::<u64>(waits, 0).await > 0).await;
+    environment.run(&mut other, "SELECT 1 FROM {p}_locks WHERE lock_key = 'a' FOR UPDATE").await;
+    let status: String = environment.value("SHOW ENGINE INNODB STATUS", 2).await;
+    assert!(status.contains("LATEST DETECTED DEADLOCK") && status.contains(&environment.prefix), "{status}");
+    environment.run(&mut other, "ROLLBACK").await;
+    let granted = soon("a grant", call).await.expect("no panic").expect("made again");
+    granted.release().await.expect("held");
 }
 
 /// A row that another session has locked delays the other keys of its call, and fails none of them.

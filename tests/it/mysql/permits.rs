@@ -2,10 +2,15 @@
 
 use std::time::Duration;
 
-use tower_lock::{LockError, LockManager, store::StoreErrorKind};
+use tower_lock::{
+    LockError, LockManager,
+    store::{AcquireReply, AcquisitionIds, ForceReleaseReply, ForceReleaseRequest, IfBusy, LockStore, StoreErrorKind},
+};
 use tower_lock_testkit::{
+    caller::{LONG, request, terms},
     locks::key,
     permits::{self, one_of_several_holders_is_revoked},
+    store::StoreExt,
     wait::{ms, until},
 };
 
@@ -37,6 +42,23 @@ async fn storm_of_permits_on_mysql() {
 async fn one_of_several_holders_in_mysql_is_revoked() {
     let Some(environment) = environment().await else { return };
     one_of_several_holders_is_revoked(&processes(&environment, 2).await, key()).await;
+}
+
+/// A delayed copy of an acquire takes the permit of a holder again that was revoked.
+#[tokio::test]
+async fn permit_in_mysql_is_revoked_again() {
+    let Some(environment) = environment().await else { return };
+    let store = environment.store().await;
+    let id = AcquisitionIds::new("a", 1).next_share(3);
+    for _ in 0..2 {
+        let copy = store.acquire_one(request(&key(), &id, LONG, IfBusy::Fail)).await;
+        assert!(matches!(copy, Ok(AcquireReply::Granted { .. })), "{copy:?}");
+        let reply = store
+            .force_release(ForceReleaseRequest::new(key(), LONG, terms()).holder(Some(id.clone())))
+            .await
+            .expect("a reply");
+        assert_eq!(reply, ForceReleaseReply::Revoked { holders: vec![id.clone()] });
+    }
 }
 
 /// A stream of readers would keep a writer waiting for ever.

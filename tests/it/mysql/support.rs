@@ -1,6 +1,7 @@
 //! A server, and several instances of a service in front of it.
 
 use std::{
+    net::{Ipv4Addr, SocketAddr},
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering::SeqCst},
@@ -66,6 +67,15 @@ impl Environment {
         self.server().url("app").replace("root@", &format!("{user}@"))
     }
 
+    pub(crate) fn address(&self) -> SocketAddr {
+        SocketAddr::from((Ipv4Addr::LOCALHOST, self.server().port()))
+    }
+
+    /// The same at another address, which leads to the server.
+    pub(crate) fn url_at(&self, address: SocketAddr) -> String {
+        self.url().replace(&format!("127.0.0.1:{}", self.server().port()), &address.to_string())
+    }
+
     /// A store with the tables of this test, and timeouts that no busy machine reaches.
     pub(crate) fn builder(&self) -> MysqlStoreBuilder {
         MysqlStore::builder()
@@ -112,11 +122,16 @@ impl Environment {
 
     /// Ends the sessions of the stores of this test.
     pub(crate) async fn kill_sessions(&self) {
+        self.kill("CONNECTION").await;
+    }
+
+    /// Ends their sessions, or the statements that they execute: `QUERY`.
+    pub(crate) async fn kill(&self, what: &str) {
         let mut session = self.session().await;
         let all = format!("SELECT id FROM information_schema.processlist WHERE user = '{}'", self.prefix);
         for id in session.query::<u64, _>(all).await.expect("a list") {
             // It may have ended.
-            let _ = session.query_drop(format!("KILL {id}")).await;
+            let _ = session.query_drop(format!("KILL {what} {id}")).await;
         }
     }
 

@@ -25,14 +25,18 @@ async fn sweep_deletes_rows_and_fences_rise() {
     environment.admin("UPDATE {p}_locks SET since_us = since_us - 120000000, fence = fence + 3600000000").await;
     environment.admin("UPDATE {p}_fences SET fence = fence + 3600000000").await;
     let mut sessions = [environment.session().await, environment.session().await];
-    for (session, table, key) in [(0, "fences", "checked"), (1, "locks", "locked")] {
-        environment.run(&mut sessions[session], "START TRANSACTION").await;
+    environment.admin("INSERT INTO {p}_records SELECT lock_key, '', '', '', 1 FROM {p}_locks").await;
+    let locked = [(0, "fences", "checked"), (1, "locks", "locked"), (1, "records", "held")];
+    for session in &mut sessions {
+        environment.run(session, "START TRANSACTION").await;
+    }
+    for (session, table, key) in locked {
         let read = format!("SELECT 1 FROM {{p}}_{table} WHERE lock_key = '{key}' LOCK IN SHARE MODE");
         environment.run(&mut sessions[session], &read).await;
     }
     let call = format!("CALL {}_sweep('', 100)", environment.prefix);
     let swept: Option<(Option<String>, u64)> = environment.session().await.query_first(call).await.expect("a reply");
-    assert_eq!(swept, Some((None, 0)), "the only page");
+    assert_eq!(swept, Some((None, 3)), "the only page, and the records that are not locked");
     for table in ["locks", "fences"] {
         let left = format!("SELECT GROUP_CONCAT(lock_key ORDER BY lock_key) FROM {{p}}_{table}");
         assert_eq!(environment.value::<String>(&left, 0).await, "checked,held,locked", "{table}");

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tower_lock::store::MysqlConnectError;
+use tower_lock::{LockError, LockKey, lock::ReleaseOutcome, store::MysqlConnectError};
 use tower_lock_testkit::{caller::LONG, sections::Sections};
 
 use crate::support::environment;
@@ -12,8 +12,16 @@ use crate::support::environment;
 async fn newer_procedures_replace_older_ones_beside_instances() {
     let Some(environment) = environment().await else { return };
     let sections = Arc::<Sections>::default();
-    let tasks = sections.run(&environment.instances(LONG).await);
+    let [a, b] = environment.instances(LONG).await;
+    let tasks = sections.run(&[a.clone(), b.clone()]);
     for _ in 0..3 {
+        let held = a.lock(("held",)).await.expect("free");
+        let kept = a.lock(("kept",)).await.expect("free");
+        let (token, id) = (kept.fencing_token().as_u64(), kept.held_lock().acquisition_id().to_string());
+        let mut writer = environment.session().await;
+        environment.run(&mut writer, "START TRANSACTION").await;
+        environment.check(&mut writer, kept.held_lock().key(), token, &id).await.expect("it holds the key");
+        kept.release().await.expect("held");
         sections.go_on("sections before an upgrade").await;
         environment.admin("ALTER PROCEDURE {p}_leave_answer COMMENT 'tower-lock procedures 0'").await;
         let older = environment.builder().migrate(false).connect(&environment.url()).await.expect_err("older");
@@ -27,6 +35,10 @@ async fn newer_procedures_replace_older_ones_beside_instances() {
             }
         }
         environment.builder().migrate(false).connect(&environment.url()).await.expect("replaced");
+        assert!(matches!(b.try_lock(("kept",)).await, Err(LockError::Busy { .. })), "the transaction keeps its key");
+        environment.check(&mut writer, &LockKey::from(("kept",)), token, &id).await.expect("by the new procedure");
+        environment.run(&mut writer, "COMMIT").await;
+        assert_eq!(held.release().await.expect("a reply"), ReleaseOutcome::Released);
     }
     sections.go_on("sections after the upgrades").await;
     sections.end(tasks).await;
