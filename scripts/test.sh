@@ -106,7 +106,10 @@ slowest() {
 
 # Each background job is a process group of its own, and ends with the script.
 set -m
+installing=
 stop_jobs() {
+    # A package manager that is killed leaves half of a package.
+    [ -z "$installing" ] || wait "$installing" || true
     for job in $(jobs -p); do kill -- "-$job" 2>/dev/null || true; done
 }
 trap stop_jobs EXIT
@@ -136,13 +139,19 @@ fi
 if [ "$servers$long" ]; then python3 -m pip --version >/dev/null 2>&1 || packages+=(python3-pip); fi
 # `promtool`, which evaluates the alerting rules.
 if [ "$long" ]; then command -v promtool >/dev/null || packages+=(prometheus); fi
+install() {
+    local policy=/usr/sbin/policy-rc.d
+    apt-get update -qq
+    # The packages must not start their services: an exit code of 101 forbids it.
+    if [ -e "$policy" ]; then policy=; else printf '#!/bin/sh\nexit 101\n' >"$policy"; chmod +x "$policy"; fi
+    DEBIAN_FRONTEND=noninteractive apt-get install -yqq "${packages[@]}"
+    [ -z "$policy" ] || rm "$policy"
+}
 if [ ${#packages[@]} -gt 0 ]; then
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-        apt-get update -qq
-        # The packages must not start their services: an exit code of 101 forbids it.
-        [ -e /usr/sbin/policy-rc.d ] || { printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d; chmod +x /usr/sbin/policy-rc.d; policy=1; }
-        DEBIAN_FRONTEND=noninteractive apt-get install -yqq "${packages[@]}" >/dev/null
-        if [ "${policy:-}" ]; then rm /usr/sbin/policy-rc.d; fi
+        # Beside the build, which needs none of them.
+        record install install &
+        installing=$!
     else
         skipped+=("tests on real servers:  sudo apt-get install ${packages[*]}")
     fi
@@ -156,9 +165,11 @@ rustc --version
 
 have() { cargo "$1" --version >/dev/null 2>&1; }
 
-# For one build, as in CI, the state of an incremental one costs a sixth of the time. A directory
-# with such state keeps it: a change of the mode would compile everything again.
-[ -n "$(ls target/debug/incremental 2>/dev/null)" ] || export CARGO_INCREMENTAL=0
+# For one build, as in CI, the state of an incremental one, the lines of backtraces and many units of
+# code cost a quarter of the time. A directory with such state keeps it: a change of the mode would
+# compile everything again.
+[ -n "$(ls target/debug/incremental 2>/dev/null)" ] ||
+    export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=false CARGO_PROFILE_DEV_CODEGEN_UNITS=2
 
 # --- lints, docs, and each feature alone: they compile no test ---
 
@@ -198,6 +209,10 @@ all=(--workspace --exclude tower-lock-benches --all-features)
 if have fmt; then step format cargo fmt --all --check; fi
 build() { cargo test "${all[@]}" --no-run --message-format=json-render-diagnostics >"$logs/build.json"; }
 step build build
+if [ "$installing" ]; then
+    wait "$installing"
+    reports install
+fi
 
 # The data of servers in memory, if 4 GB are free: see docs/testing.md.
 if [ "$(df --output=avail /dev/shm 2>/dev/null | tail -1)" -gt 4000000 ] 2>/dev/null; then
@@ -288,7 +303,7 @@ fi
 
 # --- tests ---
 
-# Name, folder, path and filters of each test program, after `computes` or `waits`.
+# Name, folder, path and filters of each test program, after `computes`, `waits` or `pauses`.
 programs() {
     sed -n 's|.*"manifest_path":"\([^"]*\)/Cargo.toml".*"profile":{[^}]*"test":true}.*"executable":"\([^"]*\)".*|\1 \2|p' "$logs/build.json" |
         while read -r folder program; do
@@ -303,7 +318,7 @@ programs() {
                     echo "waits $run --skip cluster:: --skip redlock:: --skip conformance::"
                     ;;
                 # Few processes, or long pauses.
-                storm-crash* | storm-failovers* | storm-kills*) echo "waits $run" ;;
+                storm-crash* | storm-failovers* | storm-kills*) echo "pauses $run" ;;
                 storm-* | simulator-*) echo "computes $run" ;;
                 *) echo "waits $run" ;;
             esac
@@ -325,7 +340,7 @@ run() { # folder, program, filters ..
 # The tests of the examples would wait for the lock that `cargo test --doc` holds.
 export EXAMPLES="$PWD/target/debug/examples"
 # One program after the other.
-run_programs() { # computes | waits
+run_programs() { # computes | waits | pauses
     local name arguments
     while read -r name arguments; do
         # Not quoted: a list of words.
@@ -341,9 +356,11 @@ fi
 # Programs that compute have the cores, one at a time; those that wait for timers and servers use
 # the time that is left.
 RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((cores * 2))} run_programs computes &
-computes=$!
-(RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((cores * 4))} run_programs waits; record doctests cargo test "${all[@]}" --doc) &
-wait "$computes" "$!"
+rows=("$!")
+RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((cores * 4))} run_programs waits &
+rows+=("$!")
+(RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((cores * 4))} run_programs pauses; record doctests cargo test "${all[@]}" --doc) &
+wait "${rows[@]}" "$!"
 mapfile -t names < <(sed -n 's/^\([a-z]*\) \([^ ]*\) .*/\2-\1/p' "$logs/programs")
 reports "${names[@]}" doctests
 if [ "$busy" ]; then
