@@ -39,7 +39,7 @@ local function force_shares(now_ms)
   if reply[2] then
     lower_ttl(KEYS[1], now_ms)
   elseif ARGV[4] ~= '' then
-    return {'free'}
+    reply = {'free'}
   else
     redis.call('DEL', KEYS[1])
     reply = {'unblocked', last[2] - now_ms}
