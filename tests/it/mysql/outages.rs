@@ -149,7 +149,7 @@ async fn call_of_mysql_is_made_again_after_a_deadlock() {
     locks.lock_all(keys()).await.expect("free").release().await.expect("held");
     let mut other = environment.session().await;
     environment.run(&mut other, "START TRANSACTION").await;
-    // The server ends the transaction that has changed less. (A SELECT would lock the rows of MySQL.)
+    // The server ends the transaction that has changed less.
     environment.run(&mut other, "INSERT INTO {p}_records VALUES ('x', '', '', '', 0), ('y', '', '', '', 0)").await;
     environment.run(&mut other, "SELECT 1 FROM {p}_locks WHERE lock_key = 'b' FOR UPDATE").await;
     let call = tokio::spawn(async move { locks.lock_all(keys()).await });
