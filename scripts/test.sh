@@ -176,7 +176,7 @@ have() { cargo "$1" --version >/dev/null 2>&1; }
 # `--long` has all pairs.
 each_feature() {
     local output selected
-    for selected in '' axum memory metrics mysql mysql-tls postgres postgres-tls redis redis-tls signal test-util __internals uuid axum,memory; do
+    for selected in '' axum memory metrics mysql mysql-tls postgres postgres-tls redis redis-tls signal test-util __internals __zookeeper uuid axum,memory; do
         echo "features: ${selected:-none}"
         # A warning fails, too. `-D warnings` in RUSTFLAGS would compile all dependencies again.
         if ! output=$(cargo check --quiet -p tower-lock --lib --no-default-features --features "$selected" 2>&1) || [ -n "$output" ]; then
@@ -423,7 +423,7 @@ simulations() {
 parsers() {
     local target
     have fuzz || cargo install --quiet --locked cargo-fuzz
-    for target in reply slot_map answer url json_field; do
+    for target in reply slot_map answer url json_field zookeeper; do
         cargo fuzz run --sanitizer none "$target" -- -max_total_time=60 -max_len=4096 -verbosity=0
     done
 }

@@ -63,7 +63,7 @@ impl Background {
     }
 
     /// The same on the current runtime.
-    #[cfg(feature = "__remote")]
+    #[cfg(any(feature = "__database", feature = "redis"))]
     pub(crate) fn log(&self, job: impl FnOnce() + Send + 'static) {
         self.run(Handle::try_current().ok().as_ref(), job);
     }

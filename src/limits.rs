@@ -148,7 +148,7 @@ pub(crate) const STORE_TIMEOUT_MIN: Duration = Duration::from_millis(50);
 #[cfg(feature = "redis")]
 pub(crate) const REDIS_MIN_REPLICAS_TIMEOUT: Duration = Duration::from_millis(100);
 /// Acquires that wait until they are sent to a server; further ones fail at once.
-#[cfg(feature = "__remote")]
+#[cfg(any(feature = "__database", feature = "redis"))]
 pub(crate) const MAX_WAITING_REQUESTS: usize = 10_000;
 /// Default of the most connections of a store to a database: most of them for commits that wait for
 /// the disk.
@@ -316,7 +316,7 @@ pub(crate) const MAX_SCOPES: usize = 65_536;
 #[cfg(feature = "redis")]
 pub(crate) const MAX_RECORD_HEAD_BYTES: usize = 64 << 10;
 /// Bytes of the body of a record in Redis or a database. A longer one is not kept.
-#[cfg(feature = "__remote")]
+#[cfg(any(feature = "__database", feature = "redis"))]
 pub(crate) const MAX_RECORD_BODY_BYTES: usize = KEEP_UP_TO_MAX;
 /// Bytes of the bodies of records whose releases have not reached the store. Beyond this bound, a
 /// record is left without its body.

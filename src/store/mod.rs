@@ -29,6 +29,10 @@ mod mysql;
 pub(crate) mod postgres;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
+#[cfg(feature = "__zookeeper")]
+mod line;
+#[cfg(feature = "__zookeeper")]
+pub(crate) mod zookeeper;
 pub(crate) mod connect;
 
 #[cfg(feature = "memory")]
@@ -46,6 +50,9 @@ pub use self::redis::{RedisConnectError, RedisStore, RedisStoreBuilder, RedlockS
 #[cfg(feature = "__remote")]
 #[cfg_attr(docsrs, doc(cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))))]
 pub use self::remote::credentials::Credentials;
+#[cfg(feature = "__zookeeper")]
+#[doc(hidden)]
+pub use self::zookeeper::{ZooKeeperConnectError, ZooKeeperStore, ZooKeeperStoreBuilder};
 pub use self::{
     connect::ConnectError,
     error::{StoreError, StoreErrorKind},
@@ -303,5 +310,10 @@ impl LockStore for MysqlStore {
 
 #[cfg(feature = "postgres")]
 impl LockStore for PostgresStore {
+    delegate_lock_store!(self => self.0);
+}
+
+#[cfg(feature = "__zookeeper")]
+impl LockStore for ZooKeeperStore {
     delegate_lock_store!(self => self.0);
 }

@@ -24,6 +24,14 @@ pub(crate) fn split_scheme(url: &str) -> Result<(String, &str), String> {
     })
 }
 
+/// A part of a URL without its escapes. A plus is a plus: the query of such a URL is not that of a
+/// form.
+#[cfg(any(feature = "postgres", feature = "__zookeeper"))]
+pub(crate) fn decoded(part: &str) -> String {
+    let form = format!("part={}", part.replace('+', "%2B").replace('&', "%26"));
+    form_urlencoded::parse(form.as_bytes()).map(|(_, part)| part.into_owned()).collect()
+}
+
 /// Whether this is `localhost`, or a name with a dot and a port. `ann:12345` may be a user and a
 /// password, and `s3.cret` a password.
 fn is_host(text: &str) -> bool {

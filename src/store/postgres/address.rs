@@ -11,9 +11,12 @@ use tokio_postgres::{
 };
 
 use super::error::PostgresConnectError;
-use crate::store::remote::{
-    credentials::{Login, TWO_LOGINS},
-    tls::TlsSettings,
+use crate::store::{
+    remote::{
+        credentials::{Login, TWO_LOGINS},
+        tls::TlsSettings,
+    },
+    scheme::decoded,
 };
 
 /// The settings of a URL.
@@ -161,12 +164,6 @@ impl OwnParameters {
         let rest = if others.is_empty() { before.to_owned() } else { format!("{before}?{}", others.join("&")) };
         Ok((own, rest))
     }
-}
-
-/// The value of a parameter. A plus is a plus: the query of a database URL is not that of a form.
-fn decoded(value: &str) -> String {
-    let form = format!("url={}", value.replace('+', "%2B"));
-    form_urlencoded::parse(form.as_bytes()).map(|(_, value)| value.into_owned()).collect()
 }
 
 /// A URL for each host in front of the path.

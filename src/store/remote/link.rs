@@ -126,6 +126,7 @@ impl<C: Connect> Link<C> {
     }
 
     /// Whether a call need not wait for a connection. Otherwise one is opened.
+    #[cfg(any(feature = "__database", feature = "redis"))]
     pub(crate) fn is_connected(&self) -> bool {
         matches!(&*self.connect_or_join().result.borrow(), Some(Ok(_)))
     }
@@ -138,7 +139,7 @@ impl<C: Connect> Link<C> {
     }
 
     /// Waits for a connection, within the connect timeout.
-    #[cfg(any(feature = "postgres", feature = "redis"))]
+    #[cfg(any(feature = "postgres", feature = "redis", feature = "__zookeeper"))]
     pub(crate) async fn ready(&self) -> Result<(), LinkError<C::Error>> {
         self.connected(Instant::now() + self.connect_timeout).await.map(drop)
     }
@@ -158,7 +159,7 @@ impl<C: Connect> Link<C> {
     }
 
     /// Abandons the connection, and returns it if it is complete.
-    #[cfg(feature = "redis")]
+    #[cfg(any(feature = "redis", feature = "__zookeeper"))]
     pub(crate) fn take(&self) -> Option<C::Connection> {
         let state = self.lock_state().take()?;
         match &*state.result.borrow() {

@@ -5,14 +5,18 @@
 //! expires by an estimate of the server's clock, a connection is replaced when it breaks, and
 //! messages reach their managers.
 
+#[cfg(any(feature = "__database", feature = "redis"))]
 #[allow(unreachable_pub, reason = "public for the simulator alone: feature `__internals`")]
 pub(crate) mod batch;
+#[cfg(any(feature = "__database", feature = "redis"))]
 pub(crate) mod batching;
+#[cfg(any(feature = "__database", feature = "redis"))]
 pub(crate) mod inline;
 #[allow(unreachable_pub, reason = "public for the simulator alone: feature `__internals`")]
 pub(crate) mod server_clock;
 pub(crate) mod settings;
 pub(crate) mod credentials;
+#[cfg(any(feature = "__database", feature = "redis"))]
 pub(crate) mod tls;
 pub(crate) mod link;
 #[cfg(any(feature = "postgres", feature = "redis"))]

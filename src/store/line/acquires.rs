@@ -1,0 +1,211 @@
+//! Acquires and yields.
+
+use std::time::Duration;
+
+use super::{
+    lines::{Line, LineError, Lines, OwnEntry, Replaced},
+    shared::Shared,
+    table::Watcher,
+};
+use crate::{
+    acquisition::AcquisitionId,
+    clock::BootInstant,
+    lock_key::LockKey,
+    store::{AcquireReply, AcquireRequest, IfBusy, StoreErrorKind, YieldReply, YieldRequest},
+};
+
+/// After a call has expired, its entry is purged.
+const UNKNOWN_FOR: Duration = Duration::from_secs(1);
+
+impl<L: Lines> Shared<L> {
+    pub(super) async fn acquire(
+        &self,
+        request: &AcquireRequest,
+        called: BootInstant,
+    ) -> Result<AcquireReply, L::Error> {
+        let AcquireRequest { key, id, lease, if_busy, queue, valid_for, .. } = request;
+        let expires = called.saturating_add(*valid_for);
+        self.in_time(expires)?;
+        self.cover(called, *lease).await?;
+        self.end_expired(key).await?;
+        let (entry, line) = match self.known(request).await? {
+            Some(known) => known,
+            None => {
+                let call = self.table().begin(key, id, expires.saturating_add(UNKNOWN_FOR), queue.offer_ttl);
+                self.in_time(expires)?;
+                let (joined, line) = self.lines.join(key, id, *if_busy == IfBusy::Fail).await?;
+                let Some(entry) = joined else {
+                    self.table().remove(key, id);
+                    return Ok(AcquireReply::Busy { lease_left: self.lease_left(request, &line) });
+                };
+                self.made(key, id, call, &entry).await?;
+                (entry, line)
+            }
+        };
+        let before = line.before(&entry.handle).ok_or_else(ended::<L>)?;
+        if before == 0 && line.block.is_none() {
+            if let Err(expired) = self.in_time(expires) {
+                self.end(key, id).await?;
+                return Err(expired);
+            }
+            self.granted(request);
+            return Ok(AcquireReply::Granted { fence: entry.fence });
+        }
+        self.wait(request, &entry, &line, before).await
+    }
+
+    /// The entry that an earlier call has made, and its line.
+    async fn known(&self, request: &AcquireRequest) -> Result<Option<(OwnEntry, Line)>, L::Error> {
+        let AcquireRequest { key, id, .. } = request;
+        match self.own(key, id, |own| own.entry.clone()) {
+            None => Ok(None),
+            Some(None) => {
+                self.lines.purge(key, id).await?;
+                self.table().remove(key, id);
+                Ok(None)
+            }
+            Some(Some(entry)) => {
+                let line = self.lines.line(key).await?;
+                if line.before(&entry.handle).is_some() {
+                    return Ok(Some((entry, line)));
+                }
+                // It was revoked.
+                self.table().remove(key, id);
+                Ok(None)
+            }
+        }
+    }
+
+    fn granted(&self, request: &AcquireRequest) {
+        let until = self.clock.now().saturating_add(request.lease);
+        self.own(&request.key, &request.id, |own| {
+            own.until = if own.is_held { own.until.max(until) } else { until };
+            own.is_held = true;
+        });
+        self.changed.notify_one();
+    }
+
+    /// The entry is not the first one.
+    async fn wait(
+        &self,
+        request: &AcquireRequest,
+        entry: &OwnEntry,
+        line: &Line,
+        before: usize,
+    ) -> Result<AcquireReply, L::Error> {
+        let AcquireRequest { key, id, if_busy, queue, .. } = request;
+        let lease_left = self.lease_left(request, line);
+        let ahead = before - usize::from(line.block.is_none());
+        let refused = match if_busy {
+            IfBusy::Fail => Some(AcquireReply::Busy { lease_left }),
+            _ if ahead >= queue.capacity => Some(AcquireReply::QueueFull { lease_left, waiting: ahead }),
+            IfBusy::Enqueue => None,
+        };
+        if let Some(refused) = refused {
+            self.end(key, id).await?;
+            return Ok(refused);
+        }
+        let until = self.clock.now().saturating_add(queue.entry_ttl);
+        self.own(key, id, |own| (own.is_held, own.until) = (false, until));
+        if let Some(predecessor) = line.predecessor(before) {
+            let handle = &entry.handle;
+            if self.table().watchers.get(handle).is_none_or(|watcher| !watcher.is_set) {
+                // Before the call: the event may be faster than the reply.
+                let watcher = Watcher { key: key.clone(), id: id.clone(), is_set: false };
+                self.table().watchers.insert(handle.clone(), watcher);
+                if !self.lines.watch(predecessor, handle).await? {
+                    self.gone(handle.clone());
+                } else if let Some(watcher) = self.table().watchers.get_mut(handle) {
+                    watcher.is_set = true;
+                }
+            }
+        }
+        Ok(AcquireReply::Queued { ahead, lease_left, poll_in: None })
+    }
+
+    pub(super) async fn yield_to_queue(
+        &self,
+        request: &YieldRequest,
+        called: BootInstant,
+    ) -> Result<YieldReply, L::Error> {
+        let YieldRequest { key, id, fence, next_id, lease, queue, valid_for, .. } = request;
+        let expires = called.saturating_add(*valid_for);
+        self.in_time(expires)?;
+        let next = AcquireRequest::new(key.clone(), next_id.clone(), *lease, IfBusy::Enqueue, *queue, *valid_for);
+        self.cover(called, *lease).await?;
+        self.end_expired(key).await?;
+        let acquire = async || Ok(YieldReply::NotHolder(self.acquire(&next, called).await?));
+        let Some(entry) = self.own(key, id, |own| own.entry.clone().filter(|_| own.is_held)).flatten() else {
+            return acquire().await;
+        };
+        let line = self.lines.line(key).await?;
+        if !line.is_held_by(&entry.handle) {
+            self.table().remove(key, id);
+            return acquire().await;
+        }
+        let extended = |fence| {
+            let until = self.clock.now().saturating_add(*lease);
+            self.own(key, id, |own| own.until = own.until.max(until));
+            Ok(YieldReply::Extended { fence })
+        };
+        // A copy of an executed yield: a section may run under the new fence.
+        if entry.fence != *fence {
+            return extended(entry.fence);
+        }
+        if self.own(key, next_id, |_| ()).is_some() {
+            self.end(key, id).await?;
+            return acquire().await;
+        }
+        // Before the call, whose reply may be lost.
+        let is_alone = line.entries.len() == 1;
+        let Some(mut call) = self.own(key, id, |own| own.entry.take().map(|_| own.call)).flatten() else {
+            return Err(ended::<L>());
+        };
+        if !is_alone {
+            call = self.table().begin(key, next_id, expires.saturating_add(UNKNOWN_FOR), queue.offer_ttl);
+        }
+        let new_id = if is_alone { id } else { next_id };
+        let Replaced::Done(new, line) = self.lines.replace(key, &entry.handle, new_id).await? else {
+            self.table().remove(key, id);
+            self.table().remove(key, next_id);
+            return acquire().await;
+        };
+        self.made(key, new_id, call, &new).await?;
+        if is_alone && line.is_held_by(&new.handle) {
+            return extended(new.fence);
+        }
+        if is_alone {
+            // A waiter came in between: the entry waits behind it, for the next id.
+            self.own(key, id, |own| (own.id, own.is_held) = (next_id.clone(), false));
+        } else {
+            self.table().remove(key, id);
+        }
+        let until = self.clock.now().saturating_add(queue.entry_ttl);
+        self.own(key, next_id, |own| own.until = until);
+        acquire().await
+    }
+
+    /// A call has made an entry. Removes it, if nobody of this process waits for it any more.
+    async fn made(&self, key: &LockKey, id: &AcquisitionId, call: u64, entry: &OwnEntry) -> Result<(), L::Error> {
+        if self.table().made(key, id, call, entry) {
+            return Ok(());
+        }
+        self.lines.leave(key, &entry.handle).await?;
+        Err(ended::<L>())
+    }
+
+    fn in_time(&self, expires: BootInstant) -> Result<(), L::Error> {
+        if self.clock.now() > expires {
+            return Err(L::Error::of(StoreErrorKind::Timeout, "the call has expired"));
+        }
+        Ok(())
+    }
+
+    fn lease_left(&self, request: &AcquireRequest, line: &Line) -> Duration {
+        self.table().lease_left(&request.key, line, self.lines.session_time(), self.clock.now())
+    }
+}
+
+fn ended<L: Lines>() -> L::Error {
+    L::Error::of(StoreErrorKind::Unavailable, "the session ended during the call")
+}

@@ -1,0 +1,210 @@
+//! What the operations of a store share: the entries of the process, its proof of life, and the
+//! task that ends what has expired.
+
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use tokio::{
+    sync::{Notify, Semaphore},
+    time::{sleep, timeout},
+};
+
+use super::{
+    lines::{Line, LineError, Lines, SessionEvent},
+    table::{Own, Table, Watcher},
+};
+use crate::{
+    acquisition::AcquisitionId,
+    clock::{BootInstant, Clock},
+    lock_key::LockKey,
+    store::{StoreErrorKind, StoreEvent, remote::task::Task},
+    sync::{Mutex, MutexGuard},
+};
+
+/// What the operations of a store share.
+pub(super) struct Shared<L: Lines> {
+    pub(super) lines: L,
+    pub(super) call_timeout: Duration,
+    pub(super) clock: Clock,
+    table: Mutex<Table>,
+    /// Notified when something ends earlier than before.
+    pub(super) changed: Notify,
+    /// When the last heartbeat was sent that has a reply.
+    beat_at: Mutex<Option<BootInstant>>,
+    /// One heartbeat at a time: the calls that wait share the next one.
+    beating: Semaphore,
+    task: Task,
+}
+
+const TICK: Duration = Duration::from_secs(1);
+/// How old the heartbeat may be on which a grant relies.
+const SLACK: Duration = Duration::from_secs(2);
+/// A server may count a session from a little earlier than its heartbeat: a member tells the leader
+/// of sessions now and then.
+const SERVER_SLACK: Duration = Duration::from_secs(2);
+
+/// The longest lease that a session guarantees.
+pub(crate) fn longest_lease(session: Duration) -> Duration {
+    session.saturating_sub(SLACK + SERVER_SLACK)
+}
+
+impl<L: Lines> Shared<L> {
+    pub(super) fn new(lines: L, call_timeout: Duration) -> Arc<Self> {
+        let shared = Arc::new(Self {
+            lines,
+            call_timeout,
+            clock: Clock::default(),
+            table: Mutex::default(),
+            changed: Notify::new(),
+            beat_at: Mutex::default(),
+            beating: Semaphore::new(1),
+            task: Task::default(),
+        });
+        let weak = Arc::downgrade(&shared);
+        shared.lines.on_event(Box::new(move |event| {
+            if let Some(shared) = weak.upgrade() {
+                shared.session_event(event);
+            }
+        }));
+        shared
+    }
+
+    pub(super) fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock()
+    }
+
+    pub(super) fn own<T>(&self, key: &LockKey, id: &AcquisitionId, get: impl FnOnce(&mut Own) -> T) -> Option<T> {
+        self.table().get(key, id).map(get)
+    }
+
+    /// Starts to end what has expired, on this runtime, unless a task does.
+    pub(super) fn start(self: &Arc<Self>) {
+        self.task.start(|| run(Arc::downgrade(self)));
+    }
+
+    pub(super) fn gone(&self, watcher: String) {
+        self.session_event(SessionEvent::Gone { watcher });
+    }
+
+    fn session_event(&self, event: SessionEvent) {
+        let mut table = self.table();
+        let (event, sinks): (_, Vec<_>) = match event {
+            SessionEvent::Gone { watcher } => {
+                let Some(Watcher { key, id, .. }) = table.watchers.remove(&watcher) else { return };
+                let Some(own) = table.get(&key, &id) else { return };
+                // Its entry is the first one, or its next acquire learns that it is not.
+                own.until = self.clock.now().saturating_add(own.offer_ttl);
+                self.changed.notify_one();
+                let sink = table.sinks.get(id.manager()).cloned();
+                (StoreEvent::Offered { key, id }, sink.into_iter().collect())
+            }
+            SessionEvent::Connected => {
+                table.watchers.clear();
+                (StoreEvent::Lagged, table.sinks.values().cloned().collect())
+            }
+            SessionEvent::Ended => {
+                table.clear();
+                self.beat_at.lock().take();
+                (StoreEvent::Doubted, table.sinks.values().cloned().collect())
+            }
+        };
+        drop(table);
+        sinks.iter().for_each(|sink| sink.send(event.clone()));
+    }
+
+    /// Waits until a heartbeat has a reply that was sent at this instant or later, but for this
+    /// slack.
+    pub(super) async fn beat(&self, at: BootInstant, slack: Duration) -> Result<(), L::Error> {
+        let is_done = || self.beat_at.lock().is_some_and(|sent_at| sent_at.saturating_add(slack) >= at);
+        if is_done() {
+            return Ok(());
+        }
+        let _one = self.beating.acquire().await;
+        if is_done() {
+            return Ok(());
+        }
+        let sent_at = self.clock.now();
+        self.lines.heartbeat().await?;
+        *self.beat_at.lock() = Some(sent_at);
+        Ok(())
+    }
+
+    /// Makes sure that the session lasts for this lease, from the call on.
+    pub(super) async fn cover(&self, called: BootInstant, lease: Duration) -> Result<(), L::Error> {
+        self.beat(called, SLACK).await?;
+        if lease > longest_lease(self.lines.session_time()) {
+            return Err(L::Error::of(StoreErrorKind::Refused, "the lease is longer than the session guarantees"));
+        }
+        Ok(())
+    }
+
+    /// Ends the acquisitions of this key whose time has passed.
+    pub(super) async fn end_expired(&self, key: &LockKey) -> Result<(), L::Error> {
+        let ended = self.table().ended_of(key, self.clock.now());
+        for id in ended {
+            self.end(key, &id).await?;
+        }
+        Ok(())
+    }
+
+    /// Removes the entry of an acquisition. Returns the line after it, if the entry was known.
+    pub(super) async fn end(&self, key: &LockKey, id: &AcquisitionId) -> Result<Option<(bool, Line)>, L::Error> {
+        let left = match self.own(key, id, |own| own.entry.as_ref().map(|entry| entry.handle.clone())) {
+            None => return Ok(None),
+            Some(Some(handle)) => Some(self.lines.leave(key, &handle).await?),
+            Some(None) => {
+                self.lines.purge(key, id).await?;
+                None
+            }
+        };
+        self.table().remove(key, id);
+        Ok(left)
+    }
+
+    async fn sweep(&self) -> Result<(), L::Error> {
+        let now = self.clock.now();
+        let (blocks, ended) = {
+            let mut table = self.table();
+            let swept = (table.take_ended_blocks(now), table.ended(now));
+            table.sinks.retain(|_, sink| sink.is_open());
+            swept
+        };
+        for handle in blocks {
+            self.lines.unblock(&handle).await?;
+        }
+        for (key, id) in ended {
+            self.end(&key, &id).await?;
+        }
+        Ok(())
+    }
+}
+
+impl<L: Lines> Drop for Shared<L> {
+    fn drop(&mut self) {
+        self.task.stop();
+        self.lines.close();
+    }
+}
+
+/// Sends heartbeats, and ends what has expired, for as long as the store lives.
+async fn run<L: Lines>(shared: Weak<Shared<L>>) {
+    let mut beat_at = BootInstant::default();
+    loop {
+        let Some(strong) = shared.upgrade() else { return };
+        let now = strong.clock.now();
+        if now >= beat_at {
+            beat_at = now.saturating_add(TICK);
+            // An error is that of an outage, which the calls report.
+            let _ = timeout(TICK, strong.beat(now, Duration::ZERO)).await;
+        }
+        let _ = timeout(TICK, strong.sweep()).await;
+        let next = strong.table().next_end().map_or(beat_at, |end| end.min(beat_at));
+        let pause = next.saturating_duration_since(strong.clock.now()).max(Duration::from_millis(1));
+        tokio::select! {
+            () = sleep(pause) => {}
+            () = strong.changed.notified() => {}
+        }
+    }
+}

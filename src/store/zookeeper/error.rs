@@ -1,0 +1,142 @@
+//! Errors of a call and of connecting, with hints for operators.
+
+use std::{error::Error, fmt, io};
+
+use crate::store::{
+    StoreErrorKind,
+    error::{error_chain, with_hint},
+    line::LineError,
+    remote::{
+        credentials::{LOGIN_HINT, LoginError},
+        link::LinkError,
+        settings::{InvalidSetting, SelfTestError, timeout_range},
+    },
+};
+
+/// Error of connecting to ZooKeeper with [`ZooKeeperStore`](super::ZooKeeperStore).
+///
+/// `Debug` prints the message and all causes on one line, so that `main` can return this error.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum ZooKeeperConnectError {
+    /// The URL is invalid. The reason contains no password.
+    #[error("invalid URL of ZooKeeper: {0}")]
+    InvalidUrl(String),
+    /// A setting of the builder or of the URL cannot be used. The text names it.
+    #[error("invalid setting of ZooKeeper: {0}")]
+    InvalidSetting(String),
+    /// No server can be reached, or none has a leader, or one sent an unexpected reply.
+    #[error("could not connect to ZooKeeper at {address}")]
+    Unreachable {
+        /// Hosts and ports, without user and password.
+        address: String,
+        /// The cause, with a hint.
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// The servers cannot have the locks: the session is too short, or the user may not make nodes.
+    #[error("the servers at {address} cannot have the locks: {defect}")]
+    UnsuitableServer {
+        /// Hosts and ports.
+        address: String,
+        /// The defect, and what to do.
+        defect: String,
+    },
+}
+
+/// Error of a call.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CallError {
+    #[error("{0}")]
+    Link(#[from] LinkError<Self>),
+    #[error("{0}")]
+    Login(#[from] LoginError),
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// The connection broke before the call was sent.
+    #[error("the connection is closed")]
+    Closed,
+    #[error("the connection broke before the reply")]
+    Broken,
+    #[error("the session has ended")]
+    SessionEnded,
+    #[error("the reply is not one of ZooKeeper")]
+    Protocol,
+    #[error("ZooKeeper replied with the error {0}")]
+    Server(i32),
+    #[error("{1}")]
+    Adapter(StoreErrorKind, &'static str),
+}
+
+/// The user has no right.
+const NO_AUTH: i32 = -102;
+const AUTH_FAILED: i32 = -115;
+
+impl CallError {
+    fn classify(&self) -> (StoreErrorKind, &'static str) {
+        use StoreErrorKind::{Protocol, Refused, Timeout, Unavailable};
+        match self {
+            Self::Link(LinkError::ConnectFailed(error)) => error.classify(),
+            Self::Link(LinkError::ConnectTimeout) | Self::Io(_) => {
+                (Unavailable, "is a majority of the servers up, and the address correct?")
+            }
+            Self::Login(_) => (Unavailable, LOGIN_HINT),
+            Self::Closed | Self::Broken | Self::SessionEnded => (Unavailable, ""),
+            Self::Link(LinkError::NoReply) => (Timeout, "is the leader, or its disk, overloaded?"),
+            Self::Protocol => (Protocol, "is it a ZooKeeper?"),
+            // The connection, a timeout, the session, or its move to another server.
+            Self::Server(-4 | -7 | -112 | -118) => (Unavailable, ""),
+            Self::Server(NO_AUTH | AUTH_FAILED) => (Refused, "the user lacks a right on the nodes of the locks"),
+            Self::Server(_) => (Refused, ""),
+            Self::Adapter(kind, _) => (*kind, ""),
+        }
+    }
+
+    pub(super) fn kind(&self) -> StoreErrorKind {
+        self.classify().0
+    }
+
+    pub(super) fn breaks_connection(&self) -> bool {
+        matches!(self, Self::Closed | Self::Broken)
+    }
+
+    pub(super) fn with_hint(self, address: &str) -> Box<dyn Error + Send + Sync> {
+        let hint = self.classify().1;
+        with_hint(Some(&format_args!("ZooKeeper at {address}")), self, hint)
+    }
+}
+
+impl LineError for CallError {
+    fn of(kind: StoreErrorKind, text: &'static str) -> Self {
+        Self::Adapter(kind, text)
+    }
+}
+
+impl ZooKeeperConnectError {
+    /// The error of a call of the self-test.
+    pub(super) fn of(error: CallError, address: &str, root: &str) -> SelfTestError<Self> {
+        let address = address.to_owned();
+        if let CallError::Server(NO_AUTH | AUTH_FAILED) = error {
+            let defect = format!("the user may not make or read nodes below `{root}`: `setAcl` gives the right");
+            return Self::UnsuitableServer { address, defect }.into();
+        }
+        let (is_transient, source) = (error.kind().is_transient(), error.with_hint(&address));
+        SelfTestError { error: Self::Unreachable { address, source }, is_transient }
+    }
+}
+
+impl From<InvalidSetting> for ZooKeeperConnectError {
+    fn from(error: InvalidSetting) -> Self {
+        match error {
+            InvalidSetting::Timeout { setting, value } => {
+                Self::InvalidSetting(format!("`{setting}` is {value:?}, but must be {}", timeout_range(setting)))
+            }
+            InvalidSetting::Differs(defect) => Self::InvalidUrl(defect),
+        }
+    }
+}
+
+impl fmt::Debug for ZooKeeperConnectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&error_chain(self))
+    }
+}
