@@ -46,6 +46,7 @@ mod mariadb;
 mod postgres;
 mod pgbouncer;
 mod proxy;
+mod zookeeper;
 
 #[cfg(feature = "service")]
 pub mod app;
@@ -90,4 +91,5 @@ pub use self::{
     redis_cluster::{RedisCluster, RedisClusterOptions},
     resp::{Connection, Reply},
     sentinel::{SentinelGroup, SentinelOptions},
+    zookeeper::ZooKeeper,
 };
