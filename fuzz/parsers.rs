@@ -23,6 +23,7 @@ use crate::{
             wire::SLOTS,
         },
         remote::tls::TlsSettings,
+        zookeeper::wire,
     },
 };
 
@@ -89,4 +90,13 @@ pub fn url(data: &[u8]) {
     if let Err(error) = Address::parse(&url, &TlsSettings::default(), None) {
         has_no_secret(&format!("{error:?} {error}"));
     }
+}
+
+/// A frame of ZooKeeper is a reply, an event or nothing, whose parts are parts of the frame.
+pub fn zookeeper(data: &[u8]) {
+    let Some(frame) = wire::parse(data) else { return };
+    let wire::Frame::Reply { body, .. } = frame else { return };
+    assert!(wire::names(body).is_none_or(|names| names.len() <= body.len() / 4));
+    assert!(wire::data(body).is_none_or(|(data, _)| data.len() <= body.len()));
+    let _ = (wire::created(body), wire::stat(body), wire::multi(body), wire::connected(body));
 }
