@@ -17,10 +17,11 @@ async fn processes(environment: &Environment, count: usize) -> Vec<LockManager> 
     locks
 }
 
-/// The number of rows that hold or wait.
+/// The number of rows that hold or wait. One that has ended may be left until the next call, or the
+/// sweep of the next minute.
 async fn rows(environment: &Environment) -> i64 {
     let client = environment.client().await;
-    let count = format!("SELECT count(*) FROM {}.waiters", environment.schema);
+    let count = format!("SELECT count(*) FROM {}.waiters WHERE until > clock_timestamp()", environment.schema);
     let counted = client.query_one(&count, &[]).await.expect("a table");
     counted.get(0)
 }
