@@ -185,7 +185,7 @@ impl<L: Lines> Shared<L> {
         acquire().await
     }
 
-    /// A call has made an entry. Removes it, if nobody of this process waits for it any more.
+    /// A call has made an entry. Removes the entry unless its acquisition is still in the table.
     async fn made(&self, key: &LockKey, id: &AcquisitionId, call: u64, entry: &OwnEntry) -> Result<(), L::Error> {
         if self.table().made(key, id, call, entry) {
             return Ok(());

@@ -3,7 +3,7 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use super::{
-    lines::{Line, Lines},
+    lines::{Line, LineError, Lines},
     shared::Shared,
 };
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
     lock_key::LockKey,
     store::{
         Cursor, ForceReleaseReply, ForceReleaseRequest, Holder, KeyStatus, ListEntry, ListReply, ListRequest,
-        StoreEvent,
+        StoreErrorKind, StoreEvent,
     },
 };
 
@@ -74,11 +74,18 @@ impl<L: Lines> Shared<L> {
         let Some(first) = line.entries.first().filter(|first| !is_other(&first.id)) else {
             return Ok(ForceReleaseReply::Free);
         };
-        if block_for.is_zero() {
-            self.lines.leave(key, &first.handle).await?;
+        let has_ended = if block_for.is_zero() {
+            self.lines.leave(key, &first.handle).await?.0
         } else if let Some(handle) = self.lines.block(key, &first.handle, *block_for, Some(&first.id)).await? {
             self.table().blocks.push((handle, self.clock.now().saturating_add(*block_for)));
             self.changed.notify_one();
+            true
+        } else {
+            false
+        };
+        if !has_ended {
+            // Another acquisition may hold the key now, which the caller has not seen.
+            return Err(L::Error::of(StoreErrorKind::Unavailable, "the holder has left the key during the call"));
         }
         self.table().remove(key, &AcquisitionId::from_text(&first.id));
         revoked(&first.id)

@@ -30,7 +30,7 @@ pub(super) struct Shared<L: Lines> {
     pub(super) clock: Clock,
     table: Mutex<Table>,
     /// Notified when something ends earlier than before.
-    pub(super) changed: Notify,
+    pub(super) changed: Arc<Notify>,
     /// When the last heartbeat was sent that has a reply.
     beat_at: Mutex<Option<BootInstant>>,
     /// One heartbeat at a time: the calls that wait share the next one.
@@ -57,7 +57,7 @@ impl<L: Lines> Shared<L> {
             call_timeout,
             clock: Clock::default(),
             table: Mutex::default(),
-            changed: Notify::new(),
+            changed: Arc::default(),
             beat_at: Mutex::default(),
             beating: Semaphore::new(1),
             task: Task::default(),
@@ -202,9 +202,12 @@ async fn run<L: Lines>(shared: Weak<Shared<L>>) {
         let _ = timeout(TICK, strong.sweep()).await;
         let next = strong.table().next_end().map_or(beat_at, |end| end.min(beat_at));
         let pause = next.saturating_duration_since(strong.clock.now()).max(Duration::from_millis(1));
+        // The session of a store that is dropped ends at once.
+        let changed = Arc::clone(&strong.changed);
+        drop(strong);
         tokio::select! {
             () = sleep(pause) => {}
-            () = strong.changed.notified() => {}
+            () = changed.notified() => {}
         }
     }
 }
