@@ -12,7 +12,7 @@ use crate::{
     locks::key,
 };
 
-/// The fences of a key rise, whatever the clock of the server says. `set` sets the clock this many
+/// The fences of a key rise over each step of the server's clock. `set` sets the clock this many
 /// hours ahead.
 pub async fn fences_rise_over_steps(instances: &[LockManager], set: impl AsyncFn(i64)) {
     let mut last = 0;
