@@ -3,6 +3,9 @@
 //! A text without a scheme may be a password, or have one: an error shows no part of it, except for
 //! one that is certainly a host.
 
+#[cfg(any(feature = "mysql", feature = "zookeeper"))]
+use std::collections::HashMap;
+
 const EXAMPLE: &str = "example: `redis://user:password@host:6379/0`";
 
 /// The scheme of a URL in lower case, and the rest after `://`; or the defect of the URL.
@@ -24,9 +27,22 @@ pub(crate) fn split_scheme(url: &str) -> Result<(String, &str), String> {
     })
 }
 
+/// The parameters of a query, each of them once. A plus is a plus: the query of such a URL is not
+/// that of a form.
+#[cfg(any(feature = "mysql", feature = "zookeeper"))]
+pub(crate) fn parameters(query: &str) -> Result<HashMap<String, String>, &'static str> {
+    let mut all = HashMap::new();
+    for (name, value) in form_urlencoded::parse(query.replace('+', "%2B").as_bytes()).into_owned() {
+        if all.insert(name, value).is_some() {
+            return Err("one of its parameters is set twice");
+        }
+    }
+    Ok(all)
+}
+
 /// A part of a URL without its escapes. A plus is a plus: the query of such a URL is not that of a
 /// form.
-#[cfg(any(feature = "postgres", feature = "__zookeeper"))]
+#[cfg(any(feature = "postgres", feature = "zookeeper"))]
 pub(crate) fn decoded(part: &str) -> String {
     let form = format!("part={}", part.replace('+', "%2B").replace('&', "%26"));
     form_urlencoded::parse(form.as_bytes()).map(|(_, part)| part.into_owned()).collect()

@@ -3,14 +3,15 @@
 //! An error shows no part of the URL, because each part may be one of a password with a character
 //! that was not escaped.
 
-use std::collections::HashMap;
-
 use mysql_async::{Opts, OptsBuilder};
 
 use super::error::MysqlConnectError;
-use crate::store::remote::{
-    credentials::{Login, TWO_LOGINS},
-    tls::TlsSettings,
+use crate::store::{
+    remote::{
+        credentials::{Login, TWO_LOGINS},
+        tls::TlsSettings,
+    },
+    scheme::parameters,
 };
 
 /// The settings of a URL.
@@ -50,13 +51,7 @@ impl Address {
         if login.is_some() && (options.user().is_some() || options.pass().is_some()) {
             return Err(invalid(TWO_LOGINS));
         }
-        let mut all = HashMap::new();
-        // A plus is a plus: the query of a database URL is not that of a form.
-        for (name, value) in form_urlencoded::parse(query.replace('+', "%2B").as_bytes()).into_owned() {
-            if all.insert(name, value).is_some() {
-                return Err(invalid("one of its parameters is set twice"));
-            }
-        }
+        let mut all = parameters(query).map_err(invalid)?;
         let of_url = TlsSettings::from_url(|name| all.remove(name));
         let requires_tls = match all.remove("sslmode").as_deref() {
             None | Some("disable" | "allow" | "prefer") => false,

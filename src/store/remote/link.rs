@@ -139,7 +139,7 @@ impl<C: Connect> Link<C> {
     }
 
     /// Waits for a connection, within the connect timeout.
-    #[cfg(any(feature = "postgres", feature = "redis", feature = "__zookeeper"))]
+    #[cfg(any(feature = "postgres", feature = "redis", feature = "zookeeper"))]
     pub(crate) async fn ready(&self) -> Result<(), LinkError<C::Error>> {
         self.connected(Instant::now() + self.connect_timeout).await.map(drop)
     }
@@ -159,7 +159,7 @@ impl<C: Connect> Link<C> {
     }
 
     /// Abandons the connection, and returns it if it is complete.
-    #[cfg(any(feature = "redis", feature = "__zookeeper"))]
+    #[cfg(any(feature = "redis", feature = "zookeeper"))]
     pub(crate) fn take(&self) -> Option<C::Connection> {
         let state = self.lock_state().take()?;
         match &*state.result.borrow() {

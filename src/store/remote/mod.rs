@@ -16,8 +16,9 @@ pub(crate) mod inline;
 pub(crate) mod server_clock;
 pub(crate) mod settings;
 pub(crate) mod credentials;
-#[cfg(any(feature = "__database", feature = "redis"))]
 pub(crate) mod tls;
+#[cfg(any(feature = "redis", feature = "zookeeper"))]
+pub(crate) mod stream;
 pub(crate) mod link;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 pub(crate) mod inbox;

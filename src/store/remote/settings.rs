@@ -55,7 +55,7 @@ impl Timeouts {
 }
 
 /// Repeats the self-test of a server that may be starting, within the time of a connect.
-#[cfg(any(feature = "__database", feature = "__zookeeper"))]
+#[cfg(any(feature = "__database", feature = "zookeeper"))]
 pub(crate) async fn until_ready<T, E, F: Future<Output = Result<T, SelfTestError<E>>>>(
     timeouts: Timeouts,
     test: impl Fn() -> F,

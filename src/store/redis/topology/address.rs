@@ -3,13 +3,17 @@
 use deadpool_redis::redis::{ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
 
 use super::{
-    endpoint::{Endpoint, Tls},
+    endpoint::Endpoint,
     parameters::{Parameters, UrlSettings},
     url::{ServerUrl, UrlKind},
 };
 use crate::store::{
     redis::error::RedisConnectError,
-    remote::{credentials::Login, tls::TlsSettings},
+    remote::{
+        credentials::Login,
+        stream::{self, Tls},
+        tls::TlsSettings,
+    },
 };
 
 /// What a URL names.
@@ -85,13 +89,10 @@ fn connector(
     let settings = TlsSettings::of_connection(tls, of_url, url.tls, "`rediss` in place of `redis`");
     match settings.map_err(RedisConnectError::InvalidTls)? {
         None => Ok(None),
-        #[cfg(feature = "redis-tls")]
-        Some(settings) => {
-            let config = TlsSettings::config(Some(&settings)).map_err(RedisConnectError::InvalidTls)?;
-            Ok(Some(std::sync::Arc::new(config).into()))
-        }
-        #[cfg(not(feature = "redis-tls"))]
-        Some(_) => Err(RedisConnectError::TlsNotEnabled),
+        Some(settings) => match stream::tls(&settings) {
+            Some(tls) => tls.map(Some).map_err(RedisConnectError::InvalidTls),
+            None => Err(RedisConnectError::TlsNotEnabled),
+        },
     }
 }
 

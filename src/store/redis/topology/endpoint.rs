@@ -6,20 +6,16 @@ use deadpool_redis::redis::{
     Cmd, ConnectionAddr, ConnectionInfo, RedisResult, Value, aio::MultiplexedConnection, cmd, make_extension_error,
     pipe,
 };
-use tokio::net::TcpStream;
 
-use super::socket::{OnMessage, Socket, Stream};
+use super::socket::{OnMessage, Socket};
 use crate::store::{
     error::escape_control,
     redis::error::LOGIN_FAILED,
-    remote::credentials::{Credentials, Login, LoginError, TWO_LOGINS},
+    remote::{
+        credentials::{Credentials, Login, LoginError, TWO_LOGINS},
+        stream::{self, Stream, Tls},
+    },
 };
-
-/// Adds TLS to a connection.
-#[cfg(feature = "redis-tls")]
-pub(crate) type Tls = tokio_rustls::TlsConnector;
-#[cfg(not(feature = "redis-tls"))]
-pub(crate) type Tls = std::convert::Infallible;
 
 /// The address of a server, and how to connect to it.
 #[derive(Clone)]
@@ -129,20 +125,7 @@ impl Endpoint {
             ConnectionAddr::Unix(path) => return Ok(Box::new(tokio::net::UnixStream::connect(path).await?)),
             _ => return Err(io::ErrorKind::Unsupported.into()),
         };
-        let stream = TcpStream::connect((host, port)).await?;
-        // Nagle's algorithm would let a call wait for the reply to the previous one.
-        stream.set_nodelay(true)?;
-        match &self.tls {
-            None => Ok(Box::new(stream)),
-            #[cfg(feature = "redis-tls")]
-            Some(tls) => {
-                let name =
-                    host.to_owned().try_into().map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
-                Ok(Box::new(tls.connect(name, stream).await?))
-            }
-            #[cfg(not(feature = "redis-tls"))]
-            Some(tls) => match *tls {},
-        }
+        stream::open(host, port, self.tls.as_ref()).await
     }
 }
 

@@ -28,7 +28,10 @@ use tokio::{
 };
 
 use self::frame::{FrameLength, Invalid, MAX_REPLY_BYTES};
-use crate::sync::{Mutex, oneshot::Oneshot};
+use crate::{
+    store::remote::stream::Stream,
+    sync::{Mutex, oneshot::Oneshot},
+};
 
 /// The most calls on a socket that wait for a reply. Further ones fail.
 const MAX_PENDING: usize = 8192;
@@ -49,11 +52,6 @@ type Caller = Arc<Oneshot<RedisResult<Value>>>;
 
 /// Receives the channel and the payload of each message. It must not block.
 pub(crate) type OnMessage = Box<dyn FnMut(&[u8], &[u8]) + Send>;
-
-/// The bytes to and from a server.
-pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
 struct State {
     /// `None`: the connection has ended.
