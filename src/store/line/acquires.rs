@@ -5,7 +5,6 @@ use std::time::Duration;
 use super::{
     lines::{Line, LineError, Lines, OwnEntry, Replaced},
     shared::Shared,
-    table::Watcher,
 };
 use crate::{
     acquisition::AcquisitionId,
@@ -51,7 +50,7 @@ impl<L: Lines> Shared<L> {
             self.granted(request);
             return Ok(AcquireReply::Granted { fence: entry.fence });
         }
-        self.wait(request, &entry, &line, before).await
+        self.wait(request, &line, before).await
     }
 
     /// The entry that an earlier call has made, and its line.
@@ -86,13 +85,7 @@ impl<L: Lines> Shared<L> {
     }
 
     /// The entry is not the first one.
-    async fn wait(
-        &self,
-        request: &AcquireRequest,
-        entry: &OwnEntry,
-        line: &Line,
-        before: usize,
-    ) -> Result<AcquireReply, L::Error> {
+    async fn wait(&self, request: &AcquireRequest, line: &Line, before: usize) -> Result<AcquireReply, L::Error> {
         let AcquireRequest { key, id, if_busy, queue, .. } = request;
         let lease_left = self.lease_left(request, line);
         let ahead = before - usize::from(line.block.is_none());
@@ -108,17 +101,7 @@ impl<L: Lines> Shared<L> {
         let until = self.clock.now().saturating_add(queue.entry_ttl);
         self.own(key, id, |own| (own.is_held, own.until) = (false, until));
         if let Some(predecessor) = line.predecessor(before) {
-            let handle = &entry.handle;
-            if self.table().watchers.get(handle).is_none_or(|watcher| !watcher.is_set) {
-                // Before the call: the event may be faster than the reply.
-                let watcher = Watcher { key: key.clone(), id: id.clone(), is_set: false };
-                self.table().watchers.insert(handle.clone(), watcher);
-                if !self.lines.watch(predecessor, handle).await? {
-                    self.gone(handle.clone());
-                } else if let Some(watcher) = self.table().watchers.get_mut(handle) {
-                    watcher.is_set = true;
-                }
-            }
+            self.watch(key, id, predecessor).await?;
         }
         Ok(AcquireReply::Queued { ahead, lease_left, poll_in: None })
     }

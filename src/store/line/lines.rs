@@ -62,8 +62,8 @@ pub(crate) enum SessionEvent {
     Connected,
     /// The entries of this process are gone.
     Ended,
-    /// The entry or the block that this entry has watched is gone.
-    Gone { watcher: String },
+    /// A node that was watched is gone: an entry or a block.
+    Gone { node: String },
 }
 
 pub(crate) type OnEvent = Box<dyn Fn(SessionEvent) + Send + Sync>;
@@ -129,7 +129,7 @@ pub(crate) trait Lines: fmt::Debug + Send + Sync + 'static {
     fn exist(&self, handles: &[String]) -> impl Future<Output = Result<Vec<bool>, Self::Error>> + Send;
 
     /// Sends [`SessionEvent::Gone`] when the entry or the block is gone. `false`: it is.
-    fn watch(&self, handle: &str, watcher: &str) -> impl Future<Output = Result<bool, Self::Error>> + Send;
+    fn watch(&self, handle: &str) -> impl Future<Output = Result<bool, Self::Error>> + Send;
 
     /// The fence of an entry, and the time of its creation in milliseconds since 1970.
     fn detail(&self, handle: &str) -> impl Future<Output = Result<Option<(u64, u64)>, Self::Error>> + Send;

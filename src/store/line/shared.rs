@@ -13,7 +13,7 @@ use tokio::{
 
 use super::{
     lines::{Line, LineError, Lines, SessionEvent},
-    table::{Own, Table, Watcher},
+    table::{Own, Table},
 };
 use crate::{
     acquisition::AcquisitionId,
@@ -84,32 +84,44 @@ impl<L: Lines> Shared<L> {
         self.task.start(|| run(Arc::downgrade(self)));
     }
 
-    pub(super) fn gone(&self, watcher: String) {
-        self.session_event(SessionEvent::Gone { watcher });
+    pub(super) fn gone(&self, node: &str) {
+        let events = self.table().gone(node, self.clock.now());
+        self.changed.notify_one();
+        events.into_iter().for_each(|(sink, event)| sink.send(event));
+    }
+
+    /// Waits for the end of a node, with an event.
+    pub(super) async fn watch(&self, key: &LockKey, id: &AcquisitionId, node: &str) -> Result<(), L::Error> {
+        // Before the call: the event may be faster than the reply.
+        if !self.table().watch(key, id, node) {
+            return Ok(());
+        }
+        if self.lines.watch(node).await? {
+            self.table().is_watched(key, id, node);
+        } else {
+            self.gone(node);
+        }
+        Ok(())
     }
 
     fn session_event(&self, event: SessionEvent) {
         let mut table = self.table();
-        let (event, sinks): (_, Vec<_>) = match event {
-            SessionEvent::Gone { watcher } => {
-                let Some(Watcher { key, id, .. }) = table.watchers.remove(&watcher) else { return };
-                let Some(own) = table.get(&key, &id) else { return };
-                // Its entry is the first one, or its next acquire learns that it is not.
-                own.until = self.clock.now().saturating_add(own.offer_ttl);
-                self.changed.notify_one();
-                let sink = table.sinks.get(id.manager()).cloned();
-                (StoreEvent::Offered { key, id }, sink.into_iter().collect())
+        let event = match event {
+            SessionEvent::Gone { node } => {
+                drop(table);
+                return self.gone(&node);
             }
             SessionEvent::Connected => {
-                table.watchers.clear();
-                (StoreEvent::Lagged, table.sinks.values().cloned().collect())
+                table.forget_watches();
+                StoreEvent::Lagged
             }
             SessionEvent::Ended => {
                 table.clear();
                 self.beat_at.lock().take();
-                (StoreEvent::Doubted, table.sinks.values().cloned().collect())
+                StoreEvent::Doubted
             }
         };
+        let sinks: Vec<_> = table.sinks.values().cloned().collect();
         drop(table);
         sinks.iter().for_each(|sink| sink.send(event.clone()));
     }
@@ -151,7 +163,12 @@ impl<L: Lines> Shared<L> {
 
     /// Removes the entry of an acquisition. Returns the line after it, if the entry was known.
     pub(super) async fn end(&self, key: &LockKey, id: &AcquisitionId) -> Result<Option<(bool, Line)>, L::Error> {
-        let left = match self.own(key, id, |own| own.entry.as_ref().map(|entry| entry.handle.clone())) {
+        // From now on its end is no revocation.
+        let end = |own: &mut Own| {
+            own.is_held = false;
+            own.entry.as_ref().map(|entry| entry.handle.clone())
+        };
+        let left = match self.own(key, id, end) {
             None => return Ok(None),
             Some(Some(handle)) => Some(self.lines.leave(key, &handle).await?),
             Some(None) => {
@@ -179,6 +196,18 @@ impl<L: Lines> Shared<L> {
         }
         Ok(())
     }
+
+    /// Watches the entries that hold their keys for a while, for a revocation by another process.
+    /// Short sections cost nothing.
+    async fn watch_holders(&self) {
+        let old = self.table().old_holders();
+        for (key, id, handle) in old {
+            if self.watch(&key, &id, &handle).await.is_err() {
+                self.table().unwatch(&key, &id);
+                return;
+            }
+        }
+    }
 }
 
 impl<L: Lines> Drop for Shared<L> {
@@ -200,6 +229,7 @@ async fn run<L: Lines>(shared: Weak<Shared<L>>) {
             let _ = timeout(TICK, strong.beat(now, Duration::ZERO)).await;
         }
         let _ = timeout(TICK, strong.sweep()).await;
+        strong.watch_holders().await;
         let next = strong.table().next_end().map_or(beat_at, |end| end.min(beat_at));
         let pause = next.saturating_duration_since(strong.clock.now()).max(Duration::from_millis(1));
         // The session of a store that is dropped ends at once.

@@ -2,11 +2,17 @@
 
 use std::{
     collections::{HashMap, hash_map},
+    mem::replace,
     time::Duration,
 };
 
 use super::lines::{Line, OwnEntry};
-use crate::{acquisition::AcquisitionId, clock::BootInstant, lock_key::LockKey, store::EventSink};
+use crate::{
+    acquisition::AcquisitionId,
+    clock::BootInstant,
+    lock_key::LockKey,
+    store::{EventSink, StoreEvent},
+};
 
 /// An acquisition of this process that may have an entry.
 #[derive(Debug)]
@@ -17,6 +23,13 @@ pub(super) struct Own {
     /// `None`: the outcome of its call is unknown.
     pub(super) entry: Option<OwnEntry>,
     pub(super) is_held: bool,
+    /// Held since an earlier sweep.
+    is_old: bool,
+    /// The node whose end the acquisition waits for: the one before its entry, or that of the entry
+    /// that holds the key, whose end by another process is a revocation.
+    watches: Option<String>,
+    /// The server has replied that it watches.
+    is_watching: bool,
     /// The end of the lease, of the offer or of the queue entry, or of the call that makes the
     /// entry.
     pub(super) until: BootInstant,
@@ -30,18 +43,13 @@ pub(super) struct Table {
     /// The blocks that this process ends on time. Every process ends those that it finds expired.
     pub(super) blocks: Vec<(String, BootInstant)>,
     pub(super) sinks: HashMap<String, EventSink>,
-    /// The entries that wait for the one before them.
-    pub(super) watchers: HashMap<String, Watcher>,
+    /// The acquisitions that wait for the end of each of these nodes.
+    watched: HashMap<String, Vec<(LockKey, AcquisitionId)>>,
     calls: u64,
 }
 
-/// An entry that waits for the one before it.
-pub(super) struct Watcher {
-    pub(super) key: LockKey,
-    pub(super) id: AcquisitionId,
-    /// The server has replied that it watches.
-    pub(super) is_set: bool,
-}
+/// The holders that are watched in one sweep.
+const MAX_WATCHES: usize = 128;
 
 impl Table {
     pub(super) fn get(&mut self, key: &LockKey, id: &AcquisitionId) -> Option<&mut Own> {
@@ -53,7 +61,17 @@ impl Table {
     pub(super) fn begin(&mut self, key: &LockKey, id: &AcquisitionId, until: BootInstant, offer_ttl: Duration) -> u64 {
         self.calls += 1;
         let call = self.calls;
-        let own = Own { id: id.clone(), call, entry: None, is_held: false, until, offer_ttl };
+        let own = Own {
+            id: id.clone(),
+            call,
+            entry: None,
+            is_held: false,
+            is_old: false,
+            watches: None,
+            is_watching: false,
+            until,
+            offer_ttl,
+        };
         self.own.entry(key.clone()).or_default().push(own);
         call
     }
@@ -66,6 +84,7 @@ impl Table {
     }
 
     pub(super) fn remove(&mut self, key: &LockKey, id: &AcquisitionId) {
+        self.unwatch(key, id);
         if let hash_map::Entry::Occupied(mut all) = self.own.entry(key.clone()) {
             all.get_mut().retain(|own| own.id != *id);
             if all.get().is_empty() {
@@ -74,10 +93,81 @@ impl Table {
         }
     }
 
+    /// Before the call that watches a node. `false`: the server watches it.
+    pub(super) fn watch(&mut self, key: &LockKey, id: &AcquisitionId, node: &str) -> bool {
+        let Some(own) = self.get(key, id) else { return false };
+        if own.watches.as_deref() == Some(node) {
+            return !own.is_watching;
+        }
+        self.unwatch(key, id);
+        self.own.get_mut(key).into_iter().flatten().filter(|own| own.id == *id).for_each(|own| {
+            (own.watches, own.is_watching) = (Some(node.to_owned()), false);
+        });
+        self.watched.entry(node.to_owned()).or_default().push((key.clone(), id.clone()));
+        true
+    }
+
+    /// The reply to the call that watches.
+    pub(super) fn is_watched(&mut self, key: &LockKey, id: &AcquisitionId, node: &str) {
+        if let Some(own) = self.get(key, id) {
+            own.is_watching = own.watches.as_deref() == Some(node);
+        }
+    }
+
+    pub(super) fn unwatch(&mut self, key: &LockKey, id: &AcquisitionId) {
+        let Some(node) = self.get(key, id).and_then(|own| own.watches.take()) else { return };
+        if let hash_map::Entry::Occupied(mut all) = self.watched.entry(node) {
+            all.get_mut().retain(|(_, other)| other != id);
+            if all.get().is_empty() {
+                all.remove();
+            }
+        }
+    }
+
+    /// The events of all watches are lost.
+    pub(super) fn forget_watches(&mut self) {
+        self.watched.clear();
+        self.own.values_mut().flatten().for_each(|own| own.watches = None);
+    }
+
+    /// The entries that hold their keys since the call before, and are not watched.
+    pub(super) fn old_holders(&mut self) -> Vec<(LockKey, AcquisitionId, String)> {
+        let all = self.own.iter_mut().flat_map(|(key, all)| all.iter_mut().map(move |own| (key, own)));
+        let old = |(key, own): (&LockKey, &mut Own)| {
+            let is_old = own.is_held && replace(&mut own.is_old, true) && own.watches.is_none();
+            is_old.then_some((key.clone(), own.id.clone(), own.entry.clone()?.handle))
+        };
+        all.filter_map(old).take(MAX_WATCHES).collect()
+    }
+
+    /// A node is gone: what the managers learn. An end by this process itself is no event.
+    pub(super) fn gone(&mut self, node: &str, now: BootInstant) -> Vec<(EventSink, StoreEvent)> {
+        let mut events = Vec::new();
+        for (key, id) in self.watched.remove(node).unwrap_or_default() {
+            let Some(own) = self.get(&key, &id) else { continue };
+            own.watches = None;
+            let is_its_own = own.entry.as_ref().is_some_and(|entry| entry.handle == node);
+            let event = match (own.is_held, is_its_own) {
+                (true, true) => StoreEvent::Revoked { key: key.clone(), id: id.clone() },
+                // Its entry is the first one, or its next acquire learns that it is not.
+                (false, false) => {
+                    own.until = now.saturating_add(own.offer_ttl);
+                    StoreEvent::Offered { key: key.clone(), id: id.clone() }
+                }
+                _ => continue,
+            };
+            if is_its_own {
+                self.remove(&key, &id);
+            }
+            events.extend(self.sinks.get(id.manager()).map(|sink| (sink.clone(), event)));
+        }
+        events
+    }
+
     /// The session has ended, and all entries with it.
     pub(super) fn clear(&mut self) {
         self.own.clear();
-        self.watchers.clear();
+        self.watched.clear();
     }
 
     /// The acquisitions of this key that have ended.

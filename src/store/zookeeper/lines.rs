@@ -2,8 +2,8 @@
 
 use std::{
     fmt,
-    sync::{Arc, OnceLock},
-    time::Duration,
+    sync::Arc,
+    time::{Duration, UNIX_EPOCH},
 };
 
 use tokio::sync::Notify;
@@ -11,15 +11,15 @@ use tokio::sync::Notify;
 use super::{
     error::CallError,
     names,
-    session::{self, Connector, Replies, send},
-    wire::{self, Mode, NO_NODE, NODE_EXISTS, Request, Stat},
+    session::{self, Connector, Replies, Reply, send},
+    wire::{self, Mode, NO_NODE, NODE_EXISTS, NOT_EMPTY, Request},
 };
 use crate::{
     acquisition::AcquisitionId,
     clock::Clock,
     lock_key::LockKey,
     store::{
-        StoreError,
+        StoreError, StoreErrorKind,
         line::{Block, Entry, Line, Lines, OnEvent, OwnEntry, Page, Replaced},
         remote::{link::Link, server_clock::ServerClock, settings::Timeouts},
     },
@@ -32,8 +32,8 @@ pub(super) struct ZooKeeper {
     connector: Arc<Connector>,
     pub(super) address: String,
     pub(super) root: String,
-    /// Added to the number of a transaction: fences rise, although the servers may lose all data.
-    fence_base: OnceLock<u64>,
+    /// After this one a bucket is replaced.
+    last_sequence: i32,
     timeouts: Timeouts,
     clock: Clock,
     /// Of the leader.
@@ -43,29 +43,59 @@ pub(super) struct ZooKeeper {
 /// The buckets of one page of a list.
 const PAGE: usize = 16;
 
+const USED_UP: &str = "the bucket of the key has given almost 2\u{b3}\u{b9} sequences, and waits to be empty";
+
 impl ZooKeeper {
-    pub(super) fn new(connector: Arc<Connector>, address: String, root: String, timeouts: Timeouts) -> Self {
+    pub(super) fn new(
+        connector: Arc<Connector>,
+        address: String,
+        root: String,
+        timeouts: Timeouts,
+        last_sequence: i32,
+    ) -> Self {
         let link = Link::new(Arc::clone(&connector), timeouts.connect, Arc::<Notify>::default());
         let (clock, server_clock) = (Clock::default(), Mutex::default());
-        Self { link, connector, address, root, fence_base: OnceLock::new(), timeouts, clock, server_clock }
+        Self { link, connector, address, root, last_sequence, timeouts, clock, server_clock }
     }
 
-    /// Makes the nodes that all locks share, if there are none. Returns the time of the session.
-    pub(super) async fn prepare(&self) -> Result<Duration, CallError> {
-        let mut path = String::new();
-        for part in self.root.split('/').skip(1).chain(["sessions"]) {
-            path = format!("{path}/{part}");
-            self.make(&path, b"").await?;
+    /// Opens a connection, makes the nodes that all locks share, and begins to live.
+    pub(super) async fn prepare(&self) -> Result<(), CallError> {
+        self.link.ready().await?;
+        self.make_root().await?;
+        self.heartbeat().await
+    }
+
+    /// Makes the nodes that all locks share, if there are none.
+    async fn make_root(&self) -> Result<(), CallError> {
+        for (at, _) in self.root.match_indices('/').skip(1) {
+            self.make(&self.root[..at], b"").await?;
         }
-        let base = format!("{}/base", self.root);
-        let now_us = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_micros();
-        self.make(&base, now_us.to_string().as_bytes()).await?;
-        let reply = self.one(Request::data(&base, false)).await?.map_err(CallError::Server)?;
-        let (text, _) = wire::data(&reply).ok_or(CallError::Protocol)?;
-        let base = str::from_utf8(text).ok().and_then(|text| text.parse().ok()).ok_or(CallError::Protocol)?;
-        let _ = self.fence_base.set(base);
-        self.heartbeat().await?;
-        Ok(self.session_time())
+        self.make(&self.root, names::ROOT_MARK).await?;
+        let [data, children] = self.flight([Request::data(&self.root, false), Request::children(&self.root)]).await?;
+        let (data, children) = (data.map_err(CallError::Server)?, children.map_err(CallError::Server)?);
+        let (mark, _) = wire::data(&data).ok_or(CallError::Protocol)?;
+        if mark != names::ROOT_MARK {
+            // An operator may have made the node, with rights.
+            if !mark.is_empty() || wire::names(&children).is_none_or(|children| !children.is_empty()) {
+                return Err(CallError::ForeignRoot);
+            }
+            self.one(Request::set_data(&self.root, names::ROOT_MARK)).await?.map_err(CallError::Server)?;
+        }
+        self.make(&format!("{}/sessions", self.root), b"").await
+    }
+
+    /// The clock is the base of the fences of the bucket.
+    async fn make_bucket(&self, bucket: &str) -> Result<(), CallError> {
+        let now_us = UNIX_EPOCH.elapsed().unwrap_or_default().as_micros();
+        self.make(bucket, now_us.to_string().as_bytes()).await
+    }
+
+    /// Deletes a bucket that has no nodes: its sequences begin again, and its fences go on.
+    async fn replace_bucket(&self, bucket: &str) -> Result<(), CallError> {
+        match self.one(Request::delete(bucket)).await? {
+            Ok(_) | Err(NO_NODE | NOT_EMPTY) => Ok(()),
+            Err(error) => Err(CallError::Server(error)),
+        }
     }
 
     async fn make(&self, path: &str, data: &[u8]) -> Result<(), CallError> {
@@ -81,26 +111,27 @@ impl ZooKeeper {
 
     /// Sends requests together: they are executed in their order, with nothing of this process in
     /// between.
-    async fn flight(&self, requests: Vec<Request>) -> Result<Replies, CallError> {
+    async fn flight_of_many(&self, requests: Vec<Request>) -> Result<Replies, CallError> {
         let deadline = self.timeouts.call_deadline();
         let breaks = |reply: &Result<_, CallError>| reply.as_ref().is_err_and(CallError::breaks_connection);
         self.link.call(deadline, |connection| send(connection, requests), breaks).await?
     }
 
-    async fn one(&self, request: Request) -> Result<Result<Vec<u8>, i32>, CallError> {
-        self.flight(vec![request]).await?.pop().ok_or(CallError::Protocol)
+    async fn flight<const N: usize>(&self, requests: [Request; N]) -> Result<[Reply; N], CallError> {
+        self.flight_of_many(requests.into()).await?.try_into().map_err(|_| CallError::Protocol)
+    }
+
+    async fn one(&self, request: Request) -> Result<Reply, CallError> {
+        let [reply] = self.flight([request]).await?;
+        Ok(reply)
     }
 
     fn bucket(&self, name: &str) -> String {
         format!("{}/{}", self.root, names::bucket(name))
     }
 
-    fn fence(&self, stat: Stat) -> u64 {
-        self.fence_base.get().copied().unwrap_or(0).saturating_add(stat.created)
-    }
-
     /// The line of a key among the children of its bucket.
-    async fn line_of(&self, name: &str, children: Result<Vec<u8>, i32>) -> Result<Line, CallError> {
+    async fn line_of(&self, name: &str, children: Reply) -> Result<Line, CallError> {
         let children = match children {
             Ok(body) => body,
             Err(NO_NODE) => return Ok(Line::default()),
@@ -120,7 +151,7 @@ impl ZooKeeper {
                 entries.push((sequence, Entry { handle: format!("{bucket}/{child}"), id: id.to_owned() }));
             }
         }
-        entries.sort_by(|(one, _), (other, _)| names::compare(*one, *other));
+        entries.sort_by_key(|(sequence, _)| *sequence);
         Ok(Line { entries: entries.into_iter().map(|(_, entry)| entry).collect(), block })
     }
 
@@ -148,26 +179,25 @@ impl ZooKeeper {
         existed(&self.one(Request::delete(path)).await?)
     }
 
-    /// An entry that a create has made.
-    fn own(&self, (handle, stat): (String, Stat)) -> OwnEntry {
-        OwnEntry { handle, fence: self.fence(stat) }
-    }
-
     fn entry_path(&self, name: &str, id: &AcquisitionId) -> String {
         format!("{}/{name}~{id}-", self.bucket(name))
     }
 }
 
-fn existed(reply: &Result<Vec<u8>, i32>) -> Result<bool, CallError> {
+/// The fence of the entry at this path, by its bucket.
+fn fence(path: &str, bucket: Reply) -> Result<u64, CallError> {
+    let bucket = bucket.map_err(CallError::Server)?;
+    let base = wire::data(&bucket).and_then(|(text, _)| str::from_utf8(text).ok()?.parse::<u64>().ok());
+    let sequence = names::sequence(path).and_then(|sequence| u64::try_from(sequence).ok());
+    base.zip(sequence).map(|(base, sequence)| base.saturating_add(sequence)).ok_or(CallError::Protocol)
+}
+
+fn existed(reply: &Reply) -> Result<bool, CallError> {
     match reply {
         Ok(_) => Ok(true),
         Err(NO_NODE) => Ok(false),
         Err(error) => Err(CallError::Server(*error)),
     }
-}
-
-fn two(replies: Replies) -> Result<[Result<Vec<u8>, i32>; 2], CallError> {
-    replies.try_into().map_err(|_| CallError::Protocol)
 }
 
 impl Lines for ZooKeeper {
@@ -196,7 +226,9 @@ impl Lines for ZooKeeper {
         let path = format!("{}/sessions/{:x}", self.root, self.connector.session().0);
         let stat = match self.one(Request::set_data(&path, b"")).await? {
             Ok(reply) => wire::stat(&reply),
+            // The session is new, or the servers have lost all data.
             Err(NO_NODE) => {
+                self.make_root().await?;
                 let made = self.one(self.create(&path, b"", Mode::Ephemeral)).await?.map_err(CallError::Server)?;
                 wire::created(&made).map(|(_, stat)| stat)
             }
@@ -223,33 +255,43 @@ impl Lines for ZooKeeper {
             }
         }
         let path = self.entry_path(&name, id);
-        for _ in 0..2 {
+        for _ in 0..3 {
             let create = self.create(&path, b"", Mode::EphemeralSequential);
-            match two(self.flight(vec![create, Request::children(&bucket)]).await?)? {
-                [Ok(made), children] => {
-                    let own = self.own(wire::created(&made).ok_or(CallError::Protocol)?);
+            let requests = [create, Request::data(&bucket, false), Request::children(&bucket)];
+            match self.flight(requests).await? {
+                [Ok(made), data, children] => {
+                    let (handle, _) = wire::created(&made).ok_or(CallError::Protocol)?;
+                    if names::sequence(&handle).is_none_or(|sequence| sequence / 3 * 2 >= self.last_sequence) {
+                        self.delete(&handle).await?;
+                        self.replace_bucket(&bucket).await?;
+                        return Err(CallError::Adapter(StoreErrorKind::Unavailable, USED_UP));
+                    }
+                    let own = OwnEntry { fence: fence(&handle, data)?, handle };
                     return Ok((Some(own), self.line_of(&name, children).await?));
                 }
-                [Err(NO_NODE), _] => self.make(&bucket, b"").await?,
-                [Err(error), _] => return Err(CallError::Server(error)),
+                [Err(NO_NODE), ..] => self.make_bucket(&bucket).await?,
+                [Err(error), ..] => return Err(CallError::Server(error)),
             }
         }
-        Err(CallError::Protocol)
+        Err(CallError::Server(NO_NODE))
     }
 
     async fn line(&self, key: &LockKey) -> Result<Line, CallError> {
         let name = names::escaped(key);
         let bucket = self.bucket(&name);
-        let [synced, children] = two(self.flight(vec![Request::sync(&bucket), Request::children(&bucket)]).await?)?;
+        let [synced, children] = self.flight([Request::sync(&bucket), Request::children(&bucket)]).await?;
         existed(&synced)?;
         self.line_of(&name, children).await
     }
 
     async fn leave(&self, key: &LockKey, handle: &str) -> Result<(bool, Line), CallError> {
-        let name = names::escaped(key);
-        let children = Request::children(&self.bucket(&name));
-        let [deleted, children] = two(self.flight(vec![Request::delete(handle), children]).await?)?;
-        Ok((existed(&deleted)?, self.line_of(&name, children).await?))
+        let (name, bucket) = (names::escaped(key), names::parent(handle));
+        let [deleted, children] = self.flight([Request::delete(handle), Request::children(bucket)]).await?;
+        let line = self.line_of(&name, children).await?;
+        if line.is_free() && names::sequence(handle) > Some(self.last_sequence) {
+            self.replace_bucket(bucket).await?;
+        }
+        Ok((existed(&deleted)?, line))
     }
 
     /// The connection is a queue: an earlier create was executed, or never is.
@@ -262,13 +304,15 @@ impl Lines for ZooKeeper {
     }
 
     async fn replace(&self, key: &LockKey, handle: &str, id: &AcquisitionId) -> Result<Replaced, CallError> {
-        let name = names::escaped(key);
+        let (name, bucket) = (names::escaped(key), names::parent(handle));
         let create = self.create(&self.entry_path(&name, id), b"", Mode::EphemeralSequential);
         let multi = Request::multi([Request::delete(handle), create]);
-        let [replaced, children] = two(self.flight(vec![multi, Request::children(&self.bucket(&name))]).await?)?;
+        let requests = [multi, Request::data(bucket, false), Request::children(bucket)];
+        let [replaced, data, children] = self.flight(requests).await?;
         match wire::multi(&replaced.map_err(CallError::Server)?).ok_or(CallError::Protocol)? {
             Ok(made) => {
-                let own = self.own(made.ok_or(CallError::Protocol)?);
+                let (handle, _) = made.ok_or(CallError::Protocol)?;
+                let own = OwnEntry { fence: fence(&handle, data)?, handle };
                 Ok(Replaced::Done(own, self.line_of(&name, children).await?))
             }
             Err(NO_NODE) => Ok(Replaced::Gone),
@@ -303,30 +347,22 @@ impl Lines for ZooKeeper {
         if handles.is_empty() {
             return Ok(Vec::new());
         }
-        let replies = self.flight(handles.iter().map(|handle| Request::exists(handle)).collect()).await?;
+        let replies = self.flight_of_many(handles.iter().map(|handle| Request::exists(handle)).collect()).await?;
         replies.iter().map(existed).collect()
     }
 
-    async fn watch(&self, handle: &str, watcher: &str) -> Result<bool, CallError> {
-        self.connector.add_watch(handle, watcher);
-        let watches = match self.one(Request::data(handle, true)).await {
-            Ok(reply) => existed(&reply),
-            Err(error) => Err(error),
-        };
-        if !matches!(watches, Ok(true)) {
-            self.connector.take_watches(handle);
-        }
-        watches
+    async fn watch(&self, handle: &str) -> Result<bool, CallError> {
+        existed(&self.one(Request::data(handle, true)).await?)
     }
 
     async fn detail(&self, handle: &str) -> Result<Option<(u64, u64)>, CallError> {
-        match self.one(Request::exists(handle)).await? {
-            Ok(reply) => {
+        match self.flight([Request::exists(handle), Request::data(names::parent(handle), false)]).await? {
+            [Ok(reply), bucket] => {
                 let stat = wire::stat(&reply).ok_or(CallError::Protocol)?;
-                Ok(Some((self.fence(stat), u64::try_from(stat.created_ms).unwrap_or(0))))
+                Ok(Some((fence(handle, bucket)?, u64::try_from(stat.created_ms).unwrap_or(0))))
             }
-            Err(NO_NODE) => Ok(None),
-            Err(error) => Err(CallError::Server(error)),
+            [Err(NO_NODE), _] => Ok(None),
+            [Err(error), _] => Err(CallError::Server(error)),
         }
     }
 
@@ -335,7 +371,7 @@ impl Lines for ZooKeeper {
         let buckets = from..(from + PAGE).min(count);
         let requests = buckets.map(|n: usize| Request::children(&format!("{}/{n:02x}", self.root))).collect();
         let mut lines = Vec::new();
-        for reply in self.flight(requests).await? {
+        for reply in self.flight_of_many(requests).await? {
             let Ok(body) = reply else { continue };
             let children = wire::names(&body).ok_or(CallError::Protocol)?;
             let mut found: Vec<_> =

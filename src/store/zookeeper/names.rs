@@ -3,13 +3,27 @@
 //! `<root>/<bucket>/<key>~<id>-<sequence>` is an entry of the line of a key, and `<key>~!` its
 //! block. A node for each key would cost two writes more for a key that is used once: the keys
 //! share 256 buckets, and the line of a key is the nodes of its bucket that begin with it.
+//!
+//! The sequence is the number of entries that the bucket had before. The fence of an entry is the
+//! clock when its bucket was made, in microseconds, and its sequence: fences rise in the order of
+//! the entries, and over an ensemble that has lost all data. (The number of a transaction is not
+//! in the order of the clock: each election adds 2³² to it.)
 
-use std::{cmp::Ordering, fmt::Write};
+use std::fmt::Write;
 
 use crate::lock_key::LockKey;
 
 /// The number of buckets. Another one would be another table of locks.
 pub(super) const BUCKETS: u32 = 256;
+
+/// After this sequence a bucket is replaced by a new one, as soon as it has no node. ZooKeeper
+/// counts to 2³¹, and then gives the same sequence again and again, so that two entries could both
+/// be the first one. A bucket that is not empty for so long that it has used half of the others
+/// grants nothing until it is.
+pub(super) const LAST_SEQUENCE: i32 = 1 << 30;
+
+/// The data of a root, with the number of this format.
+pub(super) const ROOT_MARK: &[u8] = b"tower-lock 1";
 
 /// The end of the name of a block.
 pub(super) const BLOCK: &str = "!";
@@ -52,19 +66,27 @@ pub(super) fn bucket(name: &str) -> String {
     format!("{:02x}", (mixed >> 40) % u64::from(BUCKETS))
 }
 
-/// The id and the sequence in `<id>-<sequence>`. The sequence has 32 bits, and is negative after
-/// 2³¹ nodes of a bucket.
+/// The id and the sequence in `<id>-<sequence>`.
 pub(super) fn entry(name: &str) -> Option<(&str, i32)> {
     let (id, digits) = name.rsplit_once('-')?;
-    match id.strip_suffix('-') {
-        Some(id) => Some((id, format!("-{digits}").parse().ok()?)),
-        None => Some((id, digits.parse().ok()?)),
-    }
+    Some((id, digits.parse().ok()?))
 }
 
-/// The order of two sequences of a bucket, also if the number has wrapped.
-pub(super) fn compare(one: i32, other: i32) -> Ordering {
-    one.wrapping_sub(other).cmp(&0)
+/// The sequence of the entry at this path.
+pub(super) fn sequence(path: &str) -> Option<i32> {
+    entry(path).map(|(_, sequence)| sequence)
+}
+
+/// The bucket of a node.
+pub(super) fn parent(path: &str) -> &str {
+    path.rsplit_once('/').map_or("", |(parent, _)| parent)
+}
+
+/// Whether this is the path of a node that may be a root.
+pub(super) fn is_root(path: &str) -> bool {
+    let is_name = |name: &str| !matches!(name, "" | "." | "..") && !name.contains(char::is_control);
+    let mut names = path.split('/');
+    names.next() == Some("") && path.len() <= 500 && names.next().is_some_and(is_name) && names.all(is_name)
 }
 
 #[cfg(test)]
@@ -95,12 +117,19 @@ mod tests {
     }
 
     #[test]
-    fn sequence_may_be_negative_and_wraps() {
+    fn entry_has_an_id_and_a_sequence() {
         assert_eq!(entry("a:1:2-0000000007"), Some(("a:1:2", 7)));
-        assert_eq!(entry("a-b:1:2--2147483648"), Some(("a-b:1:2", i32::MIN)));
+        assert_eq!(entry("a-b:1:2-2147483647"), Some(("a-b:1:2", i32::MAX)));
         assert_eq!(entry("a:1:2"), None);
         assert_eq!(entry("a-x"), None);
-        let orders = [(1, 2), (2, 1), (i32::MAX, i32::MIN), (3, 3)].map(|(one, other)| compare(one, other));
-        assert_eq!(orders, [Ordering::Less, Ordering::Greater, Ordering::Less, Ordering::Equal]);
+        assert_eq!((sequence("/r/07/key~a-0000000007"), parent("/r/07/key~a-0000000007")), (Some(7), "/r/07"));
+    }
+
+    #[test]
+    fn root_is_a_path() {
+        assert!(["/a", "/shop/locks", "/shop.locks"].iter().all(|root| is_root(root)));
+        for root in ["", "/", "a", "/a/", "/a//b", "/a/../b", "/.", "/a\n"] {
+            assert!(!is_root(&root.replace("\\n", "\n")), "{root}");
+        }
     }
 }

@@ -6,9 +6,8 @@
 //! one that was sent after it.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::VecDeque,
     io,
-    mem::take,
     sync::{
         Arc, OnceLock, Weak,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -19,7 +18,6 @@ use std::{
 use bytes::{Buf, BytesMut};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
     runtime::Handle,
     sync::{mpsc, oneshot},
     time::{Instant, sleep_until, timeout},
@@ -35,6 +33,7 @@ use crate::{
         remote::{
             credentials::{Credentials, Login},
             link::{Connect, LinkError},
+            stream::{self, Stream, Tls},
         },
     },
     sync::Mutex,
@@ -43,8 +42,9 @@ use crate::{
 /// Connects to one of the servers, in turns, and continues the session there.
 pub(super) struct Connector {
     this: Weak<Self>,
-    servers: Vec<String>,
+    servers: Vec<(String, u16)>,
     next: AtomicUsize,
+    tls: Option<Tls>,
     /// The time of the session that is asked for.
     wanted: Duration,
     login: Option<Login>,
@@ -60,8 +60,6 @@ struct Session {
     password: Vec<u8>,
     last_zxid: i64,
     time: Duration,
-    /// The watchers of each node.
-    watches: HashMap<String, Vec<String>>,
 }
 
 /// Requests that are sent together, and their replies.
@@ -70,8 +68,9 @@ pub(super) struct Flight {
     replies: oneshot::Sender<Replies>,
 }
 
-/// The body of each reply, or the error of the server.
-pub(super) type Replies = Vec<Result<Vec<u8>, i32>>;
+/// The body of a reply, or the error of the server.
+pub(super) type Reply = Result<Vec<u8>, i32>;
+pub(super) type Replies = Vec<Reply>;
 
 /// A flight without all of its replies.
 struct Pending {
@@ -88,13 +87,19 @@ const MAX_WAITING: usize = 1_024;
 const MAX_PING: Duration = Duration::from_secs(2);
 
 impl Connector {
-    pub(super) fn new(servers: Vec<String>, wanted: Duration, login: Option<Login>) -> Arc<Self> {
+    pub(super) fn new(
+        servers: Vec<(String, u16)>,
+        wanted: Duration,
+        tls: Option<Tls>,
+        login: Option<Login>,
+    ) -> Arc<Self> {
         let next = AtomicUsize::new(fastrand::usize(..servers.len().max(1)));
         Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
             servers,
             next,
             wanted,
+            tls,
             login,
             session: Mutex::default(),
             on_event: OnceLock::new(),
@@ -111,23 +116,13 @@ impl Connector {
         self.login.is_some()
     }
 
-    /// Before the request that asks for the event.
-    pub(super) fn add_watch(&self, path: &str, watcher: &str) {
-        self.session.lock().watches.entry(path.to_owned()).or_default().push(watcher.to_owned());
-    }
-
-    /// The watchers of a node, which get no event of it any more.
-    pub(super) fn take_watches(&self, path: &str) -> Vec<String> {
-        self.session.lock().watches.remove(path).unwrap_or_default()
-    }
-
     fn event(&self, event: SessionEvent) {
         if let Some(on_event) = self.on_event.get() {
             on_event(event);
         }
     }
 
-    async fn handshake(&self, stream: &mut TcpStream) -> Result<Duration, CallError> {
+    async fn handshake(&self, stream: &mut dyn Stream) -> Result<Duration, CallError> {
         let mut out = Vec::new();
         {
             let session = self.session.lock();
@@ -135,6 +130,7 @@ impl Connector {
             wire::handshake(&mut out, session.last_zxid, wanted, session.id, &session.password);
         }
         stream.write_all(&out).await?;
+        stream.flush().await?;
         let length = usize::try_from(stream.read_i32().await?).ok().filter(|length| *length <= 1_024);
         let mut frame = vec![0; length.ok_or(CallError::Protocol)?];
         stream.read_exact(&mut frame).await?;
@@ -154,7 +150,7 @@ impl Connector {
     /// Exchanges frames until the connection breaks, or the session is closed.
     async fn serve(
         &self,
-        mut stream: TcpStream,
+        mut stream: Box<dyn Stream>,
         mut flights: mpsc::Receiver<Flight>,
         time: Duration,
         mut out: Vec<u8>,
@@ -164,7 +160,11 @@ impl Connector {
         let (mut input, mut pending) = (BytesMut::new(), VecDeque::<Pending>::new());
         loop {
             if !out.is_empty() {
-                timeout(2 * ping, stream.write_all(&out)).await.map_err(|_| io::ErrorKind::TimedOut)??;
+                let write = async {
+                    stream.write_all(&out).await?;
+                    stream.flush().await
+                };
+                timeout(2 * ping, write).await.map_err(|_| io::ErrorKind::TimedOut)??;
                 out.clear();
             }
             tokio::select! {
@@ -209,11 +209,7 @@ impl Connector {
             let frame = input.split_to(length);
             match wire::parse(&frame)? {
                 Frame::Pong => {}
-                Frame::Event { path } => {
-                    for watcher in self.take_watches(path) {
-                        self.event(SessionEvent::Gone { watcher });
-                    }
-                }
+                Frame::Event { path } => self.event(SessionEvent::Gone { node: path.to_owned() }),
                 Frame::Reply { number, error, .. } if wire::is_of_login(number) => (error == 0).then_some(())?,
                 Frame::Reply { number, zxid, error, body } => {
                     let mut session = self.session.lock();
@@ -239,12 +235,10 @@ impl Connect for Connector {
     type Error = CallError;
 
     async fn connect(&self, _: &OnceLock<Arc<str>>) -> Result<mpsc::Sender<Flight>, CallError> {
-        let server = &self.servers[self.next.fetch_add(1, Relaxed) % self.servers.len()];
-        let mut stream = TcpStream::connect(server).await?;
-        stream.set_nodelay(true)?;
-        let time = self.handshake(&mut stream).await?;
+        let (host, port) = &self.servers[self.next.fetch_add(1, Relaxed) % self.servers.len()];
+        let mut stream = stream::open(host, *port, self.tls.as_ref()).await?;
+        let time = self.handshake(&mut *stream).await?;
         // Watches are of a connection.
-        drop(take(&mut self.session.lock().watches));
         self.event(SessionEvent::Connected);
         let (sender, flights) = mpsc::channel(MAX_WAITING);
         let (this, mut out) = (self.this.upgrade().ok_or(CallError::Closed)?, Vec::new());

@@ -36,8 +36,6 @@ pub(crate) struct Connected {
 /// When a node was made and changed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Stat {
-    /// The number of the transaction that has made the node.
-    pub(crate) created: u64,
     pub(crate) created_ms: i64,
     pub(crate) changed_ms: i64,
 }
@@ -61,6 +59,7 @@ pub(crate) const MAX_FRAME: usize = 16 << 20;
 /// Errors of the server that locks expect.
 pub(crate) const NO_NODE: i32 = -101;
 pub(crate) const NODE_EXISTS: i32 = -110;
+pub(crate) const NOT_EMPTY: i32 = -111;
 
 const DELETE: i32 = 2;
 const EXISTS: i32 = 3;
@@ -284,12 +283,13 @@ impl<'a> Reader<'a> {
     }
 
     fn stat(&mut self) -> Option<Stat> {
-        let (created, _) = (u64::try_from(self.long()?).ok()?, self.long()?);
+        // The transactions that have made and changed the node.
+        self.take(2 * 8)?;
         let (created_ms, changed_ms) = (self.long()?, self.long()?);
         // Three versions, the owner, the lengths of the data and of the children, and a
         // transaction.
         self.take(3 * 4 + 8 + 2 * 4 + 8)?;
-        Some(Stat { created, created_ms, changed_ms })
+        Some(Stat { created_ms, changed_ms })
     }
 }
 
@@ -297,9 +297,8 @@ impl<'a> Reader<'a> {
 mod tests {
     use super::*;
 
-    fn stat_bytes(created: i64) -> Vec<u8> {
-        let mut bytes: Vec<u8> =
-            [created, 0, 1_000, 2_000].iter().flat_map(|number: &i64| number.to_be_bytes()).collect();
+    fn stat_bytes() -> Vec<u8> {
+        let mut bytes: Vec<u8> = [7, 8, 1_000, 2_000].iter().flat_map(|number: &i64| number.to_be_bytes()).collect();
         bytes.extend([0; 36]);
         bytes
     }
@@ -336,11 +335,11 @@ mod tests {
 
     #[test]
     fn replies_have_their_parts() {
-        let node = [&[0, 0, 0, 2][..], b"/a", &stat_bytes(9)].concat();
-        let stat = Stat { created: 9, created_ms: 1_000, changed_ms: 2_000 };
+        let node = [&[0, 0, 0, 2][..], b"/a", &stat_bytes()].concat();
+        let stat = Stat { created_ms: 1_000, changed_ms: 2_000 };
         assert_eq!(created(&node), Some(("/a".to_owned(), stat)));
         assert_eq!(data(&node), Some((&b"/a"[..], stat)));
-        assert_eq!(super::stat(&stat_bytes(9)), Some(stat));
+        assert_eq!(super::stat(&stat_bytes()), Some(stat));
         assert_eq!(names(&[0, 0, 0, 2, 0, 0, 0, 1, b'a', 0, 0, 0, 1, b'b']), Some(vec!["a", "b"]));
         let done = [&[255; 4][..], &[1], &[255; 4]].concat();
         let made = [&[0, 0, 0, 2, 0, 0, 0, 0, 0][..], &[0, 0, 0, 15, 0, 0, 0, 0, 0], &node, &done].concat();
@@ -352,7 +351,7 @@ mod tests {
     /// A length that the frame does not have, and a count without its texts, allocate nothing.
     #[test]
     fn cut_reply_is_none() {
-        let node = [&[0, 0, 0, 2][..], b"/a", &stat_bytes(9)].concat();
+        let node = [&[0, 0, 0, 2][..], b"/a", &stat_bytes()].concat();
         for length in 0..node.len() {
             assert_eq!(created(&node[..length]), None, "{length}");
         }
