@@ -10,6 +10,8 @@ use super::mysql::{MysqlConnectError, MysqlStore};
 use super::postgres::{PostgresConnectError, PostgresStore};
 #[cfg(feature = "redis")]
 use super::redis::{RedisConnectError, RedisStore, RedlockStore};
+#[cfg(feature = "zookeeper")]
+use super::zookeeper::{ZooKeeperConnectError, ZooKeeperStore};
 use super::{LockStore, error::error_chain, scheme::split_scheme};
 
 /// Error of [`LockManager::connect`](crate::LockManager::connect).
@@ -44,6 +46,11 @@ pub enum ConnectError {
     #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
     #[error(transparent)]
     Redis(#[from] RedisConnectError),
+    /// The URL names a ZooKeeper, and is invalid, or connecting failed.
+    #[cfg(feature = "zookeeper")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "zookeeper")))]
+    #[error(transparent)]
+    ZooKeeper(#[from] ZooKeeperConnectError),
 }
 
 /// The store of a URL.
@@ -54,12 +61,14 @@ pub(crate) struct NamedStore {
 }
 
 /// Each feature, whether it is enabled, and its schemes.
-const FEATURES: [(&str, bool, &[&str]); 5] = [
+const FEATURES: [(&str, bool, &[&str]); 7] = [
     ("memory", cfg!(feature = "memory"), &["memory"]),
     ("mysql", cfg!(feature = "mysql"), &["mysql"]),
     ("postgres", cfg!(feature = "postgres"), &["postgres"]),
     ("redis", cfg!(feature = "redis"), &["redis", "redis+sentinel", "redis+cluster", "redis+redlock", "unix"]),
     ("redis-tls", cfg!(feature = "redis-tls"), &["rediss", "rediss+sentinel", "rediss+cluster", "rediss+redlock"]),
+    ("zookeeper", cfg!(feature = "zookeeper"), &["zookeeper"]),
+    ("zookeeper-tls", cfg!(feature = "zookeeper-tls"), &["zookeepers"]),
 ];
 
 /// Connects to the store that this URL names.
@@ -80,6 +89,10 @@ pub(crate) async fn connect(url: &str) -> Result<NamedStore, ConnectError> {
         "redis" => connect_redis(scheme, url).await,
         #[cfg(feature = "redis-tls")]
         "redis-tls" => connect_redis(scheme, url).await,
+        #[cfg(feature = "zookeeper")]
+        "zookeeper" => connect_zookeeper(url).await,
+        #[cfg(feature = "zookeeper-tls")]
+        "zookeeper-tls" => connect_zookeeper(url).await,
         _ => Err(ConnectError::MissingFeature { scheme, feature }),
     }
 }
@@ -92,6 +105,11 @@ async fn connect_redis(scheme: &str, url: &str) -> Result<NamedStore, ConnectErr
         Arc::new(RedisStore::connect(url).await?)
     };
     Ok(NamedStore { store, is_in_memory: false })
+}
+
+#[cfg(feature = "zookeeper")]
+async fn connect_zookeeper(url: &str) -> Result<NamedStore, ConnectError> {
+    Ok(NamedStore { store: Arc::new(ZooKeeperStore::connect(url).await?), is_in_memory: false })
 }
 
 /// The scheme in lower case, and the rest after it. `memory:` needs no `//`.
@@ -110,6 +128,8 @@ fn known(scheme: &str) -> Option<(&'static str, &'static str)> {
         "redis+unix" => "unix",
         "mariadb" => "mysql",
         "postgresql" => "postgres",
+        "zk" => "zookeeper",
+        "zks" => "zookeepers",
         name => name,
     };
     FEATURES.iter().find_map(|(feature, _, names)| Some((*names.iter().find(|known| **known == name)?, *feature)))
@@ -172,6 +192,8 @@ mod tests {
             ("rediss://:s3cret@host", "rediss", "redis-tls", cfg!(feature = "redis-tls")),
             ("valkeys+cluster://:s3cret@host", "rediss+cluster", "redis-tls", cfg!(feature = "redis-tls")),
             ("rediss+redlock://:s3cret@host", "rediss+redlock", "redis-tls", cfg!(feature = "redis-tls")),
+            ("zk://:s3cret@host", "zookeeper", "zookeeper", cfg!(feature = "zookeeper")),
+            ("zks://:s3cret@host", "zookeepers", "zookeeper-tls", cfg!(feature = "zookeeper-tls")),
         ] {
             let says = format!("without `{scheme}:`: add the feature `{feature}` of tower-lock");
             let listed = format!("with the feature `{feature}` of tower-lock `");

@@ -29,9 +29,9 @@ mod mysql;
 pub(crate) mod postgres;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
-#[cfg(feature = "__zookeeper")]
+#[cfg(feature = "zookeeper")]
 mod line;
-#[cfg(feature = "__zookeeper")]
+#[cfg(feature = "zookeeper")]
 pub(crate) mod zookeeper;
 pub(crate) mod connect;
 
@@ -48,10 +48,13 @@ pub use self::postgres::{PostgresConnectError, PostgresStore, PostgresStoreBuild
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use self::redis::{RedisConnectError, RedisStore, RedisStoreBuilder, RedlockStore, RedlockStoreBuilder};
 #[cfg(feature = "__remote")]
-#[cfg_attr(docsrs, doc(cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))))]
+#[cfg_attr(
+    docsrs,
+    doc(cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "zookeeper")))
+)]
 pub use self::remote::credentials::Credentials;
-#[cfg(feature = "__zookeeper")]
-#[doc(hidden)]
+#[cfg(feature = "zookeeper")]
+#[cfg_attr(docsrs, doc(cfg(feature = "zookeeper")))]
 pub use self::zookeeper::{ZooKeeperConnectError, ZooKeeperStore, ZooKeeperStoreBuilder};
 pub use self::{
     connect::ConnectError,
@@ -313,7 +316,7 @@ impl LockStore for PostgresStore {
     delegate_lock_store!(self => self.0);
 }
 
-#[cfg(feature = "__zookeeper")]
+#[cfg(feature = "zookeeper")]
 impl LockStore for ZooKeeperStore {
     delegate_lock_store!(self => self.0);
 }

@@ -2,6 +2,7 @@
 
 use std::{error::Error, fmt, io};
 
+use super::wire::NO_NODE;
 use crate::store::{
     StoreErrorKind,
     error::{error_chain, with_hint},
@@ -10,6 +11,7 @@ use crate::store::{
         credentials::{LOGIN_HINT, LoginError},
         link::LinkError,
         settings::{InvalidSetting, SelfTestError, timeout_range},
+        tls,
     },
 };
 
@@ -61,32 +63,52 @@ pub(super) enum CallError {
     SessionEnded,
     #[error("the reply is not one of ZooKeeper")]
     Protocol,
-    #[error("ZooKeeper replied with the error {0}")]
+    #[error("ZooKeeper replied with the error {0}{name}", name = name(*.0))]
     Server(i32),
+    #[error("the root has nodes of another program, or of another release")]
+    ForeignRoot,
     #[error("{1}")]
     Adapter(StoreErrorKind, &'static str),
 }
 
+const REACHABLE: &str = "is a majority of the servers up, and the address correct?";
+
 /// The user has no right.
 const NO_AUTH: i32 = -102;
 const AUTH_FAILED: i32 = -115;
+
+/// The name of an error in the documentation of ZooKeeper, which the servers do not send.
+fn name(error: i32) -> &'static str {
+    match error {
+        -4 => " (ConnectionLoss)",
+        -7 => " (OperationTimeout)",
+        -8 => " (BadArguments)",
+        NO_NODE => " (NoNode)",
+        NO_AUTH => " (NoAuth)",
+        -112 => " (SessionExpired)",
+        AUTH_FAILED => " (AuthFailed)",
+        -118 => " (SessionMoved)",
+        -125 => " (QuotaExceeded)",
+        _ => "",
+    }
+}
 
 impl CallError {
     fn classify(&self) -> (StoreErrorKind, &'static str) {
         use StoreErrorKind::{Protocol, Refused, Timeout, Unavailable};
         match self {
             Self::Link(LinkError::ConnectFailed(error)) => error.classify(),
-            Self::Link(LinkError::ConnectTimeout) | Self::Io(_) => {
-                (Unavailable, "is a majority of the servers up, and the address correct?")
-            }
+            Self::Link(LinkError::ConnectTimeout) => (Unavailable, REACHABLE),
+            Self::Io(error) => (Unavailable, tls::hint(&error.to_string()).unwrap_or(REACHABLE)),
             Self::Login(_) => (Unavailable, LOGIN_HINT),
             Self::Closed | Self::Broken | Self::SessionEnded => (Unavailable, ""),
             Self::Link(LinkError::NoReply) => (Timeout, "is the leader, or its disk, overloaded?"),
             Self::Protocol => (Protocol, "is it a ZooKeeper?"),
             // The connection, a timeout, the session, or its move to another server.
             Self::Server(-4 | -7 | -112 | -118) => (Unavailable, ""),
+            Self::Server(NO_NODE) => (Unavailable, "has somebody deleted nodes of the locks?"),
             Self::Server(NO_AUTH | AUTH_FAILED) => (Refused, "the user lacks a right on the nodes of the locks"),
-            Self::Server(_) => (Refused, ""),
+            Self::Server(_) | Self::ForeignRoot => (Refused, ""),
             Self::Adapter(kind, _) => (*kind, ""),
         }
     }
@@ -115,8 +137,16 @@ impl ZooKeeperConnectError {
     /// The error of a call of the self-test.
     pub(super) fn of(error: CallError, address: &str, root: &str) -> SelfTestError<Self> {
         let address = address.to_owned();
-        if let CallError::Server(NO_AUTH | AUTH_FAILED) = error {
-            let defect = format!("the user may not make or read nodes below `{root}`: `setAcl` gives the right");
+        let defect = match error {
+            CallError::Server(NO_AUTH | AUTH_FAILED) => {
+                Some(format!("the user may not make or read nodes below `{root}`: `setAcl` gives the right"))
+            }
+            CallError::ForeignRoot => {
+                Some(format!("`{root}` has nodes of another program, or of another release: use another root"))
+            }
+            _ => None,
+        };
+        if let Some(defect) = defect {
             return Self::UnsuitableServer { address, defect }.into();
         }
         let (is_transient, source) = (error.kind().is_transient(), error.with_hint(&address));
