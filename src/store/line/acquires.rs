@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::{
     lines::{Line, LineError, Lines, OwnEntry, Replaced},
     shared::Shared,
+    table::{Own, State},
 };
 use crate::{
     acquisition::AcquisitionId,
@@ -26,7 +27,7 @@ impl<L: Lines> Shared<L> {
         let expires = called.saturating_add(*valid_for);
         self.in_time(expires)?;
         self.cover(called, *lease).await?;
-        self.end_expired(key).await?;
+        self.end_expired(Some(key)).await?;
         let (entry, line) = match self.known(request).await? {
             Some(known) => known,
             None => {
@@ -47,7 +48,7 @@ impl<L: Lines> Shared<L> {
                 self.end(key, id).await?;
                 return Err(expired);
             }
-            self.granted(request);
+            self.granted(request)?;
             return Ok(AcquireReply::Granted { fence: entry.fence });
         }
         self.wait(request, &line, before).await
@@ -56,11 +57,10 @@ impl<L: Lines> Shared<L> {
     /// The entry that an earlier call has made, and its line.
     async fn known(&self, request: &AcquireRequest) -> Result<Option<(OwnEntry, Line)>, L::Error> {
         let AcquireRequest { key, id, .. } = request;
-        match self.own(key, id, |own| own.entry.clone()) {
+        match self.own(key, id, |own| own.entry.clone().filter(|_| own.state != State::Ending)) {
             None => Ok(None),
             Some(None) => {
-                self.lines.purge(key, id).await?;
-                self.table().remove(key, id);
+                self.end(key, id).await?;
                 Ok(None)
             }
             Some(Some(entry)) => {
@@ -75,13 +75,14 @@ impl<L: Lines> Shared<L> {
         }
     }
 
-    fn granted(&self, request: &AcquireRequest) {
+    fn granted(&self, request: &AcquireRequest) -> Result<(), L::Error> {
         let until = self.clock.now().saturating_add(request.lease);
-        self.own(&request.key, &request.id, |own| {
-            own.until = if own.is_held { own.until.max(until) } else { until };
-            own.is_held = true;
-        });
+        self.alive(&request.key, &request.id, |own| {
+            own.until = if own.state == State::Held { own.until.max(until) } else { until };
+            own.state = State::Held;
+        })?;
         self.changed.notify_one();
+        Ok(())
     }
 
     /// The entry is not the first one.
@@ -99,7 +100,7 @@ impl<L: Lines> Shared<L> {
             return Ok(refused);
         }
         let until = self.clock.now().saturating_add(queue.entry_ttl);
-        self.own(key, id, |own| (own.is_held, own.until) = (false, until));
+        self.alive(key, id, |own| (own.state, own.until) = (State::Waiting, until))?;
         if let Some(predecessor) = line.predecessor(before) {
             self.watch(key, id, predecessor).await?;
         }
@@ -116,11 +117,10 @@ impl<L: Lines> Shared<L> {
         self.in_time(expires)?;
         let next = AcquireRequest::new(key.clone(), next_id.clone(), *lease, IfBusy::Enqueue, *queue, *valid_for);
         self.cover(called, *lease).await?;
-        self.end_expired(key).await?;
+        self.end_expired(Some(key)).await?;
         let acquire = async || Ok(YieldReply::NotHolder(self.acquire(&next, called).await?));
-        let Some(entry) = self.own(key, id, |own| own.entry.clone().filter(|_| own.is_held)).flatten() else {
-            return acquire().await;
-        };
+        let held = |own: &mut Own| own.entry.clone().filter(|_| own.state == State::Held);
+        let Some(entry) = self.own(key, id, held).flatten() else { return acquire().await };
         let line = self.lines.line(key).await?;
         if !line.is_held_by(&entry.handle) {
             self.table().remove(key, id);
@@ -128,7 +128,7 @@ impl<L: Lines> Shared<L> {
         }
         let extended = |fence| {
             let until = self.clock.now().saturating_add(*lease);
-            self.own(key, id, |own| own.until = own.until.max(until));
+            self.alive(key, id, |own| own.until = own.until.max(until))?;
             Ok(YieldReply::Extended { fence })
         };
         // A copy of an executed yield: a section may run under the new fence.
@@ -141,9 +141,8 @@ impl<L: Lines> Shared<L> {
         }
         // Before the call, whose reply may be lost.
         let is_alone = line.entries.len() == 1;
-        let Some(mut call) = self.own(key, id, |own| own.entry.take().map(|_| own.call)).flatten() else {
-            return Err(ended::<L>());
-        };
+        let taken = self.alive(key, id, |own| own.entry.take().map(|_| own.call))?;
+        let Some(mut call) = taken else { return Err(ended::<L>()) };
         if !is_alone {
             call = self.table().begin(key, next_id, expires.saturating_add(UNKNOWN_FOR), queue.offer_ttl);
         }
@@ -159,7 +158,7 @@ impl<L: Lines> Shared<L> {
         }
         if is_alone {
             // A waiter came in between: the entry waits behind it, for the next id.
-            self.own(key, id, |own| (own.id, own.is_held) = (next_id.clone(), false));
+            self.own(key, id, |own| (own.id, own.state) = (next_id.clone(), State::Waiting));
         } else {
             self.table().remove(key, id);
         }

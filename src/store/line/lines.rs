@@ -114,7 +114,8 @@ pub(crate) trait Lines: fmt::Debug + Send + Sync + 'static {
         id: &AcquisitionId,
     ) -> impl Future<Output = Result<Replaced, Self::Error>> + Send;
 
-    /// Replaces an entry by a block. Returns the handle of the block. `None`: the entry was gone.
+    /// Replaces an entry by a block. Returns the handle of the block, which no other one has.
+    /// `None`: the entry was gone.
     fn block(
         &self,
         key: &LockKey,

@@ -16,6 +16,8 @@ mod acquires;
 mod releases;
 mod operations;
 mod store;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use self::{
     lines::{Block, Entry, Line, LineError, Lines, OnEvent, OwnEntry, Page, Replaced, SessionEvent},

@@ -17,7 +17,7 @@ use crate::{
 
 impl<L: Lines> Shared<L> {
     pub(super) async fn inspect(&self, key: &LockKey) -> Result<KeyStatus, L::Error> {
-        self.end_expired(key).await?;
+        self.end_expired(Some(key)).await?;
         let line = self.lines.line(key).await?;
         self.status(key, &line).await
     }
@@ -49,7 +49,7 @@ impl<L: Lines> Shared<L> {
 
     pub(super) async fn force_release(&self, request: &ForceReleaseRequest) -> Result<ForceReleaseReply, L::Error> {
         let ForceReleaseRequest { key, block_for, holder, .. } = request;
-        self.end_expired(key).await?;
+        self.end_expired(Some(key)).await?;
         let line = self.lines.line(key).await?;
         let is_other = |id: &str| holder.as_ref().is_some_and(|holder| holder.to_string() != id);
         let revoked = |id: &str| {

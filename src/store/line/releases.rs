@@ -1,13 +1,17 @@
 //! Releases and renewals.
 
-use super::{lines::Lines, shared::Shared};
+use super::{
+    lines::Lines,
+    shared::Shared,
+    table::{Own, State},
+};
 use crate::store::{ReleaseReply, ReleaseRequest, RenewReply, RenewRequest};
 
 impl<L: Lines> Shared<L> {
     pub(super) async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseReply, L::Error> {
         let ReleaseRequest { key, id, block_for, .. } = request;
         let now = self.clock.now();
-        let known = self.own(key, id, |own| (own.entry.clone(), own.is_held, own.until <= now));
+        let known = self.own(key, id, |own| (own.entry.clone(), own.state == State::Held, own.until <= now));
         let (entry, is_held) = match known {
             None => return Ok(ReleaseReply::NotHolder),
             Some((Some(entry), is_held, false)) => (entry, is_held),
@@ -43,7 +47,8 @@ impl<L: Lines> Shared<L> {
         let longest = requests.iter().map(|request| request.lease).max().unwrap_or_default();
         self.cover(now, longest).await?;
         let held = |request: &RenewRequest| {
-            self.own(&request.key, &request.id, |own| own.entry.clone().filter(|_| own.is_held && own.until > now))
+            let is_held = |own: &Own| own.state == State::Held && own.until > now;
+            self.own(&request.key, &request.id, |own| own.entry.clone().filter(|_| is_held(own)))
         };
         let held: Vec<_> = requests.iter().map(|request| held(request).flatten().map(|entry| entry.handle)).collect();
         let handles: Vec<_> = held.iter().flatten().cloned().collect();
@@ -57,8 +62,10 @@ impl<L: Lines> Shared<L> {
                 return RenewReply::NotHolder;
             }
             let until = now.saturating_add(request.lease);
-            self.own(&request.key, &request.id, |own| own.until = own.until.max(until));
-            RenewReply::Extended
+            match self.alive(&request.key, &request.id, |own| own.until = own.until.max(until)) {
+                Ok(()) => RenewReply::Extended,
+                Err(_) => RenewReply::NotHolder,
+            }
         };
         Ok(requests.iter().zip(&held).map(&mut reply).collect())
     }

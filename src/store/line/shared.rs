@@ -13,7 +13,7 @@ use tokio::{
 
 use super::{
     lines::{Line, LineError, Lines, SessionEvent},
-    table::{Own, Table},
+    table::{Own, State, Table},
 };
 use crate::{
     acquisition::AcquisitionId,
@@ -152,20 +152,32 @@ impl<L: Lines> Shared<L> {
         Ok(())
     }
 
-    /// Ends the acquisitions of this key whose time has passed.
-    pub(super) async fn end_expired(&self, key: &LockKey) -> Result<(), L::Error> {
-        let ended = self.table().ended_of(key, self.clock.now());
-        for id in ended {
-            self.end(key, &id).await?;
+    /// The same, if its entry is not being removed. Fails otherwise: the reply of a call on which it
+    /// relies may be from before.
+    pub(super) fn alive<T>(
+        &self,
+        key: &LockKey,
+        id: &AcquisitionId,
+        get: impl FnOnce(&mut Own) -> T,
+    ) -> Result<T, L::Error> {
+        let mut table = self.table();
+        let own = table.get(key, id).filter(|own| own.state != State::Ending);
+        own.map(get).ok_or_else(|| L::Error::of(StoreErrorKind::Unavailable, "the acquisition ended during the call"))
+    }
+
+    /// Ends the acquisitions whose time has passed: those of this key, or all.
+    pub(super) async fn end_expired(&self, key: Option<&LockKey>) -> Result<(), L::Error> {
+        let ended = self.table().take_ended(key, self.clock.now());
+        for (key, id) in ended {
+            self.end(&key, &id).await?;
         }
         Ok(())
     }
 
     /// Removes the entry of an acquisition. Returns the line after it, if the entry was known.
     pub(super) async fn end(&self, key: &LockKey, id: &AcquisitionId) -> Result<Option<(bool, Line)>, L::Error> {
-        // From now on its end is no revocation.
         let end = |own: &mut Own| {
-            own.is_held = false;
+            own.state = State::Ending;
             own.entry.as_ref().map(|entry| entry.handle.clone())
         };
         let left = match self.own(key, id, end) {
@@ -181,19 +193,12 @@ impl<L: Lines> Shared<L> {
     }
 
     async fn sweep(&self) -> Result<(), L::Error> {
-        let now = self.clock.now();
-        let (blocks, ended) = {
-            let mut table = self.table();
-            let swept = (table.take_ended_blocks(now), table.ended(now));
-            table.sinks.retain(|_, sink| sink.is_open());
-            swept
-        };
+        let blocks = self.table().take_ended_blocks(self.clock.now());
         for handle in blocks {
             self.lines.unblock(&handle).await?;
         }
-        for (key, id) in ended {
-            self.end(&key, &id).await?;
-        }
+        self.end_expired(None).await?;
+        self.table().sinks.retain(|_, sink| sink.is_open());
         Ok(())
     }
 

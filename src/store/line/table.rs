@@ -22,7 +22,7 @@ pub(super) struct Own {
     pub(super) call: u64,
     /// `None`: the outcome of its call is unknown.
     pub(super) entry: Option<OwnEntry>,
-    pub(super) is_held: bool,
+    pub(super) state: State,
     /// Held since an earlier sweep.
     is_old: bool,
     /// The node whose end the acquisition waits for: the one before its entry, or that of the entry
@@ -34,6 +34,15 @@ pub(super) struct Own {
     /// entry.
     pub(super) until: BootInstant,
     pub(super) offer_ttl: Duration,
+}
+
+/// What an acquisition does.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum State {
+    Waiting,
+    Held,
+    /// Its entry is being removed. A call that read the line before must not count on it.
+    Ending,
 }
 
 /// The acquisitions of this process, its blocks, and its managers.
@@ -65,7 +74,7 @@ impl Table {
             id: id.clone(),
             call,
             entry: None,
-            is_held: false,
+            state: State::Waiting,
             is_old: false,
             watches: None,
             is_watching: false,
@@ -134,7 +143,7 @@ impl Table {
     pub(super) fn old_holders(&mut self) -> Vec<(LockKey, AcquisitionId, String)> {
         let all = self.own.iter_mut().flat_map(|(key, all)| all.iter_mut().map(move |own| (key, own)));
         let old = |(key, own): (&LockKey, &mut Own)| {
-            let is_old = own.is_held && replace(&mut own.is_old, true) && own.watches.is_none();
+            let is_old = own.state == State::Held && replace(&mut own.is_old, true) && own.watches.is_none();
             is_old.then_some((key.clone(), own.id.clone(), own.entry.clone()?.handle))
         };
         all.filter_map(old).take(MAX_WATCHES).collect()
@@ -147,10 +156,10 @@ impl Table {
             let Some(own) = self.get(&key, &id) else { continue };
             own.watches = None;
             let is_its_own = own.entry.as_ref().is_some_and(|entry| entry.handle == node);
-            let event = match (own.is_held, is_its_own) {
-                (true, true) => StoreEvent::Revoked { key: key.clone(), id: id.clone() },
+            let event = match (own.state, is_its_own) {
+                (State::Held, true) => StoreEvent::Revoked { key: key.clone(), id: id.clone() },
                 // Its entry is the first one, or its next acquire learns that it is not.
-                (false, false) => {
+                (State::Waiting, false) => {
                     own.until = now.saturating_add(own.offer_ttl);
                     StoreEvent::Offered { key: key.clone(), id: id.clone() }
                 }
@@ -170,20 +179,22 @@ impl Table {
         self.watched.clear();
     }
 
-    /// The acquisitions of this key that have ended.
-    pub(super) fn ended_of(&self, key: &LockKey, now: BootInstant) -> Vec<AcquisitionId> {
-        let own = self.own.get(key).into_iter().flatten();
-        own.filter(|own| own.until <= now).map(|own| own.id.clone()).collect()
-    }
-
-    /// The acquisitions that have ended, or whose manager is gone while they wait.
-    pub(super) fn ended(&self, now: BootInstant) -> Vec<(LockKey, AcquisitionId)> {
-        let is_gone = |own: &Own| self.sinks.get(own.id.manager()).is_some_and(|sink| !sink.is_open());
-        let has_ended = |own: &&Own| own.until <= now || is_gone(own) && !own.is_held;
-        let of_key = |(key, all): (&LockKey, &Vec<Own>)| {
-            all.iter().filter(has_ended).map(|own| (key.clone(), own.id.clone())).collect::<Vec<_>>()
+    /// Ends the acquisitions of this key, or of all keys, whose time has passed, and those that
+    /// wait for a manager that is gone. Their entries are to be removed.
+    pub(super) fn take_ended(&mut self, key: Option<&LockKey>, now: BootInstant) -> Vec<(LockKey, AcquisitionId)> {
+        let (mut ended, sinks) = (Vec::new(), &self.sinks);
+        let mut end = |key: &LockKey, own: &mut Own| {
+            let is_gone = || sinks.get(own.id.manager()).is_some_and(|sink| !sink.is_open());
+            if own.until <= now || own.state == State::Waiting && is_gone() {
+                own.state = State::Ending;
+                ended.push((key.clone(), own.id.clone()));
+            }
         };
-        self.own.iter().flat_map(of_key).collect()
+        match key {
+            Some(key) => self.own.get_mut(key).into_iter().flatten().for_each(|own| end(key, own)),
+            None => self.own.iter_mut().for_each(|(key, all)| all.iter_mut().for_each(|own| end(key, own))),
+        }
+        ended
     }
 
     /// The blocks that end now.

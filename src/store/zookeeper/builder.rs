@@ -58,8 +58,8 @@ impl ZooKeeperStoreBuilder {
         Self { session: Some(session), ..self }
     }
 
-    /// Sets the timeout of one connect, and of the whole of [`connect`](Self::connect). Default:
-    /// two seconds.
+    /// Sets the timeout of [`connect`](Self::connect). Default: two seconds. One server has at most
+    /// two seconds of it, and later connects have the same.
     ///
     /// The timeout is from 50 ms to 60 s. With any other, connecting fails with
     /// [`ZooKeeperConnectError::InvalidSetting`].

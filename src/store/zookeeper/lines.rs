@@ -17,6 +17,7 @@ use super::{
 use crate::{
     acquisition::AcquisitionId,
     clock::Clock,
+    limits::CONNECT_TIMEOUT,
     lock_key::LockKey,
     store::{
         StoreError, StoreErrorKind,
@@ -53,7 +54,8 @@ impl ZooKeeper {
         timeouts: Timeouts,
         last_sequence: i32,
     ) -> Self {
-        let link = Link::new(Arc::clone(&connector), timeouts.connect, Arc::<Notify>::default());
+        // A server without a leader accepts connections, and does not reply: the next one may.
+        let link = Link::new(Arc::clone(&connector), timeouts.connect.min(CONNECT_TIMEOUT), Arc::<Notify>::default());
         let (clock, server_clock) = (Clock::default(), Mutex::default());
         Self { link, connector, address, root, last_sequence, timeouts, clock, server_clock }
     }
@@ -145,10 +147,11 @@ impl ZooKeeper {
         let (bucket, mut entries, mut block) = (self.bucket(name), Vec::new(), None);
         for child in children {
             let Some(rest) = child.strip_prefix(name).and_then(|rest| rest.strip_prefix('~')) else { continue };
-            if rest == names::BLOCK {
-                block = self.read_block(&format!("{bucket}/{child}")).await?;
-            } else if let Some((id, sequence)) = names::entry(rest) {
-                entries.push((sequence, Entry { handle: format!("{bucket}/{child}"), id: id.to_owned() }));
+            let handle = format!("{bucket}/{child}");
+            match names::entry(rest) {
+                Some((names::BLOCK, _)) => block = self.read_block(&handle).await?,
+                Some((id, sequence)) => entries.push((sequence, Entry { handle, id: id.to_owned() })),
+                None => {}
             }
         }
         entries.sort_by_key(|(sequence, _)| *sequence);
@@ -327,13 +330,13 @@ impl Lines for ZooKeeper {
         time: Duration,
         revoked: Option<&str>,
     ) -> Result<Option<String>, CallError> {
-        let name = names::escaped(key);
-        let path = format!("{}/{name}~{}", self.bucket(&name), names::BLOCK);
+        let path = format!("{}/{}~{}-", names::parent(handle), names::escaped(key), names::BLOCK);
         let text = format!("{} {}", time.as_millis(), revoked.unwrap_or_default());
-        let create = self.create(&path, text.as_bytes(), Mode::Persistent);
+        // With a sequence: the end of a block must not be that of a later one.
+        let create = self.create(&path, text.as_bytes(), Mode::Sequential);
         let reply = self.one(Request::multi([Request::delete(handle), create])).await?.map_err(CallError::Server)?;
         match wire::multi(&reply).ok_or(CallError::Protocol)? {
-            Ok(_) => Ok(Some(path)),
+            Ok(made) => Ok(made.map(|(path, _)| path)),
             Err(NO_NODE) => Ok(None),
             Err(error) => Err(CallError::Server(error)),
         }

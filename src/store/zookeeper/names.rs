@@ -1,7 +1,7 @@
 //! The names of the nodes. Pure.
 //!
-//! `<root>/<bucket>/<key>~<id>-<sequence>` is an entry of the line of a key, and `<key>~!` its
-//! block. A node for each key would cost two writes more for a key that is used once: the keys
+//! `<root>/<bucket>/<key>~<id>-<sequence>` is an entry of the line of a key, and
+//! `<key>~!-<sequence>` its block. A node for each key would cost two writes more for a key that is used once: the keys
 //! share 256 buckets, and the line of a key is the nodes of its bucket that begin with it.
 //!
 //! The sequence is the number of entries that the bucket had before. The fence of an entry is the
@@ -25,7 +25,7 @@ pub(super) const LAST_SEQUENCE: i32 = 1 << 30;
 /// The data of a root, with the number of this format.
 pub(super) const ROOT_MARK: &[u8] = b"tower-lock 1";
 
-/// The end of the name of a block.
+/// In place of the id of an entry: a block.
 pub(super) const BLOCK: &str = "!";
 
 /// The name of a key in its nodes: no slash, no control character and no `~`. That of a raw key

@@ -46,7 +46,9 @@ pub(crate) enum Mode {
     Persistent = 0,
     /// The node ends with the session.
     Ephemeral = 1,
-    /// The same. The name gets a number, which rises for each node of the parent.
+    /// Persistent. The name gets a number, which rises for each such node of the parent.
+    Sequential = 2,
+    /// Both.
     EphemeralSequential = 3,
 }
 
