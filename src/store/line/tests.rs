@@ -1,0 +1,472 @@
+//! Locks of several processes against a model of a server, whose replies are lost, whose executions
+//! are late, and whose sessions end.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use fastrand::Rng;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{Block, Entry, Line, LineError, LineStore, Lines, OnEvent, OwnEntry, Page, Replaced, SessionEvent};
+use crate::{
+    LockError, LockManager, LockPolicy,
+    acquisition::AcquisitionId,
+    lock_key::LockKey,
+    store::{StoreError, StoreErrorKind},
+    sync::Mutex,
+};
+
+const LEASE: Duration = Duration::from_secs(6);
+/// The lease, the lock-delay, and what a session needs.
+const SESSION: Duration = Duration::from_secs(11);
+const CALL: Duration = Duration::from_millis(500);
+const MIN_HOLD: Duration = Duration::from_secs(2);
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// A server of lines. A node is `<key>/<sequence>`.
+#[derive(Default)]
+struct Server {
+    lines: BTreeMap<String, Vec<(u64, String, u64)>>,
+    blocks: BTreeMap<String, (u64, Instant, Option<String>)>,
+    sequence: u64,
+    /// The end of each session.
+    sessions: HashMap<u64, Instant>,
+    watches: Vec<(String, Weak<Process>)>,
+}
+
+/// A connection of a process.
+struct Process {
+    this: Weak<Self>,
+    server: Arc<Mutex<Server>>,
+    session: AtomicU64,
+    on_event: OnceLock<OnEvent>,
+    rng: Mutex<Rng>,
+    /// The calls that a server may still execute.
+    late: Mutex<Vec<Execute>>,
+    has_faults: AtomicBool,
+    /// No call reaches the leader before. The member may answer reads, by what it had.
+    cut_until: Mutex<Option<Instant>>,
+    answers_reads: AtomicBool,
+}
+
+type Execute = Box<dyn FnOnce(&mut Server) + Send>;
+
+#[derive(Debug)]
+struct Failed(StoreErrorKind, &'static str);
+
+impl LineError for Failed {
+    fn of(kind: StoreErrorKind, text: &'static str) -> Self {
+        Self(kind, text)
+    }
+}
+
+impl Server {
+    fn handle(key: &str, sequence: u64) -> String {
+        format!("{key}/{sequence}")
+    }
+
+    fn line(&mut self, key: &str) -> Line {
+        self.expire();
+        let block = self.blocks.get(key).map(|(sequence, end, revoked)| Block {
+            handle: Self::handle(key, *sequence),
+            left: end.saturating_duration_since(Instant::now()),
+            revoked: revoked.clone(),
+        });
+        let entry =
+            |(sequence, id, _): &(u64, String, u64)| Entry { handle: Self::handle(key, *sequence), id: id.clone() };
+        Line { entries: self.lines.get(key).into_iter().flatten().map(entry).collect(), block }
+    }
+
+    fn append(&mut self, key: &str, id: String, session: u64) -> Option<OwnEntry> {
+        self.expire();
+        self.sessions.get(&session)?;
+        self.sequence += 1;
+        self.lines.entry(key.to_owned()).or_default().push((self.sequence, id, session));
+        Some(OwnEntry { handle: Self::handle(key, self.sequence), fence: self.sequence })
+    }
+
+    fn delete(&mut self, handle: &str) -> bool {
+        self.expire();
+        let (key, sequence) = handle.rsplit_once('/').expect("a handle");
+        let entries = self.lines.entry(key.to_owned()).or_default();
+        let before = entries.len();
+        entries.retain(|(other, ..)| other.to_string() != sequence);
+        let mut was_there = entries.len() < before;
+        was_there |= self.blocks.get(key).is_some_and(|(other, ..)| other.to_string() == sequence)
+            && self.blocks.remove(key).is_some();
+        if was_there {
+            self.gone(handle);
+        }
+        was_there
+    }
+
+    fn exists(&mut self, handle: &str) -> bool {
+        let (key, _) = handle.rsplit_once('/').expect("a handle");
+        let line = self.line(key);
+        line.before(handle).is_some() || line.block.is_some_and(|block| block.handle == handle)
+    }
+
+    fn gone(&mut self, handle: &str) {
+        for (_, process) in self.watches.extract_if(.., |(node, _)| node == handle) {
+            if let Some(process) = process.upgrade() {
+                let node = handle.to_owned();
+                tokio::spawn(async move {
+                    process.pause(20).await;
+                    process.event(SessionEvent::Gone { node });
+                });
+            }
+        }
+    }
+
+    fn expire(&mut self) {
+        let now = Instant::now();
+        self.sessions.retain(|_, end| *end > now);
+        let mut gone = Vec::new();
+        for (key, entries) in &mut self.lines {
+            let ended = entries.extract_if(.., |(_, _, session)| !self.sessions.contains_key(session));
+            gone.extend(ended.map(|(sequence, ..)| Self::handle(key, sequence)));
+        }
+        let ended = self.blocks.extract_if(.., |_, (_, end, _)| *end <= now);
+        gone.extend(ended.map(|(key, (sequence, ..))| Self::handle(&key, sequence)));
+        gone.iter().for_each(|handle| self.gone(handle));
+    }
+}
+
+impl Process {
+    fn new(server: &Arc<Mutex<Server>>, seed: u64) -> Arc<Self> {
+        Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
+            server: Arc::clone(server),
+            session: AtomicU64::new(0),
+            on_event: OnceLock::new(),
+            rng: Mutex::new(Rng::with_seed(seed)),
+            late: Mutex::default(),
+            has_faults: AtomicBool::new(true),
+            cut_until: Mutex::default(),
+            answers_reads: AtomicBool::default(),
+        })
+    }
+
+    fn event(&self, event: SessionEvent) {
+        if let Some(on_event) = self.on_event.get() {
+            on_event(event);
+        }
+    }
+
+    fn chance(&self, percent: u8) -> bool {
+        self.rng.lock().u8(..100) < percent && self.has_faults.load(SeqCst)
+    }
+
+    fn is_cut(&self) -> bool {
+        self.cut_until.lock().is_some_and(|until| until > Instant::now())
+    }
+
+    async fn pause(&self, below_ms: u64) {
+        let pause = self.rng.lock().u64(..below_ms);
+        sleep(ms(pause)).await;
+    }
+
+    /// Executes what is late, in any order.
+    fn execute_late(&self) {
+        let mut late = std::mem::take(&mut *self.late.lock());
+        self.rng.lock().shuffle(&mut late);
+        late.into_iter().for_each(|execute| execute(&mut self.server.lock()));
+    }
+
+    async fn call<T: Send + 'static>(
+        &self,
+        execute: impl FnOnce(&mut Server) -> T + Send + 'static,
+    ) -> Result<T, Failed> {
+        self.pause(20).await;
+        let lost = Err(Failed(StoreErrorKind::Timeout, "no reply"));
+        if self.is_cut() {
+            sleep(CALL).await;
+            return lost;
+        }
+        if self.chance(2) {
+            // A new connection: the events of the one before are lost.
+            let this = Weak::clone(&self.this);
+            self.server.lock().watches.retain(|(_, process)| !process.ptr_eq(&this));
+            self.event(SessionEvent::Connected);
+        }
+        if self.chance(50) {
+            self.execute_late();
+        }
+        if self.chance(3) {
+            self.late.lock().push(Box::new(|server| drop(execute(server))));
+            sleep(CALL).await;
+            return lost;
+        }
+        let reply = execute(&mut self.server.lock());
+        if self.chance(3) {
+            sleep(CALL).await;
+            return lost;
+        }
+        self.pause(20).await;
+        Ok(reply)
+    }
+}
+
+impl fmt::Debug for Process {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Process")
+    }
+}
+
+impl Lines for Arc<Process> {
+    const STORE: &'static str = "model";
+    type Error = Failed;
+
+    fn store_error(&self, operation: &'static str, error: Failed) -> StoreError {
+        StoreError::new(Self::STORE, operation, error.0).with_source(error.1)
+    }
+
+    fn on_event(&self, on_event: OnEvent) {
+        let _ = self.on_event.set(on_event);
+    }
+
+    fn session_time(&self) -> Duration {
+        SESSION
+    }
+
+    async fn heartbeat(&self) -> Result<(), Failed> {
+        let session = self.session.load(SeqCst);
+        // A member tells the leader of its sessions now and then.
+        let early = ms(self.rng.lock().u64(..2_000));
+        let alive = self.call(move |server| {
+            server.expire();
+            let end = Instant::now() + SESSION - early;
+            server.sessions.get_mut(&session).map(|until| *until = end.max(*until)).is_some()
+        });
+        if alive.await? {
+            return Ok(());
+        }
+        self.event(SessionEvent::Ended);
+        let session = self.call(|server| {
+            server.sequence += 1;
+            server.sessions.insert(server.sequence, Instant::now() + SESSION);
+            server.sequence
+        });
+        self.session.store(session.await?, SeqCst);
+        Ok(())
+    }
+
+    async fn join(
+        &self,
+        key: &LockKey,
+        id: &AcquisitionId,
+        only_if_free: bool,
+    ) -> Result<(Option<OwnEntry>, Line), Failed> {
+        let (key, id, session) = (key.as_str().to_owned(), id.to_string(), self.session.load(SeqCst));
+        let joined = self.call(move |server| {
+            let line = server.line(&key);
+            if only_if_free && !line.is_free() {
+                return Some((None, line));
+            }
+            let own = server.append(&key, id, session)?;
+            Some((Some(own), server.line(&key)))
+        });
+        joined.await?.ok_or(Failed(StoreErrorKind::Unavailable, "the session has ended"))
+    }
+
+    async fn line(&self, key: &LockKey) -> Result<Line, Failed> {
+        let key = key.as_str().to_owned();
+        self.call(move |server| server.line(&key)).await
+    }
+
+    async fn leave(&self, key: &LockKey, handle: &str) -> Result<(bool, Line), Failed> {
+        let (key, handle) = (key.as_str().to_owned(), handle.to_owned());
+        self.call(move |server| (server.delete(&handle), server.line(&key))).await
+    }
+
+    async fn purge(&self, key: &LockKey, id: &AcquisitionId) -> Result<(), Failed> {
+        let (key, id) = (key.as_str().to_owned(), id.to_string());
+        self.execute_late();
+        self.call(move |server| {
+            let line = server.line(&key);
+            line.entries.iter().filter(|entry| entry.id == id).for_each(|entry| {
+                server.delete(&entry.handle);
+            });
+        })
+        .await
+    }
+
+    async fn replace(&self, key: &LockKey, handle: &str, id: &AcquisitionId) -> Result<Replaced, Failed> {
+        let (key, handle, id) = (key.as_str().to_owned(), handle.to_owned(), id.to_string());
+        let session = self.session.load(SeqCst);
+        let replaced = self.call(move |server| {
+            let was_there = server.delete(&handle);
+            let own = was_there.then(|| server.append(&key, id, session)).flatten();
+            own.map(|own| (own, server.line(&key)))
+        });
+        Ok(replaced.await?.map_or(Replaced::Gone, |(own, line)| Replaced::Done(own, line)))
+    }
+
+    async fn block(
+        &self,
+        key: &LockKey,
+        handle: &str,
+        time: Duration,
+        revoked: Option<&str>,
+    ) -> Result<Option<String>, Failed> {
+        let (key, handle, revoked) = (key.as_str().to_owned(), handle.to_owned(), revoked.map(str::to_owned));
+        self.call(move |server| {
+            server.delete(&handle).then(|| {
+                server.sequence += 1;
+                server.blocks.insert(key.clone(), (server.sequence, Instant::now() + time, revoked));
+                Server::handle(&key, server.sequence)
+            })
+        })
+        .await
+    }
+
+    async fn unblock(&self, handle: &str) -> Result<(), Failed> {
+        let handle = handle.to_owned();
+        self.call(move |server| server.delete(&handle)).await.map(|_| ())
+    }
+
+    async fn exist(&self, handles: &[String]) -> Result<Vec<bool>, Failed> {
+        if self.is_cut() && self.answers_reads.load(SeqCst) {
+            return Ok(vec![true; handles.len()]);
+        }
+        let handles = handles.to_vec();
+        self.call(move |server| handles.iter().map(|handle| server.exists(handle)).collect()).await
+    }
+
+    async fn watch(&self, handle: &str) -> Result<bool, Failed> {
+        let (handle, this) = (handle.to_owned(), Weak::clone(&self.this));
+        self.call(move |server| {
+            let exists = server.exists(&handle);
+            if exists {
+                server.watches.push((handle, this));
+            }
+            exists
+        })
+        .await
+    }
+
+    async fn detail(&self, handle: &str) -> Result<Option<(u64, u64)>, Failed> {
+        let (handle, sequence) = (handle.to_owned(), handle.rsplit_once('/').expect("a handle").1.parse());
+        self.call(move |server| server.exists(&handle).then(|| (sequence.expect("a number"), 0))).await
+    }
+
+    async fn page(&self, _: &str) -> Result<Page, Failed> {
+        Ok(Page { lines: Vec::new(), next: None })
+    }
+
+    fn close(&self) {
+        self.server.lock().sessions.remove(&self.session.load(SeqCst));
+    }
+}
+
+/// The sections of one key.
+#[derive(Default)]
+struct Sections {
+    inside: Option<String>,
+    blocked_until: Option<Instant>,
+    last_fence: u64,
+    count: u32,
+}
+
+/// One process locks keys, again and again.
+async fn sections(process: Arc<Process>, name: String, all: Arc<Mutex<BTreeMap<String, Sections>>>, seed: u64) {
+    let mut rng = Rng::with_seed(seed);
+    let locks = LockManager::builder(LineStore::new(Arc::clone(&process), CALL)).instance(name.as_str()).lease(LEASE);
+    let locks = locks.seed(seed).build();
+    let waiting = locks.with_policy(LockPolicy::default().min_hold(MIN_HOLD));
+    let mut rounds = 0;
+    while rounds < 12 {
+        if rng.u8(..100) < 4 && process.has_faults.load(SeqCst) {
+            process.answers_reads.store(rng.bool(), SeqCst);
+            *process.cut_until.lock() = Some(Instant::now() + ms(rng.u64(..25_000)));
+        }
+        let key = format!("key{}", rng.u8(..2));
+        let has_min_hold = rng.u8(..100) < 10;
+        let chosen = if has_min_hold { &waiting } else { &locks };
+        let guard = if rng.bool() {
+            chosen.lock((key.as_str(),)).wait(ms(rng.u64(50..40_000))).await
+        } else {
+            chosen.try_lock((key.as_str(),)).await
+        };
+        let guard = match guard {
+            Ok(guard) => guard,
+            Err(LockError::Store(_) | LockError::TimedOut { .. } | LockError::Busy { .. }) => {
+                sleep(ms(rng.u64(..1_000))).await;
+                continue;
+            }
+            Err(error) => panic!("{error:?}"),
+        };
+        rounds += 1;
+        let fence = guard.fencing_token().as_u64();
+        {
+            let mut all = all.lock();
+            let sections = all.entry(key.clone()).or_default();
+            assert_eq!(sections.inside, None, "{key} of {name}");
+            assert!(sections.last_fence < fence, "{key} of {name}: {fence} after {}", sections.last_fence);
+            let now = Instant::now();
+            let left = sections.blocked_until.map(|until| until.saturating_duration_since(now)).unwrap_or_default();
+            assert!(left.is_zero(), "{key} of {name} is blocked for {left:?}");
+            (sections.inside, sections.last_fence) = (Some(name.clone()), fence);
+            sections.blocked_until = None;
+            sections.count += 1;
+        }
+        let hold = ms(if rng.u8(..10) == 0 { rng.u64(..15_000) } else { rng.u64(..300) });
+        let entered = Instant::now();
+        let is_lost = timeout(hold, guard.held_lock().lost()).await.is_ok();
+        // A guard that is only dropped blocks its key for the lock-delay.
+        let is_released = rng.bool();
+        {
+            let mut all = all.lock();
+            let sections = all.get_mut(&key).expect("entered");
+            sections.inside = None;
+            sections.blocked_until = (has_min_hold && is_released && !is_lost).then(|| entered + MIN_HOLD);
+        }
+        if is_released {
+            drop(guard.release().await);
+        }
+    }
+}
+
+fn check(seed: u64) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    runtime.expect("a runtime").block_on(async {
+        let (server, all) = (Arc::<Mutex<Server>>::default(), Arc::default());
+        let processes: Vec<_> = (0..3).map(|n| Process::new(&server, seed * 10 + n)).collect();
+        let mut tasks = Vec::new();
+        for (n, process) in processes.iter().enumerate() {
+            let seed = seed * 10 + n as u64;
+            tasks.push(tokio::spawn(sections(Arc::clone(process), format!("p{n}"), Arc::clone(&all), seed)));
+        }
+        for task in tasks {
+            timeout(Duration::from_secs(3_600), task).await.expect("progress").expect("no overlap");
+        }
+        processes.iter().for_each(|process| process.execute_late());
+        // The stores are gone, and what they have not closed ends by itself.
+        sleep(SESSION).await;
+        let mut server = server.lock();
+        server.expire();
+        assert!(server.lines.values().all(Vec::is_empty), "{:?}", server.lines);
+        let counts: u32 = all.lock().values().map(|sections: &Sections| sections.count).sum();
+        assert_eq!(counts, 36);
+    });
+}
+
+#[test]
+fn sections_do_not_overlap_beside_faults() {
+    let number = |name| std::env::var(name).ok().and_then(|number| number.parse::<u64>().ok());
+    let seeds = 0..number("SCALE").unwrap_or(1) * 50;
+    for seed in number("SEED").map_or(seeds, |seed| seed..seed + 1) {
+        let checked = std::panic::catch_unwind(|| check(seed));
+        assert!(checked.is_ok(), "SEED={seed}");
+    }
+}
