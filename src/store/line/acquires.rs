@@ -3,12 +3,11 @@
 use std::time::Duration;
 
 use super::{
-    lines::{Line, LineError, Lines, OwnEntry, Replaced},
+    lines::{Line, LineError, Lines, OwnEntry},
     shared::Shared,
     table::{Own, State},
 };
 use crate::{
-    acquisition::AcquisitionId,
     clock::BootInstant,
     lock_key::LockKey,
     store::{AcquireReply, AcquireRequest, IfBusy, StoreErrorKind, YieldReply, YieldRequest},
@@ -31,14 +30,14 @@ impl<L: Lines> Shared<L> {
         let (entry, line) = match self.known(request).await? {
             Some(known) => known,
             None => {
-                let call = self.table().begin(key, id, expires.saturating_add(UNKNOWN_FOR), queue.offer_ttl);
+                let name = self.table().begin(key, id, expires.saturating_add(UNKNOWN_FOR), queue.offer_ttl);
                 self.in_time(expires)?;
-                let (joined, line) = self.lines.join(key, id, *if_busy == IfBusy::Fail).await?;
+                let (joined, line) = self.lines.join(key, &name, *if_busy == IfBusy::Fail).await?;
                 let Some(entry) = joined else {
-                    self.table().remove(key, id);
+                    self.table().remove(key, &name);
                     return Ok(AcquireReply::Busy { lease_left: self.lease_left(request, &line) });
                 };
-                self.made(key, id, call, &entry).await?;
+                self.made(key, &name, &entry).await?;
                 (entry, line)
             }
         };
@@ -57,19 +56,20 @@ impl<L: Lines> Shared<L> {
     /// The entry that an earlier call has made, and its line.
     async fn known(&self, request: &AcquireRequest) -> Result<Option<(OwnEntry, Line)>, L::Error> {
         let AcquireRequest { key, id, .. } = request;
-        match self.own(key, id, |own| own.entry.clone().filter(|_| own.state != State::Ending)) {
+        let known = |own: &mut Own| (own.name.clone(), own.entry.clone().filter(|_| own.state != State::Ending));
+        match self.own(key, id, known) {
             None => Ok(None),
-            Some(None) => {
+            Some((_, None)) => {
                 self.end(key, id).await?;
                 Ok(None)
             }
-            Some(Some(entry)) => {
+            Some((name, Some(entry))) => {
                 let line = self.lines.line(key).await?;
                 if line.before(&entry.handle).is_some() {
                     return Ok(Some((entry, line)));
                 }
                 // It was revoked.
-                self.table().remove(key, id);
+                self.table().remove(key, &name);
                 Ok(None)
             }
         }
@@ -119,11 +119,11 @@ impl<L: Lines> Shared<L> {
         self.cover(called, *lease).await?;
         self.end_expired(Some(key)).await?;
         let acquire = async || Ok(YieldReply::NotHolder(self.acquire(&next, called).await?));
-        let held = |own: &mut Own| own.entry.clone().filter(|_| own.state == State::Held);
-        let Some(entry) = self.own(key, id, held).flatten() else { return acquire().await };
+        let held = |own: &mut Own| (own.state == State::Held).then(|| (own.name.clone(), own.entry.clone()));
+        let Some((name, Some(entry))) = self.own(key, id, held).flatten() else { return acquire().await };
         let line = self.lines.line(key).await?;
         if !line.is_held_by(&entry.handle) {
-            self.table().remove(key, id);
+            self.table().remove(key, &name);
             return acquire().await;
         }
         let extended = |fence| {
@@ -135,41 +135,28 @@ impl<L: Lines> Shared<L> {
         if entry.fence != *fence {
             return extended(entry.fence);
         }
-        if self.own(key, next_id, |_| ()).is_some() {
+        if line.entries.len() > 1 || self.own(key, next_id, |_| ()).is_some() {
             self.end(key, id).await?;
             return acquire().await;
         }
         // Before the call, whose reply may be lost.
-        let is_alone = line.entries.len() == 1;
-        let taken = self.alive(key, id, |own| own.entry.take().map(|_| own.call))?;
-        let Some(mut call) = taken else { return Err(ended::<L>()) };
-        if !is_alone {
-            call = self.table().begin(key, next_id, expires.saturating_add(UNKNOWN_FOR), queue.offer_ttl);
-        }
-        let new_id = if is_alone { id } else { next_id };
-        let Replaced::Done(new, line) = self.lines.replace(key, &entry.handle, new_id).await? else {
-            self.table().remove(key, id);
-            self.table().remove(key, next_id);
+        self.alive(key, id, |own| own.entry = None)?;
+        let Some((new, line)) = self.lines.replace(key, &entry.handle, &name).await? else {
+            self.table().remove(key, &name);
             return acquire().await;
         };
-        self.made(key, new_id, call, &new).await?;
-        if is_alone && line.is_held_by(&new.handle) {
+        self.made(key, &name, &new).await?;
+        if line.is_held_by(&new.handle) {
             return extended(new.fence);
         }
-        if is_alone {
-            // A waiter came in between: the entry waits behind it, for the next id.
-            self.own(key, id, |own| (own.id, own.state) = (next_id.clone(), State::Waiting));
-        } else {
-            self.table().remove(key, id);
-        }
-        let until = self.clock.now().saturating_add(queue.entry_ttl);
-        self.own(key, next_id, |own| own.until = until);
+        // A waiter came in between.
+        self.end(key, id).await?;
         acquire().await
     }
 
     /// A call has made an entry. Removes the entry unless its acquisition is still in the table.
-    async fn made(&self, key: &LockKey, id: &AcquisitionId, call: u64, entry: &OwnEntry) -> Result<(), L::Error> {
-        if self.table().made(key, id, call, entry) {
+    async fn made(&self, key: &LockKey, name: &str, entry: &OwnEntry) -> Result<(), L::Error> {
+        if self.table().made(key, name, entry) {
             return Ok(());
         }
         self.lines.leave(key, &entry.handle).await?;

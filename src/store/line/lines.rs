@@ -3,7 +3,6 @@
 use std::{fmt, time::Duration};
 
 use crate::{
-    acquisition::AcquisitionId,
     lock_key::LockKey,
     store::{StoreError, StoreErrorKind},
 };
@@ -11,9 +10,10 @@ use crate::{
 /// An entry of a line: an acquisition that holds the key, or waits for it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Entry {
-    /// Its name at the server.
+    /// The node at the server.
     pub(crate) handle: String,
-    pub(crate) id: String,
+    /// The acquisition, and the number of the call that has made the entry: `<id>+<number>`.
+    pub(crate) name: String,
 }
 
 /// An entry that this process has just made, and the fence of its grant, should it be the first
@@ -39,14 +39,6 @@ pub(crate) struct Block {
 pub(crate) struct Line {
     pub(crate) entries: Vec<Entry>,
     pub(crate) block: Option<Block>,
-}
-
-/// The outcome of a replacement.
-pub(crate) enum Replaced {
-    /// The new entry, and the line with it.
-    Done(OwnEntry, Line),
-    /// The old entry was not in the line.
-    Gone,
 }
 
 /// A page of a list.
@@ -89,11 +81,11 @@ pub(crate) trait Lines: fmt::Debug + Send + Sync + 'static {
     /// Makes the session last for its time from now on. Succeeds only at a leader of a majority.
     fn heartbeat(&self) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
-    /// Appends an entry; `only_if_free`: to an empty line. Returns the line with it.
+    /// Appends an entry of this name; `only_if_free`: to an empty line. Returns the line with it.
     fn join(
         &self,
         key: &LockKey,
-        id: &AcquisitionId,
+        name: &str,
         only_if_free: bool,
     ) -> impl Future<Output = Result<(Option<OwnEntry>, Line), Self::Error>> + Send;
 
@@ -103,16 +95,17 @@ pub(crate) trait Lines: fmt::Debug + Send + Sync + 'static {
     /// Removes an entry. Returns whether it was there, and the line after it.
     fn leave(&self, key: &LockKey, handle: &str) -> impl Future<Output = Result<(bool, Line), Self::Error>> + Send;
 
-    /// Removes the entries with this id. From then on no earlier call makes one.
-    fn purge(&self, key: &LockKey, id: &AcquisitionId) -> impl Future<Output = Result<(), Self::Error>> + Send;
+    /// Removes the entries of this name. From then on no earlier call makes one.
+    fn purge(&self, key: &LockKey, name: &str) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
-    /// Replaces an entry by one at the end of the line.
+    /// Replaces an entry by one of this name at the end of the line. Returns the line with it.
+    /// `None`: the entry was gone.
     fn replace(
         &self,
         key: &LockKey,
         handle: &str,
-        id: &AcquisitionId,
-    ) -> impl Future<Output = Result<Replaced, Self::Error>> + Send;
+        name: &str,
+    ) -> impl Future<Output = Result<Option<(OwnEntry, Line)>, Self::Error>> + Send;
 
     /// Replaces an entry by a block. Returns the handle of the block, which no other one has.
     /// `None`: the entry was gone.
@@ -146,6 +139,13 @@ pub(crate) trait Lines: fmt::Debug + Send + Sync + 'static {
 pub(crate) trait LineError: Send + Sync + Sized + 'static {
     /// An error of the adapter.
     fn of(kind: StoreErrorKind, text: &'static str) -> Self;
+}
+
+impl Entry {
+    /// The acquisition.
+    pub(crate) fn id(&self) -> &str {
+        self.name.rsplit_once('+').map_or(&self.name, |(id, _)| id)
+    }
 }
 
 impl Line {

@@ -20,6 +20,6 @@ mod store;
 mod tests;
 
 pub(crate) use self::{
-    lines::{Block, Entry, Line, LineError, Lines, OnEvent, OwnEntry, Page, Replaced, SessionEvent},
+    lines::{Block, Entry, Line, LineError, Lines, OnEvent, OwnEntry, Page, SessionEvent},
     store::LineStore,
 };

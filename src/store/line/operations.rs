@@ -30,7 +30,7 @@ impl<L: Lines> Shared<L> {
         let Some((fence, since_ms)) = self.lines.detail(&first.handle).await? else {
             return Ok(KeyStatus::new(None, Duration::ZERO, 0));
         };
-        let holder = Holder::new(AcquisitionId::from_text(&first.id), fence);
+        let holder = Holder::new(AcquisitionId::from_text(first.id()), fence);
         let since = UNIX_EPOCH + Duration::from_millis(since_ms);
         Ok(KeyStatus::new([holder.since(since)], lease_left, line.entries.len() - 1))
     }
@@ -71,12 +71,12 @@ impl<L: Lines> Shared<L> {
                 }
             };
         }
-        let Some(first) = line.entries.first().filter(|first| !is_other(&first.id)) else {
+        let Some(first) = line.entries.first().filter(|first| !is_other(first.id())) else {
             return Ok(ForceReleaseReply::Free);
         };
         let has_ended = if block_for.is_zero() {
             self.lines.leave(key, &first.handle).await?.0
-        } else if let Some(handle) = self.lines.block(key, &first.handle, *block_for, Some(&first.id)).await? {
+        } else if let Some(handle) = self.lines.block(key, &first.handle, *block_for, Some(first.id())).await? {
             self.table().blocks.push((handle, self.clock.now().saturating_add(*block_for)));
             self.changed.notify_one();
             true
@@ -87,7 +87,7 @@ impl<L: Lines> Shared<L> {
             // Another acquisition may hold the key now, which the caller has not seen.
             return Err(L::Error::of(StoreErrorKind::Unavailable, "the holder has left the key during the call"));
         }
-        self.table().remove(key, &AcquisitionId::from_text(&first.id));
-        revoked(&first.id)
+        self.table().remove(key, &first.name);
+        revoked(first.id())
     }
 }

@@ -11,10 +11,11 @@ impl<L: Lines> Shared<L> {
     pub(super) async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseReply, L::Error> {
         let ReleaseRequest { key, id, block_for, .. } = request;
         let now = self.clock.now();
-        let known = self.own(key, id, |own| (own.entry.clone(), own.state == State::Held, own.until <= now));
-        let (entry, is_held) = match known {
+        let known = |own: &mut Own| (own.name.clone(), own.entry.clone(), own.state == State::Held, own.until <= now);
+        let known = self.own(key, id, known);
+        let (name, entry, is_held) = match known {
             None => return Ok(ReleaseReply::NotHolder),
-            Some((Some(entry), is_held, false)) => (entry, is_held),
+            Some((name, Some(entry), is_held, false)) => (name, entry, is_held),
             // Its outcome is unknown, or it has ended.
             Some(_) => {
                 self.end(key, id).await?;
@@ -29,7 +30,7 @@ impl<L: Lines> Shared<L> {
         if !block_for.is_zero() {
             let blocked = self.lines.block(key, &entry.handle, *block_for, None).await?;
             let mut table = self.table();
-            table.remove(key, id);
+            table.remove(key, &name);
             let Some(handle) = blocked else { return Ok(ReleaseReply::NotHolder) };
             table.blocks.push((handle, now.saturating_add(*block_for)));
             self.changed.notify_one();
@@ -46,19 +47,18 @@ impl<L: Lines> Shared<L> {
         let now = self.clock.now();
         let longest = requests.iter().map(|request| request.lease).max().unwrap_or_default();
         self.cover(now, longest).await?;
-        let held = |request: &RenewRequest| {
-            let is_held = |own: &Own| own.state == State::Held && own.until > now;
-            self.own(&request.key, &request.id, |own| own.entry.clone().filter(|_| is_held(own)))
+        let held = |own: &mut Own| {
+            let entry = own.entry.as_ref().filter(|_| own.state == State::Held && own.until > now)?;
+            Some((own.name.clone(), entry.handle.clone()))
         };
-        let held: Vec<_> = requests.iter().map(|request| held(request).flatten().map(|entry| entry.handle)).collect();
-        let handles: Vec<_> = held.iter().flatten().cloned().collect();
+        let held = |request: &RenewRequest| self.own(&request.key, &request.id, held).flatten();
+        let held: Vec<_> = requests.iter().map(held).collect();
+        let handles: Vec<_> = held.iter().flatten().map(|(_, handle)| handle.clone()).collect();
         let mut exist = self.lines.exist(&handles).await?.into_iter();
-        let mut reply = |(request, handle): (&RenewRequest, &Option<String>)| {
-            if handle.is_none() {
-                return RenewReply::NotHolder;
-            }
+        let mut reply = |(request, held): (&RenewRequest, &Option<(String, String)>)| {
+            let Some((name, _)) = held else { return RenewReply::NotHolder };
             if exist.next() != Some(true) {
-                self.table().remove(&request.key, &request.id);
+                self.table().remove(&request.key, name);
                 return RenewReply::NotHolder;
             }
             let until = now.saturating_add(request.lease);

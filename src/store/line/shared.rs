@@ -178,17 +178,17 @@ impl<L: Lines> Shared<L> {
     pub(super) async fn end(&self, key: &LockKey, id: &AcquisitionId) -> Result<Option<(bool, Line)>, L::Error> {
         let end = |own: &mut Own| {
             own.state = State::Ending;
-            own.entry.as_ref().map(|entry| entry.handle.clone())
+            (own.name.clone(), own.entry.as_ref().map(|entry| entry.handle.clone()))
         };
-        let left = match self.own(key, id, end) {
-            None => return Ok(None),
-            Some(Some(handle)) => Some(self.lines.leave(key, &handle).await?),
-            Some(None) => {
-                self.lines.purge(key, id).await?;
+        let Some((name, handle)) = self.own(key, id, end) else { return Ok(None) };
+        let left = match handle {
+            Some(handle) => Some(self.lines.leave(key, &handle).await?),
+            None => {
+                self.lines.purge(key, &name).await?;
                 None
             }
         };
-        self.table().remove(key, id);
+        self.table().remove(key, &name);
         Ok(left)
     }
 

@@ -18,8 +18,9 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Own {
     pub(super) id: AcquisitionId,
-    /// The call that makes its entry.
-    pub(super) call: u64,
+    /// The name of its entry, which that of no other call has: what was sent for an earlier call
+    /// removes no entry of this one.
+    pub(super) name: String,
     /// `None`: the outcome of its call is unknown.
     pub(super) entry: Option<OwnEntry>,
     pub(super) state: State,
@@ -66,13 +67,19 @@ impl Table {
     }
 
     /// Before the call that makes its entry: the caller may be gone when the call is executed.
-    /// Returns the number of the call.
-    pub(super) fn begin(&mut self, key: &LockKey, id: &AcquisitionId, until: BootInstant, offer_ttl: Duration) -> u64 {
+    /// Returns the name of the entry.
+    pub(super) fn begin(
+        &mut self,
+        key: &LockKey,
+        id: &AcquisitionId,
+        until: BootInstant,
+        offer_ttl: Duration,
+    ) -> String {
         self.calls += 1;
-        let call = self.calls;
+        let name = format!("{id}+{}", self.calls);
         let own = Own {
             id: id.clone(),
-            call,
+            name: name.clone(),
             entry: None,
             state: State::Waiting,
             is_old: false,
@@ -82,23 +89,24 @@ impl Table {
             offer_ttl,
         };
         self.own.entry(key.clone()).or_default().push(own);
-        call
+        name
     }
 
     /// The call has made this entry. `false`: the session has ended since, or another call has
     /// taken its place, and the entry is to be removed.
-    pub(super) fn made(&mut self, key: &LockKey, id: &AcquisitionId, call: u64, entry: &OwnEntry) -> bool {
-        let own = self.get(key, id).filter(|own| own.call == call);
+    pub(super) fn made(&mut self, key: &LockKey, name: &str, entry: &OwnEntry) -> bool {
+        let own = self.own.get_mut(key).into_iter().flatten().find(|own| own.name == name);
         own.map(|own| own.entry = Some(entry.clone())).is_some()
     }
 
-    pub(super) fn remove(&mut self, key: &LockKey, id: &AcquisitionId) {
-        self.unwatch(key, id);
-        if let hash_map::Entry::Occupied(mut all) = self.own.entry(key.clone()) {
-            all.get_mut().retain(|own| own.id != *id);
-            if all.get().is_empty() {
-                all.remove();
-            }
+    pub(super) fn remove(&mut self, key: &LockKey, name: &str) {
+        let hash_map::Entry::Occupied(mut all) = self.own.entry(key.clone()) else { return };
+        let removed: Vec<_> = all.get_mut().extract_if(.., |own| own.name == name).collect();
+        if all.get().is_empty() {
+            all.remove();
+        }
+        for Own { id, watches, .. } in removed {
+            self.forget_watch(watches, &id);
         }
     }
 
@@ -124,7 +132,12 @@ impl Table {
     }
 
     pub(super) fn unwatch(&mut self, key: &LockKey, id: &AcquisitionId) {
-        let Some(node) = self.get(key, id).and_then(|own| own.watches.take()) else { return };
+        let node = self.get(key, id).and_then(|own| own.watches.take());
+        self.forget_watch(node, id);
+    }
+
+    fn forget_watch(&mut self, node: Option<String>, id: &AcquisitionId) {
+        let Some(node) = node else { return };
         if let hash_map::Entry::Occupied(mut all) = self.watched.entry(node) {
             all.get_mut().retain(|(_, other)| other != id);
             if all.get().is_empty() {
@@ -166,7 +179,8 @@ impl Table {
                 _ => continue,
             };
             if is_its_own {
-                self.remove(&key, &id);
+                let name = own.name.clone();
+                self.remove(&key, &name);
             }
             events.extend(self.sinks.get(id.manager()).map(|sink| (sink.clone(), event)));
         }

@@ -14,12 +14,12 @@ use std::{
 use fastrand::Rng;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{Block, Entry, Line, LineError, LineStore, Lines, OnEvent, OwnEntry, Page, Replaced, SessionEvent};
+use super::{Block, Entry, Line, LineError, LineStore, Lines, OnEvent, OwnEntry, Page, SessionEvent};
 use crate::{
     LockError, LockManager, LockPolicy,
     acquisition::AcquisitionId,
     lock_key::LockKey,
-    store::{StoreError, StoreErrorKind},
+    store::{AcquireReply, AcquireRequest, IfBusy, LockStore, QueueConfig, StoreError, StoreErrorKind},
     sync::Mutex,
 };
 
@@ -83,7 +83,7 @@ impl Server {
             revoked: revoked.clone(),
         });
         let entry =
-            |(sequence, id, _): &(u64, String, u64)| Entry { handle: Self::handle(key, *sequence), id: id.clone() };
+            |(sequence, id, _): &(u64, String, u64)| Entry { handle: Self::handle(key, *sequence), name: id.clone() };
         Line { entries: self.lines.get(key).into_iter().flatten().map(entry).collect(), block }
     }
 
@@ -261,13 +261,8 @@ impl Lines for Arc<Process> {
         Ok(())
     }
 
-    async fn join(
-        &self,
-        key: &LockKey,
-        id: &AcquisitionId,
-        only_if_free: bool,
-    ) -> Result<(Option<OwnEntry>, Line), Failed> {
-        let (key, id, session) = (key.as_str().to_owned(), id.to_string(), self.session.load(SeqCst));
+    async fn join(&self, key: &LockKey, name: &str, only_if_free: bool) -> Result<(Option<OwnEntry>, Line), Failed> {
+        let (key, id, session) = (key.as_str().to_owned(), name.to_owned(), self.session.load(SeqCst));
         let joined = self.call(move |server| {
             let line = server.line(&key);
             if only_if_free && !line.is_free() {
@@ -289,27 +284,27 @@ impl Lines for Arc<Process> {
         self.call(move |server| (server.delete(&handle), server.line(&key))).await
     }
 
-    async fn purge(&self, key: &LockKey, id: &AcquisitionId) -> Result<(), Failed> {
-        let (key, id) = (key.as_str().to_owned(), id.to_string());
+    async fn purge(&self, key: &LockKey, name: &str) -> Result<(), Failed> {
+        let (key, name) = (key.as_str().to_owned(), name.to_owned());
         self.execute_late();
         self.call(move |server| {
             let line = server.line(&key);
-            line.entries.iter().filter(|entry| entry.id == id).for_each(|entry| {
+            line.entries.iter().filter(|entry| entry.name == name).for_each(|entry| {
                 server.delete(&entry.handle);
             });
         })
         .await
     }
 
-    async fn replace(&self, key: &LockKey, handle: &str, id: &AcquisitionId) -> Result<Replaced, Failed> {
-        let (key, handle, id) = (key.as_str().to_owned(), handle.to_owned(), id.to_string());
+    async fn replace(&self, key: &LockKey, handle: &str, name: &str) -> Result<Option<(OwnEntry, Line)>, Failed> {
+        let (key, handle, id) = (key.as_str().to_owned(), handle.to_owned(), name.to_owned());
         let session = self.session.load(SeqCst);
-        let replaced = self.call(move |server| {
+        self.call(move |server| {
             let was_there = server.delete(&handle);
             let own = was_there.then(|| server.append(&key, id, session)).flatten();
             own.map(|own| (own, server.line(&key)))
-        });
-        Ok(replaced.await?.map_or(Replaced::Gone, |(own, line)| Replaced::Done(own, line)))
+        })
+        .await
     }
 
     async fn block(
@@ -379,17 +374,18 @@ struct Sections {
 }
 
 /// One process locks keys, again and again.
-async fn sections(process: Arc<Process>, name: String, all: Arc<Mutex<BTreeMap<String, Sections>>>, seed: u64) {
+async fn sections(
+    process: Arc<Process>,
+    name: String,
+    all: Arc<Mutex<BTreeMap<String, Sections>>>,
+    seed: u64,
+) -> LockManager {
     let mut rng = Rng::with_seed(seed);
     let locks = LockManager::builder(LineStore::new(Arc::clone(&process), CALL)).instance(name.as_str()).lease(LEASE);
     let locks = locks.seed(seed).build();
     let waiting = locks.with_policy(LockPolicy::default().min_hold(MIN_HOLD));
     let mut rounds = 0;
     while rounds < 12 {
-        if rng.u8(..100) < 4 && process.has_faults.load(SeqCst) {
-            process.answers_reads.store(rng.bool(), SeqCst);
-            *process.cut_until.lock() = Some(Instant::now() + ms(rng.u64(..25_000)));
-        }
         let key = format!("key{}", rng.u8(..2));
         let has_min_hold = rng.u8(..100) < 10;
         let chosen = if has_min_hold { &waiting } else { &locks };
@@ -420,7 +416,11 @@ async fn sections(process: Arc<Process>, name: String, all: Arc<Mutex<BTreeMap<S
             sections.blocked_until = None;
             sections.count += 1;
         }
-        let hold = ms(if rng.u8(..10) == 0 { rng.u64(..15_000) } else { rng.u64(..300) });
+        let hold = ms(if rng.u8(..10) == 0 { rng.u64(..40_000) } else { rng.u64(..300) });
+        if rng.u8(..100) < 8 {
+            process.answers_reads.store(rng.bool(), SeqCst);
+            *process.cut_until.lock() = Some(Instant::now() + ms(rng.u64(..30_000)));
+        }
         let entered = Instant::now();
         let is_lost = timeout(hold, guard.held_lock().lost()).await.is_ok();
         // A guard that is only dropped blocks its key for the lock-delay.
@@ -435,6 +435,7 @@ async fn sections(process: Arc<Process>, name: String, all: Arc<Mutex<BTreeMap<S
             drop(guard.release().await);
         }
     }
+    locks
 }
 
 fn check(seed: u64) {
@@ -447,18 +448,41 @@ fn check(seed: u64) {
             let seed = seed * 10 + n as u64;
             tasks.push(tokio::spawn(sections(Arc::clone(process), format!("p{n}"), Arc::clone(&all), seed)));
         }
+        let mut managers = Vec::new();
         for task in tasks {
-            timeout(Duration::from_secs(3_600), task).await.expect("progress").expect("no overlap");
+            managers.push(timeout(Duration::from_secs(3_600), task).await.expect("progress").expect("no overlap"));
         }
-        processes.iter().for_each(|process| process.execute_late());
-        // The stores are gone, and what they have not closed ends by itself.
-        sleep(SESSION).await;
+        for process in &processes {
+            process.has_faults.store(false, SeqCst);
+            process.cut_until.lock().take();
+            process.execute_late();
+        }
+        // Their sessions live, and what they have begun has ended.
+        sleep(2 * LEASE).await;
         let mut server = server.lock();
         server.expire();
         assert!(server.lines.values().all(Vec::is_empty), "{:?}", server.lines);
         let counts: u32 = all.lock().values().map(|sections: &Sections| sections.count).sum();
         assert_eq!(counts, 36);
     });
+}
+
+/// The proof of life may be two seconds old, and the servers may have counted from two seconds
+/// before it.
+#[tokio::test(start_paused = true)]
+async fn lease_is_at_most_the_session_less_four_seconds() {
+    let process = Process::new(&Arc::default(), 0);
+    process.has_faults.store(false, SeqCst);
+    let store = LineStore::new(process, CALL);
+    let acquire = async |lease| {
+        let (key, id) = (LockKey::from(("key",)), AcquisitionId::from_text("a:1:2"));
+        let queue = QueueConfig::new(LEASE, LEASE, 9);
+        let request = AcquireRequest::new(key, id, lease, IfBusy::Fail, queue, LEASE);
+        store.acquire(request.into()).into_single().await
+    };
+    let error = acquire(SESSION - ms(3_999)).await.expect_err("too long");
+    assert_eq!(error.kind(), StoreErrorKind::Refused);
+    assert!(matches!(acquire(SESSION - ms(4_000)).await, Ok(AcquireReply::Granted { .. })));
 }
 
 #[test]

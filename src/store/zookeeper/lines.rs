@@ -15,13 +15,12 @@ use super::{
     wire::{self, Mode, NO_NODE, NODE_EXISTS, NOT_EMPTY, Request},
 };
 use crate::{
-    acquisition::AcquisitionId,
     clock::Clock,
     limits::CONNECT_TIMEOUT,
     lock_key::LockKey,
     store::{
         StoreError, StoreErrorKind,
-        line::{Block, Entry, Line, Lines, OnEvent, OwnEntry, Page, Replaced},
+        line::{Block, Entry, Line, Lines, OnEvent, OwnEntry, Page},
         remote::{link::Link, server_clock::ServerClock, settings::Timeouts},
     },
     sync::Mutex,
@@ -150,7 +149,7 @@ impl ZooKeeper {
             let handle = format!("{bucket}/{child}");
             match names::entry(rest) {
                 Some((names::BLOCK, _)) => block = self.read_block(&handle).await?,
-                Some((id, sequence)) => entries.push((sequence, Entry { handle, id: id.to_owned() })),
+                Some((entry, sequence)) => entries.push((sequence, Entry { handle, name: entry.to_owned() })),
                 None => {}
             }
         }
@@ -182,8 +181,8 @@ impl ZooKeeper {
         existed(&self.one(Request::delete(path)).await?)
     }
 
-    fn entry_path(&self, name: &str, id: &AcquisitionId) -> String {
-        format!("{}/{name}~{id}-", self.bucket(name))
+    fn entry_path(&self, key: &str, name: &str) -> String {
+        format!("{}/{key}~{name}-", self.bucket(key))
     }
 }
 
@@ -242,14 +241,9 @@ impl Lines for ZooKeeper {
         Ok(())
     }
 
-    async fn join(
-        &self,
-        key: &LockKey,
-        id: &AcquisitionId,
-        only_if_free: bool,
-    ) -> Result<(Option<OwnEntry>, Line), CallError> {
-        let name = names::escaped(key);
-        let bucket = self.bucket(&name);
+    async fn join(&self, key: &LockKey, name: &str, only_if_free: bool) -> Result<(Option<OwnEntry>, Line), CallError> {
+        let escaped = names::escaped(key);
+        let bucket = self.bucket(&escaped);
         if only_if_free {
             // As of now: a server that lags would show a holder that has left.
             let line = self.line(key).await?;
@@ -257,7 +251,7 @@ impl Lines for ZooKeeper {
                 return Ok((None, line));
             }
         }
-        let path = self.entry_path(&name, id);
+        let path = self.entry_path(&escaped, name);
         for _ in 0..3 {
             let create = self.create(&path, b"", Mode::EphemeralSequential);
             let requests = [create, Request::data(&bucket, false), Request::children(&bucket)];
@@ -270,7 +264,7 @@ impl Lines for ZooKeeper {
                         return Err(CallError::Adapter(StoreErrorKind::Unavailable, USED_UP));
                     }
                     let own = OwnEntry { fence: fence(&handle, data)?, handle };
-                    return Ok((Some(own), self.line_of(&name, children).await?));
+                    return Ok((Some(own), self.line_of(&escaped, children).await?));
                 }
                 [Err(NO_NODE), ..] => self.make_bucket(&bucket).await?,
                 [Err(error), ..] => return Err(CallError::Server(error)),
@@ -298,17 +292,16 @@ impl Lines for ZooKeeper {
     }
 
     /// The connection is a queue: an earlier create was executed, or never is.
-    async fn purge(&self, key: &LockKey, id: &AcquisitionId) -> Result<(), CallError> {
-        let id = id.to_string();
-        for entry in self.line(key).await?.entries.iter().filter(|entry| entry.id == id) {
+    async fn purge(&self, key: &LockKey, name: &str) -> Result<(), CallError> {
+        for entry in self.line(key).await?.entries.iter().filter(|entry| entry.name == name) {
             self.delete(&entry.handle).await?;
         }
         Ok(())
     }
 
-    async fn replace(&self, key: &LockKey, handle: &str, id: &AcquisitionId) -> Result<Replaced, CallError> {
-        let (name, bucket) = (names::escaped(key), names::parent(handle));
-        let create = self.create(&self.entry_path(&name, id), b"", Mode::EphemeralSequential);
+    async fn replace(&self, key: &LockKey, handle: &str, name: &str) -> Result<Option<(OwnEntry, Line)>, CallError> {
+        let (escaped, bucket) = (names::escaped(key), names::parent(handle));
+        let create = self.create(&self.entry_path(&escaped, name), b"", Mode::EphemeralSequential);
         let multi = Request::multi([Request::delete(handle), create]);
         let requests = [multi, Request::data(bucket, false), Request::children(bucket)];
         let [replaced, data, children] = self.flight(requests).await?;
@@ -316,9 +309,9 @@ impl Lines for ZooKeeper {
             Ok(made) => {
                 let (handle, _) = made.ok_or(CallError::Protocol)?;
                 let own = OwnEntry { fence: fence(&handle, data)?, handle };
-                Ok(Replaced::Done(own, self.line_of(&name, children).await?))
+                Ok(Some((own, self.line_of(&escaped, children).await?)))
             }
-            Err(NO_NODE) => Ok(Replaced::Gone),
+            Err(NO_NODE) => Ok(None),
             Err(error) => Err(CallError::Server(error)),
         }
     }

@@ -1,6 +1,6 @@
 //! The names of the nodes. Pure.
 //!
-//! `<root>/<bucket>/<key>~<id>-<sequence>` is an entry of the line of a key, and
+//! `<root>/<bucket>/<key>~<name>-<sequence>` is an entry of the line of a key, and
 //! `<key>~!-<sequence>` its block. A node for each key would cost two writes more for a key that is used once: the keys
 //! share 256 buckets, and the line of a key is the nodes of its bucket that begin with it.
 //!
@@ -25,7 +25,7 @@ pub(super) const LAST_SEQUENCE: i32 = 1 << 30;
 /// The data of a root, with the number of this format.
 pub(super) const ROOT_MARK: &[u8] = b"tower-lock 1";
 
-/// In place of the id of an entry: a block.
+/// In place of the name of an entry: a block.
 pub(super) const BLOCK: &str = "!";
 
 /// The name of a key in its nodes: no slash, no control character and no `~`. That of a raw key
@@ -66,10 +66,10 @@ pub(super) fn bucket(name: &str) -> String {
     format!("{:02x}", (mixed >> 40) % u64::from(BUCKETS))
 }
 
-/// The id and the sequence in `<id>-<sequence>`.
+/// The name and the sequence in `<name>-<sequence>`.
 pub(super) fn entry(name: &str) -> Option<(&str, i32)> {
-    let (id, digits) = name.rsplit_once('-')?;
-    Some((id, digits.parse().ok()?))
+    let (name, digits) = name.rsplit_once('-')?;
+    Some((name, digits.parse().ok()?))
 }
 
 /// The sequence of the entry at this path.

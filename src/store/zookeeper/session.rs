@@ -60,6 +60,8 @@ struct Session {
     password: Vec<u8>,
     last_zxid: i64,
     time: Duration,
+    /// The last reply.
+    heard_at: Option<Instant>,
 }
 
 /// Requests that are sent together, and their replies.
@@ -124,6 +126,11 @@ impl Connector {
 
     async fn handshake(&self, stream: &mut dyn Stream) -> Result<Duration, CallError> {
         let mut out = Vec::new();
+        // Servers that have lost all data refuse a client that has seen later ones.
+        let is_over = |session: &Session| session.heard_at.is_some_and(|heard_at| heard_at.elapsed() > session.time);
+        if is_over(&self.session.lock()) {
+            self.end();
+        }
         {
             let session = self.session.lock();
             let wanted = i32::try_from(self.wanted.as_millis()).unwrap_or(i32::MAX);
@@ -136,15 +143,20 @@ impl Connector {
         stream.read_exact(&mut frame).await?;
         let connected = wire::connected(&frame).ok_or(CallError::Protocol)?;
         if connected.session == 0 {
-            *self.session.lock() = Session::default();
-            self.event(SessionEvent::Ended);
+            self.end();
             // The next connect begins another one.
             return Err(CallError::SessionEnded);
         }
         let time = Duration::from_millis(connected.timeout_ms.into());
         let mut session = self.session.lock();
         (session.id, session.password, session.time) = (connected.session, connected.password, time);
+        session.heard_at = Some(Instant::now());
         Ok(time)
+    }
+
+    fn end(&self) {
+        *self.session.lock() = Session::default();
+        self.event(SessionEvent::Ended);
     }
 
     /// Exchanges frames until the connection breaks, or the session is closed.
@@ -214,6 +226,7 @@ impl Connector {
                 Frame::Reply { number, zxid, error, body } => {
                     let mut session = self.session.lock();
                     session.last_zxid = session.last_zxid.max(zxid);
+                    session.heard_at = Some(Instant::now());
                     drop(session);
                     let flight = pending.front_mut().filter(|flight| flight.next == number)?;
                     flight.next += 1;

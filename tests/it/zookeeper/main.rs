@@ -8,5 +8,8 @@
 mod support;
 
 mod conformance;
+mod connecting;
+mod faults;
+mod fences;
 mod outages;
 mod sessions;

@@ -34,7 +34,7 @@ pub(crate) async fn own_environment(servers: usize) -> Option<Environment> {
     Some(Environment::new(Some(ZooKeeper::start(servers).await)))
 }
 
-fn is_installed() -> bool {
+pub(crate) fn is_installed() -> bool {
     if !ZooKeeper::is_available() {
         skipped(std::thread::current().name().unwrap_or("a test"), "java or `ZOOKEEPER_JARS`");
     }
@@ -51,8 +51,14 @@ impl Environment {
         self.own.as_ref().unwrap_or_else(|| SERVER.get().expect("started"))
     }
 
+    pub(crate) fn url(&self) -> String {
+        format!("zookeeper://{}", self.servers().addresses())
+    }
+
+    /// A store whose calls fail only if the servers do.
     pub(crate) async fn store(&self, session: Duration) -> Arc<ZooKeeperStore> {
-        self.store_at(&self.servers().addresses(), session).await
+        let builder = ZooKeeperStore::builder().root(&self.root).session(session).call_timeout(limits::CALL);
+        Arc::new(builder.connect_timeout(limits::CONNECT).connect(&self.url()).await.expect("it is up"))
     }
 
     pub(crate) async fn store_at(&self, servers: &str, session: Duration) -> Arc<ZooKeeperStore> {
@@ -63,7 +69,7 @@ impl Environment {
     /// Two instances, whose sessions last for the lease, the lock-delay and four seconds.
     pub(crate) async fn instances(&self, lease: Duration) -> [LockManager; 2] {
         let instance = async |name| {
-            let store = self.store(lease + Duration::from_secs(5)).await;
+            let store = self.store_at(&self.servers().addresses(), lease + Duration::from_secs(5)).await;
             LockManager::builder(store).instance(name).lease(lease).build()
         };
         [instance("a").await, instance("b").await]

@@ -68,8 +68,17 @@ impl<S: LockStore> Caller<S> {
 
     /// Releases without a record.
     pub async fn release(&self, key: &LockKey, id: &AcquisitionId, block_for: Duration) -> ReleaseReply {
-        let request = ReleaseRequest::new(key.clone(), id.clone(), block_for, terms());
-        self.store.release_one(request).await.expect("a reply")
+        self.try_release(key, id, block_for).await.expect("a reply")
+    }
+
+    /// The same, or the error.
+    pub async fn try_release(
+        &self,
+        key: &LockKey,
+        id: &AcquisitionId,
+        block_for: Duration,
+    ) -> Result<ReleaseReply, StoreError> {
+        self.store.release_one(ReleaseRequest::new(key.clone(), id.clone(), block_for, terms())).await
     }
 
     /// Releases, and leaves a record.
@@ -99,8 +108,13 @@ impl<S: LockStore> Caller<S> {
 
     /// Renews one lease.
     pub async fn renew(&self, key: &LockKey, id: &AcquisitionId) -> RenewReply {
+        self.try_renew(key, id).await.expect("a reply")
+    }
+
+    /// The same, or the error.
+    pub async fn try_renew(&self, key: &LockKey, id: &AcquisitionId) -> Result<RenewReply, StoreError> {
         let request = RenewRequest::new(key.clone(), id.clone(), LONG);
-        self.store.renew(vec![request]).await.expect("a reply").remove(0)
+        self.store.renew(vec![request]).await.map(|mut replies| replies.remove(0))
     }
 }
 

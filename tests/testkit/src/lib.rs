@@ -85,7 +85,7 @@ pub use self::{
     mariadb::MariaDb,
     pgbouncer::PgBouncer,
     postgres::PostgresServer,
-    process::{Process, TempFolder, certificate, skipped},
+    process::{Process, ReservedPort, TempFolder, certificate, skipped},
     proxy::{Chaos, Direction, FaultControl, NetworkFault, Proxy, Push, Request},
     redis::{RedisOptions, RedisServer},
     redis_cluster::{RedisCluster, RedisClusterOptions},

@@ -64,10 +64,17 @@ pub(crate) fn find(variable: Option<&str>, program: &str) -> Option<PathBuf> {
 
 /// A port that no other process gets when it asks for a free one, also while its server is down.
 #[derive(Debug)]
-pub(crate) struct ReservedPort(TcpSocket);
+pub struct ReservedPort(TcpSocket);
 
 impl ReservedPort {
-    pub(crate) fn new() -> Self {
+    /// Takes a free one.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the machine has no sockets.
+    #[must_use]
+    #[expect(clippy::new_without_default, reason = "each one is another port")]
+    pub fn new() -> Self {
         let reserve = || {
             let socket = TcpSocket::new_v4().expect("a socket");
             // Below those that the kernel gives to connections: one of them would otherwise have
@@ -81,7 +88,13 @@ impl ReservedPort {
         std::iter::repeat_with(reserve).flatten().next().expect("a free port")
     }
 
-    pub(crate) fn number(&self) -> u16 {
+    /// Its number.
+    ///
+    /// # Panics
+    ///
+    /// Does not panic: the socket is bound.
+    #[must_use]
+    pub fn number(&self) -> u16 {
         self.0.local_addr().expect("bound").port()
     }
 }

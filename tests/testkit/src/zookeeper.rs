@@ -51,6 +51,15 @@ impl ZooKeeper {
     ///
     /// Panics if a server does not start or does not respond.
     pub async fn start(count: usize) -> Self {
+        Self::start_with(count, |_| String::new()).await
+    }
+
+    /// The same with these settings of each server in addition. The function gets its folder.
+    ///
+    /// # Panics
+    ///
+    /// As [`start`](Self::start).
+    pub async fn start_with(count: usize, settings: impl Fn(&Path) -> String) -> Self {
         let ports: Vec<_> = (0..count).map(|_| [(); 3].map(|()| ReservedPort::new())).collect();
         let quorum: String = ports
             .iter()
@@ -68,9 +77,10 @@ impl ZooKeeper {
             let settings = format!(
                 "tickTime=500\ninitLimit=20\nsyncLimit=10\ndataDir={}\nclientPort={}\nclientPortAddress=127.0.0.1\n\
                  admin.enableServer=false\nmaxClientCnxns=0\nmaxSessionTimeout=700000\n4lw.commands.whitelist=srvr\n\
-                 forceSync=no\n{quorum}",
+                 forceSync=no\n{quorum}{}",
                 data.display(),
-                port.number()
+                port.number(),
+                settings(folder.path())
             );
             fs::write(folder.path().join("zoo.cfg"), settings).expect("a file");
             let process = Mutex::new(Process::start(Self::command(folder.path())).expect("check `is_available` first"));
@@ -143,6 +153,12 @@ impl ZooKeeper {
         leader
     }
 
+    /// The folder of a server.
+    #[must_use]
+    pub fn folder(&self, n: usize) -> &Path {
+        self.members[n].folder.path()
+    }
+
     /// The address of a server.
     #[must_use]
     pub fn address(&self, n: usize) -> SocketAddr {
@@ -154,6 +170,41 @@ impl ZooKeeper {
     pub fn addresses(&self) -> String {
         let address = |n| self.address(n).to_string();
         (0..self.members.len()).map(address).collect::<Vec<_>>().join(",")
+    }
+
+    /// Kills all servers, and starts them again without their data.
+    ///
+    /// # Panics
+    ///
+    /// Panics if they do not start.
+    pub async fn lose_all_data(&self) {
+        for n in 0..self.members.len() {
+            self.kill(n);
+            fs::remove_dir_all(self.members[n].folder.path().join("data/version-2")).expect("data");
+        }
+        for n in 0..self.members.len() {
+            *self.process(n) = Process::start(Self::command(self.members[n].folder.path())).expect("it did start");
+        }
+        for n in 0..self.members.len() {
+            self.is_up(n).await;
+        }
+    }
+
+    /// Runs a command of `zkCli`. Returns what it prints.
+    ///
+    /// # Panics
+    ///
+    /// Panics if there is no `java`.
+    pub fn cli(&self, command: &[&str]) -> String {
+        let jars = Self::jars().expect("check `is_available` first");
+        let java = Command::new(find(None, "java").expect("check `is_available` first"))
+            .args(["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp"])
+            .arg(format!("{}/*", jars.display()))
+            .args(["org.apache.zookeeper.ZooKeeperMain", "-server", &self.addresses()])
+            .args(command)
+            .output()
+            .expect("it starts");
+        String::from_utf8_lossy(&java.stdout).into_owned() + &String::from_utf8_lossy(&java.stderr)
     }
 
     /// Kills a server.

@@ -1,0 +1,152 @@
+//! Replies are lost, a session ends during a wait, and another process revokes a lock.
+
+use std::{sync::Arc, time::Duration};
+
+use tower_lock::{
+    LockManager,
+    store::{
+        AcquireReply, EventSink, ForceReleaseRequest, IfBusy, LockStore, ReleaseReply, RenewReply, StoreEvent,
+        YieldReply, YieldRequest, ZooKeeperStore,
+    },
+};
+use tower_lock_testkit::{
+    Direction, Proxy,
+    caller::{Caller, LONG, terms},
+    limits,
+    locks::key,
+    wait::{ms, soon, until},
+};
+
+use crate::support::{Environment, environment};
+
+const LEASE: Duration = Duration::from_secs(60);
+const SESSION: Duration = Duration::from_secs(610);
+
+/// A store behind a proxy, whose calls have a short timeout.
+struct Far {
+    proxy: Proxy,
+    caller: Caller<ZooKeeperStore>,
+    store: Arc<ZooKeeperStore>,
+}
+
+impl Far {
+    async fn new(environment: &Environment, session: Duration) -> Self {
+        let proxy = Proxy::start_raw(environment.servers().address(0)).await;
+        let builder = ZooKeeperStore::builder().call_timeout(limits::SHORT).connect_timeout(limits::CONNECT);
+        let builder = builder.root(&environment.root).session(session);
+        let store = Arc::new(builder.connect(&format!("zookeeper://{}", proxy.address())).await.expect("it is up"));
+        Self { proxy, caller: Caller::new(&store, "far"), store }
+    }
+
+    /// The server executes the call, and its reply is lost.
+    async fn loses_reply<T: std::fmt::Debug, E>(&self, call: impl Future<Output = Result<T, E>>) {
+        self.proxy.all().swallow(Direction::Down);
+        let reply = call.await;
+        assert!(reply.is_err(), "{:?}", reply.ok());
+        self.proxy.all().cut();
+        self.proxy.all().heal();
+        // Not only until the connection is open again.
+        until("it is up again", async || self.store.health().await.is_ok()).await;
+    }
+}
+
+/// The call is made again, and finds what the first one has done.
+#[tokio::test]
+async fn each_call_whose_reply_is_lost_is_made_again() {
+    let Some(environment) = environment().await else { return };
+    let far = Far::new(&environment, SESSION).await;
+    let near = environment.store(SESSION).await;
+    let near = Caller::new(&near, "near");
+    let (caller, key) = (&far.caller, key());
+    let (id, waiter) = (caller.id(), near.id());
+
+    far.loses_reply(caller.acquire(&key, &id, LEASE, IfBusy::Fail)).await;
+    let fence = caller.granted(&key, &id, LEASE).await;
+    let reply = near.acquire(&key, &waiter, LEASE, IfBusy::Enqueue).await;
+    assert!(matches!(reply, Ok(AcquireReply::Queued { ahead: 0, .. })), "one entry alone: {reply:?}");
+
+    far.loses_reply(caller.try_renew(&key, &id)).await;
+    assert_eq!(caller.renew(&key, &id).await, RenewReply::Extended);
+
+    // The waiter is behind the holder, so that the next id gets a place behind it.
+    let next = caller.id();
+    let yields = || {
+        let (key, id, next) = (key.clone(), id.clone(), next.clone());
+        far.store.yield_to_queue(YieldRequest::new(key, id, fence, next, LEASE, terms(), LONG))
+    };
+    far.loses_reply(yields()).await;
+    let reply = soon("a reply", yields()).await;
+    assert!(matches!(reply, Ok(YieldReply::NotHolder(AcquireReply::Queued { .. }))), "{reply:?}");
+    let second = near.granted(&key, &waiter, LEASE).await;
+    assert!(second > fence);
+
+    // A queued entry is released, and no copy of it is left.
+    far.loses_reply(caller.try_release(&key, &next, Duration::ZERO)).await;
+    assert_eq!(caller.release(&key, &next, Duration::ZERO).await, ReleaseReply::NotHolder);
+    assert_eq!(near.release(&key, &waiter, Duration::ZERO).await, ReleaseReply::Freed);
+
+    let third = caller.granted(&key, &id, LEASE).await;
+    assert!(third > second);
+    far.loses_reply(caller.try_release(&key, &id, ms(60_000))).await;
+    caller.release(&key, &id, ms(60_000)).await;
+    let blocked = near.acquire(&key, &waiter, LEASE, IfBusy::Fail).await;
+    assert!(matches!(blocked, Ok(AcquireReply::Busy { lease_left }) if lease_left > ms(1_000)), "{blocked:?}");
+    let free = || far.store.force_release(ForceReleaseRequest::new(key.clone(), Duration::ZERO, terms()));
+    far.loses_reply(free()).await;
+    soon("a reply", free()).await.expect("up");
+    assert!(near.granted(&key, &waiter, LEASE).await > third);
+}
+
+/// A waiter whose session ends gets an entry of its next session.
+#[tokio::test]
+async fn wait_outlasts_the_end_of_its_session() {
+    let Some(environment) = environment().await else { return };
+    let far = Far::new(&environment, Duration::from_secs(7)).await;
+    let far_locks = LockManager::builder(Arc::clone(&far.store)).instance("far").lease(Duration::from_secs(2)).build();
+    let [near, _] = environment.instances(Duration::from_secs(2)).await;
+    let held = near.lock(key()).await.expect("free");
+    let waiter = tokio::spawn(async move { far_locks.lock(key()).wait(limits::BROKEN).await });
+    until("a waiter", async || near.inspect(key()).await.is_ok_and(|status| status.waiting == 1)).await;
+    far.proxy.all().swallow(Direction::Both);
+    until("no waiter", async || near.inspect(key()).await.is_ok_and(|status| status.waiting == 0)).await;
+    far.proxy.all().cut();
+    far.proxy.all().heal();
+    until("a waiter", async || near.inspect(key()).await.is_ok_and(|status| status.waiting == 1)).await;
+    let token = held.fencing_token();
+    held.release().await.expect("held");
+    let next = soon("a grant", waiter).await.expect("no panic").expect("a grant");
+    assert!(next.fencing_token() > token);
+}
+
+/// A holder of another process learns of its revocation by an event, and not only with its next
+/// renewal.
+#[tokio::test]
+async fn revocation_reaches_the_process_of_the_holder() {
+    let Some(environment) = environment().await else { return };
+    let store = environment.store(SESSION).await;
+    let (caller, key) = (Caller::new(&store, "a"), key());
+    let (sender, mut events) = tokio::sync::mpsc::unbounded_channel();
+    let (id, receiver) = (caller.id(), Arc::new(()));
+    store.subscribe(EventSink::new(id.manager().to_owned(), &receiver, move |_, event| drop(sender.send(event))));
+    caller.granted(&key, &id, LEASE).await;
+    let operator = environment.store(SESSION).await;
+    // A short section is not watched.
+    let short = caller.id();
+    caller.granted(&("short",).into(), &short, LEASE).await;
+    let revoked = operator.force_release(ForceReleaseRequest::new(("short",).into(), ms(1_000), terms())).await;
+    assert!(revoked.is_ok(), "{revoked:?}");
+    assert_eq!(caller.renew(&("short",).into(), &short).await, RenewReply::NotHolder);
+    // The entry is watched when it is a second old.
+    tokio::time::sleep(ms(2_500)).await;
+    let revoked = operator.force_release(ForceReleaseRequest::new(key.clone(), ms(1_000), terms())).await;
+    assert!(revoked.is_ok(), "{revoked:?}");
+    let event = soon("an event", async {
+        loop {
+            let event = events.recv().await.expect("it lives");
+            if let StoreEvent::Revoked { key, id } = event {
+                return (key, id);
+            }
+        }
+    });
+    assert_eq!(event.await, (key, id));
+}
