@@ -3,8 +3,8 @@
 #
 #   scripts/bench.sh                 all questions, about 27 minutes on two cores
 #   scripts/bench.sh NAME ..         these: redis_cycles, replicas, cluster, redlock, hot_key,
-#                                    several_keys, shares, postgres, mysql, memory, http, layer,
-#                                    growth
+#                                    several_keys, shares, postgres, mysql, sessions, memory, http,
+#                                    layer, growth
 #   scripts/bench.sh --rounds N ..   other than five rounds
 #   scripts/bench.sh --long ..       also a million keys on Redis, in `growth`
 #   scripts/bench.sh --quick ..      one short round, without pictures: the programs work
@@ -43,6 +43,20 @@ if [[ -z $named || $named =~ cluster|redlock|hot_key|several_keys|shares ]] && [
     mvn --quiet --batch-mode -Dstyle.color=never -f benches/comparison/redisson/pom.xml -Dfolder="$redisson" \
         compile dependency:build-classpath -Dmdep.outputFile="$redisson/classpath" || rm -f "$redisson/classpath"
 fi
+# Curator, with the server of ZooKeeper, in the same way.
+curator=$target/curator
+if [[ -z $named || $named =~ sessions ]] && [ benches/comparison/curator/Cycles.java -nt "$curator/lib" ] &&
+    command -v javac >/dev/null && command -v mvn >/dev/null; then
+    rm -rf "$curator"
+    mkdir -p "$curator"
+    mvn --quiet --batch-mode -Dstyle.color=never -f benches/comparison/curator/pom.xml -Dfolder="$curator" \
+        compile dependency:copy-dependencies -DoutputDirectory="$curator/lib" || rm -rf "$curator/lib"
+fi
+if [ -e "$curator/lib" ]; then
+    export ZOOKEEPER_JARS=$curator/lib
+    arguments+=(--curator "$curator/classes:$curator/lib/*")
+fi
+
 if [ -e "$redisson/classpath" ]; then
     arguments+=(--redisson "$redisson/classes:$(cat "$redisson/classpath")")
 fi

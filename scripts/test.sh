@@ -7,9 +7,10 @@
 #                             none of the tests above
 #   scripts/test.sh --busy    the tests beside four busy loops, to find those that depend on timing
 #   scripts/test.sh --servers the tests on Redis, also with Redis 8, Valkey 8 and Valkey 9 in its
-#                             place, those on PostgreSQL with PostgreSQL 18, and those on MariaDB
-#                             with MySQL 9; it downloads them (Linux on x86-64, and for MySQL the
-#                             tools of Debian); none of the other tests
+#                             place, those on PostgreSQL with PostgreSQL 18, those on MariaDB with
+#                             MySQL 9, and those on ZooKeeper; it downloads them (Linux on x86-64;
+#                             for MySQL the tools of Debian, for ZooKeeper a JDK and Maven); none of
+#                             the other tests
 #   scripts/test.sh --long    all of these and slower checks: the lowest versions of dependencies,
 #                             types of other crates in the public API, each pair of features, the
 #                             package as users build it, broken locks that a storm must detect,
@@ -21,7 +22,7 @@ cd "$(dirname "$0")/.."
 
 busy= long= checks= servers=
 cores=$(nproc)
-usage() { sed -n '2,18s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+usage() { sed -n '2,19s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 loops=()
 for argument in "$@"; do
     case $argument in
@@ -176,7 +177,7 @@ have() { cargo "$1" --version >/dev/null 2>&1; }
 # `--long` has all pairs.
 each_feature() {
     local output selected
-    for selected in '' axum memory metrics mysql mysql-tls postgres postgres-tls redis redis-tls signal test-util __internals zookeeper uuid axum,memory; do
+    for selected in '' axum memory metrics mysql mysql-tls postgres postgres-tls redis redis-tls signal test-util __internals uuid zookeeper zookeeper-tls axum,memory; do
         echo "features: ${selected:-none}"
         # A warning fails, too. `-D warnings` in RUSTFLAGS would compile all dependencies again.
         if ! output=$(cargo check --quiet -p tower-lock --lib --no-default-features --features "$selected" 2>&1) || [ -n "$output" ]; then
@@ -264,6 +265,16 @@ END
     chmod +x "$mysqld"
 }
 on_mysql() { MYSQLD=$mysqld cargo test --quiet "${all[@]}" --test mysql; }
+# Also Curator, which a benchmark needs.
+zookeeper=$servers_folder/zookeeper
+fetch_zookeeper() {
+    mvn --quiet --batch-mode -f benches/comparison/curator/pom.xml dependency:copy-dependencies \
+        -DoutputDirectory="$zookeeper"
+}
+on_zookeeper() {
+    ZOOKEEPER_JARS=$zookeeper cargo test --quiet "${all[@]}" --test zookeeper
+    ZOOKEEPER_JARS=$zookeeper cargo test --quiet "${all[@]}" --test sessions
+}
 # Conformance, costs, outages, failovers.
 on_server() { # program
     REDIS_SERVER=$1 RUST_TEST_THREADS=$((cores * 3)) cargo test --quiet "${all[@]}" --test redis
@@ -273,6 +284,12 @@ on_server() { # program
 on_postgres() { POSTGRES=$newest_postgres RUST_TEST_THREADS=$((cores * 3)) cargo test --quiet "${all[@]}" --test postgres -- --skip tls_requires; }
 on_servers() {
     local program
+    if command -v java >/dev/null && command -v mvn >/dev/null; then
+        step 'fetch ZooKeeper' fetch_zookeeper
+        step 'ZooKeeper 3.9' on_zookeeper
+    else
+        skipped+=('ZooKeeper: no Java or no Maven')
+    fi
     if [ "$(uname -sm)" != 'Linux x86_64' ]; then
         skipped+=('Redis 8, Valkey 8 and 9, PostgreSQL 18, MySQL 9: their packages are for Linux on x86-64')
         return
@@ -476,7 +493,7 @@ if [ "$long" ]; then
     # On a disk, which is what it measures.
     step 'comparison with other locks' env -u TMPDIR scripts/bench.sh --quick
 else
-    skipped+=('lints, docs, each feature alone: scripts/test.sh --checks' 'Redis 8, Valkey 8 and 9, PostgreSQL 18, MySQL 9: scripts/test.sh --servers'
+    skipped+=('lints, docs, each feature alone: scripts/test.sh --checks' 'Redis 8, Valkey 8 and 9, PostgreSQL 18, MySQL 9, ZooKeeper: scripts/test.sh --servers'
         'slower checks: scripts/test.sh --long')
 fi
 summary

@@ -19,7 +19,7 @@ use crate::{
     LockError, LockManager, LockPolicy,
     acquisition::AcquisitionId,
     lock_key::LockKey,
-    store::{AcquireReply, AcquireRequest, IfBusy, LockStore, QueueConfig, StoreError, StoreErrorKind},
+    store::{AcquireReply, AcquireRequest, IfBusy, LockStore, QueueConfig, ReleaseRequest, StoreError, StoreErrorKind},
     sync::Mutex,
 };
 
@@ -27,6 +27,7 @@ const LEASE: Duration = Duration::from_secs(6);
 /// The lease, the lock-delay, and what a session needs.
 const SESSION: Duration = Duration::from_secs(11);
 const CALL: Duration = Duration::from_millis(500);
+const ROUNDS: u32 = 6;
 const MIN_HOLD: Duration = Duration::from_secs(2);
 
 fn ms(ms: u64) -> Duration {
@@ -54,6 +55,8 @@ struct Process {
     /// The calls that a server may still execute.
     late: Mutex<Vec<Execute>>,
     has_faults: AtomicBool,
+    /// The time of each reply, in milliseconds.
+    delay_ms: AtomicU64,
     /// No call reaches the leader before. The member may answer reads, by what it had.
     cut_until: Mutex<Option<Instant>>,
     answers_reads: AtomicBool,
@@ -152,6 +155,7 @@ impl Process {
             rng: Mutex::new(Rng::with_seed(seed)),
             late: Mutex::default(),
             has_faults: AtomicBool::new(true),
+            delay_ms: AtomicU64::new(0),
             cut_until: Mutex::default(),
             answers_reads: AtomicBool::default(),
         })
@@ -213,6 +217,7 @@ impl Process {
             return lost;
         }
         self.pause(20).await;
+        sleep(ms(self.delay_ms.load(SeqCst))).await;
         Ok(reply)
     }
 }
@@ -373,19 +378,18 @@ struct Sections {
     count: u32,
 }
 
-/// One process locks keys, again and again.
+/// A task of a process locks keys, again and again.
 async fn sections(
     process: Arc<Process>,
+    locks: LockManager,
     name: String,
     all: Arc<Mutex<BTreeMap<String, Sections>>>,
     seed: u64,
-) -> LockManager {
+) {
     let mut rng = Rng::with_seed(seed);
-    let locks = LockManager::builder(LineStore::new(Arc::clone(&process), CALL)).instance(name.as_str()).lease(LEASE);
-    let locks = locks.seed(seed).build();
     let waiting = locks.with_policy(LockPolicy::default().min_hold(MIN_HOLD));
     let mut rounds = 0;
-    while rounds < 12 {
+    while rounds < ROUNDS {
         let key = format!("key{}", rng.u8(..2));
         let has_min_hold = rng.u8(..100) < 10;
         let chosen = if has_min_hold { &waiting } else { &locks };
@@ -435,22 +439,28 @@ async fn sections(
             drop(guard.release().await);
         }
     }
-    locks
 }
 
 fn check(seed: u64) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     runtime.expect("a runtime").block_on(async {
         let (server, all) = (Arc::<Mutex<Server>>::default(), Arc::default());
-        let processes: Vec<_> = (0..3).map(|n| Process::new(&server, seed * 10 + n)).collect();
-        let mut tasks = Vec::new();
-        for (n, process) in processes.iter().enumerate() {
-            let seed = seed * 10 + n as u64;
-            tasks.push(tokio::spawn(sections(Arc::clone(process), format!("p{n}"), Arc::clone(&all), seed)));
+        let (mut processes, mut managers, mut tasks) = (Vec::new(), Vec::new(), Vec::new());
+        for n in 0..3 {
+            let seed = seed * 10 + n;
+            let process = Process::new(&server, seed);
+            let locks = LockManager::builder(LineStore::new(Arc::clone(&process), CALL)).instance(format!("p{n}"));
+            let locks = locks.lease(LEASE).seed(seed).build();
+            for task in 0..2 {
+                let (process, name) = (Arc::clone(&process), format!("p{n}.{task}"));
+                let sections = sections(process, locks.clone(), name, Arc::clone(&all), seed * 2 + task);
+                tasks.push(tokio::spawn(sections));
+            }
+            processes.push(process);
+            managers.push(locks);
         }
-        let mut managers = Vec::new();
         for task in tasks {
-            managers.push(timeout(Duration::from_secs(3_600), task).await.expect("progress").expect("no overlap"));
+            timeout(Duration::from_secs(3_600), task).await.expect("progress").expect("no overlap");
         }
         for process in &processes {
             process.has_faults.store(false, SeqCst);
@@ -463,26 +473,55 @@ fn check(seed: u64) {
         server.expire();
         assert!(server.lines.values().all(Vec::is_empty), "{:?}", server.lines);
         let counts: u32 = all.lock().values().map(|sections: &Sections| sections.count).sum();
-        assert_eq!(counts, 36);
+        assert_eq!(counts, 6 * ROUNDS);
     });
+}
+
+async fn acquire(
+    store: &LineStore<Arc<Process>>,
+    id: &str,
+    lease: Duration,
+    if_busy: IfBusy,
+) -> Result<AcquireReply, StoreError> {
+    let (key, id) = (LockKey::from(("key",)), AcquisitionId::from_text(id));
+    let request = AcquireRequest::new(key, id, lease, if_busy, QueueConfig::new(ms(200), LEASE, 9), LEASE);
+    store.acquire(request.into()).into_single().await
+}
+
+fn store(server: &Arc<Mutex<Server>>) -> (Arc<Process>, LineStore<Arc<Process>>) {
+    let process = Process::new(server, 0);
+    process.has_faults.store(false, SeqCst);
+    (Arc::clone(&process), LineStore::new(process, CALL))
+}
+
+/// An offer ends while a call is under way that has read the line before.
+#[tokio::test(start_paused = true)]
+async fn acquisition_that_ends_during_its_call_is_not_granted() {
+    let server = Arc::default();
+    let ((_, holder), (process, waiter)) = (store(&server), store(&server));
+    acquire(&holder, "a:1:1", LEASE, IfBusy::Fail).await.expect("free");
+    assert!(matches!(acquire(&waiter, "b:1:1", LEASE, IfBusy::Enqueue).await, Ok(AcquireReply::Queued { .. })));
+    let id = AcquisitionId::from_text("a:1:1");
+    let request = ReleaseRequest::new(("key",).into(), id, Duration::ZERO, QueueConfig::new(LEASE, LEASE, 9));
+    holder.release(request.into()).into_single().await.expect("held");
+    // The event is there, and the offer lasts for some more milliseconds.
+    sleep(ms(60)).await;
+    process.delay_ms.store(400, SeqCst);
+    let reply = acquire(&waiter, "b:1:1", LEASE, IfBusy::Enqueue).await;
+    assert!(reply.is_err(), "{reply:?}");
+    process.delay_ms.store(0, SeqCst);
+    assert!(matches!(acquire(&waiter, "b:1:1", LEASE, IfBusy::Enqueue).await, Ok(AcquireReply::Granted { .. })));
 }
 
 /// The proof of life may be two seconds old, and the servers may have counted from two seconds
 /// before it.
 #[tokio::test(start_paused = true)]
 async fn lease_is_at_most_the_session_less_four_seconds() {
-    let process = Process::new(&Arc::default(), 0);
-    process.has_faults.store(false, SeqCst);
-    let store = LineStore::new(process, CALL);
-    let acquire = async |lease| {
-        let (key, id) = (LockKey::from(("key",)), AcquisitionId::from_text("a:1:2"));
-        let queue = QueueConfig::new(LEASE, LEASE, 9);
-        let request = AcquireRequest::new(key, id, lease, IfBusy::Fail, queue, LEASE);
-        store.acquire(request.into()).into_single().await
-    };
-    let error = acquire(SESSION - ms(3_999)).await.expect_err("too long");
+    let (_process, store) = store(&Arc::default());
+    let error = acquire(&store, "a:1:1", SESSION - ms(3_999), IfBusy::Fail).await.expect_err("too long");
     assert_eq!(error.kind(), StoreErrorKind::Refused);
-    assert!(matches!(acquire(SESSION - ms(4_000)).await, Ok(AcquireReply::Granted { .. })));
+    let granted = acquire(&store, "a:1:1", SESSION - ms(4_000), IfBusy::Fail).await;
+    assert!(matches!(granted, Ok(AcquireReply::Granted { .. })), "{granted:?}");
 }
 
 #[test]

@@ -12,4 +12,5 @@ mod connecting;
 mod faults;
 mod fences;
 mod outages;
+mod runbook;
 mod sessions;

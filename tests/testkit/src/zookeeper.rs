@@ -190,21 +190,24 @@ impl ZooKeeper {
         }
     }
 
-    /// Runs a command of `zkCli`. Returns what it prints.
+    /// Runs lines of `zkCli` in one session. Returns what it prints.
     ///
     /// # Panics
     ///
     /// Panics if there is no `java`.
-    pub fn cli(&self, command: &[&str]) -> String {
+    #[must_use]
+    pub fn cli(&self, lines: &[&str]) -> String {
         let jars = Self::jars().expect("check `is_available` first");
-        let java = Command::new(find(None, "java").expect("check `is_available` first"))
+        let input = self.folder(0).join("commands");
+        fs::write(&input, lines.join("\n") + "\n").expect("a file");
+        let cli = Command::new(find(None, "java").expect("check `is_available` first"))
             .args(["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp"])
             .arg(format!("{}/*", jars.display()))
             .args(["org.apache.zookeeper.ZooKeeperMain", "-server", &self.addresses()])
-            .args(command)
+            .stdin(fs::File::open(input).expect("a file"))
             .output()
             .expect("it starts");
-        String::from_utf8_lossy(&java.stdout).into_owned() + &String::from_utf8_lossy(&java.stderr)
+        String::from_utf8_lossy(&cli.stdout).into_owned() + &String::from_utf8_lossy(&cli.stderr)
     }
 
     /// Kills a server.

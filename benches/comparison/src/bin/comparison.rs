@@ -2,7 +2,7 @@
 //!
 //! ```sh
 //! comparison [--rounds N] [--quick] [--long] [--charts FOLDER] [--redisson CLASSPATH]
-//!     [--counted PROGRAM] [NAME ..]
+//!     [--curator CLASSPATH] [--counted PROGRAM] [NAME ..]
 //! ```
 
 use std::process::ExitCode;
@@ -12,7 +12,7 @@ use tower_lock_comparison::{
     load,
     questions::{
         Run, cluster, growth, hot_key, http, layer, memory, mysql, one_thread, postgres, redis_cycles, redlock,
-        replicas, runtime, several_keys, shares,
+        replicas, runtime, several_keys, sessions, shares,
     },
     report::Goals,
     web,
@@ -22,7 +22,7 @@ use tower_lock_testkit::RedisServer;
 /// Answers a question, and adds its goals.
 type Question = (&'static str, fn(&mut Run));
 
-const QUESTIONS: [Question; 13] = [
+const QUESTIONS: [Question; 14] = [
     ("redis_cycles", redis_cycles::answer),
     ("replicas", replicas::answer),
     ("cluster", cluster::answer),
@@ -32,6 +32,7 @@ const QUESTIONS: [Question; 13] = [
     ("shares", shares::answer),
     ("postgres", postgres::answer),
     ("mysql", mysql::answer),
+    ("sessions", sessions::answer),
     ("memory", memory::answer),
     ("http", http::answer),
     ("layer", layer::answer),
@@ -75,6 +76,7 @@ fn compare(arguments: &[&str]) -> ExitCode {
         charts: None,
         counted: None,
         redisson: None,
+        curator: None,
     };
     let mut chosen = Vec::new();
     let mut arguments = arguments.iter().copied();
@@ -83,6 +85,7 @@ fn compare(arguments: &[&str]) -> ExitCode {
             "--long" => run.long = true,
             "--counted" => run.counted = arguments.next().map(Into::into),
             "--redisson" => run.redisson = arguments.next().map(str::to_owned),
+            "--curator" => run.curator = arguments.next().map(str::to_owned),
             "--rounds" => run.rounds = arguments.next().and_then(|rounds| rounds.parse().ok()).expect("a number"),
             "--quick" => (run.rounds, run.scale, run.charts) = (1, 0.2, None),
             "--charts" => run.charts = Some(arguments.next().expect("a folder").into()),

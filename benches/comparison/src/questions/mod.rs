@@ -12,6 +12,7 @@ pub mod redis_cycles;
 pub mod redlock;
 pub mod replicas;
 pub mod several_keys;
+pub mod sessions;
 pub mod shares;
 
 use std::{
@@ -40,6 +41,8 @@ pub struct Run {
     pub counted: Option<PathBuf>,
     /// The class path of the Java program, if it could be built.
     pub redisson: Option<String>,
+    /// The same of the one with Curator.
+    pub curator: Option<String>,
 }
 
 /// The name of a column.
