@@ -147,6 +147,8 @@
 //! | `redis-tls` | no | `rediss://`, with rustls, and *ring* if no other provider is installed |
 //! | `test-util` | no | [`test_util`], for tests only: [testing handlers] |
 //! | `uuid` | no | `Uuid` as a part of a key |
+//! | `zookeeper` | no | [`ZooKeeperStore`]: locks in an ensemble of ZooKeeper |
+//! | `zookeeper-tls` | no | `zookeepers://`, with rustls, as `redis-tls` |
 //!
 //! Every feature can be enabled on its own; the crate also builds without features.
 //!
@@ -240,6 +242,9 @@ pub use self::{
 #[cfg(feature = "mysql")]
 #[cfg_attr(docsrs, doc(cfg(feature = "mysql")))]
 pub use crate::store::MysqlStore;
+#[cfg(feature = "zookeeper")]
+#[cfg_attr(docsrs, doc(cfg(feature = "zookeeper")))]
+pub use crate::store::ZooKeeperStore;
 /// The version of `deadpool_redis` whose types this crate uses.
 #[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
@@ -272,8 +277,9 @@ pub mod guide {
     //! - [Redis in production](redis_in_production): sizing, permissions, failures, a runbook
     //! - [PostgreSQL in production](postgres_in_production): rights, poolers, failures, a runbook
     //! - [MySQL in production](mysql_in_production): rights, settings, failures, a runbook
+    //! - [ZooKeeper in production](zookeeper_in_production): sessions, rights, failures, a runbook
     //! - [Locks and transactions](locks_and_transactions): the check of a lock in a transaction
-    //! - [Topologies](topologies): one Redis, Sentinel, Cluster, Redlock, a database; failovers
+    //! - [Topologies](topologies): one Redis, Sentinel, Cluster, Redlock, a database, ZooKeeper
     //! - [Recipes](recipes): a nightly job, sessions, server-sent events, gRPC, an outbox
 
     macro_rules! pages {
@@ -299,6 +305,7 @@ pub mod guide {
         redis_in_production = "redis-in-production.md",
         postgres_in_production = "postgres-in-production.md",
         mysql_in_production = "mysql-in-production.md",
+        zookeeper_in_production = "zookeeper-in-production.md",
         topologies = "topologies.md",
     }
     // The examples crate tests the code of these, which needs a database.

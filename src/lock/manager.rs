@@ -98,17 +98,22 @@ impl LockManager {
     /// | `redis+cluster://user:password@a,b,c` | `redis` | in the Redis Cluster of these nodes |
     /// | `redis+redlock://user:password@a,b,c` | `redis` | in a majority of these independent servers |
     /// | `rediss://`, `rediss+sentinel://`, `rediss+cluster://`, `rediss+redlock://` | `redis-tls` | the same, with TLS |
+    /// | `zookeeper://user:password@a,b,c/root` | `zookeeper` | in this ensemble of ZooKeeper |
+    /// | `zookeepers://user:password@a,b,c/root` | `zookeeper-tls` | the same, with TLS |
     ///
-    /// `valkey` may replace `redis`, and `mariadb` may replace `mysql`. The default port is 6379,
-    /// that of a sentinel 26379, that of MySQL 3306, and that of PostgreSQL 5432. Each server has
-    /// the user, the password and the database of the URL. In a user and a password `@`, `#`, `/`,
-    /// `?`, `%` and `,` are encoded: `%40`, `%23`, `%2F`, `%3F`, `%25` and `%2C`.
+    /// `valkey` may replace `redis`, `mariadb` may replace `mysql`, and `zk` may replace
+    /// `zookeeper`. The default port is 6379, that of a sentinel 26379, that of MySQL 3306, that of
+    /// PostgreSQL 5432, and that of ZooKeeper 2181. Each server has the user, the password and the
+    /// database of the URL. In a user and a password `@`, `#`, `/`, `?`, `%`, `,` and `:` are
+    /// encoded: `%40`, `%23`, `%2F`, `%3F`, `%25`, `%2C` and `%3A`.
     ///
     /// The URL of a Redis may have [parameters](crate::store::RedisStoreBuilder::connect), for
     /// example `redis://host:6379?prefix=shop&min_replicas=1`, and so may those of a
-    /// [PostgreSQL](crate::store::PostgresStoreBuilder::connect) and a
-    /// [MySQL](crate::store::MysqlStoreBuilder::connect): `postgres://host/app?migrate=true` makes
-    /// the tables. For other settings of a store, connect with its builder, and pass the store to
+    /// [PostgreSQL](crate::store::PostgresStoreBuilder::connect), a
+    /// [MySQL](crate::store::MysqlStoreBuilder::connect) and a
+    /// [ZooKeeper](crate::store::ZooKeeperStoreBuilder::connect):
+    /// `postgres://host/app?migrate=true` makes the tables. For other settings of a store, connect
+    /// with its builder, and pass the store to
     /// [`builder`](Self::builder).
     ///
     /// ```no_run

@@ -152,8 +152,8 @@ impl<L: Lines> Shared<L> {
         Ok(())
     }
 
-    /// The same, if its entry is not being removed. Fails otherwise: the reply of a call on which it
-    /// relies may be from before.
+    /// The same, if its entry is not being removed. Fails otherwise: the reply of a call on which
+    /// it relies may be from before.
     pub(super) fn alive<T>(
         &self,
         key: &LockKey,

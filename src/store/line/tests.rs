@@ -495,6 +495,8 @@ fn store(server: &Arc<Mutex<Server>>) -> (Arc<Process>, LineStore<Arc<Process>>)
 }
 
 /// An offer ends while a call is under way that has read the line before.
+///
+/// Guarantee: G1.
 #[tokio::test(start_paused = true)]
 async fn acquisition_that_ends_during_its_call_is_not_granted() {
     let server = Arc::default();
@@ -515,6 +517,8 @@ async fn acquisition_that_ends_during_its_call_is_not_granted() {
 
 /// The proof of life may be two seconds old, and the servers may have counted from two seconds
 /// before it.
+///
+/// Guarantee: G1.
 #[tokio::test(start_paused = true)]
 async fn lease_is_at_most_the_session_less_four_seconds() {
     let (_process, store) = store(&Arc::default());
@@ -524,6 +528,7 @@ async fn lease_is_at_most_the_session_less_four_seconds() {
     assert!(matches!(granted, Ok(AcquireReply::Granted { .. })), "{granted:?}");
 }
 
+/// Guarantee: G1.
 #[test]
 fn sections_do_not_overlap_beside_faults() {
     let number = |name| std::env::var(name).ok().and_then(|number| number.parse::<u64>().ok());

@@ -70,8 +70,8 @@ impl ZooKeeperStoreBuilder {
     /// Sets the timeout of one call. Default: 500 ms.
     ///
     /// The timeout is from 50 ms to 5 s. With any other, connecting fails with
-    /// [`ZooKeeperConnectError::InvalidSetting`]. A call that takes longer is repeated. A request is
-    /// rejected (503, not started) after twice this time without a reply.
+    /// [`ZooKeeperConnectError::InvalidSetting`]. A call that takes longer is repeated. A request
+    /// is rejected (503, not started) after twice this time without a reply.
     pub fn call_timeout(self, timeout: Duration) -> Self {
         Self { call_timeout: Some(timeout), ..self }
     }

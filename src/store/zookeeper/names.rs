@@ -1,8 +1,9 @@
 //! The names of the nodes. Pure.
 //!
 //! `<root>/<bucket>/<key>~<name>-<sequence>` is an entry of the line of a key, and
-//! `<key>~!-<sequence>` its block. A node for each key would cost two writes more for a key that is used once: the keys
-//! share 256 buckets, and the line of a key is the nodes of its bucket that begin with it.
+//! `<key>~!-<sequence>` its block. A node for each key would cost two writes more for a key that is
+//! used once: the keys share 256 buckets, and the line of a key is the nodes of its bucket that
+//! begin with it.
 //!
 //! The sequence is the number of entries that the bucket had before. The fence of an entry is the
 //! clock when its bucket was made, in microseconds, and its sequence: fences rise in the order of

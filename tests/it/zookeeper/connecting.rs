@@ -61,6 +61,8 @@ async fn connect_without_a_majority_says_so() {
 }
 
 /// The nodes of a user are of this user alone.
+///
+/// Guarantee: G1.
 #[tokio::test]
 async fn nodes_of_a_user_are_private() {
     let Some(environment) = environment().await else { return };
@@ -79,6 +81,7 @@ async fn nodes_of_a_user_are_private() {
     again.health().await.expect("ready");
 }
 
+/// Guarantee: G18, G22.
 #[tokio::test]
 async fn zookeeper_has_neither_records_nor_permits() {
     let Some(environment) = environment().await else { return };

@@ -51,6 +51,8 @@ impl Far {
 }
 
 /// The call is made again, and finds what the first one has done.
+///
+/// Guarantee: G6.
 #[tokio::test]
 async fn each_call_whose_reply_is_lost_is_made_again() {
     let Some(environment) = environment().await else { return };
@@ -98,6 +100,8 @@ async fn each_call_whose_reply_is_lost_is_made_again() {
 }
 
 /// A waiter whose session ends gets an entry of its next session.
+///
+/// Guarantee: G6.
 #[tokio::test]
 async fn wait_outlasts_the_end_of_its_session() {
     let Some(environment) = environment().await else { return };
@@ -118,8 +122,29 @@ async fn wait_outlasts_the_end_of_its_session() {
     assert!(next.fencing_token() > token);
 }
 
+/// Guarantee: G5.
+#[tokio::test]
+async fn crashed_waiter_delays_those_behind_it_until_its_session_ends() {
+    let Some(environment) = environment().await else { return };
+    let far = Far::new(&environment, Duration::from_secs(7)).await;
+    let [near, next] = environment.instances(Duration::from_secs(2)).await;
+    let held = near.lock(key()).await.expect("free");
+    let crashed = far.caller.acquire(&key(), &far.caller.id(), Duration::from_secs(2), IfBusy::Enqueue).await;
+    assert!(matches!(crashed, Ok(AcquireReply::Queued { .. })), "{crashed:?}");
+    let waiter = tokio::spawn(async move { next.lock(key()).wait(limits::BROKEN).await });
+    until("both wait", async || near.inspect(key()).await.is_ok_and(|status| status.waiting == 2)).await;
+    far.proxy.all().swallow(Direction::Both);
+    held.release().await.expect("held");
+    let status = near.inspect(key()).await.expect("up");
+    assert!(format!("{:?}", status.holders).contains("far:"), "{status:?}");
+    assert!(!waiter.is_finished());
+    soon("a grant", waiter).await.expect("no panic").expect("a grant").release().await.expect("held");
+}
+
 /// A holder of another process learns of its revocation by an event, and not only with its next
 /// renewal.
+///
+/// Guarantee: G8.
 #[tokio::test]
 async fn revocation_reaches_the_process_of_the_holder() {
     let Some(environment) = environment().await else { return };

@@ -16,6 +16,8 @@ const LEASE: Duration = Duration::from_secs(2);
 const SESSION: Duration = Duration::from_secs(610);
 
 /// Each election adds 2³² to the number of a transaction.
+///
+/// Guarantee: G11.
 #[tokio::test]
 async fn fences_rise_over_leaders_and_a_loss_of_all_data() {
     let Some(environment) = own_environment(3).await else { return };
@@ -47,6 +49,8 @@ async fn fences_rise_over_leaders_and_a_loss_of_all_data() {
 }
 
 /// ZooKeeper counts the nodes of a bucket to 2³¹, and no further.
+///
+/// Guarantee: G11.
 #[tokio::test]
 async fn bucket_is_replaced_before_its_sequences_end() {
     let Some(environment) = environment().await else { return };

@@ -8,6 +8,7 @@ use crate::support::own_environment;
 
 const LEASE: Duration = Duration::from_secs(6);
 
+/// Guarantee: G1.
 #[tokio::test]
 async fn locks_outlast_members_that_are_killed() {
     let Some(environment) = own_environment(3).await else { return };
@@ -29,6 +30,8 @@ async fn locks_outlast_members_that_are_killed() {
 }
 
 /// For less and for more than a session.
+///
+/// Guarantee: G1.
 #[tokio::test]
 async fn locks_outlast_members_that_are_stopped() {
     let Some(environment) = own_environment(3).await else { return };
@@ -48,6 +51,7 @@ async fn locks_outlast_members_that_are_stopped() {
     sections.end(tasks).await;
 }
 
+/// Guarantee: G1.
 #[tokio::test]
 async fn restart_of_the_only_server_ends_no_lock() {
     let Some(environment) = own_environment(1).await else { return };

@@ -16,6 +16,8 @@ use tower_lock_testkit::{
 use crate::support::environment;
 
 /// A process that is cut off loses its lock before another one gets it.
+///
+/// Guarantee: G1.
 #[tokio::test]
 async fn process_that_is_cut_off_loses_its_lock_before_the_next_grant() {
     let Some(environment) = environment().await else { return };
@@ -39,6 +41,8 @@ async fn process_that_is_cut_off_loses_its_lock_before_the_next_grant() {
 }
 
 /// A store that is dropped ends its session at once.
+///
+/// Guarantee: G2.
 #[tokio::test]
 async fn keys_of_a_store_that_is_dropped_are_free_at_once() {
     let Some(environment) = environment().await else { return };
@@ -58,6 +62,8 @@ async fn keys_of_a_store_that_is_dropped_are_free_at_once() {
 }
 
 /// A block outlives the process that has made it.
+///
+/// Guarantee: G3.
 #[tokio::test]
 async fn block_outlives_its_process() {
     let Some(environment) = environment().await else { return };
