@@ -27,46 +27,52 @@ impl<L: Lines> Shared<L> {
         self.in_time(expires)?;
         self.cover(called, *lease).await?;
         self.end_expired(Some(key)).await?;
-        let (entry, line) = match self.known(request).await? {
+        let (name, entry, line) = match self.known(request).await? {
             Some(known) => known,
             None => {
-                let name = self.table().begin(key, id, expires.saturating_add(UNKNOWN_FOR), queue.offer_ttl);
+                let begun = self.table().begin(key, id, expires.saturating_add(UNKNOWN_FOR), queue.offer_ttl);
+                let name = begun.ok_or_else(ended::<L>)?;
                 self.in_time(expires)?;
                 let (joined, line) = self.lines.join(key, &name, *if_busy == IfBusy::Fail).await?;
                 let Some(entry) = joined else {
                     self.table().remove(key, &name);
                     return Ok(AcquireReply::Busy { lease_left: self.lease_left(request, &line) });
                 };
-                self.made(key, &name, &entry).await?;
-                (entry, line)
+                self.made(key, &name, &entry)?;
+                (name, entry, line)
             }
         };
         let before = line.before(&entry.handle).ok_or_else(ended::<L>)?;
         if before == 0 && line.block.is_none() {
             if let Err(expired) = self.in_time(expires) {
-                self.end(key, id).await?;
+                self.end(key, &name).await?;
                 return Err(expired);
             }
-            self.granted(request)?;
+            let until = self.clock.now().saturating_add(*lease);
+            self.alive(key, &name, |own| {
+                own.until = if own.state == State::Held { own.until.max(until) } else { until };
+                own.state = State::Held;
+            })?;
+            self.changed.notify_one();
             return Ok(AcquireReply::Granted { fence: entry.fence });
         }
-        self.wait(request, &line, before).await
+        self.wait(request, &name, &line, before).await
     }
 
     /// The entry that an earlier call has made, and its line.
-    async fn known(&self, request: &AcquireRequest) -> Result<Option<(OwnEntry, Line)>, L::Error> {
+    async fn known(&self, request: &AcquireRequest) -> Result<Option<(String, OwnEntry, Line)>, L::Error> {
         let AcquireRequest { key, id, .. } = request;
         let known = |own: &mut Own| (own.name.clone(), own.entry.clone().filter(|_| own.state != State::Ending));
         match self.own(key, id, known) {
             None => Ok(None),
-            Some((_, None)) => {
-                self.end(key, id).await?;
+            Some((name, None)) => {
+                self.end(key, &name).await?;
                 Ok(None)
             }
             Some((name, Some(entry))) => {
                 let line = self.lines.line(key).await?;
                 if line.before(&entry.handle).is_some() {
-                    return Ok(Some((entry, line)));
+                    return Ok(Some((name, entry, line)));
                 }
                 // It was revoked.
                 self.table().remove(key, &name);
@@ -75,19 +81,15 @@ impl<L: Lines> Shared<L> {
         }
     }
 
-    fn granted(&self, request: &AcquireRequest) -> Result<(), L::Error> {
-        let until = self.clock.now().saturating_add(request.lease);
-        self.alive(&request.key, &request.id, |own| {
-            own.until = if own.state == State::Held { own.until.max(until) } else { until };
-            own.state = State::Held;
-        })?;
-        self.changed.notify_one();
-        Ok(())
-    }
-
     /// The entry is not the first one.
-    async fn wait(&self, request: &AcquireRequest, line: &Line, before: usize) -> Result<AcquireReply, L::Error> {
-        let AcquireRequest { key, id, if_busy, queue, .. } = request;
+    async fn wait(
+        &self,
+        request: &AcquireRequest,
+        name: &str,
+        line: &Line,
+        before: usize,
+    ) -> Result<AcquireReply, L::Error> {
+        let AcquireRequest { key, if_busy, queue, .. } = request;
         let lease_left = self.lease_left(request, line);
         let ahead = before - usize::from(line.block.is_none());
         let refused = match if_busy {
@@ -96,13 +98,13 @@ impl<L: Lines> Shared<L> {
             IfBusy::Enqueue => None,
         };
         if let Some(refused) = refused {
-            self.end(key, id).await?;
+            self.end(key, name).await?;
             return Ok(refused);
         }
         let until = self.clock.now().saturating_add(queue.entry_ttl);
-        self.alive(key, id, |own| (own.state, own.until) = (State::Waiting, until))?;
+        self.alive(key, name, |own| (own.state, own.until) = (State::Waiting, until))?;
         if let Some(predecessor) = line.predecessor(before) {
-            self.watch(key, id, predecessor).await?;
+            self.watch(key, name, predecessor).await?;
         }
         Ok(AcquireReply::Queued { ahead, lease_left, poll_in: None })
     }
@@ -128,7 +130,7 @@ impl<L: Lines> Shared<L> {
         }
         let extended = |fence| {
             let until = self.clock.now().saturating_add(*lease);
-            self.alive(key, id, |own| own.until = own.until.max(until))?;
+            self.alive(key, &name, |own| own.until = own.until.max(until))?;
             Ok(YieldReply::Extended { fence })
         };
         // A copy of an executed yield: a section may run under the new fence.
@@ -136,31 +138,27 @@ impl<L: Lines> Shared<L> {
             return extended(entry.fence);
         }
         if line.entries.len() > 1 || self.own(key, next_id, |_| ()).is_some() {
-            self.end(key, id).await?;
+            self.end(key, &name).await?;
             return acquire().await;
         }
         // Before the call, whose reply may be lost.
-        self.alive(key, id, |own| own.entry = None)?;
+        self.alive(key, &name, |own| own.entry = None)?;
         let Some((new, line)) = self.lines.replace(key, &entry.handle, &name).await? else {
             self.table().remove(key, &name);
             return acquire().await;
         };
-        self.made(key, &name, &new).await?;
+        self.made(key, &name, &new)?;
         if line.is_held_by(&new.handle) {
             return extended(new.fence);
         }
         // A waiter came in between.
-        self.end(key, id).await?;
+        self.end(key, &name).await?;
         acquire().await
     }
 
-    /// A call has made an entry. Removes the entry unless its acquisition is still in the table.
-    async fn made(&self, key: &LockKey, name: &str, entry: &OwnEntry) -> Result<(), L::Error> {
-        if self.table().made(key, name, entry) {
-            return Ok(());
-        }
-        self.lines.leave(key, &entry.handle).await?;
-        Err(ended::<L>())
+    /// A call has made an entry. Fails if the call has ended since, and the entry was removed.
+    fn made(&self, key: &LockKey, name: &str, entry: &OwnEntry) -> Result<(), L::Error> {
+        self.table().made(key, name, entry).then_some(()).ok_or_else(ended::<L>)
     }
 
     fn in_time(&self, expires: BootInstant) -> Result<(), L::Error> {
@@ -176,5 +174,5 @@ impl<L: Lines> Shared<L> {
 }
 
 fn ended<L: Lines>() -> L::Error {
-    L::Error::of(StoreErrorKind::Unavailable, "the session ended during the call")
+    L::Error::of(StoreErrorKind::Unavailable, "the acquisition ended during the call")
 }

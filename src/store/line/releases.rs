@@ -17,14 +17,14 @@ impl<L: Lines> Shared<L> {
             None => return Ok(ReleaseReply::NotHolder),
             Some((name, Some(entry), is_held, false)) => (name, entry, is_held),
             // Its outcome is unknown, or it has ended.
-            Some(_) => {
-                self.end(key, id).await?;
+            Some((name, ..)) => {
+                self.end(key, &name).await?;
                 return Ok(ReleaseReply::NotHolder);
             }
         };
         // It may have become the first one.
         if !is_held && !self.lines.line(key).await?.is_held_by(&entry.handle) {
-            self.end(key, id).await?;
+            self.end(key, &name).await?;
             return Ok(ReleaseReply::NotHolder);
         }
         if !block_for.is_zero() {
@@ -36,7 +36,7 @@ impl<L: Lines> Shared<L> {
             self.changed.notify_one();
             return Ok(ReleaseReply::Freed);
         }
-        Ok(match self.end(key, id).await? {
+        Ok(match self.end(key, &name).await? {
             Some((true, line)) if line.entries.is_empty() => ReleaseReply::Freed,
             Some((true, _)) => ReleaseReply::HandedOff,
             Some((false, _)) | None => ReleaseReply::NotHolder,
@@ -62,7 +62,7 @@ impl<L: Lines> Shared<L> {
                 return RenewReply::NotHolder;
             }
             let until = now.saturating_add(request.lease);
-            match self.alive(&request.key, &request.id, |own| own.until = own.until.max(until)) {
+            match self.alive(&request.key, name, |own| own.until = own.until.max(until)) {
                 Ok(()) => RenewReply::Extended,
                 Err(_) => RenewReply::NotHolder,
             }

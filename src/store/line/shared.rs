@@ -91,13 +91,13 @@ impl<L: Lines> Shared<L> {
     }
 
     /// Waits for the end of a node, with an event.
-    pub(super) async fn watch(&self, key: &LockKey, id: &AcquisitionId, node: &str) -> Result<(), L::Error> {
+    pub(super) async fn watch(&self, key: &LockKey, name: &str, node: &str) -> Result<(), L::Error> {
         // Before the call: the event may be faster than the reply.
-        if !self.table().watch(key, id, node) {
+        if !self.table().watch(key, name, node) {
             return Ok(());
         }
         if self.lines.watch(node).await? {
-            self.table().is_watched(key, id, node);
+            self.table().is_watched(key, name, node);
         } else {
             self.gone(node);
         }
@@ -115,8 +115,9 @@ impl<L: Lines> Shared<L> {
                 table.forget_watches();
                 StoreEvent::Lagged
             }
+            // Each entry is gone, which the next call of its acquisition learns.
             SessionEvent::Ended => {
-                table.clear();
+                table.forget_watches();
                 self.beat_at.lock().take();
                 StoreEvent::Doubted
             }
@@ -152,43 +153,39 @@ impl<L: Lines> Shared<L> {
         Ok(())
     }
 
-    /// The same, if its entry is not being removed. Fails otherwise: the reply of a call on which
-    /// it relies may be from before.
-    pub(super) fn alive<T>(
-        &self,
-        key: &LockKey,
-        id: &AcquisitionId,
-        get: impl FnOnce(&mut Own) -> T,
-    ) -> Result<T, L::Error> {
+    /// The acquisition with the entry of this name, if it is not being removed. Fails otherwise: the
+    /// reply of a call on which it relies may be from before.
+    pub(super) fn alive<T>(&self, key: &LockKey, name: &str, get: impl FnOnce(&mut Own) -> T) -> Result<T, L::Error> {
         let mut table = self.table();
-        let own = table.get(key, id).filter(|own| own.state != State::Ending);
+        let own = table.named(key, name).filter(|own| own.state != State::Ending);
         own.map(get).ok_or_else(|| L::Error::of(StoreErrorKind::Unavailable, "the acquisition ended during the call"))
     }
 
     /// Ends the acquisitions whose time has passed: those of this key, or all.
     pub(super) async fn end_expired(&self, key: Option<&LockKey>) -> Result<(), L::Error> {
         let ended = self.table().take_ended(key, self.clock.now());
-        for (key, id) in ended {
-            self.end(&key, &id).await?;
+        for (key, name) in ended {
+            self.end(&key, &name).await?;
         }
         Ok(())
     }
 
-    /// Removes the entry of an acquisition. Returns the line after it, if the entry was known.
-    pub(super) async fn end(&self, key: &LockKey, id: &AcquisitionId) -> Result<Option<(bool, Line)>, L::Error> {
+    /// Removes the entry of this name. Returns the line after it, if the entry was known.
+    pub(super) async fn end(&self, key: &LockKey, name: &str) -> Result<Option<(bool, Line)>, L::Error> {
         let end = |own: &mut Own| {
             own.state = State::Ending;
-            (own.name.clone(), own.entry.as_ref().map(|entry| entry.handle.clone()))
+            own.entry.as_ref().map(|entry| entry.handle.clone())
         };
-        let Some((name, handle)) = self.own(key, id, end) else { return Ok(None) };
+        let ending = self.table().named(key, name).map(end);
+        let Some(handle) = ending else { return Ok(None) };
         let left = match handle {
             Some(handle) => Some(self.lines.leave(key, &handle).await?),
             None => {
-                self.lines.purge(key, &name).await?;
+                self.lines.purge(key, name).await?;
                 None
             }
         };
-        self.table().remove(key, &name);
+        self.table().remove(key, name);
         Ok(left)
     }
 
@@ -206,9 +203,9 @@ impl<L: Lines> Shared<L> {
     /// Short sections cost nothing.
     async fn watch_holders(&self) {
         let old = self.table().old_holders();
-        for (key, id, handle) in old {
-            if self.watch(&key, &id, &handle).await.is_err() {
-                self.table().unwatch(&key, &id);
+        for (key, name, handle) in old {
+            if self.watch(&key, &name, &handle).await.is_err() {
+                self.table().unwatch(&key, &name);
                 return;
             }
         }

@@ -54,7 +54,7 @@ pub(super) struct Table {
     pub(super) blocks: Vec<(String, BootInstant)>,
     pub(super) sinks: HashMap<String, EventSink>,
     /// The acquisitions that wait for the end of each of these nodes.
-    watched: HashMap<String, Vec<(LockKey, AcquisitionId)>>,
+    watched: HashMap<String, Vec<(LockKey, String)>>,
     calls: u64,
 }
 
@@ -66,15 +66,22 @@ impl Table {
         self.own.get_mut(key)?.iter_mut().find(|own| own.id == *id)
     }
 
+    pub(super) fn named(&mut self, key: &LockKey, name: &str) -> Option<&mut Own> {
+        self.own.get_mut(key)?.iter_mut().find(|own| own.name == name)
+    }
+
     /// Before the call that makes its entry: the caller may be gone when the call is executed.
-    /// Returns the name of the entry.
+    /// Returns the name of the entry. `None`: another call of the acquisition is under way.
     pub(super) fn begin(
         &mut self,
         key: &LockKey,
         id: &AcquisitionId,
         until: BootInstant,
         offer_ttl: Duration,
-    ) -> String {
+    ) -> Option<String> {
+        if self.get(key, id).is_some() {
+            return None;
+        }
         self.calls += 1;
         let name = format!("{id}+{}", self.calls);
         let own = Own {
@@ -89,57 +96,49 @@ impl Table {
             offer_ttl,
         };
         self.own.entry(key.clone()).or_default().push(own);
-        name
+        Some(name)
     }
 
-    /// The call has made this entry. `false`: the session has ended since, or another call has
-    /// taken its place, and the entry is to be removed.
+    /// The call has made this entry. `false`: the call has ended since, and the entry was removed.
     pub(super) fn made(&mut self, key: &LockKey, name: &str, entry: &OwnEntry) -> bool {
-        let own = self.own.get_mut(key).into_iter().flatten().find(|own| own.name == name);
-        own.map(|own| own.entry = Some(entry.clone())).is_some()
+        self.named(key, name).map(|own| own.entry = Some(entry.clone())).is_some()
     }
 
     pub(super) fn remove(&mut self, key: &LockKey, name: &str) {
-        let hash_map::Entry::Occupied(mut all) = self.own.entry(key.clone()) else { return };
-        let removed: Vec<_> = all.get_mut().extract_if(.., |own| own.name == name).collect();
-        if all.get().is_empty() {
-            all.remove();
-        }
-        for Own { id, watches, .. } in removed {
-            self.forget_watch(watches, &id);
+        self.unwatch(key, name);
+        if let hash_map::Entry::Occupied(mut all) = self.own.entry(key.clone()) {
+            all.get_mut().retain(|own| own.name != name);
+            if all.get().is_empty() {
+                all.remove();
+            }
         }
     }
 
     /// Before the call that watches a node. `false`: the server watches it.
-    pub(super) fn watch(&mut self, key: &LockKey, id: &AcquisitionId, node: &str) -> bool {
-        let Some(own) = self.get(key, id) else { return false };
+    pub(super) fn watch(&mut self, key: &LockKey, name: &str, node: &str) -> bool {
+        let Some(own) = self.named(key, name) else { return false };
         if own.watches.as_deref() == Some(node) {
             return !own.is_watching;
         }
-        self.unwatch(key, id);
-        self.own.get_mut(key).into_iter().flatten().filter(|own| own.id == *id).for_each(|own| {
+        self.unwatch(key, name);
+        if let Some(own) = self.named(key, name) {
             (own.watches, own.is_watching) = (Some(node.to_owned()), false);
-        });
-        self.watched.entry(node.to_owned()).or_default().push((key.clone(), id.clone()));
+        }
+        self.watched.entry(node.to_owned()).or_default().push((key.clone(), name.to_owned()));
         true
     }
 
     /// The reply to the call that watches.
-    pub(super) fn is_watched(&mut self, key: &LockKey, id: &AcquisitionId, node: &str) {
-        if let Some(own) = self.get(key, id) {
+    pub(super) fn is_watched(&mut self, key: &LockKey, name: &str, node: &str) {
+        if let Some(own) = self.named(key, name) {
             own.is_watching = own.watches.as_deref() == Some(node);
         }
     }
 
-    pub(super) fn unwatch(&mut self, key: &LockKey, id: &AcquisitionId) {
-        let node = self.get(key, id).and_then(|own| own.watches.take());
-        self.forget_watch(node, id);
-    }
-
-    fn forget_watch(&mut self, node: Option<String>, id: &AcquisitionId) {
-        let Some(node) = node else { return };
+    pub(super) fn unwatch(&mut self, key: &LockKey, name: &str) {
+        let Some(node) = self.named(key, name).and_then(|own| own.watches.take()) else { return };
         if let hash_map::Entry::Occupied(mut all) = self.watched.entry(node) {
-            all.get_mut().retain(|(_, other)| other != id);
+            all.get_mut().retain(|(_, other)| other != name);
             if all.get().is_empty() {
                 all.remove();
             }
@@ -153,11 +152,11 @@ impl Table {
     }
 
     /// The entries that hold their keys since the call before, and are not watched.
-    pub(super) fn old_holders(&mut self) -> Vec<(LockKey, AcquisitionId, String)> {
+    pub(super) fn old_holders(&mut self) -> Vec<(LockKey, String, String)> {
         let all = self.own.iter_mut().flat_map(|(key, all)| all.iter_mut().map(move |own| (key, own)));
         let old = |(key, own): (&LockKey, &mut Own)| {
             let is_old = own.state == State::Held && replace(&mut own.is_old, true) && own.watches.is_none();
-            is_old.then_some((key.clone(), own.id.clone(), own.entry.clone()?.handle))
+            is_old.then_some((key.clone(), own.name.clone(), own.entry.clone()?.handle))
         };
         all.filter_map(old).take(MAX_WATCHES).collect()
     }
@@ -165,43 +164,37 @@ impl Table {
     /// A node is gone: what the managers learn. An end by this process itself is no event.
     pub(super) fn gone(&mut self, node: &str, now: BootInstant) -> Vec<(EventSink, StoreEvent)> {
         let mut events = Vec::new();
-        for (key, id) in self.watched.remove(node).unwrap_or_default() {
-            let Some(own) = self.get(&key, &id) else { continue };
+        for (key, name) in self.watched.remove(node).unwrap_or_default() {
+            let Some(own) = self.named(&key, &name) else { continue };
             own.watches = None;
+            let id = own.id.clone();
             let is_its_own = own.entry.as_ref().is_some_and(|entry| entry.handle == node);
-            let event = match (own.state, is_its_own) {
-                (State::Held, true) => StoreEvent::Revoked { key: key.clone(), id: id.clone() },
+            let (manager, event) = match (own.state, is_its_own) {
+                (State::Held, true) => {
+                    self.remove(&key, &name);
+                    (id.manager().to_owned(), StoreEvent::Revoked { key, id })
+                }
                 // Its entry is the first one, or its next acquire learns that it is not.
                 (State::Waiting, false) => {
                     own.until = now.saturating_add(own.offer_ttl);
-                    StoreEvent::Offered { key: key.clone(), id: id.clone() }
+                    (id.manager().to_owned(), StoreEvent::Offered { key, id })
                 }
                 _ => continue,
             };
-            if is_its_own {
-                let name = own.name.clone();
-                self.remove(&key, &name);
-            }
-            events.extend(self.sinks.get(id.manager()).map(|sink| (sink.clone(), event)));
+            events.extend(self.sinks.get(&manager).map(|sink| (sink.clone(), event)));
         }
         events
     }
 
-    /// The session has ended, and all entries with it.
-    pub(super) fn clear(&mut self) {
-        self.own.clear();
-        self.watched.clear();
-    }
-
     /// Ends the acquisitions of this key, or of all keys, whose time has passed, and those that
     /// wait for a manager that is gone. Their entries are to be removed.
-    pub(super) fn take_ended(&mut self, key: Option<&LockKey>, now: BootInstant) -> Vec<(LockKey, AcquisitionId)> {
+    pub(super) fn take_ended(&mut self, key: Option<&LockKey>, now: BootInstant) -> Vec<(LockKey, String)> {
         let (mut ended, sinks) = (Vec::new(), &self.sinks);
         let mut end = |key: &LockKey, own: &mut Own| {
             let is_gone = || sinks.get(own.id.manager()).is_some_and(|sink| !sink.is_open());
             if own.until <= now || own.state == State::Waiting && is_gone() {
                 own.state = State::Ending;
-                ended.push((key.clone(), own.id.clone()));
+                ended.push((key.clone(), own.name.clone()));
             }
         };
         match key {

@@ -19,7 +19,10 @@ use crate::{
     LockError, LockManager, LockPolicy,
     acquisition::AcquisitionId,
     lock_key::LockKey,
-    store::{AcquireReply, AcquireRequest, IfBusy, LockStore, QueueConfig, ReleaseRequest, StoreError, StoreErrorKind},
+    store::{
+        AcquireReply, AcquireRequest, IfBusy, LockStore, QueueConfig, ReleaseReply, ReleaseRequest, StoreError,
+        StoreErrorKind,
+    },
     sync::Mutex,
 };
 
@@ -267,7 +270,10 @@ impl Lines for Arc<Process> {
     }
 
     async fn join(&self, key: &LockKey, name: &str, only_if_free: bool) -> Result<(Option<OwnEntry>, Line), Failed> {
-        let (key, id, session) = (key.as_str().to_owned(), name.to_owned(), self.session.load(SeqCst));
+        let (key, id) = (key.as_str().to_owned(), name.to_owned());
+        // Of the session of the connection, which may be a later one than that of the caller.
+        self.pause(20).await;
+        let session = self.session.load(SeqCst);
         let joined = self.call(move |server| {
             let line = server.line(&key);
             if only_if_free && !line.is_free() {
@@ -513,6 +519,33 @@ async fn acquisition_that_ends_during_its_call_is_not_granted() {
     assert!(reply.is_err(), "{reply:?}");
     process.delay_ms.store(0, SeqCst);
     assert!(matches!(acquire(&waiter, "b:1:1", LEASE, IfBusy::Enqueue).await, Ok(AcquireReply::Granted { .. })));
+}
+
+/// The server is slow, and the caller has given up.
+#[tokio::test(start_paused = true)]
+async fn grant_that_comes_too_late_is_given_back() {
+    let server = Arc::default();
+    let (process, store) = store(&server);
+    store.health().await.expect("up");
+    process.delay_ms.store(7_000, SeqCst);
+    let error = acquire(&store, "a:1:1", LEASE, IfBusy::Fail).await.expect_err("late");
+    assert_eq!(error.kind(), StoreErrorKind::Timeout);
+    assert!(server.lock().lines.values().all(Vec::is_empty));
+}
+
+/// The caller has dropped its call, and releases.
+#[tokio::test(start_paused = true)]
+async fn release_of_an_unknown_grant_frees_the_key() {
+    let server = Arc::default();
+    let (process, store) = store(&server);
+    store.health().await.expect("up");
+    process.delay_ms.store(500, SeqCst);
+    assert!(timeout(ms(200), acquire(&store, "a:1:1", LEASE, IfBusy::Fail)).await.is_err(), "dropped");
+    assert!(!server.lock().lines["key"].is_empty(), "executed");
+    let id = AcquisitionId::from_text("a:1:1");
+    let request = ReleaseRequest::new(("key",).into(), id, Duration::ZERO, QueueConfig::new(LEASE, LEASE, 9));
+    assert!(matches!(store.release(request.into()).into_single().await, Ok(ReleaseReply::NotHolder)));
+    assert!(server.lock().lines["key"].is_empty());
 }
 
 /// The proof of life may be two seconds old, and the servers may have counted from two seconds

@@ -244,8 +244,8 @@ impl Lines for ZooKeeper {
     async fn join(&self, key: &LockKey, name: &str, only_if_free: bool) -> Result<(Option<OwnEntry>, Line), CallError> {
         let escaped = names::escaped(key);
         let bucket = self.bucket(&escaped);
-        if only_if_free {
-            // As of now: a server that lags would show a holder that has left.
+        if only_if_free && !self.line_of(&escaped, self.one(Request::children(&bucket)).await?).await?.is_free() {
+            // As of now: a server that lags shows a holder that has left.
             let line = self.line(key).await?;
             if !line.is_free() {
                 return Ok((None, line));

@@ -12,7 +12,7 @@ use tower_lock_comparison::{
     load,
     questions::{
         Run, cluster, growth, hot_key, http, layer, memory, mysql, one_thread, postgres, redis_cycles, redlock,
-        replicas, runtime, several_keys, sessions, shares,
+        replicas, runtime, sessions, several_keys, shares,
     },
     report::Goals,
     web,

@@ -52,7 +52,9 @@ pub fn answer(run: &mut Run) {
         // The servers write to their disks, as they do by default.
         let servers = runtime.block_on(ZooKeeper::start_with(count, |_| "forceSync=yes\n".to_owned()));
         let instance = || async {
-            let builder = ZooKeeperStore::builder().connect_timeout(Duration::from_secs(10));
+            // The disk of the machine may be slow.
+            let builder = ZooKeeperStore::builder().call_timeout(Duration::from_secs(5));
+            let builder = builder.connect_timeout(Duration::from_secs(10));
             let store = builder.connect(&format!("zookeeper://{}", servers.addresses())).await;
             LockManager::new(store.expect("it is up"))
         };
@@ -76,7 +78,8 @@ pub fn answer(run: &mut Run) {
                 values.push(table.ratio(P50, OURS, CURATOR));
             }
         }
-        let mut table = Table::new(format!("ZooKeeper of {count}, from one instance to the other"), OURS, &HANDED_COLUMNS);
+        let mut table =
+            Table::new(format!("ZooKeeper of {count}, from one instance to the other"), OURS, &HANDED_COLUMNS);
         for name in run.turns(&[OURS, CURATOR]) {
             let mut times = measure(name, 0);
             table.push(name, HANDOFF, quantile_us(&mut times, 0.5));
