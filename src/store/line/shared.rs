@@ -153,8 +153,8 @@ impl<L: Lines> Shared<L> {
         Ok(())
     }
 
-    /// The acquisition with the entry of this name, if it is not being removed. Fails otherwise: the
-    /// reply of a call on which it relies may be from before.
+    /// The acquisition with the entry of this name, if it is not being removed. Fails otherwise:
+    /// the reply of a call on which it relies may be from before.
     pub(super) fn alive<T>(&self, key: &LockKey, name: &str, get: impl FnOnce(&mut Own) -> T) -> Result<T, L::Error> {
         let mut table = self.table();
         let own = table.named(key, name).filter(|own| own.state != State::Ending);

@@ -523,7 +523,7 @@ async fn acquisition_that_ends_during_its_call_is_not_granted() {
 
 /// The server is slow, and the caller has given up.
 #[tokio::test(start_paused = true)]
-async fn grant_that_comes_too_late_is_given_back() {
+async fn late_grant_is_removed_again() {
     let server = Arc::default();
     let (process, store) = store(&server);
     store.health().await.expect("up");

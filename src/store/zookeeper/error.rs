@@ -106,7 +106,7 @@ impl CallError {
             Self::Protocol => (Protocol, "is it a ZooKeeper?"),
             // The connection, a timeout, the session, or its move to another server.
             Self::Server(-4 | -7 | -112 | -118) => (Unavailable, ""),
-            Self::Server(NO_NODE) => (Unavailable, "has somebody deleted nodes of the locks?"),
+            Self::Server(NO_NODE) => (Unavailable, "were nodes of the locks deleted by hand?"),
             Self::Server(NO_AUTH | AUTH_FAILED) => (Refused, "the user lacks a right on the nodes of the locks"),
             Self::Server(_) | Self::ForeignRoot => (Refused, ""),
             Self::Adapter(kind, _) => (*kind, ""),

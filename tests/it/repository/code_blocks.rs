@@ -37,12 +37,13 @@ fn blocks() -> Vec<Block> {
 }
 
 /// A block with this code may be `no_run`, for this reason.
-const NO_RUN: [(&str, &str); 5] = [
+const NO_RUN: [(&str, &str); 6] = [
     ("axum::serve(", "serves until a signal arrives"),
     ("RedisStore::", "needs a server; `tests/it/redis` connects"),
     ("RedlockStore::", "the same"),
     ("PostgresStore::", "needs a server; `tests/it/postgres` connects"),
     ("MysqlStore::", "needs a server; `tests/it/mysql` connects"),
+    ("ZooKeeperStore::", "needs a server; `tests/it/zookeeper` connects"),
 ];
 
 #[test]
