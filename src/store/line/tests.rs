@@ -1,6 +1,8 @@
 //! Locks of several processes against a model of a server, whose replies are lost, whose executions
 //! are late, and whose sessions end.
 
+#![allow(clippy::disallowed_methods, reason = "tests run within a runtime")]
+
 use std::{
     collections::{BTreeMap, HashMap},
     fmt,
