@@ -138,7 +138,7 @@ pub(crate) trait Lines: fmt::Debug + Send + Sync + 'static {
 /// The error of a server.
 pub(crate) trait LineError: Send + Sync + Sized + 'static {
     /// An error of the adapter.
-    fn of(kind: StoreErrorKind, text: &'static str) -> Self;
+    fn of(kind: StoreErrorKind, text: impl Into<String>) -> Self;
 }
 
 impl Entry {

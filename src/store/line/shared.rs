@@ -45,11 +45,6 @@ const SLACK: Duration = Duration::from_secs(2);
 /// of sessions now and then.
 const SERVER_SLACK: Duration = Duration::from_secs(2);
 
-/// The longest lease that a session guarantees.
-pub(crate) fn longest_lease(session: Duration) -> Duration {
-    session.saturating_sub(SLACK + SERVER_SLACK)
-}
-
 impl<L: Lines> Shared<L> {
     pub(super) fn new(lines: L, call_timeout: Duration) -> Arc<Self> {
         let shared = Arc::new(Self {
@@ -147,8 +142,14 @@ impl<L: Lines> Shared<L> {
     /// Makes sure that the session lasts for this lease, from the call on.
     pub(super) async fn cover(&self, called: BootInstant, lease: Duration) -> Result<(), L::Error> {
         self.beat(called, SLACK).await?;
-        if lease > longest_lease(self.lines.session_time()) {
-            return Err(L::Error::of(StoreErrorKind::Refused, "the lease is longer than the session guarantees"));
+        let session = self.lines.session_time();
+        let needed = lease.saturating_add(SLACK + SERVER_SLACK);
+        if needed > session {
+            let text = format!(
+                "lease and lock-delay of {lease:?} need a session of {needed:?}, and this one has {session:?}: raise \
+                 `session`, or lower the lease"
+            );
+            return Err(L::Error::of(StoreErrorKind::Refused, text));
         }
         Ok(())
     }

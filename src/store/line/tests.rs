@@ -70,11 +70,11 @@ struct Process {
 type Execute = Box<dyn FnOnce(&mut Server) + Send>;
 
 #[derive(Debug)]
-struct Failed(StoreErrorKind, &'static str);
+struct Failed(StoreErrorKind, String);
 
 impl LineError for Failed {
-    fn of(kind: StoreErrorKind, text: &'static str) -> Self {
-        Self(kind, text)
+    fn of(kind: StoreErrorKind, text: impl Into<String>) -> Self {
+        Self(kind, text.into())
     }
 }
 
@@ -197,7 +197,7 @@ impl Process {
         execute: impl FnOnce(&mut Server) -> T + Send + 'static,
     ) -> Result<T, Failed> {
         self.pause(20).await;
-        let lost = Err(Failed(StoreErrorKind::Timeout, "no reply"));
+        let lost = Err(Failed::of(StoreErrorKind::Timeout, "no reply"));
         if self.is_cut() {
             sleep(CALL).await;
             return lost;
@@ -284,7 +284,7 @@ impl Lines for Arc<Process> {
             let own = server.append(&key, id, session)?;
             Some((Some(own), server.line(&key)))
         });
-        joined.await?.ok_or(Failed(StoreErrorKind::Unavailable, "the session has ended"))
+        joined.await?.ok_or(Failed::of(StoreErrorKind::Unavailable, "the session has ended"))
     }
 
     async fn line(&self, key: &LockKey) -> Result<Line, Failed> {

@@ -51,6 +51,9 @@ impl Address {
         if path.contains('@') {
             return Err(invalid("the path has an `@`, or a password has a plain `/`: write `%40`, and `%2F`"));
         }
+        if path.contains(',') {
+            return Err(invalid("the path has a `,`: the root comes once, after all hosts"));
+        }
         let (user, hosts) = authority.rsplit_once('@').map_or((None, authority), |(user, hosts)| (Some(user), hosts));
         let user = match user.map(|user| user.split_once(':')) {
             None => None,
@@ -136,6 +139,7 @@ mod tests {
             ("zookeeper://ann:s3c@ret@host", "not escaped"),
             ("zookeeper://ann:12/s3cret@host", "the path has an `@`"),
             ("zookeeper://host:s3cret", "not escaped"),
+            ("zookeeper://a/s3cret,b/s3cret", "the path has a `,`"),
             ("zookeeper://a,,b", "a host is empty"),
             ("zookeeper://host?s3cret=1", "a parameter is unknown"),
             ("zookeeper://host?session=s3cret", "`session` is not like"),

@@ -32,7 +32,7 @@ pub struct ZooKeeperStoreBuilder {
 
 /// The default lease, the lock-delay, and what a server and the network may need.
 const SESSION: Duration = Duration::from_secs(35);
-const SESSIONS: RangeInclusive<Duration> = Duration::from_secs(6)..=Duration::from_secs(3_600);
+const SESSIONS: RangeInclusive<Duration> = Duration::from_secs(7)..=Duration::from_secs(3_600);
 const ROOT: &str = "/tower-lock";
 
 impl ZooKeeperStoreBuilder {
@@ -52,7 +52,7 @@ impl ZooKeeperStoreBuilder {
     /// servers must grant it: by default they grant at most 20 ticks (`maxSessionTimeout`), which
     /// are 40 s with a tick of 2 s.
     ///
-    /// The time is from 6 s to an hour. With any other, connecting fails with
+    /// The time is from 7 s to an hour. With any other, connecting fails with
     /// [`ZooKeeperConnectError::InvalidSetting`].
     pub fn session(self, session: Duration) -> Self {
         Self { session: Some(session), ..self }
@@ -98,7 +98,7 @@ impl ZooKeeperStoreBuilder {
     /// Calls this function for user and password at each connect, in place of those of the URL.
     ///
     /// Only this user has rights on the nodes that are made: each instance needs the same user and
-    /// password. If the function fails, the connect fails, and is repeated. The function must not
+    /// password. Nodes that others may write are refused. If the function fails, the connect fails, and is repeated. The function must not
     /// block its thread. With a user in the URL, connecting fails with
     /// [`ZooKeeperConnectError::InvalidUrl`].
     ///
@@ -129,7 +129,7 @@ impl ZooKeeperStoreBuilder {
     ///
     /// | parameter | meaning |
     /// |---|---|
-    /// | `session` | as [`session`](Self::session), in seconds |
+    /// | `session` | as [`session`](Self::session), in whole seconds, with their unit: `45s` |
     /// | `sslrootcert` | the file of the trusted certificates, as [`tls_roots`](Self::tls_roots) |
     /// | `sslcert`, `sslkey` | the files of the certificate of this client and of its key |
     ///

@@ -67,11 +67,16 @@ pub(super) enum CallError {
     Server(i32),
     #[error("the root has nodes of another program, or of another release")]
     ForeignRoot,
+    #[error("others may write the nodes of the locks")]
+    OpenRoot,
     #[error("{1}")]
-    Adapter(StoreErrorKind, &'static str),
+    Adapter(StoreErrorKind, String),
 }
 
 const REACHABLE: &str = "is a majority of the servers up, and the address correct?";
+
+const CLOSED: &str =
+    "has the ensemble a majority? Is `maxClientCnxns` reached, or does this port need `zookeepers://`?";
 
 /// The user has no right.
 const NO_AUTH: i32 = -102;
@@ -99,6 +104,7 @@ impl CallError {
         match self {
             Self::Link(LinkError::ConnectFailed(error)) => error.classify(),
             Self::Link(LinkError::ConnectTimeout) => (Unavailable, REACHABLE),
+            Self::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => (Unavailable, CLOSED),
             Self::Io(error) => (Unavailable, tls::hint(&error.to_string()).unwrap_or(REACHABLE)),
             Self::Login(_) => (Unavailable, LOGIN_HINT),
             Self::Closed | Self::Broken | Self::SessionEnded => (Unavailable, ""),
@@ -108,7 +114,7 @@ impl CallError {
             Self::Server(-4 | -7 | -112 | -118) => (Unavailable, ""),
             Self::Server(NO_NODE) => (Unavailable, "were nodes of the locks deleted by hand?"),
             Self::Server(NO_AUTH | AUTH_FAILED) => (Refused, "the user lacks a right on the nodes of the locks"),
-            Self::Server(_) | Self::ForeignRoot => (Refused, ""),
+            Self::Server(_) | Self::ForeignRoot | Self::OpenRoot => (Refused, ""),
             Self::Adapter(kind, _) => (*kind, ""),
         }
     }
@@ -128,8 +134,8 @@ impl CallError {
 }
 
 impl LineError for CallError {
-    fn of(kind: StoreErrorKind, text: &'static str) -> Self {
-        Self::Adapter(kind, text)
+    fn of(kind: StoreErrorKind, text: impl Into<String>) -> Self {
+        Self::Adapter(kind, text.into())
     }
 }
 
@@ -144,6 +150,10 @@ impl ZooKeeperConnectError {
             CallError::ForeignRoot => {
                 Some(format!("`{root}` has nodes of another program, or of another release: use another root"))
             }
+            CallError::OpenRoot => Some(format!(
+                "clients without a user may write below `{root}`: with all instances stopped, `setAcl -R {root} \
+                 auth::cdrwa` as this user closes it, or use another root"
+            )),
             _ => None,
         };
         if let Some(defect) = defect {

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     clock::Clock,
-    limits::CONNECT_TIMEOUT,
+    limits::{CONNECT_TIMEOUT, LOCK_DELAY},
     lock_key::LockKey,
     store::{
         StoreError, StoreErrorKind,
@@ -66,21 +66,34 @@ impl ZooKeeper {
         self.heartbeat().await
     }
 
-    /// Makes the nodes that all locks share, if there are none.
+    /// Makes the nodes that all locks share, if there are none, and checks those that are there.
     async fn make_root(&self) -> Result<(), CallError> {
-        for (at, _) in self.root.match_indices('/').skip(1) {
-            self.make(&self.root[..at], b"").await?;
+        for (at, _) in self.root.match_indices('/').skip(1).chain([(self.root.len(), "")]) {
+            let path = &self.root[..at];
+            // An administrator may have made it below a node on which the user has no right.
+            if !existed(&self.one(Request::exists(path)).await?)? {
+                self.make(path, if path == self.root { names::ROOT_MARK } else { b"" }).await?;
+            }
         }
-        self.make(&self.root, names::ROOT_MARK).await?;
         let [data, children] = self.flight([Request::data(&self.root, false), Request::children(&self.root)]).await?;
         let (data, children) = (data.map_err(CallError::Server)?, children.map_err(CallError::Server)?);
         let (mark, _) = wire::data(&data).ok_or(CallError::Protocol)?;
+        let children = wire::names(&children).ok_or(CallError::Protocol)?;
         if mark != names::ROOT_MARK {
-            // An operator may have made the node, with rights.
-            if !mark.is_empty() || wire::names(&children).is_none_or(|children| !children.is_empty()) {
+            // An administrator may have made it, with rights.
+            if !mark.is_empty() || !children.is_empty() {
                 return Err(CallError::ForeignRoot);
             }
             self.one(Request::set_data(&self.root, names::ROOT_MARK)).await?.map_err(CallError::Server)?;
+        }
+        if self.connector.is_private() {
+            let paths = children.iter().map(|child| format!("{}/{child}", self.root)).chain([self.root.clone()]);
+            for reply in self.flight_of_many(paths.map(|path| Request::rights(&path)).collect()).await? {
+                // A node that others may write is one below which they can delete locks.
+                if wire::is_open(&reply.map_err(CallError::Server)?).ok_or(CallError::Protocol)? {
+                    return Err(CallError::OpenRoot);
+                }
+            }
         }
         self.make(&format!("{}/sessions", self.root), b"").await
     }
@@ -166,7 +179,8 @@ impl ZooKeeper {
         let (text, stat) = wire::data(&reply).ok_or(CallError::Protocol)?;
         let text = str::from_utf8(text).map_err(|_| CallError::Protocol)?;
         let (time_ms, revoked) = text.split_once(' ').unwrap_or((text, ""));
-        let time = Duration::from_millis(time_ms.parse().map_err(|_| CallError::Protocol)?);
+        // A block that was made by hand without a time ends, too.
+        let time = time_ms.parse().map_or(LOCK_DELAY, Duration::from_millis);
         let estimate_us = self.server_clock.lock().expires_at(self.clock.now(), Duration::ZERO);
         let passed_ms = estimate_us.map_or(0, |us| us / 1_000 - stat.created_ms);
         let left = time.saturating_sub(Duration::from_millis(u64::try_from(passed_ms).unwrap_or(0)));
@@ -261,7 +275,7 @@ impl Lines for ZooKeeper {
                     if names::sequence(&handle).is_none_or(|sequence| sequence / 3 * 2 >= self.last_sequence) {
                         self.delete(&handle).await?;
                         self.replace_bucket(&bucket).await?;
-                        return Err(CallError::Adapter(StoreErrorKind::Unavailable, USED_UP));
+                        return Err(CallError::Adapter(StoreErrorKind::Unavailable, USED_UP.to_owned()));
                     }
                     let own = OwnEntry { fence: fence(&handle, data)?, handle };
                     return Ok((Some(own), self.line_of(&escaped, children).await?));
@@ -368,7 +382,11 @@ impl Lines for ZooKeeper {
         let requests = buckets.map(|n: usize| Request::children(&format!("{}/{n:02x}", self.root))).collect();
         let mut lines = Vec::new();
         for reply in self.flight_of_many(requests).await? {
-            let Ok(body) = reply else { continue };
+            let body = match reply {
+                Ok(body) => body,
+                Err(NO_NODE) => continue,
+                Err(error) => return Err(CallError::Server(error)),
+            };
             let children = wire::names(&body).ok_or(CallError::Protocol)?;
             let mut found: Vec<_> =
                 children.iter().filter_map(|child| child.split_once('~')).map(|(name, _)| name).collect();

@@ -1,7 +1,7 @@
 //! The requests of ZooKeeper that locks need, and their replies. Pure.
 //!
 //! A lock of ZooKeeper is a node of a session, and ends with it: a client must show when its
-//! session begins, ends and gets a heartbeat. Ten requests are enough for that.
+//! session begins, ends and gets a heartbeat. Eleven requests are enough for that.
 //!
 //! A frame is a length in four bytes and as many bytes. Numbers are big endian. A text or an array
 //! of bytes has its length in front, and -1 for none.
@@ -67,6 +67,7 @@ const DELETE: i32 = 2;
 const EXISTS: i32 = 3;
 const GET_DATA: i32 = 4;
 const SET_DATA: i32 = 5;
+const GET_ACL: i32 = 6;
 const GET_CHILDREN: i32 = 8;
 const SYNC: i32 = 9;
 const PING: i32 = 11;
@@ -82,6 +83,7 @@ const AUTH_NUMBER: i32 = -4;
 
 const ANY_VERSION: i32 = -1;
 const ALL_RIGHTS: i32 = 31;
+const READ_RIGHT: i32 = 1;
 
 impl Request {
     /// Makes a node. `is_private`: for the user of this connection alone.
@@ -102,6 +104,11 @@ impl Request {
     /// stay on a node that is gone already.)
     pub(crate) fn data(path: &str, watches: bool) -> Self {
         Self::new(GET_DATA).text(path).flag(watches)
+    }
+
+    /// Asks who has which rights on a node.
+    pub(crate) fn rights(path: &str) -> Self {
+        Self::new(GET_ACL).text(path)
     }
 
     pub(crate) fn set_data(path: &str, data: &[u8]) -> Self {
@@ -239,6 +246,16 @@ pub(crate) fn names(body: &[u8]) -> Option<Vec<&str>> {
     let mut reader = Reader(body);
     let count = usize::try_from(reader.int()?.max(0)).ok()?;
     (0..count).map(|_| reader.text()).collect()
+}
+
+/// The reply to `rights`: whether clients without a login may do more than read.
+pub(crate) fn is_open(body: &[u8]) -> Option<bool> {
+    let (mut reader, mut is_open) = (Reader(body), false);
+    for _ in 0..reader.int()? {
+        let (rights, scheme, _id) = (reader.int()?, reader.text()?, reader.text()?);
+        is_open |= rights & !READ_RIGHT != 0 && ["world", "ip"].contains(&scheme);
+    }
+    Some(is_open)
 }
 
 /// The reply to a multi: the node that it has made, or the error of the part that has failed.

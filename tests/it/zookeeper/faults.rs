@@ -14,6 +14,7 @@ use tower_lock_testkit::{
     caller::{Caller, LONG, terms},
     limits,
     locks::key,
+    skipped,
     wait::{ms, soon, until},
 };
 
@@ -97,6 +98,28 @@ async fn each_call_whose_reply_is_lost_is_made_again() {
     far.loses_reply(free()).await;
     soon("a reply", free()).await.expect("up");
     assert!(near.granted(&key, &waiter, LEASE).await > third);
+}
+
+/// A block that was made by hand, without its time.
+#[tokio::test]
+async fn block_without_a_time_ends() {
+    let Some(environment) = environment().await else { return };
+    let store = environment.store(SESSION).await;
+    let (caller, key) = (Caller::new(&store, "a"), key());
+    let id = caller.id();
+    caller.granted(&key, &id, LEASE).await;
+    let listed = environment.servers().cli(&[&format!("ls -R {}", environment.root)]);
+    let Some(entry) = listed.lines().find(|line| line.contains('~')) else {
+        return skipped("a block by hand", "`commons-cli` of `zkCli`");
+    };
+    let block = format!("create -s {}~!- ten", entry.split_once('~').expect("found").0);
+    drop(environment.servers().cli(&[&block]));
+    caller.release(&key, &id, Duration::ZERO).await;
+    until("the end of the block", async || {
+        let reply = caller.acquire(&key, &caller.id(), LEASE, IfBusy::Fail).await;
+        matches!(reply, Ok(AcquireReply::Granted { .. }))
+    })
+    .await;
 }
 
 /// A waiter whose session ends gets an entry of its next session.

@@ -8,10 +8,10 @@ use crate::support::own_environment;
 const GUIDE: &str = include_str!("../../../docs/guide/zookeeper-in-production.md");
 
 /// The lines of each block of commands.
-fn blocks() -> [Vec<&'static str>; 4] {
+fn blocks() -> [Vec<&'static str>; 5] {
     let blocks: Vec<_> = GUIDE.split("```text\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
     let blocks: Vec<_> = blocks.into_iter().map(|block| block.lines().collect()).collect();
-    blocks.try_into().expect("rights, all nodes, one node, free")
+    blocks.try_into().expect("rights, rights later, all nodes, one node, free")
 }
 
 /// Guarantee: G1, G8.
@@ -19,7 +19,7 @@ fn blocks() -> [Vec<&'static str>; 4] {
 async fn commands_of_the_zookeeper_guide_show_and_free_a_lock() {
     let Some(environment) = own_environment(1).await else { return };
     let servers = environment.servers();
-    let [rights, all, stat, free] = blocks();
+    let [rights, later, all, stat, free] = blocks();
     let cli = |lines: &[&str]| {
         let text = servers.cli(lines);
         assert!(!text.contains("KeeperErrorCode") && !text.contains("Command failed"), "{lines:?}: {text}");
@@ -55,4 +55,14 @@ async fn commands_of_the_zookeeper_guide_show_and_free_a_lock() {
     let next = locks.lock(("reward", 7, "daily")).wait(limits::BROKEN).await.expect("the block ends");
     assert!(next.fencing_token() > guard.fencing_token());
     next.release().await.expect("held");
+    drop(locks);
+
+    let url = environment.url();
+    let with_user = url.replace("://", "://locks:secret@");
+    let text = format!("{:?}", LockManager::connect(&with_user).await.map(drop).expect_err("open"));
+    assert!(text.contains("clients without a user may write below `/tower-lock`"), "{text}");
+    cli(&later);
+    drop(LockManager::connect(&with_user).await.expect("closed"));
+    let text = format!("{:?}", LockManager::connect(&url).await.map(drop).expect_err("no right"));
+    assert!(text.contains("the user may not make or read nodes"), "{text}");
 }
