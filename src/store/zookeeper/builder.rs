@@ -98,8 +98,9 @@ impl ZooKeeperStoreBuilder {
     /// Calls this function for user and password at each connect, in place of those of the URL.
     ///
     /// Only this user has rights on the nodes that are made: each instance needs the same user and
-    /// password. Nodes that others may write are refused. If the function fails, the connect fails, and is repeated. The function must not
-    /// block its thread. With a user in the URL, connecting fails with
+    /// password. Nodes that others may write are refused. If the function fails, the connect fails,
+    /// and is repeated. The function must not block its thread. With a user in the URL, connecting
+    /// fails with
     /// [`ZooKeeperConnectError::InvalidUrl`].
     ///
     /// [`PostgresStoreBuilder::credentials`](crate::store::PostgresStoreBuilder::credentials) has
