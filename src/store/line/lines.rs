@@ -52,7 +52,7 @@ pub(crate) struct Page {
 pub(crate) enum SessionEvent {
     /// A connection is open. Events may have been lost before.
     Connected,
-    /// The entries of this process are gone.
+    /// There is another session. The entries of the one before are gone, or end with it.
     Ended,
     /// A node that was watched is gone: an entry or a block.
     Gone { node: String },

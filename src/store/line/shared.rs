@@ -110,9 +110,9 @@ impl<L: Lines> Shared<L> {
                 table.forget_watches();
                 StoreEvent::Lagged
             }
-            // Each entry is gone, which the next call of its acquisition learns.
             SessionEvent::Ended => {
                 table.forget_watches();
+                table.end_all(self.clock.now());
                 self.beat_at.lock().take();
                 StoreEvent::Doubted
             }

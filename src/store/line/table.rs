@@ -186,6 +186,12 @@ impl Table {
         events
     }
 
+    /// Ends all acquisitions: the next session does not keep their entries, which may be there for
+    /// a while.
+    pub(super) fn end_all(&mut self, now: BootInstant) {
+        self.own.values_mut().flatten().for_each(|own| (own.state, own.until) = (State::Ending, now));
+    }
+
     /// Ends the acquisitions of this key, or of all keys, whose time has passed, and those that
     /// wait for a manager that is gone. Their entries are to be removed.
     pub(super) fn take_ended(&mut self, key: Option<&LockKey>, now: BootInstant) -> Vec<(LockKey, String)> {

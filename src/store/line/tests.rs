@@ -60,6 +60,7 @@ struct Process {
     /// The calls that a server may still execute.
     late: Mutex<Vec<Execute>>,
     has_faults: AtomicBool,
+    heard_at: Mutex<Option<Instant>>,
     /// The time of each reply, in milliseconds.
     delay_ms: AtomicU64,
     /// No call reaches the leader before. The member may answer reads, by what it had.
@@ -130,7 +131,9 @@ impl Server {
                 let node = handle.to_owned();
                 tokio::spawn(async move {
                     process.pause(20).await;
-                    process.event(SessionEvent::Gone { node });
+                    if !process.is_cut() {
+                        process.event(SessionEvent::Gone { node });
+                    }
                 });
             }
         }
@@ -160,6 +163,7 @@ impl Process {
             rng: Mutex::new(Rng::with_seed(seed)),
             late: Mutex::default(),
             has_faults: AtomicBool::new(true),
+            heard_at: Mutex::default(),
             delay_ms: AtomicU64::new(0),
             cut_until: Mutex::default(),
             answers_reads: AtomicBool::default(),
@@ -211,6 +215,10 @@ impl Process {
         if self.chance(50) {
             self.execute_late();
         }
+        if self.chance(1) {
+            // A new leader begins with full sessions.
+            self.server.lock().sessions.values_mut().for_each(|end| *end = Instant::now() + SESSION);
+        }
         if self.chance(3) {
             self.late.lock().push(Box::new(|server| drop(execute(server))));
             sleep(CALL).await;
@@ -221,6 +229,7 @@ impl Process {
             sleep(CALL).await;
             return lost;
         }
+        *self.heard_at.lock() = Some(Instant::now());
         self.pause(20).await;
         sleep(ms(self.delay_ms.load(SeqCst))).await;
         Ok(reply)
@@ -258,7 +267,9 @@ impl Lines for Arc<Process> {
             let end = Instant::now() + SESSION - early;
             server.sessions.get_mut(&session).map(|until| *until = end.max(*until)).is_some()
         });
-        if alive.await? {
+        // A process that has heard nothing for so long begins another one.
+        let is_over = self.heard_at.lock().is_some_and(|heard_at| heard_at.elapsed() > SESSION);
+        if !is_over && alive.await? {
             return Ok(());
         }
         self.event(SessionEvent::Ended);
@@ -492,7 +503,8 @@ async fn acquire(
     if_busy: IfBusy,
 ) -> Result<AcquireReply, StoreError> {
     let (key, id) = (LockKey::from(("key",)), AcquisitionId::from_text(id));
-    let request = AcquireRequest::new(key, id, lease, if_busy, QueueConfig::new(ms(200), LEASE, 9), LEASE);
+    let queue = QueueConfig::new(ms(200), 2 * SESSION, 9);
+    let request = AcquireRequest::new(key, id, lease, if_busy, queue, LEASE);
     store.acquire(request.into()).into_single().await
 }
 
@@ -521,6 +533,28 @@ async fn acquisition_that_ends_during_its_call_is_not_granted() {
     assert!(reply.is_err(), "{reply:?}");
     process.delay_ms.store(0, SeqCst);
     assert!(matches!(acquire(&waiter, "b:1:1", LEASE, IfBusy::Enqueue).await, Ok(AcquireReply::Granted { .. })));
+}
+
+/// A process that was cut off begins another session, while the servers still have the one before.
+///
+/// Guarantee: G1.
+#[tokio::test(start_paused = true)]
+async fn entry_of_an_earlier_session_is_not_granted() {
+    let server = Arc::default();
+    let ((_, holder), (process, waiter), (_, other)) = (store(&server), store(&server), store(&server));
+    acquire(&holder, "a:1:1", LEASE, IfBusy::Fail).await.expect("free");
+    acquire(&waiter, "b:1:1", LEASE, IfBusy::Enqueue).await.expect("a queue");
+    *process.cut_until.lock() = Some(Instant::now() + SESSION + ms(1_000));
+    sleep(SESSION).await;
+    // A new leader has begun with full sessions, a while ago.
+    server.lock().sessions.values_mut().for_each(|end| *end = Instant::now() + ms(4_000));
+    sleep(ms(2_000)).await;
+    waiter.health().await.expect("up");
+    let granted = acquire(&waiter, "b:1:1", LEASE, IfBusy::Enqueue).await;
+    assert!(matches!(granted, Ok(AcquireReply::Granted { .. })), "{granted:?}");
+    sleep(ms(3_000)).await;
+    let busy = acquire(&other, "c:1:1", LEASE, IfBusy::Fail).await;
+    assert!(matches!(busy, Ok(AcquireReply::Busy { .. })), "{busy:?}");
 }
 
 /// The server is slow, and the caller has given up.
