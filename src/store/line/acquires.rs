@@ -33,9 +33,11 @@ impl<L: Lines> Shared<L> {
                 let begun = self.table().begin(key, id, expires.saturating_add(UNKNOWN_FOR), queue.offer_ttl);
                 let name = begun.ok_or_else(ended::<L>)?;
                 self.in_time(expires)?;
-                let (joined, line) = self.lines.join(key, &name, *if_busy == IfBusy::Fail).await?;
+                let reads = *if_busy == IfBusy::Fail && self.table().may_be_busy(key, self.clock.now());
+                let (joined, line) = self.lines.join(key, &name, reads).await?;
                 let Some(entry) = joined else {
                     self.table().remove(key, &name);
+                    self.table().found_busy(key, self.clock.now());
                     return Ok(AcquireReply::Busy { lease_left: self.lease_left(request, &line) });
                 };
                 self.made(key, &name, &entry)?;
@@ -93,7 +95,10 @@ impl<L: Lines> Shared<L> {
         let lease_left = self.lease_left(request, line);
         let ahead = before - usize::from(line.block.is_none());
         let refused = match if_busy {
-            IfBusy::Fail => Some(AcquireReply::Busy { lease_left }),
+            IfBusy::Fail => {
+                self.table().found_busy(key, self.clock.now());
+                Some(AcquireReply::Busy { lease_left })
+            }
             _ if ahead >= queue.capacity => Some(AcquireReply::QueueFull { lease_left, waiting: ahead }),
             IfBusy::Enqueue => None,
         };

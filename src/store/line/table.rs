@@ -56,8 +56,14 @@ pub(super) struct Table {
     /// The acquisitions that wait for the end of each of these nodes.
     watched: HashMap<String, Vec<(LockKey, String)>>,
     calls: u64,
+    /// The keys that a call without a wait has found busy, and when.
+    busy: HashMap<LockKey, BootInstant>,
 }
 
+/// How long a key is expected to stay busy.
+const BUSY_FOR: Duration = Duration::from_secs(1);
+/// The keys that are expected to be busy.
+const MAX_BUSY: usize = 1_024;
 /// The holders that are watched in one sweep.
 const MAX_WATCHES: usize = 128;
 
@@ -68,6 +74,20 @@ impl Table {
 
     pub(super) fn named(&mut self, key: &LockKey, name: &str) -> Option<&mut Own> {
         self.own.get_mut(key)?.iter_mut().find(|own| own.name == name)
+    }
+
+    /// A call without a wait has found the key busy.
+    pub(super) fn found_busy(&mut self, key: &LockKey, now: BootInstant) {
+        if self.busy.len() >= MAX_BUSY {
+            self.busy.clear();
+        }
+        self.busy.insert(key.clone(), now);
+    }
+
+    /// Whether a call without a wait had better read the line before it appends an entry: one that
+    /// is refused would cost two writes.
+    pub(super) fn may_be_busy(&self, key: &LockKey, now: BootInstant) -> bool {
+        self.busy.get(key).is_some_and(|found_at| now.saturating_duration_since(*found_at) < BUSY_FOR)
     }
 
     /// Before the call that makes its entry: the caller may be gone when the call is executed.
