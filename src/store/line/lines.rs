@@ -128,7 +128,7 @@ pub(crate) trait Lines: fmt::Debug + Send + Sync + 'static {
     /// The fence of an entry, and the time of its creation in milliseconds since 1970.
     fn detail(&self, handle: &str) -> impl Future<Output = Result<Option<(u64, u64)>, Self::Error>> + Send;
 
-    /// The lines after this cursor that have entries or a block.
+    /// The lines after this cursor that have entries or a block. Ends the blocks that have expired.
     fn page(&self, after: &str) -> impl Future<Output = Result<Page, Self::Error>> + Send;
 
     /// Ends the session, if there is a connection.

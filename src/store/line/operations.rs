@@ -2,6 +2,8 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
+use futures_util::future::try_join_all;
+
 use super::{
     lines::{Line, LineError, Lines},
     shared::Shared,
@@ -37,13 +39,13 @@ impl<L: Lines> Shared<L> {
 
     pub(super) async fn list(&self, request: &ListRequest) -> Result<ListReply, L::Error> {
         let page = self.lines.page(request.after.as_ref().map_or("", Cursor::as_str)).await?;
-        let mut entries = Vec::new();
-        for (key, line) in page.lines {
-            let status = self.status(&key, &line).await?;
-            if status.waiting > 0 || !status.lease_left.is_zero() && !request.contended_only {
-                entries.push(ListEntry::new(key, status));
-            }
-        }
+        let waits = |line: &Line| line.entries.len() > usize::from(line.block.is_none());
+        let lines = page.lines.iter().filter(|(_, line)| !request.contended_only || waits(line));
+        let statuses = try_join_all(lines.map(|(key, line)| async {
+            let status = self.status(key, line).await?;
+            Ok((status.waiting > 0 || !status.lease_left.is_zero()).then(|| ListEntry::new(key.clone(), status)))
+        }));
+        let entries: Vec<_> = statuses.await?.into_iter().flatten().collect();
         Ok(ListReply::new(entries, page.next.map(Cursor::new)))
     }
 

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::join_all;
 use tokio::{
     sync::{Notify, Semaphore},
     time::{sleep, timeout},
@@ -39,6 +40,8 @@ pub(super) struct Shared<L: Lines> {
 }
 
 const TICK: Duration = Duration::from_secs(1);
+/// Between two pages of all lines that a process visits.
+const VISIT: Duration = Duration::from_secs(10);
 /// How old the heartbeat may be on which a grant relies.
 const SLACK: Duration = Duration::from_secs(2);
 /// A server may count a session from a little earlier than its heartbeat: a member tells the leader
@@ -129,7 +132,8 @@ impl<L: Lines> Shared<L> {
         if is_done() {
             return Ok(());
         }
-        let _one = self.beating.acquire().await;
+        let one = timeout(self.call_timeout, self.beating.acquire()).await;
+        let _one = one.map_err(|_| L::Error::of(StoreErrorKind::Timeout, "no heartbeat has a reply"))?;
         if is_done() {
             return Ok(());
         }
@@ -191,11 +195,12 @@ impl<L: Lines> Shared<L> {
     }
 
     async fn sweep(&self) -> Result<(), L::Error> {
-        let blocks = self.table().take_ended_blocks(self.clock.now());
-        for handle in blocks {
-            self.lines.unblock(&handle).await?;
-        }
         self.end_expired(None).await?;
+        loop {
+            let Some(handle) = self.table().ended_block(self.clock.now()) else { break };
+            self.lines.unblock(&handle).await?;
+            self.table().blocks.retain(|(other, _)| *other != handle);
+        }
         self.table().sinks.retain(|_, sink| sink.is_open());
         Ok(())
     }
@@ -204,12 +209,8 @@ impl<L: Lines> Shared<L> {
     /// Short sections cost nothing.
     async fn watch_holders(&self) {
         let old = self.table().old_holders();
-        for (key, name, handle) in old {
-            if self.watch(&key, &name, &handle).await.is_err() {
-                self.table().unwatch(&key, &name);
-                return;
-            }
-        }
+        // A watch without a reply is repeated.
+        join_all(old.iter().map(|(key, name, handle)| self.watch(key, name, handle))).await;
     }
 }
 
@@ -222,7 +223,7 @@ impl<L: Lines> Drop for Shared<L> {
 
 /// Sends heartbeats, and ends what has expired, for as long as the store lives.
 async fn run<L: Lines>(shared: Weak<Shared<L>>) {
-    let mut beat_at = BootInstant::default();
+    let (mut beat_at, mut visit_at, mut cursor) = (BootInstant::default(), BootInstant::default(), String::new());
     loop {
         let Some(strong) = shared.upgrade() else { return };
         let now = strong.clock.now();
@@ -232,7 +233,13 @@ async fn run<L: Lines>(shared: Weak<Shared<L>>) {
             let _ = timeout(TICK, strong.beat(now, Duration::ZERO)).await;
         }
         let _ = timeout(TICK, strong.sweep()).await;
-        strong.watch_holders().await;
+        let _ = timeout(TICK, strong.watch_holders()).await;
+        if now >= visit_at {
+            visit_at = now.saturating_add(VISIT);
+            // Reading a block that has expired ends it: that of a process that has ended, too.
+            let page = timeout(TICK, strong.lines.page(&cursor)).await.ok().and_then(Result::ok);
+            cursor = page.and_then(|page| page.next).unwrap_or_default();
+        }
         let next = strong.table().next_end().map_or(beat_at, |end| end.min(beat_at));
         let pause = next.saturating_duration_since(strong.clock.now()).max(Duration::from_millis(1));
         // The session of a store that is dropped ends at once.

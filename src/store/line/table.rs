@@ -168,14 +168,14 @@ impl Table {
     /// The events of all watches are lost.
     pub(super) fn forget_watches(&mut self) {
         self.watched.clear();
-        self.own.values_mut().flatten().for_each(|own| own.watches = None);
+        self.own.values_mut().flatten().for_each(|own| (own.watches, own.is_watching) = (None, false));
     }
 
     /// The entries that hold their keys since the call before, and are not watched.
     pub(super) fn old_holders(&mut self) -> Vec<(LockKey, String, String)> {
         let all = self.own.iter_mut().flat_map(|(key, all)| all.iter_mut().map(move |own| (key, own)));
         let old = |(key, own): (&LockKey, &mut Own)| {
-            let is_old = own.state == State::Held && replace(&mut own.is_old, true) && own.watches.is_none();
+            let is_old = own.state == State::Held && replace(&mut own.is_old, true) && !own.is_watching;
             is_old.then_some((key.clone(), own.name.clone(), own.entry.clone()?.handle))
         };
         all.filter_map(old).take(MAX_WATCHES).collect()
@@ -186,7 +186,7 @@ impl Table {
         let mut events = Vec::new();
         for (key, name) in self.watched.remove(node).unwrap_or_default() {
             let Some(own) = self.named(&key, &name) else { continue };
-            own.watches = None;
+            (own.watches, own.is_watching) = (None, false);
             let id = own.id.clone();
             let is_its_own = own.entry.as_ref().is_some_and(|entry| entry.handle == node);
             let (manager, event) = match (own.state, is_its_own) {
@@ -230,9 +230,9 @@ impl Table {
         ended
     }
 
-    /// The blocks that end now.
-    pub(super) fn take_ended_blocks(&mut self, now: BootInstant) -> Vec<String> {
-        self.blocks.extract_if(.., |(_, until)| *until <= now).map(|(handle, _)| handle).collect()
+    /// A block that ends now.
+    pub(super) fn ended_block(&self, now: BootInstant) -> Option<String> {
+        self.blocks.iter().find(|(_, until)| *until <= now).map(|(handle, _)| handle.clone())
     }
 
     /// When the next of these ends.

@@ -8,10 +8,10 @@ use super::{
     address::Address, error::ZooKeeperConnectError, lines::ZooKeeper, names, session::Connector, store::ZooKeeperStore,
 };
 use crate::store::{
-    line::{LineStore, Lines},
+    line::LineStore,
     remote::{
         credentials::{Credentials, Login},
-        settings::{SelfTestError, Timeouts, same, until_ready},
+        settings::{Timeouts, same, until_ready},
         stream,
         tls::TlsSettings,
     },
@@ -168,27 +168,13 @@ impl ZooKeeperStoreBuilder {
         let connector = Connector::new(servers, session, tls, login);
         let last = self.last_sequence.unwrap_or(names::LAST_SEQUENCE);
         let lines = ZooKeeper::new(connector, address.join(","), root, timeouts, last);
-        until_ready(timeouts, || self_test(&lines, session)).await?;
+        let failed = |error| ZooKeeperConnectError::of(error, &lines.address, &lines.root);
+        until_ready(timeouts, async || lines.prepare().await.map_err(failed)).await?;
         Ok(ZooKeeperStore(Arc::new(LineStore::new(lines, timeouts.call))))
     }
 }
 
 const NO_TLS: &str = "the URL requires TLS, and tower-lock was built without it: add its feature `zookeeper-tls`";
-
-/// Makes the nodes that all locks share, and compares the session with what was asked for.
-async fn self_test(lines: &ZooKeeper, wanted: Duration) -> Result<(), SelfTestError<ZooKeeperConnectError>> {
-    let failed = |error| ZooKeeperConnectError::of(error, &lines.address, &lines.root);
-    lines.prepare().await.map_err(failed)?;
-    let granted = lines.session_time();
-    if granted < wanted {
-        let defect = format!(
-            "they grant a session of {granted:?}, and not of {wanted:?}: raise `maxSessionTimeout`, which is 20 ticks \
-             (`tickTime`) by default, or lower `session` and the lease"
-        );
-        return Err(ZooKeeperConnectError::UnsuitableServer { address: lines.address.clone(), defect }.into());
-    }
-    Ok(())
-}
 
 impl ZooKeeperStore {
     /// Connects to a URL: `zookeeper://host:2181,host2:2181/root`.

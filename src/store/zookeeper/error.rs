@@ -1,6 +1,6 @@
 //! Errors of a call and of connecting, with hints for operators.
 
-use std::{error::Error, fmt, io};
+use std::{error::Error, fmt, io, time::Duration};
 
 use super::wire::NO_NODE;
 use crate::store::{
@@ -61,6 +61,11 @@ pub(super) enum CallError {
     Broken,
     #[error("the session has ended")]
     SessionEnded,
+    #[error(
+        "they grant a session of {granted:?}, and not of {wanted:?}: raise `maxSessionTimeout` of each server, which is \
+         20 ticks (`tickTime`) by default, or lower `session` and the lease"
+    )]
+    ShortSession { granted: Duration, wanted: Duration },
     #[error("the reply is not one of ZooKeeper")]
     Protocol,
     #[error("ZooKeeper replied with the error {0}{name}", name = name(*.0))]
@@ -107,7 +112,7 @@ impl CallError {
             Self::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => (Unavailable, CLOSED),
             Self::Io(error) => (Unavailable, tls::hint(&error.to_string()).unwrap_or(REACHABLE)),
             Self::Login(_) => (Unavailable, LOGIN_HINT),
-            Self::Closed | Self::Broken | Self::SessionEnded => (Unavailable, ""),
+            Self::Closed | Self::Broken | Self::SessionEnded | Self::ShortSession { .. } => (Unavailable, ""),
             Self::Link(LinkError::NoReply) => (Timeout, "is the leader, or its disk, overloaded?"),
             Self::Protocol => (Protocol, "is it a ZooKeeper?"),
             // The connection, a timeout, the session, or its move to another server.
@@ -158,6 +163,13 @@ impl ZooKeeperConnectError {
         };
         if let Some(defect) = defect {
             return Self::UnsuitableServer { address, defect }.into();
+        }
+        if let CallError::Link(LinkError::ConnectFailed(cause)) = &error
+            && let CallError::ShortSession { .. } = **cause
+        {
+            // Another server may grant it.
+            let error = Self::UnsuitableServer { address, defect: cause.to_string() };
+            return SelfTestError { error, is_transient: true };
         }
         let (is_transient, source) = (error.kind().is_transient(), error.with_hint(&address));
         SelfTestError { error: Self::Unreachable { address, source }, is_transient }

@@ -41,7 +41,7 @@ pub(super) struct ZooKeeper {
 }
 
 /// The buckets of one page of a list.
-const PAGE: usize = 16;
+const PAGE: usize = 4;
 
 const USED_UP: &str = "the bucket of the key has given almost 2\u{b3}\u{b9} sequences, and waits to be empty";
 
@@ -126,6 +126,9 @@ impl ZooKeeper {
     /// Sends requests together: they are executed in their order, with nothing of this process in
     /// between.
     async fn flight_of_many(&self, requests: Vec<Request>) -> Result<Replies, CallError> {
+        if requests.is_empty() {
+            return Ok(Vec::new());
+        }
         let deadline = self.timeouts.call_deadline();
         let breaks = |reply: &Result<_, CallError>| reply.as_ref().is_err_and(CallError::breaks_connection);
         self.link.call(deadline, |connection| send(connection, requests), breaks).await?
@@ -156,12 +159,16 @@ impl ZooKeeper {
     }
 
     async fn line_among(&self, name: &str, children: &[&str]) -> Result<Line, CallError> {
-        let (bucket, mut entries, mut block) = (self.bucket(name), Vec::new(), None);
+        let (bucket, mut entries, mut block) = (self.bucket(name), Vec::new(), None::<Block>);
         for child in children {
             let Some(rest) = child.strip_prefix(name).and_then(|rest| rest.strip_prefix('~')) else { continue };
             let handle = format!("{bucket}/{child}");
             match names::entry(rest) {
-                Some((names::BLOCK, _)) => block = self.read_block(&handle).await?,
+                // One that was made by hand may be beside it: the longest counts.
+                Some((names::BLOCK, _)) => {
+                    let read = self.read_block(&handle).await?;
+                    block = block.into_iter().chain(read).max_by_key(|block: &Block| block.left);
+                }
                 Some((entry, sequence)) => entries.push((sequence, Entry { handle, name: entry.to_owned() })),
                 None => {}
             }
@@ -354,9 +361,6 @@ impl Lines for ZooKeeper {
     }
 
     async fn exist(&self, handles: &[String]) -> Result<Vec<bool>, CallError> {
-        if handles.is_empty() {
-            return Ok(Vec::new());
-        }
         let replies = self.flight_of_many(handles.iter().map(|handle| Request::exists(handle)).collect()).await?;
         replies.iter().map(existed).collect()
     }
@@ -377,7 +381,10 @@ impl Lines for ZooKeeper {
     }
 
     async fn page(&self, after: &str) -> Result<Page, CallError> {
-        let (from, count) = (after.parse().unwrap_or(0), names::BUCKETS as usize);
+        let count = names::BUCKETS as usize;
+        let from = if after.is_empty() { Some(0) } else { after.parse().ok() };
+        let unknown = || CallError::Adapter(StoreErrorKind::Refused, "the cursor is not one of a list".to_owned());
+        let from: usize = from.filter(|from| *from < count).ok_or_else(unknown)?;
         let buckets = from..(from + PAGE).min(count);
         let requests = buckets.map(|n: usize| Request::children(&format!("{}/{n:02x}", self.root))).collect();
         let mut lines = Vec::new();

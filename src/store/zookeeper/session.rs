@@ -148,6 +148,11 @@ impl Connector {
             return Err(CallError::SessionEnded);
         }
         let time = Duration::from_millis(connected.timeout_ms.into());
+        if time < self.wanted {
+            // It would end before the leases that were granted on the one before.
+            self.end();
+            return Err(CallError::ShortSession { granted: time, wanted: self.wanted });
+        }
         let mut session = self.session.lock();
         (session.id, session.password, session.time) = (connected.session, connected.password, time);
         session.heard_at = Some(Instant::now());

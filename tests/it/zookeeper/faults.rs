@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Duration};
 use tower_lock::{
     LockManager,
     store::{
-        AcquireReply, EventSink, ForceReleaseRequest, IfBusy, LockStore, ReleaseReply, RenewReply, StoreEvent,
-        YieldReply, YieldRequest, ZooKeeperStore,
+        AcquireReply, Cursor, EventSink, ForceReleaseRequest, IfBusy, ListRequest, LockStore, ReleaseReply, RenewReply,
+        StoreErrorKind, StoreEvent, YieldReply, YieldRequest, ZooKeeperStore,
     },
 };
 use tower_lock_testkit::{
@@ -120,6 +120,71 @@ async fn block_without_a_time_ends() {
         matches!(reply, Ok(AcquireReply::Granted { .. }))
     })
     .await;
+}
+
+/// Of two blocks the longer one counts.
+#[tokio::test]
+async fn longest_block_of_a_key_counts() {
+    let Some(environment) = environment().await else { return };
+    let store = environment.store(SESSION).await;
+    let (caller, key) = (Caller::new(&store, "a"), key());
+    let id = caller.id();
+    caller.granted(&key, &id, LEASE).await;
+    let listed = environment.servers().cli(&[&format!("ls -R {}", environment.root)]);
+    let Some(entry) = listed.lines().find(|line| line.contains('~')) else {
+        return skipped("blocks by hand", "`commons-cli` of `zkCli`");
+    };
+    let block = |time: &str| format!("create -s {}~!- {time}", entry.split_once('~').expect("found").0);
+    drop(environment.servers().cli(&[&block("60000"), &block("1"), &block("60000"), &block("2")]));
+    caller.release(&key, &id, Duration::ZERO).await;
+    let blocked = caller.acquire(&key, &caller.id(), LEASE, IfBusy::Fail).await;
+    assert!(matches!(blocked, Ok(AcquireReply::Busy { lease_left }) if lease_left > ms(10_000)), "{blocked:?}");
+}
+
+/// A block whose end falls into an outage does not stay.
+#[tokio::test]
+async fn block_ends_after_an_outage() {
+    let Some(environment) = environment().await else { return };
+    let far = Far::new(&environment, SESSION).await;
+    let (key, id) = (key(), far.caller.id());
+    far.caller.granted(&key, &id, LEASE).await;
+    far.caller.release(&key, &id, ms(1_000)).await;
+    far.proxy.all().swallow(Direction::Both);
+    tokio::time::sleep(ms(3_000)).await;
+    far.proxy.all().cut();
+    far.proxy.all().heal();
+    // Nobody asks for the key.
+    until("no node of the key", async || {
+        !environment.servers().cli(&[&format!("ls -R {}", environment.root)]).contains('~')
+    })
+    .await;
+}
+
+/// A cursor of another store, or of nobody.
+#[tokio::test]
+async fn list_refuses_an_unknown_cursor() {
+    let Some(environment) = environment().await else { return };
+    let store = environment.store(SESSION).await;
+    let caller = Caller::new(&store, "a");
+    for cursor in ["256", "18446744073709551615", "-1", "x"] {
+        let listed = store.list(ListRequest::new(10).after(Cursor::new(cursor))).await;
+        assert!(listed.as_ref().is_err_and(|error| error.kind() == StoreErrorKind::Refused), "{cursor}: {listed:?}");
+    }
+    caller.granted(&key(), &caller.id(), LEASE).await;
+    let (mut after, mut found) = (None, 0);
+    loop {
+        let mut request = ListRequest::new(10);
+        if let Some(cursor) = after {
+            request = request.after(cursor);
+        }
+        let page = store.list(request).await.expect("a page");
+        found += page.entries.len();
+        after = page.next;
+        if after.is_none() {
+            break;
+        }
+    }
+    assert_eq!(found, 1);
 }
 
 /// A waiter whose session ends gets an entry of its next session.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tower_lock::{
     LockError, LockKey, LockManager,
-    store::{AcquireReply, IfBusy},
+    store::{AcquireReply, IfBusy, ZooKeeperStore},
 };
 use tower_lock_testkit::{
     Direction, Proxy,
@@ -13,7 +13,7 @@ use tower_lock_testkit::{
     wait::{ms, soon, until},
 };
 
-use crate::support::environment;
+use crate::support::{environment, own_environment};
 
 /// A process that is cut off loses its lock before another one gets it.
 ///
@@ -38,6 +38,31 @@ async fn process_that_is_cut_off_loses_its_lock_before_the_next_grant() {
     until("it locks again", async || cut.try_lock(("another",)).await.is_ok()).await;
     assert!(matches!(cut.try_lock(key()).await, Err(LockError::Busy { .. })));
     next.release().await.expect("held");
+}
+
+/// A server that grants a shorter session than the others would end it before the leases that were
+/// granted on it.
+///
+/// Guarantee: G1.
+#[tokio::test]
+async fn lock_is_lost_at_once_when_a_server_shortens_the_session() {
+    let Some(environment) = own_environment(1).await else { return };
+    let servers = environment.servers();
+    let long = environment.store_at(&servers.addresses(), Duration::from_secs(35)).await;
+    let long = LockManager::builder(long).instance("long").build();
+    let held = long.lock(key()).await.expect("free");
+    let [other, _] = environment.instances(Duration::from_secs(2)).await;
+    let waiter = tokio::spawn(async move { other.lock(key()).wait(LONG).await });
+    servers.kill(0);
+    servers.set(0, "maxSessionTimeout=8000");
+    servers.restart(0).await;
+    soon("the loss", held.held_lock().lost()).await;
+    assert!(!waiter.is_finished(), "lost before the next grant");
+    let next = soon("a grant", waiter).await.expect("no panic").expect("a grant");
+    assert!(next.fencing_token() > held.fencing_token());
+    let url = format!("zookeeper://{}", servers.addresses());
+    let refused = ZooKeeperStore::builder().connect(&url).await.map(drop).expect_err("35 s");
+    assert!(format!("{refused:?}").contains("they grant a session of 8s, and not of 35s"), "{refused:?}");
 }
 
 /// A store that is dropped ends its session at once.

@@ -172,6 +172,17 @@ impl ZooKeeper {
         (0..self.members.len()).map(address).collect::<Vec<_>>().join(",")
     }
 
+    /// Adds a line to the settings of a server, for its next start.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the file cannot be written.
+    pub fn set(&self, n: usize, line: &str) {
+        let file = self.folder(n).join("zoo.cfg");
+        let settings = fs::read_to_string(&file).expect("a file");
+        fs::write(file, format!("{settings}{line}\n")).expect("a file");
+    }
+
     /// Kills all servers, and starts them again without their data.
     ///
     /// # Panics
