@@ -28,6 +28,8 @@ impl<L: Lines> Shared<L> {
             return Ok(ReleaseReply::NotHolder);
         }
         if !block_for.is_zero() {
+            // From now on the end of the entry is no revocation.
+            self.own(key, id, |own| own.state = State::Ending);
             let blocked = self.lines.block(key, &entry.handle, *block_for, None).await?;
             let mut table = self.table();
             table.remove(key, &name);

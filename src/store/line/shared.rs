@@ -232,7 +232,7 @@ async fn run<L: Lines>(shared: Weak<Shared<L>>) {
             // An error is that of an outage, which the calls report.
             let _ = timeout(TICK, strong.beat(now, Duration::ZERO)).await;
         }
-        let _ = timeout(TICK, strong.sweep()).await;
+        let is_swept = matches!(timeout(TICK, strong.sweep()).await, Ok(Ok(())));
         let _ = timeout(TICK, strong.watch_holders()).await;
         if now >= visit_at {
             visit_at = now.saturating_add(VISIT);
@@ -241,7 +241,9 @@ async fn run<L: Lines>(shared: Weak<Shared<L>>) {
             cursor = page.and_then(|page| page.next).unwrap_or_default();
         }
         let next = strong.table().next_end().map_or(beat_at, |end| end.min(beat_at));
-        let pause = next.saturating_duration_since(strong.clock.now()).max(Duration::from_millis(1));
+        // In an outage, what has ended is ended again and again.
+        let least = if is_swept { Duration::from_millis(1) } else { TICK / 4 };
+        let pause = next.saturating_duration_since(strong.clock.now()).max(least);
         // The session of a store that is dropped ends at once.
         let changed = Arc::clone(&strong.changed);
         drop(strong);

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Once,
         atomic::{AtomicU32, Ordering::SeqCst},
     },
     time::Duration,
@@ -35,8 +35,9 @@ pub(crate) async fn own_environment(servers: usize) -> Option<Environment> {
 }
 
 pub(crate) fn is_installed() -> bool {
+    static NOTE: Once = Once::new();
     if !ZooKeeper::is_available() {
-        skipped(std::thread::current().name().unwrap_or("a test"), "java or `ZOOKEEPER_JARS`");
+        NOTE.call_once(|| skipped("the tests on ZooKeeper", "java or `ZOOKEEPER_JARS`"));
     }
     ZooKeeper::is_available()
 }
