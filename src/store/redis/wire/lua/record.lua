@@ -11,8 +11,8 @@ local function read_record(record, head)
   return head, body and #body <= max_body and body
 end
 
--- The reply with the record, or nil. The acquisition then holds nothing: an offer to it, or the
--- free key, goes to the next waiter, which gets the record, too. `record` is nil if the call wants
+-- The reply with the record, or nil. The acquisition then holds nothing: an offer to it, the free
+-- key, or a place that it kept from others goes to the next waiter, which gets the record, too. `record` is nil if the call wants
 -- a grant with or without one.
 local function recorded(lock, queue, record, id, offer_ms)
   local head = record and redis.call('HGET', record, 'head')
@@ -20,9 +20,10 @@ local function recorded(lock, queue, record, id, offer_ms)
   drop_foreign(queue)
   redis.call('LREM', queue, 1, id)
   redis.pcall('HDEL', lock, id)
-  if redis.call('EXISTS', lock) == 0 then
-    local offered = offer(lock, queue, 0, false, offer_ms)
-    --@raw if not offered then leave_free() end
+  local count = count_places(lock, math.floor(clock() / 1000))
+  if count then
+    local offered = offer(lock, queue, count, false, offer_ms)
+    --@raw if count == 0 and not offered then leave_free() end
   end
   return {'recorded', read_record(record, head)}
 end
