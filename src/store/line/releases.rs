@@ -47,14 +47,18 @@ impl<L: Lines> Shared<L> {
 
     pub(super) async fn renew(&self, requests: &[RenewRequest]) -> Result<Vec<RenewReply>, L::Error> {
         let now = self.clock.now();
-        let longest = requests.iter().map(|request| request.lease).max().unwrap_or_default();
-        self.cover(now, longest).await?;
         let held = |own: &mut Own| {
             let entry = own.entry.as_ref().filter(|_| own.state == State::Held && own.until > now)?;
             Some((own.name.clone(), entry.handle.clone()))
         };
         let held = |request: &RenewRequest| self.own(&request.key, &request.id, held).flatten();
         let held: Vec<_> = requests.iter().map(held).collect();
+        // The session has ended: the servers may be down, or refuse another one.
+        if held.iter().all(Option::is_none) {
+            return Ok(requests.iter().map(|_| RenewReply::NotHolder).collect());
+        }
+        let longest = requests.iter().map(|request| request.lease).max().unwrap_or_default();
+        self.cover(now, longest).await?;
         let handles: Vec<_> = held.iter().flatten().map(|(_, handle)| handle.clone()).collect();
         let mut exist = self.lines.exist(&handles).await?.into_iter();
         let mut reply = |(request, held): (&RenewRequest, &Option<(String, String)>)| {

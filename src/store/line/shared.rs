@@ -103,7 +103,7 @@ impl<L: Lines> Shared<L> {
     }
 
     fn session_event(&self, event: SessionEvent) {
-        let mut table = self.table();
+        let (mut table, mut events) = (self.table(), Vec::new());
         let event = match event {
             SessionEvent::Gone { node } => {
                 drop(table);
@@ -115,14 +115,14 @@ impl<L: Lines> Shared<L> {
             }
             SessionEvent::Ended => {
                 table.forget_watches();
-                table.end_all(self.clock.now());
+                events = table.end_all(self.clock.now());
                 self.beat_at.lock().take();
                 StoreEvent::Doubted
             }
         };
-        let sinks: Vec<_> = table.sinks.values().cloned().collect();
+        events.extend(table.sinks.values().map(|sink| (sink.clone(), event.clone())));
         drop(table);
-        sinks.iter().for_each(|sink| sink.send(event.clone()));
+        events.into_iter().for_each(|(sink, event)| sink.send(event));
     }
 
     /// Waits until a heartbeat has a reply that was sent at this instant or later, but for this

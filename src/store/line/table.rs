@@ -207,9 +207,17 @@ impl Table {
     }
 
     /// Ends all acquisitions: the next session does not keep their entries, which may be there for
-    /// a while.
-    pub(super) fn end_all(&mut self, now: BootInstant) {
-        self.own.values_mut().flatten().for_each(|own| (own.state, own.until) = (State::Ending, now));
+    /// a while. What the managers of their holders learn.
+    pub(super) fn end_all(&mut self, now: BootInstant) -> Vec<(EventSink, StoreEvent)> {
+        let mut events = Vec::new();
+        for (key, own) in self.own.iter_mut().flat_map(|(key, all)| all.iter_mut().map(move |own| (key, own))) {
+            let is_held = replace(&mut own.state, State::Ending) == State::Held;
+            own.until = now;
+            if let Some(sink) = self.sinks.get(own.id.manager()).filter(|_| is_held) {
+                events.push((sink.clone(), StoreEvent::Revoked { key: key.clone(), id: own.id.clone() }));
+            }
+        }
+        events
     }
 
     /// Ends the acquisitions of this key, or of all keys, whose time has passed, and those that
