@@ -367,15 +367,15 @@ pub const MUTANTS: &[Mutant] = &[
         "recorded_keeps_offer",
         "an acquire that gets the record keeps its offer",
         &[everywhere(
-            "  redis.pcall('HDEL', lock, id)\n  if redis.call('EXISTS', lock) == 0",
-            "  if redis.call('EXISTS', lock) == 0",
+            "  redis.pcall('HDEL', lock, id)\n  local count = count_places(",
+            "  local count = count_places(",
         )],
     )
     .with("records"),
     script(
         "recorded_without_offer",
         "an acquire that gets the record does not pass its offer on",
-        &[everywhere("    local offered = offer(lock, queue, 0, false, offer_ms)\n", "    local offered\n")],
+        &[everywhere("    local offered = offer(lock, queue, count, false, offer_ms)\n", "    local offered\n")],
     )
     .with("records"),
     script(

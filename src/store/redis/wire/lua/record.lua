@@ -12,8 +12,8 @@ local function read_record(record, head)
 end
 
 -- The reply with the record, or nil. The acquisition then holds nothing: an offer to it, the free
--- key, or a place that it kept from others goes to the next waiter, which gets the record, too. `record` is nil if the call wants
--- a grant with or without one.
+-- key, or a place that it kept from others goes to the next waiter, which gets the record, too.
+-- `record` is nil if the call wants a grant with or without one.
 local function recorded(lock, queue, record, id, offer_ms)
   local head = record and redis.call('HGET', record, 'head')
   if not head then return nil end
