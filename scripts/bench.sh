@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Compares tower-lock with other locks: the same work, interleaved in one run.
 #
-#   scripts/bench.sh                 all questions, about 27 minutes on two cores
+#   scripts/bench.sh                 all questions, about 33 minutes on two cores
 #   scripts/bench.sh NAME ..         these: redis_cycles, replicas, cluster, redlock, hot_key,
 #                                    several_keys, shares, postgres, mysql, sessions, memory, http,
 #                                    layer, growth
