@@ -98,5 +98,5 @@ pub fn zookeeper(data: &[u8]) {
     let wire::Frame::Reply { body, .. } = frame else { return };
     assert!(wire::names(body).is_none_or(|names| names.len() <= body.len() / 4));
     assert!(wire::data(body).is_none_or(|(data, _)| data.len() <= body.len()));
-    let _ = (wire::created(body), wire::stat(body), wire::multi(body), wire::connected(body));
+    let _ = (wire::created(body), wire::stat(body), wire::multi(body), wire::is_open(body), wire::connected(body));
 }

@@ -48,6 +48,8 @@ struct Server {
     /// The end of each session.
     sessions: HashMap<u64, Instant>,
     watches: Vec<(String, Weak<Process>)>,
+    /// The cursor of each page.
+    pages: Vec<String>,
 }
 
 /// A connection of a process.
@@ -379,8 +381,14 @@ impl Lines for Arc<Process> {
         self.call(move |server| server.exists(&handle).then(|| (sequence.expect("a number"), 0))).await
     }
 
-    async fn page(&self, _: &str) -> Result<Page, Failed> {
-        Ok(Page { lines: Vec::new(), next: None })
+    async fn page(&self, after: &str) -> Result<Page, Failed> {
+        let after = after.to_owned();
+        self.call(move |server| {
+            let next = (after.len() < 2).then(|| format!("{after}+"));
+            server.pages.push(after);
+            Page { lines: Vec::new(), next }
+        })
+        .await
     }
 
     fn close(&self) {
@@ -555,6 +563,33 @@ async fn entry_of_an_earlier_session_is_not_granted() {
     sleep(ms(3_000)).await;
     let busy = acquire(&other, "c:1:1", LEASE, IfBusy::Fail).await;
     assert!(matches!(busy, Ok(AcquireReply::Busy { .. })), "{busy:?}");
+}
+
+/// A key that was busy a moment ago is read first: a refused entry costs two writes.
+#[tokio::test(start_paused = true)]
+async fn refused_call_appends_no_entry_while_the_key_is_busy() {
+    let server = Arc::default();
+    let ((_, holder), (_, other)) = (store(&server), store(&server));
+    acquire(&holder, "a:1:1", LEASE, IfBusy::Fail).await.expect("free");
+    let mut appended = Vec::new();
+    for n in 0..4 {
+        let busy = acquire(&other, &format!("b:1:{n}"), LEASE, IfBusy::Fail).await;
+        assert!(matches!(busy, Ok(AcquireReply::Busy { .. })), "{busy:?}");
+        appended.push(server.lock().sequence);
+        sleep(if n == 2 { ms(1_000) } else { ms(1) }).await;
+    }
+    let entries: Vec<_> = appended.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert_eq!(entries, [0, 0, 1]);
+}
+
+/// Reading a page ends the blocks that have expired, also those of processes that have ended.
+#[tokio::test(start_paused = true)]
+async fn process_visits_all_pages_in_turns() {
+    let server = Arc::default();
+    let (_process, store) = store(&server);
+    store.health().await.expect("up");
+    sleep(Duration::from_secs(45)).await;
+    assert_eq!(server.lock().pages, ["", "+", "++", "", "+"]);
 }
 
 /// The server is slow, and the caller has given up.

@@ -97,13 +97,15 @@ impl Address {
     }
 }
 
-/// A server, by default with the port of ZooKeeper. `None`: its port is no number.
+/// A server, by default with the port of ZooKeeper. `None`: it has no host, or its port is no
+/// number.
 fn with_port(server: &str) -> Option<(String, u16)> {
     let (host, port) = match server.rsplit_once(':').filter(|(_, port)| !port.contains(']')) {
         Some((host, port)) => (host, port.parse().ok()?),
         None => (server, DEFAULT_PORT),
     };
-    Some((host.trim_start_matches('[').trim_end_matches(']').to_owned(), port))
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    (!host.is_empty()).then(|| (host.to_owned(), port))
 }
 
 fn invalid(defect: &str) -> ZooKeeperConnectError {
@@ -141,6 +143,7 @@ mod tests {
             ("zookeeper://host:s3cret", "not escaped"),
             ("zookeeper://a/s3cret,b/s3cret", "the path has a `,`"),
             ("zookeeper://a,,b", "a host is empty"),
+            ("zookeeper://:2181", "a host is empty"),
             ("zookeeper://host?s3cret=1", "a parameter is unknown"),
             ("zookeeper://host?session=s3cret", "`session` is not like"),
             ("zookeeper://host?session=35", "`session` is not like"),

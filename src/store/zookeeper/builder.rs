@@ -58,8 +58,8 @@ impl ZooKeeperStoreBuilder {
         Self { session: Some(session), ..self }
     }
 
-    /// Sets the timeout of [`connect`](Self::connect). Default: two seconds. One server has at most
-    /// two seconds of it, and later connects have the same.
+    /// Sets how long [`connect`](Self::connect) is retried. Default: two seconds. One connect to a
+    /// server takes at most this time and at most two seconds, also later.
     ///
     /// The timeout is from 50 ms to 60 s. With any other, connecting fails with
     /// [`ZooKeeperConnectError::InvalidSetting`].

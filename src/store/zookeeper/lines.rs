@@ -59,7 +59,7 @@ impl ZooKeeper {
         Self { link, connector, address, root, last_sequence, timeouts, clock, server_clock }
     }
 
-    /// Opens a connection, makes the nodes that all locks share, and begins to live.
+    /// Opens a connection, makes the nodes that all locks share, and sends the first heartbeat.
     pub(super) async fn prepare(&self) -> Result<(), CallError> {
         self.link.ready().await?;
         self.make_root().await?;
@@ -189,7 +189,7 @@ impl ZooKeeper {
         // A block that was made by hand without a time ends, too.
         let time = time_ms.parse().map_or(LOCK_DELAY, Duration::from_millis);
         let estimate_us = self.server_clock.lock().expires_at(self.clock.now(), Duration::ZERO);
-        let passed_ms = estimate_us.map_or(0, |us| us / 1_000 - stat.created_ms);
+        let passed_ms = estimate_us.map_or(0, |us| (us / 1_000).saturating_sub(stat.created_ms));
         let left = time.saturating_sub(Duration::from_millis(u64::try_from(passed_ms).unwrap_or(0)));
         if left.is_zero() {
             self.delete(path).await?;

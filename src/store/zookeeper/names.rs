@@ -19,8 +19,8 @@ pub(super) const BUCKETS: u32 = 256;
 
 /// After this sequence a bucket is replaced by a new one, as soon as it has no node. ZooKeeper
 /// counts to 2³¹, and then gives the same sequence again and again, so that two entries could both
-/// be the first one. A bucket that is not empty for so long that it has used half of the others
-/// grants nothing until it is.
+/// be the first one. A bucket that is still not empty after one and a half times this sequence
+/// takes no further entry until it is.
 pub(super) const LAST_SEQUENCE: i32 = 1 << 30;
 
 /// The data of a root, with the number of this format.

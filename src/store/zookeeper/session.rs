@@ -188,7 +188,8 @@ impl Connector {
                 flight = flights.recv() => {
                     // The store has another connection, or is gone.
                     let Some(flight) = flight else { return Ok(()) };
-                    for Flight { requests, replies } in [flight].into_iter().chain(std::iter::from_fn(|| flights.try_recv().ok())) {
+                    let others = std::iter::from_fn(|| flights.try_recv().ok());
+                    for Flight { requests, replies } in std::iter::once(flight).chain(others) {
                         let next = number.checked_add(1).ok_or(io::ErrorKind::InvalidData)?;
                         for request in &requests {
                             number = number.checked_add(1).ok_or(io::ErrorKind::InvalidData)?;

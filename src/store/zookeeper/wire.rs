@@ -106,7 +106,7 @@ impl Request {
         Self::new(GET_DATA).text(path).flag(watches)
     }
 
-    /// Asks who has which rights on a node.
+    /// Asks for the rights of each user on a node.
     pub(crate) fn rights(path: &str) -> Self {
         Self::new(GET_ACL).text(path)
     }

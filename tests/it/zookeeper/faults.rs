@@ -100,44 +100,50 @@ async fn each_call_whose_reply_is_lost_is_made_again() {
     assert!(near.granted(&key, &waiter, LEASE).await > third);
 }
 
+/// Makes blocks by hand beside a holder, with these data, and releases the key. Returns `false`,
+/// with a note on stderr, without `zkCli`.
+async fn block_by_hand(environment: &Environment, caller: &Caller<ZooKeeperStore>, data: &[&str]) -> bool {
+    let id = caller.id();
+    caller.granted(&key(), &id, LEASE).await;
+    let listed = environment.servers().cli(&[&format!("ls -R {}", environment.root)]);
+    let Some(entry) = listed.lines().find(|line| line.contains('~')) else {
+        skipped("blocks by hand", "`commons-cli` of `zkCli`");
+        return false;
+    };
+    let prefix = entry.split_once('~').expect("found").0;
+    let blocks: Vec<_> = data.iter().map(|data| format!("create -s {prefix}~!- {data}")).collect();
+    let made = environment.servers().cli(&blocks.iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!(made.matches("Created ").count(), data.len(), "{made}");
+    caller.release(&key(), &id, Duration::ZERO).await;
+    true
+}
+
 /// A block that was made by hand, without its time.
 #[tokio::test]
 async fn block_without_a_time_ends() {
     let Some(environment) = environment().await else { return };
     let store = environment.store(SESSION).await;
-    let (caller, key) = (Caller::new(&store, "a"), key());
-    let id = caller.id();
-    caller.granted(&key, &id, LEASE).await;
-    let listed = environment.servers().cli(&[&format!("ls -R {}", environment.root)]);
-    let Some(entry) = listed.lines().find(|line| line.contains('~')) else {
-        return skipped("a block by hand", "`commons-cli` of `zkCli`");
-    };
-    let block = format!("create -s {}~!- ten", entry.split_once('~').expect("found").0);
-    drop(environment.servers().cli(&[&block]));
-    caller.release(&key, &id, Duration::ZERO).await;
+    let caller = Caller::new(&store, "a");
+    if !block_by_hand(&environment, &caller, &["ten"]).await {
+        return;
+    }
     until("the end of the block", async || {
-        let reply = caller.acquire(&key, &caller.id(), LEASE, IfBusy::Fail).await;
+        let reply = caller.acquire(&key(), &caller.id(), LEASE, IfBusy::Fail).await;
         matches!(reply, Ok(AcquireReply::Granted { .. }))
     })
     .await;
 }
 
-/// Of two blocks the longer one counts.
+/// Of several blocks the longest one counts, in each order.
 #[tokio::test]
 async fn longest_block_of_a_key_counts() {
     let Some(environment) = environment().await else { return };
     let store = environment.store(SESSION).await;
-    let (caller, key) = (Caller::new(&store, "a"), key());
-    let id = caller.id();
-    caller.granted(&key, &id, LEASE).await;
-    let listed = environment.servers().cli(&[&format!("ls -R {}", environment.root)]);
-    let Some(entry) = listed.lines().find(|line| line.contains('~')) else {
-        return skipped("blocks by hand", "`commons-cli` of `zkCli`");
-    };
-    let block = |time: &str| format!("create -s {}~!- {time}", entry.split_once('~').expect("found").0);
-    drop(environment.servers().cli(&[&block("60000"), &block("1"), &block("60000"), &block("2")]));
-    caller.release(&key, &id, Duration::ZERO).await;
-    let blocked = caller.acquire(&key, &caller.id(), LEASE, IfBusy::Fail).await;
+    let caller = Caller::new(&store, "a");
+    if !block_by_hand(&environment, &caller, &["60000", "1", "60000", "2"]).await {
+        return;
+    }
+    let blocked = caller.acquire(&key(), &caller.id(), LEASE, IfBusy::Fail).await;
     assert!(matches!(blocked, Ok(AcquireReply::Busy { lease_left }) if lease_left > ms(10_000)), "{blocked:?}");
 }
 
@@ -153,14 +159,14 @@ async fn block_ends_after_an_outage() {
     tokio::time::sleep(ms(3_000)).await;
     far.proxy.all().cut();
     far.proxy.all().heal();
-    // Nobody asks for the key.
+    // No further call is made for the key.
     until("no node of the key", async || {
         !environment.servers().cli(&[&format!("ls -R {}", environment.root)]).contains('~')
     })
     .await;
 }
 
-/// A cursor of another store, or of nobody.
+/// A cursor that no list of this store has returned.
 #[tokio::test]
 async fn list_refuses_an_unknown_cursor() {
     let Some(environment) = environment().await else { return };
@@ -249,8 +255,8 @@ async fn revocation_reaches_the_process_of_the_holder() {
     let revoked = operator.force_release(ForceReleaseRequest::new(("short",).into(), ms(1_000), terms())).await;
     assert!(revoked.is_ok(), "{revoked:?}");
     assert_eq!(caller.renew(&("short",).into(), &short).await, RenewReply::NotHolder);
-    // The entry is watched when it is a second old.
-    tokio::time::sleep(ms(2_500)).await;
+    // A longer one is: the server lists the nodes that are watched.
+    until("a watch", async || environment.servers().watched(0).await.contains(&environment.root)).await;
     let revoked = operator.force_release(ForceReleaseRequest::new(key.clone(), ms(1_000), terms())).await;
     assert!(revoked.is_ok(), "{revoked:?}");
     let event = soon("an event", async {

@@ -76,7 +76,7 @@ impl ZooKeeper {
             fs::write(data.join("myid"), (n + 1).to_string()).expect("a file");
             let settings = format!(
                 "tickTime=500\ninitLimit=20\nsyncLimit=10\ndataDir={}\nclientPort={}\nclientPortAddress=127.0.0.1\n\
-                 admin.enableServer=false\nmaxClientCnxns=0\nmaxSessionTimeout=700000\n4lw.commands.whitelist=srvr\n\
+                 admin.enableServer=false\nmaxClientCnxns=0\nmaxSessionTimeout=700000\n4lw.commands.whitelist=srvr,wchp\n\
                  forceSync=no\n{quorum}{}",
                 data.display(),
                 port.number(),
@@ -121,15 +121,23 @@ impl ZooKeeper {
 
     /// `leader`, `follower` or `standalone`, or `None` if the server serves nothing.
     pub async fn mode(&self, n: usize) -> Option<String> {
+        self.ask(n, "srvr").await?.lines().find_map(|line| line.strip_prefix("Mode: ")).map(str::to_owned)
+    }
+
+    /// The nodes of a server that are watched.
+    pub async fn watched(&self, n: usize) -> String {
+        self.ask(n, "wchp").await.unwrap_or_default()
+    }
+
+    async fn ask(&self, n: usize, word: &str) -> Option<String> {
         let ask = async {
             let mut stream = TcpStream::connect(self.address(n)).await?;
-            stream.write_all(b"srvr").await?;
+            stream.write_all(word.as_bytes()).await?;
             let mut reply = String::new();
             stream.read_to_string(&mut reply).await.map(|_| reply)
         };
         // A server that starts accepts a connection, and may never reply.
-        let reply = timeout(Duration::from_secs(1), ask).await.ok()?.ok()?;
-        reply.lines().find_map(|line| line.strip_prefix("Mode: ")).map(str::to_owned)
+        timeout(Duration::from_secs(1), ask).await.ok()?.ok()
     }
 
     /// The number of the leader.
