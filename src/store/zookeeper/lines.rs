@@ -129,9 +129,14 @@ impl ZooKeeper {
         if requests.is_empty() {
             return Ok(Vec::new());
         }
-        let deadline = self.timeouts.call_deadline();
+        let (deadline, mut unsent) = (self.timeouts.call_deadline(), Some(requests));
         let breaks = |reply: &Result<_, CallError>| reply.as_ref().is_err_and(CallError::breaks_connection);
-        self.link.call(deadline, |connection| send(connection, requests), breaks).await?
+        let replies = self.link.call(deadline, |connection| send(connection, &mut unsent), breaks).await?;
+        if unsent.is_none() {
+            return replies;
+        }
+        // The connection had ended before. The next one gets the requests.
+        self.link.call(deadline, |connection| send(connection, &mut unsent), breaks).await?
     }
 
     async fn flight<const N: usize>(&self, requests: [Request; N]) -> Result<[Reply; N], CallError> {

@@ -274,10 +274,18 @@ impl Connect for Connector {
     }
 }
 
-/// Sends requests together, and waits for their replies.
-pub(super) async fn send(connection: mpsc::Sender<Flight>, requests: Vec<Request>) -> Result<Replies, CallError> {
+/// Sends requests together, and waits for their replies. `unsent` has them if the connection has
+/// ended before.
+pub(super) async fn send(
+    connection: mpsc::Sender<Flight>,
+    unsent: &mut Option<Vec<Request>>,
+) -> Result<Replies, CallError> {
     let (replies, received) = oneshot::channel();
-    connection.send(Flight { requests, replies }).await.map_err(|_| CallError::Closed)?;
+    let flight = Flight { requests: unsent.take().unwrap_or_default(), replies };
+    if let Err(mpsc::error::SendError(flight)) = connection.send(flight).await {
+        *unsent = Some(flight.requests);
+        return Err(CallError::Closed);
+    }
     received.await.map_err(|_| CallError::Broken)
 }
 
