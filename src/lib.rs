@@ -228,7 +228,7 @@ pub use self::{
     error::{LockError, LockLost, RunError},
     fencing::FencingToken,
     lock::{
-        HeldLock, HeldLocks, HeldPermit, LockGuard, LockGuards, LockManager, LockManagerBuilder, LockStatus,
+        HeldLock, HeldLocks, HeldPermit, Holding, LockGuard, LockGuards, LockManager, LockManagerBuilder, LockStatus,
         PermitGuard,
     },
     lock_key::LockKey,

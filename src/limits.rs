@@ -43,6 +43,25 @@ pub(crate) const MAX_MEMORY_RECORD_BYTES: usize = 64 << 20;
 /// Keys in one page of a listing.
 pub(crate) const MAX_LISTED_KEYS: usize = 1000;
 
+/// Waits that the console shows as long, at least this time: a shorter one slows no client down.
+#[cfg(feature = "console")]
+pub(crate) const LONG_WAIT: Duration = Duration::from_millis(10);
+/// How many of them are kept, the longest ones, and for how long after their end: an operator asks
+/// why it was slow, not why it is.
+#[cfg(feature = "console")]
+pub(crate) const MAX_LONG_WAITS: usize = 32;
+#[cfg(feature = "console")]
+pub(crate) const LONG_WAIT_KEPT: Duration = Duration::from_secs(5 * 60);
+/// Rows of one table of the console. A reader looks at fewer.
+#[cfg(feature = "console")]
+pub(crate) const MAX_CONSOLE_ROWS: usize = 100;
+/// The form of a revocation: three times a raw key, and an acquisition id.
+#[cfg(feature = "console")]
+pub(crate) const MAX_CONSOLE_FORM_BYTES: usize = 8 << 10;
+/// The bytes of a key that the console shows. A raw key may be longer.
+#[cfg(feature = "console")]
+pub(crate) const MAX_SHOWN_KEY_BYTES: usize = 256;
+
 /// The part of a lease that is not used, because clocks run at different rates: 1 / 100 …
 pub(crate) const DRIFT_DIVISOR: u32 = 100;
 /// … plus the rounding of the store's clock.

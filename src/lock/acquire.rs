@@ -29,6 +29,7 @@ use crate::{
     telemetry::{
         metrics::{AcquireMetrics, GuardMetrics},
         notice,
+        waits::{CallRoute, OpenWait},
     },
 };
 
@@ -85,6 +86,7 @@ pub(crate) struct LockParams {
     pub(crate) request: LockRequest<()>,
     /// `None`: one of several keys, which count as one call.
     pub(crate) metrics: Option<AcquireMetrics>,
+    pub(crate) route: CallRoute,
 }
 
 pin_project! {
@@ -146,6 +148,7 @@ struct Waiting {
     key: LockKey,
     number: u64,
     waiter: Waiter,
+    open: OpenWait,
 }
 
 impl LockBuilder {
@@ -266,7 +269,8 @@ impl Call {
         let owner = owner.or_else(Owner::current);
         let parent = if owner.is_none() { parent.get() } else { None };
         let request = LockRequest { waiter: (), wait, owner, parent, limits, demand, sharing };
-        (driver, LockParams { request, metrics: Some(AcquireMetrics::start("none", false)) })
+        let metrics = Some(AcquireMetrics::start("none", false));
+        (driver, LockParams { request, metrics, route: CallRoute::default() })
     }
 }
 
@@ -299,22 +303,28 @@ impl Future for LockFuture {
 impl AcquireFuture {
     /// Sends a request.
     pub(crate) fn send(driver: Arc<Driver>, key: LockKey, params: LockParams) -> Self {
-        let LockParams { request, metrics } = params;
+        let LockParams { request, metrics, route } = params;
         if !request.wait.is_zero() {
             driver.order.waits(request.owner.as_ref(), slice::from_ref(&key));
         }
         let (owner, wait) = (request.owner.clone(), request.wait);
         let requested = driver.request(&key, request);
-        Self::sent(driver, key, requested, owner, wait, metrics)
+        Self::sent(driver, key, requested, owner, wait, (metrics, route))
     }
 
     /// Sends requests of different keys together. Their metrics are those of the caller.
-    pub(super) fn send_all(driver: &Arc<Driver>, requests: Vec<(LockKey, LockRequest<()>)>) -> Vec<Self> {
+    pub(super) fn send_all(
+        driver: &Arc<Driver>,
+        requests: Vec<(LockKey, LockRequest<()>)>,
+        route: &CallRoute,
+    ) -> Vec<Self> {
         let sent: Vec<_> =
             requests.iter().map(|(key, request)| (key.clone(), request.owner.clone(), request.wait)).collect();
         let sent = driver.request_all(requests).into_iter().zip(sent);
-        sent.map(|(requested, (key, owner, wait))| Self::sent(Arc::clone(driver), key, requested, owner, wait, None))
-            .collect()
+        let send = |(requested, (key, owner, wait))| {
+            Self::sent(Arc::clone(driver), key, requested, owner, wait, (None, route.clone()))
+        };
+        sent.map(send).collect()
     }
 
     fn sent(
@@ -323,10 +333,12 @@ impl AcquireFuture {
         requested: Result<Requested<TokioDriver>, StoreError>,
         owner: Option<Owner>,
         wait: Duration,
-        metrics: Option<AcquireMetrics>,
+        (metrics, route): (Option<AcquireMetrics>, CallRoute),
     ) -> Self {
         let (result, waiting) = match requested {
-            Ok(Requested::Waiting(number, waiter)) => (None, Some(Waiting { key, number, waiter })),
+            Ok(Requested::Waiting(number, waiter)) => {
+                (None, Some(Waiting { key, number, waiter, open: OpenWait::start(route) }))
+            }
             Ok(Requested::Granted(section)) => (Some(Ok(section)), None),
             Err(error) => (Some(Err(LockError::from(error).into())), None),
         };
@@ -346,7 +358,7 @@ impl AcquireFuture {
     /// The result of a request that is awaited.
     fn poll_waiting(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Arc<Section>, NotGranted>> {
         let mut this = self.project();
-        let Waiting { key, number, waiter } = this.waiting.as_ref().expect("not polled after completion");
+        let Waiting { key, number, waiter, .. } = this.waiting.as_ref().expect("not polled after completion");
         let driver = this.driver.as_ref().expect("not polled after completion");
         let mut result = loop {
             if let Poll::Ready(result) = waiter.poll_recv(cx) {
@@ -379,7 +391,9 @@ impl AcquireFuture {
             // No longer in the queue: the result was just sent, or is about to be.
             *this.is_result_pending = true;
         };
-        *this.waiting = None;
+        if let Some(Waiting { key, open, .. }) = this.waiting.take() {
+            driver.waits.ended(open, &key, result_name(&result));
+        }
         match &mut result {
             Ok(section) => section.delivered(),
             // The table does not know the limit of the wait.
@@ -442,13 +456,22 @@ impl Drop for UnpolledKey {
 impl Waiting {
     /// Cancels the request. A lock that was granted to it goes to the next waiter.
     fn cancel(self, driver: &Arc<Driver>) {
-        let Self { key, number, waiter } = self;
+        let Self { key, number, waiter, open } = self;
+        driver.waits.ended(open, &key, "cancelled");
         match waiter.close() {
             // It was granted, and not received: it counts as an empty section.
             Some(Ok(section)) => drop(driver.end_guard(&section, GuardEnd::Undelivered)),
             Some(Err(_)) => {}
             None => drop(driver.cancel(&key, number)),
         }
+    }
+}
+
+fn result_name(result: &Result<Arc<Section>, NotGranted>) -> &'static str {
+    match result {
+        Ok(_) => "granted",
+        Err(NotGranted::Recorded(_)) => "recorded",
+        Err(NotGranted::Rejected(error)) => error.result(),
     }
 }
 

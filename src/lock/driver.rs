@@ -11,6 +11,8 @@ use std::{
     time::Duration,
 };
 
+#[cfg(feature = "console")]
+use tokio::sync::Semaphore;
 use tokio::{
     runtime::Handle,
     sync::Notify,
@@ -32,6 +34,7 @@ use crate::{
     limits::RECHECK_INTERVAL,
     lock_key::{LockKey, shards::KeyShards},
     owner::Owner,
+    policy::{LockPolicy, LogKey},
     process::ProcessMark,
     proto::{
         Action, Actions, Event, EventContext, FreeKey, GuardEnd, LockRequest, QueuePosition, Requested,
@@ -48,7 +51,7 @@ use crate::{
         StoreErrorKind, StoreEvent, StoreFuture, StoreTraits, YieldReply,
     },
     sync::Mutex,
-    telemetry::{self, metrics::AcquireMetrics, report::Report, throttle::ThrottledLog},
+    telemetry::{self, metrics::AcquireMetrics, report::Report, throttle::ThrottledLog, waits::LongWaits},
 };
 
 /// The state that all clones of a manager share.
@@ -74,6 +77,13 @@ pub(crate) struct Driver {
     /// The leases that are requested of the store.
     pub(super) lease: LeaseBounds,
     pub(super) order: LockOrder,
+    /// For the console.
+    pub(crate) waits: LongWaits,
+    /// A layer or a handle of this manager redacts its keys. Set once, and never cleared.
+    redacts_keys: AtomicBool,
+    /// One listing at a time, so that a page that reloads is no load on the store.
+    #[cfg(feature = "console")]
+    pub(crate) listing: Semaphore,
     store_warnings: ThrottledLog,
     background: Background,
     /// I11: no code of others runs under one of these mutexes, and nothing is awaited.
@@ -140,6 +150,10 @@ impl Driver {
             created_in: ProcessMark::new(),
             lease,
             order: LockOrder::default(),
+            waits: LongWaits::default(),
+            redacts_keys: AtomicBool::new(false),
+            #[cfg(feature = "console")]
+            listing: Semaphore::new(1),
             store_warnings: ThrottledLog::default(),
             background: Background::default(),
             shards,
@@ -414,6 +428,15 @@ impl Driver {
         self.shards.iter().map(|shard| shard.lock().held_count()).sum()
     }
 
+    /// The sections that run here, each with the numbers of its guards and of the waiters of its
+    /// key.
+    pub(super) fn sections(&self) -> Vec<(Arc<Section>, u32, usize)> {
+        if !self.is_of_this_process() {
+            return Vec::new();
+        }
+        self.shards.iter().flat_map(|shard| shard.lock().holding()).collect()
+    }
+
     /// The number of keys that are held, requested or pending release. Without waiters, after
     /// [`shut_down`](Self::shut_down).
     pub(super) fn unfinished_count(&self) -> usize {
@@ -483,6 +506,24 @@ impl Driver {
     pub(crate) fn extension<T: Any + Send + Sync>(&self, create: impl FnOnce() -> T) -> &T {
         let state = self.extension.get_or_init(|| Box::new(create()));
         state.downcast_ref().expect("every call names the same type")
+    }
+
+    /// Notes the settings of a layer or a handle: the console then redacts the keys of all.
+    pub(crate) fn note_policy(&self, policy: &LockPolicy) {
+        if policy.log_key_setting() == Some(LogKey::Redacted) {
+            self.redacts_keys.store(true, Ordering::Release);
+        }
+    }
+
+    /// The name of this instance, and its random part.
+    #[cfg(feature = "console")]
+    pub(crate) fn instance(&self) -> &str {
+        self.ids[0].manager()
+    }
+
+    #[cfg(feature = "console")]
+    pub(crate) fn redacts_keys(&self) -> bool {
+        self.redacts_keys.load(Ordering::Acquire)
     }
 
     pub(crate) fn now(&self) -> BootInstant {

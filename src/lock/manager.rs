@@ -13,7 +13,7 @@ use tokio::{runtime, time::timeout};
 
 #[cfg(feature = "signal")]
 use super::signal::ShutdownOnSignal;
-use super::{LockBuilder, LockStatus, acquire::Call, driver::Driver, request_scope::Parent, watchdog};
+use super::{Holding, LockBuilder, LockStatus, acquire::Call, driver::Driver, request_scope::Parent, watchdog};
 use crate::{
     acquisition::{AcquisitionId, AcquisitionIds},
     clock::Clock,
@@ -153,6 +153,7 @@ impl LockManager {
     /// Each setting of `policy` replaces that of this manager.
     #[must_use]
     pub fn with_policy(&self, policy: LockPolicy) -> Self {
+        self.driver().note_policy(&policy);
         Self { policy: policy.or(self.policy), ..self.clone() }
     }
 
@@ -346,6 +347,28 @@ impl LockManager {
         self.driver().held_count()
     }
 
+    /// Returns what this manager and its clones hold, oldest first. The store is not called.
+    ///
+    /// The readers of one process have an entry each, also if they share a grant. See
+    /// [`inspect`](Self::inspect) and [`list`](Self::list) for the holders in other processes.
+    ///
+    /// ```
+    /// # use tower_lock::{LockError, LockManager};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), LockError> {
+    /// # let locks = LockManager::in_memory();
+    /// let guard = locks.lock(("nightly", "mail")).await?;
+    /// let held = locks.holding();
+    /// assert_eq!((held.len(), held[0].key.as_str()), (1, "nightly:mail"));
+    /// # guard.release().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn holding(&self) -> Vec<Holding> {
+        self.driver().holding()
+    }
+
     /// Rejects waiters and new calls, and waits until all held locks are released, at most for the
     /// budget.
     ///
@@ -495,17 +518,15 @@ impl LockManager {
 
 impl Driver {
     pub(super) async fn inspect(&self, key: LockKey) -> Result<LockStatus, StoreError> {
-        let KeyStatus { holders, holding, lease_left, waiting, record_left, kept_by } =
-            self.within("inspect", |store| store.inspect(key.clone())).await?;
-        Ok(LockStatus {
-            holders,
-            holding,
-            remaining: lease_left,
-            record_left,
-            kept_by,
-            waiting,
-            waiting_locally: self.waiting_for(&key),
-        })
+        let status = self.within("inspect", |store| store.inspect(key.clone())).await?;
+        Ok(self.status_of(&key, status))
+    }
+
+    /// The status in the store, with the calls that wait here.
+    pub(crate) fn status_of(&self, key: &LockKey, status: KeyStatus) -> LockStatus {
+        let KeyStatus { holders, holding, lease_left, waiting, record_left, kept_by } = status;
+        let waiting_locally = self.waiting_for(key);
+        LockStatus { holders, holding, remaining: lease_left, record_left, kept_by, waiting, waiting_locally }
     }
 
     /// A call of an operator, within the call timeout of the store.

@@ -3,6 +3,7 @@
 // From the handle to the guard, then the driver and its parts.
 mod manager;
 mod status;
+mod holding;
 #[cfg(feature = "signal")]
 mod signal;
 mod acquire;
@@ -30,6 +31,8 @@ mod shuttle_tests;
 #[cfg(feature = "signal")]
 #[cfg_attr(docsrs, doc(cfg(feature = "signal")))]
 pub use self::signal::ShutdownOnSignal;
+#[cfg(feature = "console")]
+pub(crate) use self::status::Rfc3339;
 pub(crate) use self::{
     acquire::{AcquireFuture, LockParams},
     driver::Driver,
@@ -45,6 +48,7 @@ pub use self::{
     guards::LockGuards,
     held::HeldLock,
     held_locks::HeldLocks,
+    holding::Holding,
     manager::{LockManager, LockManagerBuilder},
     once::{OnceBuilder, OnceOutcome},
     permit::{HeldPermit, PermitBuilder, PermitFuture, PermitGuard},

@@ -25,6 +25,7 @@ use crate::{
         lease::Lease,
         several::{Next, Several},
     },
+    telemetry::waits::CallRoute,
 };
 
 /// The requests of one step.
@@ -42,8 +43,8 @@ pub(crate) async fn acquire_several(
     keys: &[LockKey],
     params: LockParams,
 ) -> Result<LockGuards, (usize, NotGranted)> {
-    let LockParams { request, metrics } = params;
-    match acquire_in_steps(driver, keys, &request).await {
+    let LockParams { request, metrics, route } = params;
+    match acquire_in_steps(driver, keys, &request, &route).await {
         Ok(mut guards) => {
             guards.start(request.limits, metrics);
             Ok(guards)
@@ -59,6 +60,7 @@ async fn acquire_in_steps(
     driver: &Arc<Driver>,
     keys: &[LockKey],
     request: &LockRequest<()>,
+    route: &CallRoute,
 ) -> Result<LockGuards, (usize, LockError)> {
     let started = Instant::now();
     let mut held = LockGuards::unused([]);
@@ -72,7 +74,7 @@ async fn acquire_in_steps(
         // At least a nanosecond: a wait that is over has its timeout, and does not become a call
         // without a wait.
         let left = request.wait.saturating_sub(started.elapsed()).max(Duration::from_nanos(1).min(request.wait));
-        let mut requests = Requests::send(driver, request, &keys[step.clone()], left);
+        let mut requests = Requests::send(driver, request, &keys[step.clone()], left, route);
         let Some(error) = requests.finish(&mut held).await else {
             // Before anything else is requested.
             held = LockGuards::unused([]);
@@ -101,13 +103,19 @@ async fn acquire_in_steps(
 
 impl Requests {
     /// Requests these keys together. The first one waits for at most this time.
-    fn send(driver: &Arc<Driver>, request: &LockRequest<()>, keys: &[LockKey], wait: Duration) -> Self {
+    fn send(
+        driver: &Arc<Driver>,
+        request: &LockRequest<()>,
+        keys: &[LockKey],
+        wait: Duration,
+        route: &CallRoute,
+    ) -> Self {
         let limits = while_waiting(request.limits, wait);
         let request = |(at, key): (usize, &LockKey)| {
             let wait = if at == 0 { wait } else { Duration::ZERO };
             (key.clone(), LockRequest { wait, limits, ..request.clone() })
         };
-        let futures = AcquireFuture::send_all(driver, keys.iter().enumerate().map(request).collect());
+        let futures = AcquireFuture::send_all(driver, keys.iter().enumerate().map(request).collect(), route);
         let results = futures.iter().map(|_| None).collect();
         Self { futures: futures.into_iter().map(Box::pin).collect(), results }
     }

@@ -58,7 +58,7 @@ pub struct LockStatus {
 }
 
 /// A time as in RFC 3339, in UTC and milliseconds.
-struct Rfc3339(SystemTime);
+pub(crate) struct Rfc3339(pub(crate) SystemTime);
 
 /// Seconds and milliseconds.
 struct Seconds(Duration);
@@ -145,7 +145,7 @@ impl Serialize for HolderJson<'_> {
     }
 }
 
-fn whole_ms(duration: Duration) -> u64 {
+pub(super) fn whole_ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 

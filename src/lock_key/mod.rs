@@ -12,12 +12,15 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
+use serde::{Serializer, ser::SerializeStruct};
 use smallvec::{SmallVec, smallvec};
 
 use self::{
     part::{FromTuple, KeyPart, KeyTuple},
     writer::KeyWriter,
 };
+#[cfg(feature = "console")]
+use crate::limits::MAX_KEY_BYTES;
 use crate::limits::MAX_RAW_KEY_BYTES;
 
 /// Key of a lock: a namespace and parts.
@@ -225,7 +228,7 @@ impl LockKey {
     }
 }
 
-#[cfg(any(feature = "memory", feature = "__remote"))]
+#[cfg(any(feature = "memory", feature = "console", feature = "__remote"))]
 impl LockKey {
     /// A composed key with this text, read from a store.
     pub(crate) fn from_composed(text: &str) -> Self {
@@ -233,14 +236,41 @@ impl LockKey {
     }
 
     /// A raw key with this name, read from a store.
+    #[cfg(any(feature = "memory", feature = "__remote"))]
     pub(crate) fn from_raw_name(name: &str) -> Self {
         Self::new(name.into(), KeyKind::Raw)
+    }
+}
+
+#[cfg(feature = "console")]
+impl LockKey {
+    /// The key with this text. `None`: no key has it.
+    pub(crate) fn parse(text: &str, is_raw: bool) -> Option<Self> {
+        if is_raw {
+            return Self::raw(text).ok();
+        }
+        let fits = (1..=MAX_KEY_BYTES).contains(&text.len());
+        (fits && text.chars().all(writer::is_of_text)).then(|| Self::from_composed(text))
+    }
+
+    /// The key as the query of a URL: `name=order%3A7`, and `&raw=1` for a raw key.
+    pub(crate) fn as_query(&self) -> String {
+        let name: String = form_urlencoded::byte_serialize(self.text.as_bytes()).collect();
+        format!("name={name}{}", if self.is_raw() { "&raw=1" } else { "" })
     }
 }
 
 impl LockKey {
     pub(crate) fn is_raw(&self) -> bool {
         self.kind == KeyKind::Raw
+    }
+
+    /// As the fields `key` and `raw` of an object, which name one key.
+    pub(crate) fn serialize_fields<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_struct("LockKey", 2)?;
+        fields.serialize_field("key", self.as_str())?;
+        fields.serialize_field("raw", &self.is_raw())?;
+        fields.end()
     }
 
     /// The key of a tuple whose type is not known here.

@@ -121,6 +121,12 @@ fn is_plain(c: char) -> bool {
     }
 }
 
+/// Whether a composed key may have this character: plain, or a mark of its own.
+#[cfg(feature = "console")]
+pub(super) fn is_of_text(c: char) -> bool {
+    matches!(c, ':' | '%' | '~' | '+') || is_plain(c)
+}
+
 /// Letters and digits of the scripts that most languages use. All others are escaped: invisible and
 /// bidirectional characters could fake a key in a log. Not those of the standard library, which
 /// each release of Rust may extend: two builds of one service would lock different keys.

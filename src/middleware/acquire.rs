@@ -22,7 +22,7 @@ use crate::{
     proto::{LockRequest, sharing::Sharing},
     rejection::{Rejection, retry_after::HoldEstimate},
     store::{Demand, Record},
-    telemetry::{metrics::AcquireMetrics, route::Route, span::LockSpan},
+    telemetry::{metrics::AcquireMetrics, route::Route, span::LockSpan, waits::CallRoute},
 };
 
 /// A request for the lock of one key, or of several together.
@@ -176,7 +176,7 @@ impl<'a> LockCall<'a> {
             sharing: self.terms.sharing,
         };
         let metrics = AcquireMetrics::start(self.route.as_str(), self.claim.is_some());
-        LockParams { request, metrics: Some(metrics) }
+        LockParams { request, metrics: Some(metrics), route: CallRoute::of(self.route) }
     }
 
     /// The rejection because of the key at this position.
@@ -185,7 +185,7 @@ impl<'a> LockCall<'a> {
         if self.keys.len() > 1 {
             span.not_acquired(&self.keys[at], policy.shows_key());
         }
-        span.rejected(&error);
+        span.rejected(&error, self.page().as_deref());
         if matches!(error, LockError::WouldDeadlock) && self.claim.is_none() {
             return self.would_deadlock();
         }
@@ -197,6 +197,17 @@ impl<'a> LockCall<'a> {
             _ if self.claim.is_some() => rejection.into_in_flight(),
             Some(permits) => rejection.into_no_permit(permits),
             None => rejection,
+        }
+    }
+
+    /// The page of the console about the key, if the log may show it.
+    fn page(&self) -> Option<String> {
+        match &*self.keys {
+            #[cfg(feature = "console")]
+            [key] if self.policy().shows_key() && crate::telemetry::span::logs_rejections() => {
+                Some(format!("key?{}", key.as_query()))
+            }
+            _ => None,
         }
     }
 
@@ -252,7 +263,7 @@ impl Acquired {
             Self::Held(lock) => Ok(lock),
             Self::Recorded(record, span) => {
                 let error = NotGranted::Recorded(record).into_error();
-                span.rejected(&error);
+                span.rejected(&error, None);
                 Err(Rejection::from_lock_error(error, &HoldEstimate::default(), StatusCode::CONFLICT))
             }
         }

@@ -99,6 +99,11 @@ impl RouteConfig {
         }
     }
 
+    /// Notes the settings of a layer for the console. They are final when it is put on a service.
+    pub(crate) fn note_policy(&self) {
+        self.locks.driver().note_policy(&self.policy.or(self.locks.policy()));
+    }
+
     /// The parameters of a request at the layer of a route, whose handler has this policy.
     pub(crate) fn params(&self, head: &Parts, handler: LockPolicy) -> Arc<LayerParams> {
         self.shared(&head.extensions, |outer| {
@@ -122,6 +127,7 @@ impl RouteConfig {
         let layer_policy = outer.map_or(own, |outer| own.or(outer.layer_policy));
         let manager_policy = outer.map_or(locks, |outer| locks.or(outer.manager_policy));
         let policy = layer_policy.or(manager_policy);
+        self.locks.driver().note_policy(&policy);
         LayerParams {
             policy,
             handler_policy: policy,

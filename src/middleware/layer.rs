@@ -340,6 +340,7 @@ impl<S: Clone, K> Layer<S> for LockLayer<K> {
     type Service = LockService<S, K>;
 
     fn layer(&self, inner: S) -> Self::Service {
+        self.config.route.note_policy();
         LockService { inner, config: Arc::clone(&self.config) }
     }
 }

@@ -99,6 +99,7 @@ impl<S> Layer<S> for LockManagerLayer {
     type Service = LockManagerService<S>;
 
     fn layer(&self, inner: S) -> LockManagerService<S> {
+        self.config.note_policy();
         LockManagerService { inner, config: Arc::clone(&self.config) }
     }
 }

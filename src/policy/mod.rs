@@ -368,6 +368,11 @@ impl LockPolicy {
         }
     }
 
+    /// How the key appears in logs, if the policy sets it.
+    pub(crate) fn log_key_setting(&self) -> Option<LogKey> {
+        self.log_key
+    }
+
     pub(crate) fn shows_key(&self) -> bool {
         self.log_key.unwrap_or_default() == LogKey::Full
     }

@@ -198,6 +198,15 @@ impl<D: DriverTypes> LockTable<D> {
         self.entries.values().flat_map(|entry| entry.sections()).cloned().collect()
     }
 
+    /// The active sections, each with the numbers of its guards and of the waiters of its key.
+    pub(crate) fn holding(&self) -> Vec<(Arc<Section<D>>, u32, usize)> {
+        let entries = self.entries.values().flat_map(|entry| {
+            let waiting = entry.waiting();
+            entry.active_sections().map(move |active| (Arc::clone(&active.section), active.holds, waiting))
+        });
+        entries.collect()
+    }
+
     /// The number of active sections.
     pub fn held_count(&self) -> usize {
         self.entries.values().map(|entry| entry.sections().count()).sum()

@@ -419,6 +419,7 @@ impl<S: Clone, K, V: Clone> Layer<S> for ReplayLayer<K, V> {
     type Service = ReplayService<S, K, V>;
 
     fn layer(&self, inner: S) -> Self::Service {
+        self.config.route.note_policy();
         ReplayService { inner, config: Arc::clone(&self.config), values: self.values.clone() }
     }
 }

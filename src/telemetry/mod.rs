@@ -9,6 +9,7 @@ pub(crate) mod report;
 pub(crate) mod throttle;
 pub(crate) mod route;
 pub(crate) mod span;
+pub(crate) mod waits;
 
 use self::report::Report;
 use crate::background::isolated;

@@ -9,7 +9,7 @@ use http::Method;
 
 /// The matched path of a request, else the name of its layer, else `none`. Never a path that a
 /// client chose.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Route {
     #[cfg(feature = "axum")]
     matched: Option<axum::extract::MatchedPath>,

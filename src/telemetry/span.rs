@@ -127,12 +127,13 @@ impl LockSpan {
         tracing::debug!(target: "tower_lock", parent: &self.span, key, "one of the keys of a request was not acquired");
     }
 
-    pub(crate) fn rejected(&self, error: &LockError) {
+    /// `page` is that of the console about the key, relative to its address.
+    pub(crate) fn rejected(&self, error: &LockError, page: Option<&str>) {
         let result = error.result();
         let wait_ms = self.wait_ms();
         self.result(result);
         self.span.record("wait_ms", wait_ms);
-        tracing::debug!(target: "tower_lock", parent: &self.span, result, wait_ms, "request rejected: {error}");
+        tracing::debug!(target: "tower_lock", parent: &self.span, result, wait_ms, page, "request rejected: {error}");
     }
 
     pub(crate) fn recorded(&self) {
@@ -200,6 +201,12 @@ impl Drop for LockSpan {
     fn drop(&mut self) {
         self.result(if self.is_granted { "granted" } else { "cancelled" });
     }
+}
+
+/// Whether the event of a rejected request is logged.
+#[cfg(feature = "console")]
+pub(crate) fn logs_rejections() -> bool {
+    tracing::enabled!(target: "tower_lock", Level::DEBUG)
 }
 
 fn open(route: &Route) -> Span {

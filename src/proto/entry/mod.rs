@@ -126,7 +126,6 @@ impl<D: DriverTypes> StoredEntry<D> {
     }
 
     /// The number of waiters.
-    #[cfg(any(test, feature = "__internals"))]
     pub(super) fn waiting(&self) -> usize {
         self.extra.as_ref().map_or(0, |extra| extra.queue.len())
     }
@@ -138,9 +137,14 @@ impl<D: DriverTypes> StoredEntry<D> {
 
     /// The active sections.
     pub(super) fn sections(&self) -> impl Iterator<Item = &Arc<Section<D>>> {
+        self.active_sections().map(|active| &active.section)
+    }
+
+    /// The active sections, with the guards of each.
+    pub(super) fn active_sections(&self) -> impl Iterator<Item = &ActiveSection<D>> {
         let alone = self.attempt.as_ref().and_then(Attempt::active_section);
         let shares = self.extra.iter().flat_map(|extra| &extra.shares).flat_map(Share::sections);
-        alone.into_iter().chain(shares).map(|active| &active.section)
+        alone.into_iter().chain(shares)
     }
 }
 
