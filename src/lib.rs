@@ -17,6 +17,8 @@
 //! - A retry with the same `Idempotency-Key` gets the first answer: [`ReplayLayer`]. With
 //!   PostgreSQL or MySQL, the answer and the check of the lock can be in the transaction of the
 //!   handler.
+//! - An operator sees the holder and the waiters of each key, and revokes a lock: the feature
+//!   `console`.
 //! - Streams, disconnects, re-entrancy and graceful shutdown are handled.
 //!
 //! [`guide`] has one page per subject. Start with [which lock do I need?](guide::which_lock) or
@@ -138,6 +140,7 @@
 //! | `axum` | yes | [`key::from_fn`], fields of paths and bodies, [`HeldLock`], [`Locked`] |
 //! | `memory` | yes | [`MemoryStore`] and [`LockManager::in_memory`]: locks within one process |
 //! | `signal` | yes | [`LockManager::shutdown_on_signal`] |
+//! | `console` | no | [`console::router`]: holders and waiters for an operator, revocation |
 //! | `metrics` | no | counters, gauges and histograms of the `metrics` facade |
 //! | `mysql` | no | [`MysqlStore`]: locks in the MySQL or MariaDB of an application |
 //! | `mysql-tls` | no | `sslmode=require`, with rustls, as `redis-tls` |
@@ -157,7 +160,14 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(
-    not(all(feature = "axum", feature = "memory", feature = "redis", feature = "signal", feature = "test-util")),
+    not(all(
+        feature = "axum",
+        feature = "console",
+        feature = "memory",
+        feature = "redis",
+        feature = "signal",
+        feature = "test-util",
+    )),
     allow(rustdoc::broken_intra_doc_links, reason = "the pages link to items of every feature")
 )]
 
@@ -169,6 +179,9 @@ pub mod replay;
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 pub mod extract;
+#[cfg(feature = "console")]
+#[cfg_attr(docsrs, doc(cfg(feature = "console")))]
+pub mod console;
 pub mod store;
 #[cfg(feature = "test-util")]
 #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
@@ -255,7 +268,14 @@ pub use deadpool_redis;
     any(doc, doctest),
     any(
         not(doctest),
-        all(feature = "axum", feature = "memory", feature = "redis", feature = "signal", feature = "test-util"),
+        all(
+            feature = "axum",
+            feature = "console",
+            feature = "memory",
+            feature = "redis",
+            feature = "signal",
+            feature = "test-util",
+        ),
     ),
 ))]
 pub mod guide {

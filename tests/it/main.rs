@@ -7,5 +7,6 @@ mod middleware;
 mod extractors;
 mod locks;
 mod telemetry;
+mod console;
 mod contract;
 mod repository;

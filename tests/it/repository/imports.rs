@@ -8,7 +8,7 @@ use std::{
 use super::{files, root, sources};
 
 /// The top-level modules by rank. A module imports only modules of lower ranks.
-const RANKS: [&[&str]; 16] = [
+const RANKS: [&[&str]; 17] = [
     &["limits"],
     &["acquisition", "clock", "fencing", "process", "runtime", "sync"],
     &["background"],
@@ -24,6 +24,7 @@ const RANKS: [&[&str]; 16] = [
     &["middleware"],
     &["replay"],
     &["extract"],
+    &["console"],
     &["internals", "key", "lib", "test_util"],
 ];
 
