@@ -292,6 +292,7 @@ pub mod guide {
     //! - [Idempotency](idempotency): each retry gets the first answer
     //! - [Nested locks and spawned tasks](nested_locks): re-entrancy and owners
     //! - [Observability](observability): logs, spans, metrics, the state of a key
+    //! - [Console](console): pages for an operator, and revocation
     //! - [Testing handlers](testing_handlers): a 409, a store that fails, a lock that is lost
     //! - [Without HTTP](without_http): jobs, guards, revocation, shutdown
     //! - [Redis in production](redis_in_production): sizing, permissions, failures, a runbook
@@ -320,6 +321,7 @@ pub mod guide {
         streaming_and_disconnects = "streaming-and-disconnects.md",
         nested_locks = "nested-locks.md",
         observability = "observability.md",
+        console = "console.md",
         testing_handlers = "testing-handlers.md",
         without_http = "without-http.md",
         redis_in_production = "redis-in-production.md",

@@ -206,6 +206,15 @@ async fn small_examples_succeed() {
     }
 }
 
+#[cfg(feature = "console")]
+#[tokio::test]
+async fn operator_finds_the_holder_of_a_lock_and_revokes_it() {
+    let output = run(example("console").await).await;
+    let steps = String::from_utf8(output.stdout).expect("text");
+    assert!(output.status.success(), "{steps}");
+    assert!(steps.contains("ann revokes") && steps.contains("200 OK, \"revoked\""), "{steps}");
+}
+
 #[cfg(feature = "sessions")]
 #[tokio::test]
 async fn session_keeps_every_item_only_with_a_lock() {

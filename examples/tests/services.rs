@@ -34,6 +34,7 @@ pub(crate) async fn example(name: &str) -> Command {
                 return built.into();
             }
             let features = [
+                ("console", cfg!(feature = "console")),
                 ("mysql", cfg!(feature = "mysql")),
                 ("postgres", cfg!(feature = "postgres")),
                 ("redis", cfg!(feature = "redis")),

@@ -12,6 +12,9 @@
 //! Router::new().nest("/ops/locks", console)
 //! # }
 //! ```
+//!
+//! The page [console](crate::guide::console) of the guide shows the views, and has the rules for a
+//! revocation.
 
 mod audit;
 mod call;

@@ -154,7 +154,7 @@ fn assert_exists(packages: &[Value], name: &str, dependency: &Value) {
 }
 
 /// The commands of the pages, each with the file that runs it, and the text there.
-const COMMANDS: [(&str, &str, &str); 30] = [
+const COMMANDS: [(&str, &str, &str); 31] = [
     ("scripts/test.sh", ".github/workflows/ci.yml", " scripts/test.sh\n"),
     ("scripts/test.sh --checks", ".github/workflows/ci.yml", " scripts/test.sh --checks\n"),
     ("cargo run --example reward_claim", "scripts/test.sh", " cargo run --quiet --example reward_claim"),
@@ -167,6 +167,7 @@ const COMMANDS: [(&str, &str, &str); 30] = [
         "nothing_but_a_database",
     ),
     ("export DATABASE_URL=postgres://user:password@localhost/shop", "examples/tests/programs.rs", "\"DATABASE_URL\""),
+    ("cargo run --features console --example console", "examples/tests/programs.rs", "example(\"console\")"),
     ("cargo run --features redis --example leader", "examples/tests/instances.rs", "example(\"leader\")"),
     ("export LOCK_URL=redis://localhost DATABASE_URL=sqlite://shop.db", "examples/tests/instances.rs", "\"LOCK_URL\""),
     ("claim() {", "examples/tests/shown_commands.rs", "getting-started.md"),
