@@ -149,7 +149,7 @@ impl Http1 {
     /// Reads one response to the byte that completes it, or to the end of the connection.
     pub async fn response(&mut self, to_head: bool) -> Result<Reply, Cut> {
         let (status, head) = self.try_head().await?;
-        let length = head.split("content-length: ").nth(1).and_then(|rest| rest.lines().next()?.parse().ok());
+        let length = head.split("content-length:").nth(1).and_then(|rest| rest.lines().next()?.trim().parse().ok());
         let (mut raw, mut len, mut has_trailers) = (0, 0, false);
         if to_head || matches!(status, 100..=199 | 204 | 304) {
         } else if head.contains("transfer-encoding: chunked") {

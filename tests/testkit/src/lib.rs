@@ -6,6 +6,7 @@
 //! | [`limits`] | the time limits of tests on real servers, and stores that have them |
 //! | [`app`] | requests to a router, with and without a server |
 //! | [`http`] | clients that see each byte of HTTP/1.1 and each frame of HTTP/2 |
+//! | [`browser`] | a browser without a window |
 //! | [`body`] | a body that follows a script |
 //! | [`endings`] | each kind of response, under a key of its own |
 //! | [`locks`] | keys and lock managers of the tests |
@@ -52,6 +53,8 @@ mod zookeeper;
 pub mod app;
 #[cfg(feature = "service")]
 pub mod body;
+#[cfg(feature = "service")]
+pub mod browser;
 #[cfg(feature = "service")]
 pub mod caller;
 #[cfg(feature = "service")]

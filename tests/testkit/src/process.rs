@@ -99,6 +99,12 @@ impl ReservedPort {
     }
 }
 
+/// Whether the process with this id was neither killed nor stopped.
+pub(crate) fn is_running(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(['T', 'Z']))
+}
+
 pub(crate) fn local(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
@@ -190,8 +196,7 @@ impl Process {
 
     /// Whether the process was neither killed nor stopped.
     pub(crate) fn is_running(&self) -> bool {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
-        stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(['T', 'Z']))
+        is_running(self.pid)
     }
 
     /// Continues the process.
