@@ -81,7 +81,7 @@ const PATHS: &str = "/ /keys /key /revoke /style.css /api/holding /api/keys /api
 ///
 /// Keys are shown as [`log_key`](crate::LockPolicy::log_key) says. They are redacted if this
 /// manager, a handle or a layer of it redacts them, unless `locks` has
-/// [`LogKey::Full`](crate::LogKey::Full).
+/// [`LogKey::Full`].
 ///
 /// The router has a fallback. An application with a fallback of its own nests it: Axum panics if
 /// both are merged.
