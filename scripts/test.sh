@@ -9,8 +9,8 @@
 #   scripts/test.sh --servers the tests on Redis, also with Redis 8, Valkey 8 and Valkey 9 in its
 #                             place, those on PostgreSQL with PostgreSQL 18, those on MariaDB with
 #                             MySQL 9, and those on ZooKeeper; it downloads them (Linux on x86-64;
-#                             for MySQL the tools of Debian, for ZooKeeper a JDK and Maven); none of
-#                             the other tests
+#                             for MySQL the tools of Debian, for ZooKeeper a JDK and Maven); and
+#                             those in a browser; none of the other tests
 #   scripts/test.sh --long    all of these and slower checks: the lowest versions of dependencies,
 #                             types of other crates in the public API, each pair of features, the
 #                             package as users build it, broken locks that a storm must detect,
@@ -140,21 +140,30 @@ fi
 if [ "$servers$long" ]; then python3 -m pip --version >/dev/null 2>&1 || packages+=(python3-pip); fi
 # `promtool`, which evaluates the alerting rules.
 if [ "$long" ]; then command -v promtool >/dev/null || packages+=(prometheus); fi
+# A browser is large: the script without an option installs none.
+browser=()
+if [ "$servers$long" ]; then
+    command -v "${CHROMEDRIVER:-chromedriver}" >/dev/null &&
+        { command -v "${CHROMIUM:-chromium}" || command -v google-chrome; } >/dev/null || browser=(chromium chromium-driver)
+fi
 install() {
     local policy=/usr/sbin/policy-rc.d
     apt-get update -qq
     # The packages must not start their services: an exit code of 101 forbids it.
     if [ -e "$policy" ]; then policy=; else printf '#!/bin/sh\nexit 101\n' >"$policy"; chmod +x "$policy"; fi
-    DEBIAN_FRONTEND=noninteractive apt-get install -yqq "${packages[@]}"
+    [ ${#packages[@]} = 0 ] || DEBIAN_FRONTEND=noninteractive apt-get install -yqq "${packages[@]}"
+    # Debian has these packages, and other systems may not.
+    [ ${#browser[@]} = 0 ] || DEBIAN_FRONTEND=noninteractive apt-get install -yqq --no-install-recommends "${browser[@]}" ||
+        echo "SKIPPED the browser: this system has no packages ${browser[*]}"
     [ -z "$policy" ] || rm "$policy"
 }
-if [ ${#packages[@]} -gt 0 ]; then
+if [ $((${#packages[@]} + ${#browser[@]})) -gt 0 ]; then
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         # Beside the build, which needs none of them.
         record install install &
         installing=$!
     else
-        skipped+=("tests on real servers:  sudo apt-get install ${packages[*]}")
+        skipped+=("tests on real servers:  sudo apt-get install ${packages[*]} ${browser[*]}")
     fi
 fi
 for component in rustfmt clippy; do
@@ -275,6 +284,7 @@ on_zookeeper() {
     ZOOKEEPER_JARS=$zookeeper cargo test --quiet "${all[@]}" --test zookeeper
     ZOOKEEPER_JARS=$zookeeper cargo test --quiet "${all[@]}" --test sessions
 }
+on_browser() { cargo test --quiet "${all[@]}" --test browser; }
 # Conformance, costs, outages, failovers.
 on_server() { # program
     REDIS_SERVER=$1 RUST_TEST_THREADS=$((cores * 3)) cargo test --quiet "${all[@]}" --test redis
@@ -284,6 +294,7 @@ on_server() { # program
 on_postgres() { POSTGRES=$newest_postgres RUST_TEST_THREADS=$((cores * 3)) cargo test --quiet "${all[@]}" --test postgres -- --skip tls_requires; }
 on_servers() {
     local program
+    step 'pages in a browser' on_browser
     if command -v java >/dev/null && command -v mvn >/dev/null; then
         step 'fetch ZooKeeper' fetch_zookeeper
         step 'ZooKeeper 3.9' on_zookeeper
@@ -336,7 +347,7 @@ programs() {
                     ;;
                 # Few processes, or long pauses.
                 storm-crash* | storm-failovers* | storm-kills*) echo "pauses $run" ;;
-                storm-* | simulator-*) echo "computes $run" ;;
+                storm-* | simulator-* | *-browser*) echo "computes $run" ;;
                 *) echo "waits $run" ;;
             esac
         done
@@ -493,7 +504,7 @@ if [ "$long" ]; then
     # On a disk, which is what it measures.
     step 'comparison with other locks' env -u TMPDIR scripts/bench.sh --quick
 else
-    skipped+=('lints, docs, each feature alone: scripts/test.sh --checks' 'Redis 8, Valkey 8 and 9, PostgreSQL 18, MySQL 9, ZooKeeper: scripts/test.sh --servers'
+    skipped+=('lints, docs, each feature alone: scripts/test.sh --checks' 'Redis 8, Valkey 8 and 9, PostgreSQL 18, MySQL 9, ZooKeeper, a browser: scripts/test.sh --servers'
         'slower checks: scripts/test.sh --long')
 fi
 summary
