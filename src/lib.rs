@@ -304,7 +304,8 @@ pub mod guide {
     //! - [Recipes](recipes): a nightly job, sessions, server-sent events, gRPC, an outbox
 
     macro_rules! pages {
-        ($examples:meta: $($page:ident = $file:literal,)*) => {$(
+        ($examples:meta: $($(#[$pictures:meta])? $page:ident = $file:literal,)*) => {$(
+            $(#[$pictures])?
             #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
             #[cfg_attr($examples, doc = include_str!(concat!("../docs/guide/", $file)))]
             pub mod $page {}
@@ -321,6 +322,8 @@ pub mod guide {
         streaming_and_disconnects = "streaming-and-disconnects.md",
         nested_locks = "nested-locks.md",
         observability = "observability.md",
+        // The first definition of a label counts, and rustdoc has no place for files beside a page.
+        #[cfg_attr(not(doctest), doc = include_str!("pictures.txt"))]
         console = "console.md",
         testing_handlers = "testing-handlers.md",
         without_http = "without-http.md",

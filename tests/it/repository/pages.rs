@@ -169,7 +169,8 @@ fn every_link_leads_to_a_file_and_a_heading() {
 #[test]
 fn every_guide_page_is_a_module_whose_links_are_items() {
     let (readme, lib, items) = (read("README.md"), read("src/lib.rs"), read("src/links.md"));
-    let items = links(&items);
+    let pictures = read("src/pictures.txt");
+    let items = [links(&items), links(&pictures)].concat();
     let guide = pages("docs/guide");
     assert!(guide.len() >= 11, "{guide:?}");
     for page in guide.into_iter().chain(["docs/migrating-from-redisson.md".into()]) {
@@ -184,6 +185,28 @@ fn every_guide_page_is_a_module_whose_links_are_items() {
             assert!(is_defined, "{page}: src/links.md does not define [{label}]");
         }
     }
+}
+
+/// A page on the web shows a file, and the documentation the same bytes. `scripts/screenshots.py`
+/// makes both.
+#[test]
+fn pictures_of_the_guide_are_small_and_exist_twice() {
+    let embedded = read("src/pictures.txt");
+    let mut checked = 0;
+    for page in pages("docs/guide") {
+        let text = read(&page);
+        for (label, file) in links(&text).into_iter().filter(|(_, file)| file.ends_with(".png")) {
+            let path = root().join("docs/guide").join(file);
+            let size = std::fs::metadata(&path).unwrap_or_else(|error| panic!("{file}: {error}")).len();
+            assert!(size < 60_000, "{file}: {size} bytes");
+            let (_, data) = embedded.split_once(&format!("[{label}]: data:image/png;base64,")).expect(label);
+            let data = data.lines().next().expect("a line");
+            assert_eq!(data.len() as u64, size.div_ceil(3) * 4, "{file} is another picture than that of rustdoc");
+            assert!(text.contains(&format!("][{label}]")), "{}: {label} is not shown", page.display());
+            checked += 1;
+        }
+    }
+    assert_eq!(checked, 3, "pictures");
 }
 
 /// As `wc -w` counts. A new feature is a line of the guide, and seldom one of the README.
