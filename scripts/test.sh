@@ -186,7 +186,7 @@ have() { cargo "$1" --version >/dev/null 2>&1; }
 # `--long` has all pairs.
 each_feature() {
     local output selected
-    for selected in '' axum memory metrics mysql mysql-tls postgres postgres-tls redis redis-tls signal test-util __internals uuid zookeeper zookeeper-tls axum,memory; do
+    for selected in '' axum console memory metrics mysql mysql-tls postgres postgres-tls redis redis-tls signal test-util __internals uuid zookeeper zookeeper-tls axum,memory; do
         echo "features: ${selected:-none}"
         # A warning fails, too. `-D warnings` in RUSTFLAGS would compile all dependencies again.
         if ! output=$(cargo check --quiet -p tower-lock --lib --no-default-features --features "$selected" 2>&1) || [ -n "$output" ]; then

@@ -1,5 +1,7 @@
 //! Ids of acquisitions.
 
+#[cfg(feature = "axum")]
+use std::borrow::Cow;
 use std::{
     fmt,
     sync::{
@@ -67,6 +69,22 @@ impl AcquisitionId {
     fn new(manager: Arc<str>, sequence: u64, max_holders: u16) -> Self {
         let others = u64::from(max_holders.saturating_sub(1));
         Self { manager, number: others << SEQUENCE_BITS | sequence & MAX_SEQUENCE }
+    }
+
+    /// The id of a ticket, whose holder is no process. No instance of a manager is followed by `~`.
+    pub(crate) fn of_ticket(instance: &str, hash: &str, start_ms: u64) -> Self {
+        Self::new(format!("{instance}:~{hash}").into(), start_ms, 1)
+    }
+
+    /// Whether a ticket holds the key with this id, and no process.
+    pub(crate) fn is_of_ticket(&self) -> bool {
+        self.manager.rsplit_once(':').is_some_and(|(_, random)| random.starts_with('~'))
+    }
+
+    /// The name in the id of a ticket.
+    #[cfg(feature = "axum")]
+    pub(crate) fn ticket_label(&self) -> Cow<'_, str> {
+        form_urlencoded::parse(self.instance().as_bytes()).next().map(|(label, _)| label).unwrap_or_default()
     }
 
     /// Returns the id of the manager, `instance:random`, as in

@@ -11,7 +11,7 @@ pub mod proto {
         clock::{BootInstant, LazyNow},
         proto::{
             Action, Actions, DriverTypes, Env, Event, EventContext, FreeKey, GuardEnd, LockRequest, QueuePosition,
-            Requested,
+            Redeemed, Requested,
             calls::{Calls, Numbered},
             entry::LockEntry,
             grant::{Grant, NextCheck},

@@ -183,6 +183,9 @@ pub mod extract;
 #[cfg_attr(docsrs, doc(cfg(feature = "console")))]
 pub mod console;
 pub mod store;
+#[cfg(feature = "axum")]
+#[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
+pub mod tickets;
 #[cfg(feature = "test-util")]
 #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
 pub mod test_util;
@@ -212,6 +215,8 @@ mod lock_key;
 #[allow(unreachable_pub, clippy::must_use_candidate, reason = "public in `store`")]
 mod acquisition;
 mod fencing;
+#[cfg(feature = "axum")]
+mod origin;
 mod process;
 mod background;
 mod runtime;
@@ -242,7 +247,7 @@ pub use self::{
     fencing::FencingToken,
     lock::{
         HeldLock, HeldLocks, HeldPermit, Holding, LockGuard, LockGuards, LockManager, LockManagerBuilder, LockStatus,
-        PermitGuard,
+        PermitGuard, Ticket,
     },
     lock_key::LockKey,
     middleware::{LockLayer, LockManagerLayer},
@@ -290,6 +295,7 @@ pub mod guide {
     //! - [Configuration](configuration): each setting and its default, and all limits
     //! - [Streaming and disconnects](streaming_and_disconnects): when a lock is released
     //! - [Idempotency](idempotency): each retry gets the first answer
+    //! - [Tickets](tickets): a lock over several requests, and the lock of an editor
     //! - [Nested locks and spawned tasks](nested_locks): re-entrancy and owners
     //! - [Observability](observability): logs, spans, metrics, the state of a key
     //! - [Console](console): pages for an operator, and revocation
@@ -321,6 +327,7 @@ pub mod guide {
         configuration = "configuration.md",
         streaming_and_disconnects = "streaming-and-disconnects.md",
         nested_locks = "nested-locks.md",
+        tickets = "tickets.md",
         observability = "observability.md",
         // The first definition of a label counts, and rustdoc has no place for files beside a page.
         #[cfg_attr(not(doctest), doc = include_str!("pictures.txt"))]

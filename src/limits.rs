@@ -119,6 +119,16 @@ pub(crate) const LOCAL_HANDOFF_SECTIONS: u16 = 1000;
 /// permits.
 pub(crate) const MAX_HOLDERS: u16 = 1024;
 
+/// How long a ticket holds its key between two requests: at least as long as a client needs to get
+/// its response, and at most for a day, because nothing renews it.
+pub(crate) const TICKET_GAP_MIN: Duration = Duration::from_secs(1);
+pub(crate) const TICKET_GAP_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+/// The text of a ticket: a key in percent-encoding, a name, and some numbers.
+pub(crate) const MAX_TICKET_BYTES: usize = 2048;
+/// The name in a ticket: in percent-encoding it fits into an id of 255 bytes.
+#[cfg(feature = "axum")]
+pub(crate) const MAX_TICKET_LABEL_BYTES: usize = 64;
+
 /// The most holders of a key that its status lists.
 pub(crate) const MAX_LISTED_HOLDERS: usize = 64;
 

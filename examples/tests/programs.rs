@@ -105,6 +105,14 @@ async fn readers_of_a_document_see_no_half_of_a_write() {
     }
 }
 
+/// Guarantee: G24.
+#[tokio::test]
+async fn document_has_one_editor_at_a_time() {
+    let output = run(example("edit_lock").await).await;
+    let steps = String::from_utf8(output.stdout).expect("text");
+    assert!(output.status.success() && steps.contains("Cid opens it, too"), "{steps}");
+}
+
 #[tokio::test]
 async fn nightly_mail_is_sent_once_only_with_a_record() {
     let output = run(example("nightly_mail").await).await;

@@ -4,6 +4,7 @@ use http::{Extensions, HeaderMap, Method, StatusCode, Uri};
 
 use crate::{
     lock_key::LockKey,
+    origin::is_same_origin,
     store::{Cursor, StoreError, StoreErrorKind},
 };
 
@@ -80,7 +81,7 @@ pub(super) fn permitted(access: &Access, method: &Method, path: &str, headers: &
         if !matches!(access, Access::Revoke { .. }) {
             return Err(Refusal::new(StatusCode::FORBIDDEN, "You may only read."));
         }
-        if !is_same_origin(headers) && headers.get("x-tower-lock").is_none_or(|value| value != "1") {
+        if !is_same_origin(headers) {
             return Err(Refusal::new(
                 StatusCode::FORBIDDEN,
                 "The request does not show that it comes from this page. A browser shows it over HTTPS, and over HTTP \
@@ -89,11 +90,6 @@ pub(super) fn permitted(access: &Access, method: &Method, path: &str, headers: &
         }
     }
     Ok(view)
-}
-
-/// Whether a page of this origin has sent the request. No page can set the header itself.
-pub(super) fn is_same_origin(headers: &HeaderMap) -> bool {
-    headers.get("sec-fetch-site").is_some_and(|site| site == "same-origin")
 }
 
 /// The path in front of those of the console: what the routers around it have removed.
@@ -113,7 +109,8 @@ pub(super) fn field(query: &str, name: &str) -> Option<String> {
 
 /// The key that a query names.
 pub(super) fn key(query: &str) -> Result<LockKey, Refusal> {
-    let key = field(query, "name").and_then(|name| LockKey::parse(&name, field(query, "raw").is_some()));
+    let name = field(query, "name").unwrap_or_default();
+    let key = if field(query, "raw").is_some() { LockKey::raw(name).ok() } else { LockKey::parse(&name) };
     key.ok_or_else(|| {
         let rule = "No key has this name: a name is one that a page or a log shows, of at most 256 bytes. One that \
                     another program chose is raw, and has at most 1,024.";

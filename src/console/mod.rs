@@ -48,6 +48,7 @@ use crate::{
     limits::{BODY_IDLE_TIMEOUT, MAX_CONSOLE_FORM_BYTES, MAX_CONSOLE_ROWS},
     lock::LockManager,
     lock_key::LockKey,
+    origin::is_same_origin,
     policy::LogKey,
     store::{ListEntry, ListRequest},
 };
@@ -152,7 +153,7 @@ impl Console {
                 let may_revoke = matches!(self.access, Access::Revoke { .. });
                 let row = KeyRow { key: self.redact(&key), status };
                 let view = KeyView { keys_redacted: self.frame.keys_redacted, may_revoke, row };
-                let done = call::field(query, "done").filter(|_| call::is_same_origin(&self.head.headers));
+                let done = call::field(query, "done").filter(|_| is_same_origin(&self.head.headers));
                 let done = done.and_then(|code| Done::from_code(&code));
                 self.shown(&view, || self.frame.key(&view, &key.as_query(), done))
             }

@@ -6,9 +6,10 @@ use tokio::time::Instant;
 
 use super::{
     text::{Count, KeyText, Short, Text},
-    views::{Done, KeyPage, KeyRow, KeyView, KeysView, ProcessView, age},
+    views::{Done, KeyPage, KeyRow, KeyView, KeysView, ProcessView, age, held_by},
 };
 use crate::{
+    fencing::FencingToken,
     limits::{MAX_HOLDERS, MAX_RAW_KEY_BYTES},
     lock::Rfc3339,
     lock_key::LockKey,
@@ -128,10 +129,10 @@ impl Frame {
         let status = &row.status;
         let (holder, age) = match status.holder() {
             Some(first) if status.holding > 1 => (
-                format!("{} and {}", Text(first.id.instance()), Count(status.holding - 1, "other", "others")),
+                format!("{} and {}", Text(held_by(first)), Count(status.holding - 1, "other", "others")),
                 shown_age(first),
             ),
-            Some(first) => (Text(first.id.instance()).to_string(), shown_age(first)),
+            Some(first) => (Text(held_by(first)).to_string(), shown_age(first)),
             None => ("none".to_owned(), String::new()),
         };
         let counts = [status.waiting.to_string(), status.waiting_locally.to_string()];
@@ -154,7 +155,7 @@ impl Frame {
         let holders = status.holders.iter().map(|holder| {
             let fence = match holder.id.max_holders() {
                 1 if holder.fence == 0 => String::new(),
-                1 => holder.fence.to_string(),
+                1 => FencingToken::from_fence(holder.fence).map_or_else(String::new, |token| token.to_string()),
                 limit => place(limit),
             };
             let connected = match holder.connected {
@@ -170,10 +171,10 @@ impl Frame {
                 String::new()
             };
             let since = holder.since.map_or_else(String::new, |since| Rfc3339(since).to_string());
-            let instance = Text(holder.id.instance()).to_string();
+            let instance = Text(held_by(holder)).to_string();
             [instance, Text(&id).to_string(), shown_age(holder), since, connected.to_owned(), fence, revoke]
         });
-        let heads = ["Instance", "Acquisition", "Held for", "Since", "Process", "Fence", "Revoke"];
+        let heads = ["Instance", "Acquisition", "Held for", "Since", "Process", "First fencing token", "Revoke"];
         let holders = table("holders", "Holders", heads, &holders.collect::<Vec<_>>());
         let all = if view.may_revoke && view.can_revoke() {
             let text = if status.holders.is_empty() { "End the block" } else { "Revoke all holders" };

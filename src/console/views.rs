@@ -1,6 +1,9 @@
 //! The values of each view, and what they say in words. Their JSON has stable names.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    borrow::Cow,
+    time::{Duration, SystemTime},
+};
 
 use serde::{Serialize, Serializer, ser::SerializeStruct};
 use serde_json::{Value, json};
@@ -82,6 +85,15 @@ impl Serialize for LongWait {
     }
 }
 
+/// The instance of a holder, or its ticket.
+pub(super) fn held_by(holder: &Holder) -> Cow<'_, str> {
+    if holder.id.is_of_ticket() {
+        format!("the ticket `{}`", holder.id.ticket_label()).into()
+    } else {
+        holder.id.instance().into()
+    }
+}
+
 /// How long the holder has held its key, by the clocks of the store and of this process.
 #[expect(clippy::disallowed_methods, reason = "the store tells the time of a grant by the wall clock")]
 pub(super) fn age(holder: &Holder) -> Option<Duration> {
@@ -96,7 +108,7 @@ impl KeyView {
             &self.row.status;
         let mut said = vec![match holders.first() {
             Some(first) => {
-                let instance = first.id.instance();
+                let instance = held_by(first);
                 let since = age(first).map(|age| format!(" for {}", Short(age))).unwrap_or_default();
                 match holding {
                     0 | 1 => format!("Held by {instance}{since}."),

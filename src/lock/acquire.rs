@@ -27,7 +27,7 @@ use crate::{
     proto::{GuardEnd, LockRequest, QueuePosition, Requested, sharing::Sharing},
     store::{Demand, StoreError},
     telemetry::{
-        metrics::{AcquireMetrics, GuardMetrics},
+        metrics::AcquireMetrics,
         notice,
         waits::{CallRoute, OpenWait},
     },
@@ -416,16 +416,8 @@ impl Future for AcquireFuture {
         let metrics = this.metrics.take();
         Poll::Ready(match result {
             Ok(section) => {
-                if let Some(owner) = this.owner.take() {
-                    owner.acquired(Arc::clone(&section) as _);
-                }
                 let driver = this.driver.take().expect("not polled after completion");
-                let of_guard = GuardMetrics::new(&section.data.metrics);
-                let mut guard = LockGuard::new(driver, section, of_guard);
-                if let Some(metrics) = metrics {
-                    guard.count(metrics);
-                }
-                Ok(guard)
+                Ok(LockGuard::of_call(driver, section, this.owner.take(), metrics))
             }
             Err(why) => {
                 match (&why, metrics) {

@@ -27,7 +27,7 @@ use super::{
     renewal_queue::{Inserted, RenewalQueue},
 };
 use crate::{
-    acquisition::AcquisitionIds,
+    acquisition::{AcquisitionId, AcquisitionIds},
     background::Background,
     clock::{BootInstant, Clock, LazyNow},
     error::{Forked, LockError, LockLost},
@@ -37,7 +37,7 @@ use crate::{
     policy::{LockPolicy, LogKey},
     process::ProcessMark,
     proto::{
-        Action, Actions, Event, EventContext, FreeKey, GuardEnd, LockRequest, QueuePosition, Requested,
+        Action, Actions, Event, EventContext, FreeKey, GuardEnd, LockRequest, QueuePosition, Redeemed, Requested,
         calls::{Calls, Numbered},
         lease::LeaseBounds,
         section::ReleaseOutcome,
@@ -47,7 +47,7 @@ use crate::{
     },
     runtime,
     store::{
-        AcquireReply, AcquireRequest, EventSink, LockStore, Many, ReceiveReply, ReleaseReply, StoreError,
+        AcquireReply, AcquireRequest, EventSink, Heir, LockStore, Many, ReceiveReply, ReleaseReply, StoreError,
         StoreErrorKind, StoreEvent, StoreFuture, StoreTraits, YieldReply,
     },
     sync::Mutex,
@@ -296,6 +296,7 @@ impl Driver {
             section.data.ended.notify_waiters();
             return Some(ReleaseOutcome::NotHeld);
         }
+        let end = section.data.end(end);
         let key = &section.grant.key;
         let (outcome, is_freed) = self.feed(key, actions, |table, cx, actions| {
             let outcome = table.end_guard(cx, section, end, actions);
@@ -312,6 +313,42 @@ impl Driver {
             section.data.ended.notify_waiters();
         }
         outcome.filter(|_| is_freed != Some(false))
+    }
+
+    /// Calls the store for a request that is neither queued nor repeated.
+    pub(super) async fn acquire_at_once(&self, request: AcquireRequest) -> Result<AcquireReply, StoreError> {
+        self.check_process("acquire")?;
+        if self.must_wait(&request) {
+            return Err(renewals_come_first());
+        }
+        let reply = timeout(self.lease.call_timeout, self.store.acquire(request.into()).into_single()).await;
+        let reply = reply.unwrap_or_else(|_| Err(StoreError::no_reply("acquire")));
+        self.record_reply("acquire", &reply);
+        reply
+    }
+
+    /// Starts a section under a key that was granted in place of a ticket.
+    pub(super) fn hold_redeemed(
+        self: &Arc<Self>,
+        key: &LockKey,
+        redeemed: Redeemed,
+        ticket: &Arc<Heir>,
+    ) -> Option<Arc<Section>> {
+        self.drive(|actions| {
+            self.feed(key, actions, |table, cx, actions| table.redeem(key, cx, redeemed, ticket, actions))
+        })
+    }
+
+    /// Has a key go back to its ticket after a call without a reply.
+    pub(super) fn leave_to_ticket(self: &Arc<Self>, key: &LockKey, id: AcquisitionId, ticket: &Arc<Heir>) {
+        if self.is_of_this_process() {
+            let until = self.now().saturating_add(self.lease.call_timeout);
+            self.drive(|actions| {
+                self.feed(key, actions, |table, cx, actions| {
+                    table.leave_to_ticket(key, cx, id, ticket, until, actions);
+                });
+            });
+        }
     }
 
     pub(super) fn grant_lost(self: &Arc<Self>, grant: &Grant, why: LockLost) {
@@ -386,6 +423,11 @@ impl Driver {
     /// Announces a shutdown: requests are served until it starts.
     pub(super) fn announce_shutdown(&self) {
         self.is_shutdown_announced.store(true, Ordering::Release);
+    }
+
+    /// Whether every request is rejected, because of a shutdown.
+    pub(super) fn rejects_all(&self) -> bool {
+        self.is_shutting_down.load(Ordering::Acquire)
     }
 
     pub(super) fn is_shutdown_announced(&self) -> bool {
@@ -554,7 +596,7 @@ impl Driver {
         event(&mut table, cx, actions)
     }
 
-    fn ids_of(&self, key: &LockKey) -> &AcquisitionIds {
+    pub(super) fn ids_of(&self, key: &LockKey) -> &AcquisitionIds {
         &self.ids[KeyShards::<()>::index_of(key)]
     }
 

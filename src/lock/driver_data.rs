@@ -4,13 +4,14 @@ use std::sync::{Arc, atomic::AtomicUsize};
 
 use tokio::sync::Notify;
 
+use super::ticket::Keeping;
 use crate::{
     error::LockError,
     lock_key::LockKey,
     owner::OwnedLock,
-    proto::{DriverTypes, grant, section, section::ReleaseOutcome},
+    proto::{DriverTypes, GuardEnd, grant, section, section::ReleaseOutcome},
     store::{Record, StoreError, StoreErrorKind},
-    sync::oneshot::Oneshot,
+    sync::{Mutex, oneshot::Oneshot},
     telemetry::metrics::SectionMetrics,
 };
 
@@ -56,6 +57,18 @@ pub(crate) struct SectionData {
     /// The result of the release, for the guard that waits for it.
     pub(super) release_outcome: Oneshot<Result<ReleaseOutcome, StoreError>>,
     pub(crate) metrics: SectionMetrics,
+    /// Of a section that a ticket may follow.
+    pub(super) keeping: Mutex<Option<Box<Keeping>>>,
+}
+
+impl SectionData {
+    /// The end of a guard, with the ticket that the key is left to.
+    pub(super) fn end(&self, end: GuardEnd) -> GuardEnd {
+        match &*self.keeping.lock() {
+            Some(keeping) => keeping.end(end),
+            None => end,
+        }
+    }
 }
 
 impl OwnedLock for Section {

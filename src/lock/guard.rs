@@ -16,6 +16,7 @@ use crate::{
     error::LockLost,
     fencing::FencingToken,
     lock_key::LockKey,
+    owner::Owner,
     proto::{GuardEnd, hold_limits::HoldLimits, section::ReleaseOutcome},
     store::{NewRecord, StoreError},
     telemetry::{
@@ -64,6 +65,28 @@ pub struct ReleaseFuture {
 impl LockGuard {
     pub(super) fn new(driver: Arc<Driver>, section: Arc<Section>, metrics: GuardMetrics) -> Self {
         Self { driver, section, metrics, counts_permit: false, is_ended: false }
+    }
+
+    pub(super) fn section(&self) -> &Section {
+        &self.section
+    }
+
+    /// The guard that a call has got.
+    pub(super) fn of_call(
+        driver: Arc<Driver>,
+        section: Arc<Section>,
+        owner: Option<Owner>,
+        metrics: Option<AcquireMetrics>,
+    ) -> Self {
+        if let Some(owner) = owner {
+            owner.acquired(Arc::clone(&section) as _);
+        }
+        let of_guard = GuardMetrics::new(&section.data.metrics);
+        let mut guard = Self::new(driver, section, of_guard);
+        if let Some(metrics) = metrics {
+            guard.count(metrics);
+        }
+        guard
     }
 
     /// Returns the key.

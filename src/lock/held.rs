@@ -44,6 +44,14 @@ impl HeldLock {
         Self { request: Some(request), ..self }
     }
 
+    pub(super) fn section(&self) -> &Section {
+        &self.section
+    }
+
+    pub(super) fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
     pub(crate) fn request(&self) -> Option<&RequestScope> {
         self.request.as_ref()
     }

@@ -25,8 +25,8 @@ use crate::{
     process,
     proto::{self, lease::LeaseBounds, sharing::Sharing},
     store::{
-        self, ConnectError, ForceReleaseReply, ForceReleaseRequest, KeyStatus, ListReply, ListRequest, LockStore,
-        NamedStore, StoreError, StoreErrorKind, StoreFuture,
+        self, ConnectError, ForceReleaseReply, ForceReleaseRequest, Holder, KeyStatus, ListReply, ListRequest,
+        LockStore, NamedStore, StoreError, StoreErrorKind, StoreFuture,
     },
     sync::Mutex,
     telemetry::{metrics, notice, report::Report},
@@ -260,7 +260,11 @@ impl LockManager {
     /// with [`StoreErrorKind::Unsupported`](crate::store::StoreErrorKind::Unsupported) if the page
     /// before is that of another store.
     pub async fn list(&self, request: ListRequest) -> Result<ListReply, StoreError> {
-        self.driver().within("list", |store| store.list(request)).await
+        let mut page = self.driver().within("list", |store| store.list(request)).await?;
+        for entry in &mut page.entries {
+            forget_connections(&mut entry.status.holders);
+        }
+        Ok(page)
     }
 
     /// Revokes the lock from its holder, or from all holders of permits and reads.
@@ -511,6 +515,12 @@ impl LockManager {
         })
     }
 
+    /// The key, as far as a log may show it.
+    #[cfg(feature = "axum")]
+    pub(crate) fn shown(&self, key: &LockKey) -> String {
+        if self.policy.shows_key() { key.as_str().to_owned() } else { key.redacted() }
+    }
+
     pub(crate) fn policy(&self) -> LockPolicy {
         self.policy
     }
@@ -518,7 +528,8 @@ impl LockManager {
 
 impl Driver {
     pub(super) async fn inspect(&self, key: LockKey) -> Result<LockStatus, StoreError> {
-        let status = self.within("inspect", |store| store.inspect(key.clone())).await?;
+        let mut status = self.within("inspect", |store| store.inspect(key.clone())).await?;
+        forget_connections(&mut status.holders);
         Ok(self.status_of(&key, status))
     }
 
@@ -538,6 +549,13 @@ impl Driver {
         self.check_process(operation)?;
         let reply = timeout(self.lease.call_timeout, call(&*self.store)).await;
         reply.unwrap_or_else(|_| Err(StoreError::no_reply(operation)))
+    }
+}
+
+/// A ticket has no process that could be connected.
+fn forget_connections(holders: &mut [Holder]) {
+    for holder in holders.iter_mut().filter(|holder| holder.id.is_of_ticket()) {
+        holder.connected = None;
     }
 }
 

@@ -18,6 +18,8 @@ mod guard;
 mod guards;
 mod held;
 mod held_locks;
+mod ticket;
+mod redeem;
 mod driver;
 mod driver_data;
 mod lost_timers;
@@ -28,6 +30,8 @@ mod watchdog;
 #[cfg(all(test, tower_lock_shuttle))]
 mod shuttle_tests;
 
+#[cfg(feature = "axum")]
+pub(crate) use self::redeem::take_over;
 #[cfg(feature = "signal")]
 #[cfg_attr(docsrs, doc(cfg(feature = "signal")))]
 pub use self::signal::ShutdownOnSignal;
@@ -38,8 +42,10 @@ pub(crate) use self::{
     driver::Driver,
     driver_data::NotGranted,
     held::{LossSignal, poll_any, while_held},
+    redeem::redeem,
     request_scope::{RequestInfo, RequestScope},
     several::acquire_several,
+    ticket::{TicketTerms, check_gap},
 };
 pub use self::{
     acquire::{LockBuilder, LockFuture},
@@ -53,6 +59,7 @@ pub use self::{
     once::{OnceBuilder, OnceOutcome},
     permit::{HeldPermit, PermitBuilder, PermitFuture, PermitGuard},
     status::LockStatus,
+    ticket::{InvalidTicket, Ticket, TicketError},
 };
 pub use crate::{
     error::{InsufficientTime, LockAllError, QueueBound},

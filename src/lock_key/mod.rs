@@ -15,13 +15,12 @@ use std::{
 use serde::{Serializer, ser::SerializeStruct};
 use smallvec::{SmallVec, smallvec};
 
+pub(crate) use self::writer::hex;
 use self::{
     part::{FromTuple, KeyPart, KeyTuple},
     writer::KeyWriter,
 };
-#[cfg(feature = "console")]
-use crate::limits::MAX_KEY_BYTES;
-use crate::limits::MAX_RAW_KEY_BYTES;
+use crate::limits::{MAX_KEY_BYTES, MAX_RAW_KEY_BYTES};
 
 /// Key of a lock: a namespace and parts.
 ///
@@ -224,7 +223,15 @@ impl LockKey {
             let random = RandomState::new();
             [0, 1].map(|half| random.hash_one(half).to_le_bytes())
         });
-        format!("{namespace}:~{}", writer::hex(Sha256::new_with_prefix(KEY.as_flattened()).chain_update(&*self.text)))
+        format!("{namespace}:~{}", hex(Sha256::new_with_prefix(KEY.as_flattened()).chain_update(&*self.text)))
+    }
+}
+
+impl LockKey {
+    /// The composed key with this text, which a client has sent. `None`: no key has it.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let fits = (1..=MAX_KEY_BYTES).contains(&text.len());
+        (fits && text.chars().all(writer::is_of_text)).then(|| Self::new(text.into(), KeyKind::Composed))
     }
 }
 
@@ -244,15 +251,6 @@ impl LockKey {
 
 #[cfg(feature = "console")]
 impl LockKey {
-    /// The key with this text. `None`: no key has it.
-    pub(crate) fn parse(text: &str, is_raw: bool) -> Option<Self> {
-        if is_raw {
-            return Self::raw(text).ok();
-        }
-        let fits = (1..=MAX_KEY_BYTES).contains(&text.len());
-        (fits && text.chars().all(writer::is_of_text)).then(|| Self::from_composed(text))
-    }
-
     /// The key as the query of a URL: `name=order%3A7`, and `&raw=1` for a raw key.
     pub(crate) fn as_query(&self) -> String {
         let name: String = form_urlencoded::byte_serialize(self.text.as_bytes()).collect();

@@ -102,7 +102,7 @@ fn compose(text: &[u8], hash: Option<Sha256>) -> Arc<str> {
 }
 
 /// The first 128 bits in hex.
-pub(super) fn hex(hash: Sha256) -> String {
+pub(crate) fn hex(hash: Sha256) -> String {
     use fmt::Write;
 
     hash.finalize()[..16].iter().fold(String::with_capacity(32), |mut hex, byte| {
@@ -122,7 +122,6 @@ fn is_plain(c: char) -> bool {
 }
 
 /// Whether a composed key may have this character: plain, or a mark of its own.
-#[cfg(feature = "console")]
 pub(super) fn is_of_text(c: char) -> bool {
     matches!(c, ':' | '%' | '~' | '+') || is_plain(c)
 }

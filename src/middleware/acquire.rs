@@ -2,7 +2,7 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use http::{StatusCode, request::Parts};
+use http::{HeaderMap, StatusCode, request::Parts};
 use smallvec::smallvec;
 
 use super::{
@@ -10,17 +10,24 @@ use super::{
     config::LayerParams,
     context::RequestContext,
     holder_limit::{HolderLimit, Terms},
-    request_lock::RequestLock,
+    request_lock::{LOCK_TICKET, RequestLock},
 };
 use crate::{
     body::budget::Reservation,
     error::LockError,
     key_source::KeyRejection,
-    lock::{AcquireFuture, LockGuard, LockGuards, LockParams, NotGranted, acquire_several},
+    lock::{
+        AcquireFuture, LockGuard, LockGuards, LockParams, NotGranted, Ticket, TicketError, TicketTerms,
+        acquire_several, redeem,
+    },
     lock_key::{AllKeys, KeyCountError, LockKey, SortedKeys},
     policy::LockPolicy,
     proto::{LockRequest, sharing::Sharing},
-    rejection::{Rejection, retry_after::HoldEstimate},
+    rejection::{
+        Rejection,
+        field_error::{FieldError, FieldLocation, FieldProblem},
+        retry_after::HoldEstimate,
+    },
     store::{Demand, Record},
     telemetry::{metrics::AcquireMetrics, route::Route, span::LockSpan, waits::CallRoute},
 };
@@ -34,6 +41,8 @@ pub(crate) struct LockCall<'a> {
     /// is in flight if the lock is busy.
     claim: Option<&'a str>,
     terms: Terms,
+    /// Those of a layer with tickets, and the ticket of the request.
+    tickets: Option<(TicketTerms, Option<Ticket>)>,
 }
 
 /// The result of a call that is not rejected.
@@ -49,17 +58,32 @@ impl<'a> LockCall<'a> {
         if keys.len() > max {
             return Err(KeyCountError::TooMany { max }.into());
         }
-        Ok(Self { context, route, keys, claim: None, terms: Terms::default() })
+        Ok(Self { context, route, keys, claim: None, terms: Terms::default(), tickets: None })
     }
 
     pub(crate) fn claim(context: &'a RequestContext, key: LockKey, idempotency_key: &'a str) -> Self {
-        let terms = Terms::default();
-        Self { context, route: context.known_route(), keys: smallvec![key], claim: Some(idempotency_key), terms }
+        let (route, claim) = (context.known_route(), Some(idempotency_key));
+        Self { context, route, keys: smallvec![key], claim, terms: Terms::default(), tickets: None }
     }
 
     /// The same call, on the terms of its layer.
     pub(super) fn with_terms(self, limit: &HolderLimit, head: &Parts) -> Result<Self, KeyRejection> {
         Ok(Self { terms: limit.terms(head, &self.keys)?, ..self })
+    }
+
+    /// The same call, which may continue the work of an earlier request.
+    pub(super) fn with_tickets(self, terms: Option<TicketTerms>, headers: &HeaderMap) -> Result<Self, KeyRejection> {
+        let Some(terms) = terms else { return Ok(self) };
+        let key = match &*self.keys {
+            [key] if !key.is_raw() => key,
+            _ => return Err(KeyRejection::Mistake("`tickets` is for one key, which is not raw".to_owned())),
+        };
+        let ticket = ticket_of(headers, key).map_err(KeyRejection::Rejection)?;
+        Ok(Self { tickets: Some((terms, ticket)), ..self })
+    }
+
+    fn ticket(&self) -> Option<(TicketTerms, &Ticket)> {
+        self.tickets.as_ref().and_then(|(terms, ticket)| Some((*terms, ticket.as_ref()?)))
     }
 
     /// The rejection of a request whose limit is zero, without a call of the store.
@@ -92,11 +116,12 @@ impl<'a> LockCall<'a> {
     /// The rejection of a request that does not wait and would be rejected anyway: its body need
     /// not be sent.
     pub(crate) fn immediate_rejection(&self) -> Option<Rejection> {
-        let Self { context, route, keys, claim, terms } = self;
+        let Self { context, route, keys, claim, terms, .. } = self;
         if let Some(rejection) = self.no_permits() {
             return Some(rejection);
         }
-        if !context.wait(self.policy()).is_zero() {
+        // The key of a ticket is locked, also for this process.
+        if !context.wait(self.policy()).is_zero() || self.ticket().is_some() {
             return None;
         }
         let owner = context.owner();
@@ -123,13 +148,24 @@ impl<'a> LockCall<'a> {
             let mut span = self.start_span();
             self.context.set_wait_applied();
             let driver = self.context.driver();
-            let acquired = match &*self.keys {
-                [key] => {
+            let acquired = match (self.ticket(), &*self.keys) {
+                // In a box, as below.
+                (Some((terms, ticket)), _) => {
+                    match Box::pin(redeem(driver, ticket, self.params(), Some(terms))).await {
+                        Ok(guard) => Ok(smallvec![guard]),
+                        Err(TicketError::NotHeld) => {
+                            span.ticket_not_held();
+                            return Err(Rejection::TicketNotHeld);
+                        }
+                        Err(TicketError::Lock(error)) => Err((0, error.into())),
+                    }
+                }
+                (None, [key]) => {
                     let acquired = AcquireFuture::send(Arc::clone(driver), key.clone(), self.params()).await;
                     acquired.map(|guard| smallvec![guard]).map_err(|why| (0, why))
                 }
                 // In a box: the future of a request for one key does not contain this one.
-                keys => Box::pin(self.acquire_several(keys)).await.map(LockGuards::into_guards),
+                (None, keys) => Box::pin(self.acquire_several(keys)).await.map(LockGuards::into_guards),
             };
             let guards = match acquired {
                 Ok(guards) => guards,
@@ -141,6 +177,9 @@ impl<'a> LockCall<'a> {
                 (guard.held_lock().acquisition_id().max_holders() == 1).then(|| guard.fencing_token())
             };
             span.granted(|| single().map(|guard: &LockGuard| (guard.hold_count(), fence(guard))));
+            if let (Some((terms, None)), Some(guard)) = (&self.tickets, guards.first()) {
+                guard.set_ticket_terms(*terms);
+            }
             let lock = RequestLock::new(guards, span, Arc::clone(&self.context.params().hold_estimate), self.policy());
             // The server may not have noticed the disconnect.
             if client.is_some_and(ClientConnection::is_closed) {
@@ -252,6 +291,24 @@ impl<'a> LockCall<'a> {
                 keys.iter().rev().max_by_key(demand).expect("at least one key")
             }
         }
+    }
+}
+
+/// The ticket in the headers of a request for this key.
+pub(crate) fn ticket_of(headers: &HeaderMap, key: &LockKey) -> Result<Option<Ticket>, Rejection> {
+    let mut values = headers.get_all(LOCK_TICKET).iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    let invalid = |problem| {
+        let field = FieldError { location: FieldLocation::Header, name: "lock-ticket", problem };
+        Rejection::InvalidKey { status: field.status(), field: Some(field), extractor: None }
+    };
+    if values.next().is_some() {
+        return Err(invalid(FieldProblem::Duplicate));
+    }
+    let ticket: Option<Ticket> = value.to_str().ok().and_then(|text| text.parse().ok());
+    match ticket {
+        Some(ticket) if ticket.key() == key => Ok(Some(ticket)),
+        _ => Err(invalid(FieldProblem::NotATicket)),
     }
 }
 

@@ -10,7 +10,7 @@ use http::{Extensions, request::Parts};
 use super::holder_limit::HolderLimit;
 use crate::{
     limits::MAX_KEYS_TOGETHER,
-    lock::LockManager,
+    lock::{LockManager, TicketTerms},
     policy::LockPolicy,
     rejection::{OnReject, retry_after::HoldEstimate},
     telemetry::{metrics, notice, route::Route},
@@ -25,6 +25,7 @@ pub(crate) struct LayerConfig<K> {
     pub(crate) key: K,
     pub(crate) skip: Option<Arc<Skip>>,
     pub(crate) limit: HolderLimit,
+    pub(crate) tickets: Option<TicketTerms>,
     pub(crate) without_key: Arc<WithoutKey>,
 }
 
@@ -67,6 +68,17 @@ pub(crate) struct LayerParams {
     layer_policy: LockPolicy,
     /// Those of their managers.
     manager_policy: LockPolicy,
+}
+
+impl<K> LayerConfig<K> {
+    /// A ticket has its key alone.
+    #[track_caller]
+    pub(super) fn check_tickets(&self) {
+        assert!(
+            self.tickets.is_none() || matches!(self.limit, HolderLimit::Alone),
+            "`tickets` is for keys with one holder, and not for `at_most`, `at_most_by` and `shared_for`"
+        );
+    }
 }
 
 impl WithoutKey {

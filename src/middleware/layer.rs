@@ -1,6 +1,6 @@
 //! The layer that locks requests, and its settings.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{Method, Response, request::Parts};
@@ -15,7 +15,7 @@ use super::{
 use crate::{
     key_source::KeySource,
     limits::check_max_holders,
-    lock::LockManager,
+    lock::{LockManager, TicketTerms, check_gap},
     policy::{LockPolicy, request_setters, settings},
     rejection::{OnReject, Rejection},
 };
@@ -139,7 +139,14 @@ impl<K: KeySource> LockLayer<K> {
     /// ([`fixed`](crate::key::fixed)).
     pub fn new(locks: &LockManager, key: K) -> Self {
         let route = RouteConfig::new(locks, LockPolicy::new());
-        let config = LayerConfig { route, key, skip: None, limit: HolderLimit::default(), without_key: Arc::default() };
+        let config = LayerConfig {
+            route,
+            key,
+            skip: None,
+            limit: HolderLimit::default(),
+            tickets: None,
+            without_key: Arc::default(),
+        };
         Self { config: Arc::new(config) }
     }
 
@@ -225,7 +232,10 @@ impl<K: KeySource> LockLayer<K> {
     #[track_caller]
     pub fn at_most(self, limit: u16) -> Self {
         let limit = HolderLimit::AtMost(check_max_holders(limit)).checked(&self.config.route.locks, "at_most");
-        self.with(|config| config.limit = limit)
+        self.with(|config| {
+            config.limit = limit;
+            config.check_tickets();
+        })
     }
 
     /// The same as [`at_most`](Self::at_most), with a limit for each request, such as that of the
@@ -250,7 +260,10 @@ impl<K: KeySource> LockLayer<K> {
     #[track_caller]
     pub fn at_most_by(self, limit: impl Fn(&Parts) -> u16 + Send + Sync + 'static) -> Self {
         let limit = HolderLimit::AtMostBy(Arc::new(limit)).checked(&self.config.route.locks, "at_most_by");
-        self.with(|config| config.limit = limit)
+        self.with(|config| {
+            config.limit = limit;
+            config.check_tickets();
+        })
     }
 
     /// Lets requests with these methods share their key: they exclude requests with the other
@@ -283,7 +296,72 @@ impl<K: KeySource> LockLayer<K> {
     pub fn shared_for(self, methods: impl IntoIterator<Item = Method>) -> Self {
         let limit = HolderLimit::SharedFor(methods.into_iter().collect());
         let limit = limit.checked(&self.config.route.locks, "shared_for");
-        self.with(|config| config.limit = limit)
+        self.with(|config| {
+            config.limit = limit;
+            config.check_tickets();
+        })
+    }
+
+    /// Lets a handler keep its key for a later request, which presents a ticket.
+    ///
+    /// Default: off. A handler calls [`HeldLock::keep`](crate::HeldLock::keep), and the response
+    /// has the ticket in the header `Lock-Ticket`. A request with this header continues the work:
+    /// its handler runs under the same key, although that is locked for all others. A handler that
+    /// does not call `keep` ends the work, if it succeeds. If it fails (a status of 400 or higher,
+    /// an error), the key stays with the ticket, and the response has the header again: a declined
+    /// payment does not lose the seat.
+    ///
+    /// `gap` is the longest time between two requests, and `total` that of all of them, both from 1
+    /// second to 24 hours. The age of the work is measured by the clocks of the instances.
+    ///
+    /// A value that is no ticket of the key of the request is rejected with 400, and a ticket that
+    /// does not hold the key (any more) with 409 `ticket-not-held`. Of two requests with one ticket
+    /// one runs. The other one is rejected at once: it does not wait.
+    ///
+    /// A ticket is for one key, which its holder has alone: a request with several keys or a raw
+    /// key is rejected with 500, and the log says why.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use axum::{Router, extract::Path, http::StatusCode, routing::post};
+    /// # use tower_lock::{HeldLock, LockLayer, LockManager, key};
+    /// const GAP: Duration = Duration::from_secs(5 * 60);
+    ///
+    /// async fn reserve(seat: HeldLock) -> Result<(), StatusCode> {
+    ///     seat.keep(GAP).map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
+    ///     Ok(())
+    /// }
+    ///
+    /// async fn confirm(seat: HeldLock) {
+    ///     // .. write, under seat.fencing_token()
+    /// }
+    ///
+    /// # fn app(locks: &LockManager) -> Router {
+    /// let seat = key::from_fn(|Path(seat): Path<String>| ("seat", seat));
+    /// let layer = LockLayer::new(locks, seat).tickets(GAP, 4 * GAP);
+    /// Router::new()
+    ///     .route("/seats/{seat}/reserve", post(reserve))
+    ///     .route("/seats/{seat}/confirm", post(confirm))
+    ///     .route_layer(layer)
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Panics if a time is out of bounds, if the store has no
+    /// [tickets](crate::store::StoreTraits::tickets), or with [`at_most`](Self::at_most),
+    /// [`at_most_by`](Self::at_most_by) or [`shared_for`](Self::shared_for).
+    #[track_caller]
+    pub fn tickets(self, gap: Duration, total: Duration) -> Self {
+        check_gap(gap);
+        check_gap(total);
+        if let Some(why) = self.config.route.locks.driver().tickets_refused(false) {
+            panic!("`tickets` needs another store: {why}");
+        }
+        self.with(|config| {
+            config.tickets = Some(TicketTerms { gap, total });
+            config.check_tickets();
+        })
     }
 
     /// Sets the function that creates the responses to rejected requests. Default:

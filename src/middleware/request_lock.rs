@@ -2,12 +2,13 @@
 
 use std::{future::pending, sync::Arc, time::Duration};
 
+use http::HeaderName;
 use smallvec::SmallVec;
 use tokio::time::{Instant, sleep_until};
 
 use crate::{
     error::LockLost,
-    lock::{HeldLock, HeldLocks, LockGuard, LossSignal, ReleaseFuture},
+    lock::{HeldLock, HeldLocks, LockGuard, LossSignal, ReleaseFuture, Ticket},
     policy::LockPolicy,
     proto::GuardEnd,
     rejection::retry_after::HoldEstimate,
@@ -23,6 +24,9 @@ pub(crate) struct RequestLock {
     hold_estimate: Arc<HoldEstimate>,
     abort_at: AbortAt,
 }
+
+/// The header of a ticket, in requests and in responses.
+pub(super) const LOCK_TICKET: HeaderName = HeaderName::from_static("lock-ticket");
 
 /// Resolve when the work under a lock must be aborted.
 pub(super) type AbortSignals = SmallVec<[LossSignal; 1]>;
@@ -50,6 +54,12 @@ impl RequestLock {
             AbortAt::Loss
         };
         Self { guards, span, hold_estimate, abort_at }
+    }
+
+    /// The ticket that the key is left to, if the lock is released in this way. Only a layer with
+    /// tickets sends it.
+    pub(super) fn ticket_after(&self, end: &GuardEnd) -> Option<Ticket> {
+        self.guards.first()?.ticket_after(end)
     }
 
     pub(crate) fn views(&self) -> impl Iterator<Item = HeldLock> {

@@ -7,7 +7,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use http::{Method, request::Parts};
+use http::{HeaderMap, HeaderValue, Method, request::Parts};
 use smallvec::SmallVec;
 use tokio::{runtime::Handle, time::timeout};
 
@@ -15,7 +15,7 @@ use super::{
     config::LayerParams,
     context::RequestContext,
     record::{Ending, Recorder},
-    request_lock::{AbortSignals, RequestLock},
+    request_lock::{AbortSignals, LOCK_TICKET, RequestLock},
 };
 use crate::{
     body::pace::TooSlow,
@@ -144,6 +144,22 @@ impl RequestLocks {
         self.has_failed = true;
     }
 
+    /// How the locks are released that leave no record.
+    fn guard_end(&self) -> GuardEnd {
+        if self.has_failed { GuardEnd::ReleasedAfterFailure } else { GuardEnd::Released }
+    }
+
+    /// Adds the ticket that the key is left to after this response.
+    pub(super) fn add_ticket(&self, headers: &mut HeaderMap) {
+        let end = self.guard_end();
+        if let Some(ticket) = self.locks.iter().find_map(|lock| lock.ticket_after(&end))
+            && let Ok(mut value) = HeaderValue::try_from(ticket.to_string())
+        {
+            value.set_sensitive(true);
+            headers.insert(LOCK_TICKET, value);
+        }
+    }
+
     pub(crate) fn set_recorder(&mut self, recorder: impl Recorder + 'static, is_required: bool) {
         self.recorder = Some(Box::new(recorder));
         self.requires_record = is_required;
@@ -228,8 +244,7 @@ impl RequestLocks {
                     releases.leaves_record = true;
                     lock.release(GuardEnd::Recorded(record))
                 }
-                None if self.has_failed => lock.release(GuardEnd::ReleasedAfterFailure),
-                None => lock.release(GuardEnd::Released),
+                None => lock.release(self.guard_end()),
             });
         }
         releases

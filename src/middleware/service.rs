@@ -123,7 +123,8 @@ fn acquire_lock<S, K: KeySource>(
         let call = match config.key.extract_key(head, &mut reader).await {
             Ok(Some(keys)) => {
                 config.without_key.count(true, route);
-                LockCall::new(context, route, keys.into()).and_then(|call| call.with_terms(&config.limit, head))
+                LockCall::new(context, route, keys.into())
+                    .and_then(|call| call.with_terms(&config.limit, head)?.with_tickets(config.tickets, &head.headers))
             }
             Ok(None) => {
                 config.without_key.count(false, route);

@@ -208,7 +208,7 @@ impl<D: DriverTypes> ActiveSection<D> {
     #[inline]
     pub(super) fn end_hold(&mut self, end: GuardEnd, now: BootInstant) -> Option<Duration> {
         let keeps_min_hold = match end {
-            GuardEnd::Released => true,
+            GuardEnd::Released | GuardEnd::Kept(_) => true,
             GuardEnd::Recorded(record) => {
                 self.record = Some(record);
                 true

@@ -64,6 +64,7 @@ pub use self::queue::LockRequest;
 use self::{
     calls::Calls,
     grant::Grant,
+    hold_limits::HoldLimits,
     section::{ReleaseOutcome, Section},
     usage::Usage,
 };
@@ -76,8 +77,9 @@ use crate::{
         REPEATED_OFFER_TTL,
     },
     lock_key::LockKey,
+    owner::Owner,
     proto::lease::LeaseBounds,
-    store::{AcquireReply, NewRecord, QueueConfig, Record, ReleaseReply, StoreError, YieldReply},
+    store::{AcquireReply, Heir, NewRecord, QueueConfig, Record, ReleaseReply, StoreError, YieldReply},
 };
 
 pub(crate) mod table;
@@ -211,6 +213,8 @@ pub enum GuardEnd {
     Released,
     /// Released in order. The section leaves this record when its last guard has ended.
     Recorded(Arc<NewRecord>),
+    /// Released in order. If this is the last guard, the key is left to this acquisition.
+    Kept(Arc<Heir>),
     /// Released in order after a failure: `min_hold` does not apply.
     ReleasedAfterFailure,
     /// The waiter never received the section: it no longer existed, or the section was recalled.
@@ -255,6 +259,21 @@ pub struct FreeKey {
     pub sent_at: BootInstant,
 }
 
+/// A key that the store has granted in place of a ticket.
+#[derive(Debug)]
+pub struct Redeemed {
+    /// The acquisition that holds the key.
+    pub id: AcquisitionId,
+    /// Its fence.
+    pub fence: u64,
+    /// Before the call was sent.
+    pub sent_at: BootInstant,
+    /// The owner of the section.
+    pub owner: Option<Owner>,
+    /// Its limits.
+    pub limits: HoldLimits,
+}
+
 /// The first result of a request.
 #[derive(Debug)]
 pub enum Requested<D: DriverTypes> {
@@ -286,6 +305,13 @@ pub struct Env<'a, D: DriverTypes> {
     pub is_shutting_down: bool,
     /// The output of the event.
     pub actions: &'a mut Actions<D>,
+}
+
+impl GuardEnd {
+    /// The acquisition that the last guard leaves the key to.
+    fn heir(&self) -> Option<Arc<Heir>> {
+        if let Self::Kept(heir) = self { Some(Arc::clone(heir)) } else { None }
+    }
 }
 
 impl QueuePosition {

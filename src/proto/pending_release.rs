@@ -14,7 +14,7 @@ use crate::{
     clock::BootInstant,
     error::LockLost,
     limits::{LOCK_DELAY, QUEUE_ENTRY_TTL},
-    store::{NewRecord, StoreError},
+    store::{Heir, NewRecord, StoreError},
 };
 
 /// All pending releases of one key.
@@ -38,6 +38,9 @@ pub(super) struct PendingRelease<D: DriverTypes> {
     pub(super) block_for: Duration,
     /// The record to leave, and the section that leaves it.
     pub(super) record: Option<(Arc<Section<D>>, Arc<NewRecord>)>,
+    /// The acquisition to leave the key to. A release that is repeated has it, too: an acquire of
+    /// this id in its place may be in doubt.
+    pub(super) heir: Option<Arc<Heir>>,
     /// The grant whose lease is renewed until the record is left: without it another process may
     /// run meanwhile.
     pub(super) grant: Option<Arc<Grant<D>>>,
@@ -62,6 +65,13 @@ pub(super) struct PendingRelease<D: DriverTypes> {
     /// The id was offered a key and is not known here. The release is not repeated, because the
     /// offer expires soon.
     pub(super) is_unclaimed_offer: bool,
+}
+
+/// What a section leaves in the store.
+#[derive(Debug, Default)]
+pub(super) struct Leaves {
+    pub(super) record: Option<Arc<NewRecord>>,
+    pub(super) heir: Option<Arc<Heir>>,
 }
 
 impl<D: DriverTypes> PendingReleases<D> {
@@ -132,6 +142,7 @@ impl<D: DriverTypes> PendingRelease<D> {
             is_blocking: false,
             block_for,
             record: None,
+            heir: None,
             grant: None,
             lease,
             lease_from: created_at,

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    Action, Actions, DriverTypes, Env, Event, EventContext, FreeKey, GuardEnd, LockRequest, QueuePosition, Requested,
+    Action, Actions, DriverTypes, Env, Event, EventContext, FreeKey, GuardEnd, LockRequest, QueuePosition, Redeemed,
+    Requested,
     entry::{Extra, LockEntry, StoredEntry},
     lease::LeaseBounds,
     section::{ReleaseOutcome, Section},
@@ -11,14 +12,13 @@ use super::{
     usage::Usage,
 };
 #[cfg(any(test, feature = "__internals"))]
+use crate::limits::{LEASE, STORE_CALL_TIMEOUT};
 use crate::{
     acquisition::AcquisitionId,
-    limits::{LEASE, STORE_CALL_TIMEOUT},
-};
-use crate::{
     clock::BootInstant,
     lock_key::{KeyMap, LockKey},
     owner::Owner,
+    store::Heir,
 };
 
 /// All keys that this process waits for, holds, or has not released yet, or one shard of them.
@@ -118,6 +118,33 @@ impl<D: DriverTypes> LockTable<D> {
     ) -> Option<ReleaseOutcome> {
         let key = &section.grant.key;
         self.with(key, cx, actions, |entry, env| entry.on_guard_end(section, end, env))
+    }
+
+    /// Starts a section under a key that was granted in place of a ticket. `None`: the key cannot
+    /// be used, and goes back to the ticket.
+    pub fn redeem(
+        &mut self,
+        key: &LockKey,
+        cx: EventContext<'_>,
+        redeemed: Redeemed,
+        ticket: &Arc<Heir>,
+        actions: &mut Actions<D>,
+    ) -> Option<Arc<Section<D>>> {
+        self.with(key, cx, actions, |entry, env| entry.redeem(redeemed, ticket, env))
+    }
+
+    /// Has the key go back to its ticket after a call whose outcome is unknown: it may be executed
+    /// until `in_doubt_until`.
+    pub fn leave_to_ticket(
+        &mut self,
+        key: &LockKey,
+        cx: EventContext<'_>,
+        id: AcquisitionId,
+        ticket: &Arc<Heir>,
+        in_doubt_until: BootInstant,
+        actions: &mut Actions<D>,
+    ) {
+        self.with(key, cx, actions, |entry, env| entry.leave_to_ticket(id, ticket, Some(in_doubt_until), env));
     }
 
     /// Passes an event to the entry of the key.

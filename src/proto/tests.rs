@@ -18,6 +18,7 @@ use crate::{
 };
 
 mod shares;
+mod tickets;
 
 type Outcome = Result<Arc<Section<NoDriver>>, LockError>;
 

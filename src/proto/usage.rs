@@ -10,6 +10,7 @@ use std::{
 
 use super::entry::EntryCounts;
 use crate::{
+    acquisition::AcquisitionId,
     limits::{MAX_PENDING_RECORD_BYTES, MAX_RELEASES_UNDER_WAY, MAX_UNCLAIMED_OFFER_RELEASES},
     lock_key::LockKey,
     store::StoreError,
@@ -32,6 +33,9 @@ pub struct Usage {
     unclaimed_offer_releases: AtomicUsize,
     /// The bytes of the bodies of the records of pending releases.
     pending_record_bytes: AtomicUsize,
+    /// The newest revoked id that no entry knew: its call in place of a ticket may be in flight.
+    /// Only one, because messages may be forged.
+    revoked: Mutex<Option<AcquisitionId>>,
     /// The error of the newest release that failed, while releases are pending.
     release_error: Mutex<Option<StoreError>>,
     /// Spares the mutex where no release has failed, which is nearly always.
@@ -78,6 +82,16 @@ impl Usage {
     /// Whether an offer to an unknown id may be released.
     pub(super) fn can_release_unclaimed_offer(&self) -> bool {
         self.unclaimed_offer_releases.load(Relaxed) < MAX_UNCLAIMED_OFFER_RELEASES
+    }
+
+    /// A revocation message names an id that its entry does not know.
+    pub(super) fn revoked_unknown(&self, id: &AcquisitionId) {
+        *self.revoked.lock() = Some(id.clone());
+    }
+
+    /// Whether the newest of these messages names this id.
+    pub(super) fn was_revoked(&self, id: &AcquisitionId) -> bool {
+        self.revoked.lock().as_ref() == Some(id)
     }
 
     /// The largest body of a record that a release may keep until the store has it.

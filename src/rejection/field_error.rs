@@ -52,6 +52,9 @@ pub enum FieldProblem {
     /// The body is JSON, but not an object.
     #[error("cannot be found: the body is not a JSON object")]
     NotAnObject,
+    /// The value is no ticket, or that of another key.
+    #[error("is not a ticket for this resource")]
+    NotATicket,
     /// The value is an idempotency key of more than 255 characters.
     #[error("has more than 255 characters")]
     TooLong,

@@ -116,6 +116,11 @@ pub enum Rejection {
     /// The client had disconnected before the lock was granted, according to a
     /// [`ClientConnection`](crate::middleware::ClientConnection). The response reaches no client.
     Disconnected,
+    /// The [ticket](crate::Ticket) of the request does not hold its key: it has expired, was given
+    /// up or revoked, or another request uses it.
+    ///
+    /// The client begins again without a ticket.
+    TicketNotHeld,
     /// The lock was lost while the handler ran, and the handler was dropped. Its work may be
     /// partially done.
     Lost,
@@ -264,9 +269,11 @@ impl Rejection {
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self {
-            Self::Busy { .. } | Self::WouldDeadlock { .. } | Self::InFlight { .. } | Self::AnswerNotKept { .. } => {
-                StatusCode::CONFLICT
-            }
+            Self::Busy { .. }
+            | Self::WouldDeadlock { .. }
+            | Self::TicketNotHeld
+            | Self::InFlight { .. }
+            | Self::AnswerNotKept { .. } => StatusCode::CONFLICT,
             Self::IdempotencyKeyMissing { .. } | Self::IdempotencyKeyInvalid { .. } => StatusCode::BAD_REQUEST,
             Self::IdempotencyKeyReused => StatusCode::UNPROCESSABLE_ENTITY,
             Self::TimedOut { status, .. } | Self::InvalidKey { status, .. } => *status,
@@ -299,6 +306,7 @@ impl Rejection {
             Self::BodyTooLarge => "body-too-large",
             Self::BodyBufferFull { .. } => "body-buffer-full",
             Self::InvalidKey { .. } => "invalid-key",
+            Self::TicketNotHeld => "ticket-not-held",
             Self::Lost => "lost",
             Self::HoldLimitReached => "hold-limit-reached",
             Self::IdempotencyKeyMissing { .. } => "idempotency-key-missing",
@@ -394,6 +402,7 @@ impl Rejection {
             Self::BodyTooLarge => "Request body is too large",
             Self::BodyBufferFull { .. } => "Too many request bodies are buffered",
             Self::InvalidKey { .. } => "Invalid lock key",
+            Self::TicketNotHeld => "Ticket does not hold the lock",
             Self::Lost => "Lock was lost",
             Self::HoldLimitReached => "Hold limit reached",
             Self::IdempotencyKeyMissing { .. } => "Idempotency key is missing",
@@ -439,6 +448,7 @@ impl Rejection {
             Self::InvalidKey { .. } => {
                 "Invalid lock key: the request body could not be read to its end, the client of the request is not known, or the store does not accept the key."
             }
+            Self::TicketNotHeld => "The ticket has expired, was given up, or is in use by another request.",
             Self::Lost => "The lock was lost while the request was being processed.",
             Self::HoldLimitReached => "The request was processed for longer than its lock may be held.",
             Self::IdempotencyKeyMissing { field } => {
@@ -475,6 +485,7 @@ impl Rejection {
             Self::Lost | Self::HoldLimitReached => {
                 "It may have been partially processed; check its effects before retrying."
             }
+            Self::TicketNotHeld => "The request was not processed; begin again without the ticket.",
             Self::IdempotencyKeyReused => "The request was not processed; a new request needs a new key.",
             Self::InFlight { .. } => "This one was not processed and can be retried with the same key.",
             Self::AnswerNotKept { .. } => "This one was not processed; do not repeat it.",
@@ -594,6 +605,7 @@ mod tests {
             Rejection::BodyTooLarge,
             Rejection::BodyBufferFull { retry_after },
             Rejection::InvalidKey { status: StatusCode::BAD_REQUEST, field: None, extractor: None },
+            Rejection::TicketNotHeld,
             Rejection::Lost,
             Rejection::HoldLimitReached,
             Rejection::IdempotencyKeyMissing { field },

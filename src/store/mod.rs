@@ -66,7 +66,7 @@ pub use self::{
     many::Many,
     traits::StoreTraits,
     types::{
-        AcquireReply, AcquireRequest, DeleteRecordReply, Demand, ForceReleaseReply, ForceReleaseRequest, Holder,
+        AcquireReply, AcquireRequest, DeleteRecordReply, Demand, ForceReleaseReply, ForceReleaseRequest, Heir, Holder,
         IfBusy, KeyStatus, NewRecord, QueueConfig, Record, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest,
         YieldReply, YieldRequest,
     },

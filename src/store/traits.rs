@@ -1,7 +1,7 @@
 //! The optional parts of the contract.
 
 #[cfg(doc)]
-use super::{AcquireReply, Demand, LockStore, QueueConfig, ReleaseRequest, StoreErrorKind, StoreEvent};
+use super::{AcquireReply, AcquireRequest, Demand, LockStore, QueueConfig, ReleaseRequest, StoreErrorKind, StoreEvent};
 
 /// Optional abilities of a store. Returned by [`LockStore::traits`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,6 +33,11 @@ pub struct StoreTraits {
     ///
     /// Without it, no such acquisition is made.
     pub shares: bool,
+    /// A release can leave a key to another acquisition, and an acquire can take its place:
+    /// [`ReleaseRequest::heir`] and [`AcquireRequest::in_place_of`]. Raw keys have neither.
+    ///
+    /// Without it, such a request fails with [`StoreErrorKind::Unsupported`], and nothing changes.
+    pub tickets: bool,
 }
 
 // === impl StoreTraits ===
@@ -41,7 +46,7 @@ impl StoreTraits {
     /// Creates the traits of a store without optional abilities.
     #[must_use]
     pub const fn new() -> Self {
-        Self { events: false, receivers_counted: false, records: false, ordered: false, shares: false }
+        Self { events: false, receivers_counted: false, records: false, ordered: false, shares: false, tickets: false }
     }
 
     /// Sets [`events`](Self::events).
@@ -76,6 +81,13 @@ impl StoreTraits {
     #[must_use]
     pub const fn shares(mut self, shares: bool) -> Self {
         self.shares = shares;
+        self
+    }
+
+    /// Sets [`tickets`](Self::tickets).
+    #[must_use]
+    pub const fn tickets(mut self, tickets: bool) -> Self {
+        self.tickets = tickets;
         self
     }
 }

@@ -46,6 +46,15 @@ pub struct AcquireRequest {
     /// Whether an acquire with this id was sent before. A hint: the store most likely has a queue
     /// entry or an offer of this id. Default: `false`.
     pub is_repeated: bool,
+    /// The holder that this acquisition replaces. The reply is
+    /// [`Granted`](AcquireReply::Granted), with a new fence, if that acquisition holds the key, or
+    /// if this one does already. Otherwise the reply is [`Busy`](AcquireReply::Busy), also if the
+    /// key is free. [`if_busy`](Self::if_busy) and [`demand`](Self::demand) are not used. Default:
+    /// none.
+    ///
+    /// A store without [`StoreTraits::tickets`](super::StoreTraits::tickets) refuses such a
+    /// request.
+    pub in_place_of: Option<AcquisitionId>,
 }
 
 /// What an acquisition asks of its key.
@@ -170,13 +179,31 @@ pub struct ReleaseRequest {
     /// The record to leave, if the acquisition holds the key. It replaces an earlier one. Default:
     /// none, and an earlier one stays.
     pub record: Option<Arc<NewRecord>>,
+    /// The acquisition that holds the key from then on, in the same step and under the same fence.
+    /// No waiter is served, and nothing is blocked. A repetition finds the heir, and changes
+    /// nothing. Default: none.
+    ///
+    /// A store without [`StoreTraits::tickets`](super::StoreTraits::tickets) refuses such a
+    /// request.
+    pub heir: Option<Arc<Heir>>,
+}
+
+/// The acquisition that holds a key after the release of another one. No process renews it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Heir {
+    /// Its id.
+    pub id: AcquisitionId,
+    /// How long it holds the key, from the execution of the release in the store.
+    pub lease: Duration,
 }
 
 /// The reply of [`LockStore::release`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReleaseReply {
-    /// The key is free, or blocked for [`ReleaseRequest::block_for`].
+    /// The key is free, blocked for [`ReleaseRequest::block_for`], or held by
+    /// [`ReleaseRequest::heir`].
     Freed,
     /// The key was offered to the next waiter.
     HandedOff,
@@ -334,7 +361,15 @@ impl AcquireRequest {
         queue: QueueConfig,
         valid_for: Duration,
     ) -> Self {
-        Self { key, id, lease, if_busy, queue, valid_for, demand: Demand::default(), is_repeated: false }
+        let demand = Demand::default();
+        Self { key, id, lease, if_busy, queue, valid_for, demand, is_repeated: false, in_place_of: None }
+    }
+
+    /// Sets [`in_place_of`](Self::in_place_of).
+    #[must_use]
+    pub fn in_place_of(mut self, holder: Option<AcquisitionId>) -> Self {
+        self.in_place_of = holder;
+        self
     }
 
     /// Sets [`demand`](Self::demand).
@@ -364,7 +399,14 @@ impl ReleaseRequest {
     /// Creates a request to release a key, or to leave its queue.
     #[must_use]
     pub fn new(key: LockKey, id: AcquisitionId, block_for: Duration, queue: QueueConfig) -> Self {
-        Self { key, id, block_for, queue, record: None }
+        Self { key, id, block_for, queue, record: None, heir: None }
+    }
+
+    /// Leaves the key to this acquisition, if that of the request holds it.
+    #[must_use]
+    pub fn heir(mut self, heir: Heir) -> Self {
+        self.heir = Some(Arc::new(heir));
+        self
     }
 
     /// Leaves this record for `keep_for`, if the acquisition holds the key.
@@ -410,6 +452,16 @@ impl ForceReleaseRequest {
     pub fn holder(mut self, holder: Option<AcquisitionId>) -> Self {
         self.holder = holder;
         self
+    }
+}
+
+// === impl Heir ===
+
+impl Heir {
+    /// Creates an heir.
+    #[must_use]
+    pub fn new(id: AcquisitionId, lease: Duration) -> Self {
+        Self { id, lease }
     }
 }
 

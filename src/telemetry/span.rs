@@ -136,6 +136,12 @@ impl LockSpan {
         tracing::debug!(target: "tower_lock", parent: &self.span, result, wait_ms, page, "request rejected: {error}");
     }
 
+    /// The ticket of the request does not hold the key.
+    pub(crate) fn ticket_not_held(&self) {
+        self.result("ticket_not_held");
+        tracing::debug!(target: "tower_lock", parent: &self.span, result = "ticket_not_held", "request rejected");
+    }
+
     pub(crate) fn recorded(&self) {
         self.result("recorded");
         self.span.record("wait_ms", self.wait_ms());

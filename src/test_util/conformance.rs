@@ -32,7 +32,7 @@ use crate::{
     lock_key::LockKey,
     store::{
         AcquireReply, AcquireRequest, DeleteRecordReply, Demand, EventSink, ForceReleaseReply, ForceReleaseRequest,
-        IfBusy, KeyStatus, ListRequest, LockStore, QueueConfig, Record, ReleaseReply, ReleaseRequest, RenewReply,
+        Heir, IfBusy, KeyStatus, ListRequest, LockStore, QueueConfig, Record, ReleaseReply, ReleaseRequest, RenewReply,
         RenewRequest, StoreError, StoreErrorKind, StoreEvent, StoreFuture, StoreTraits, YieldReply, YieldRequest,
     },
     sync::Mutex,
@@ -122,6 +122,15 @@ const CLAUSES: &[(ForTraits, &[(&str, Clause)])] = &[
         clauses![waiters_get_the_record_and_pass_their_offers_on, offer_that_expires_goes_on_with_a_record],
     ),
     (|traits| !traits.records, clauses![request_for_a_record_is_refused]),
+    (
+        |traits| traits.tickets,
+        clauses![
+            release_leaves_the_key_to_a_ticket_and_serves_no_waiter,
+            one_acquisition_takes_the_place_of_a_ticket,
+            ticket_that_expires_or_is_revoked_holds_nothing
+        ],
+    ),
+    (|traits| !traits.tickets, clauses![request_for_a_ticket_is_refused]),
 ];
 
 /// The clauses that run after the others, one by one. Requests that share a call may expire with
@@ -271,6 +280,22 @@ impl World {
         }
         assert_eq!(self.complete(holder, record(1), 4 * LEASE).await, ReleaseReply::HandedOff, "waiters are behind");
         self.offered(waiters[0]).await;
+    }
+
+    /// Releases, and leaves the key to a ticket.
+    async fn keep(&self, id: &AcquisitionId, ticket: &AcquisitionId, lease: Duration) -> ReleaseReply {
+        let heir = Heir::new(ticket.clone(), lease);
+        self.send_release(self.release_request(id, Duration::ZERO).heir(heir)).await.expect("a reply")
+    }
+
+    /// Acquires in place of a ticket. Returns the fence, or `None` if the reply is busy.
+    async fn redeem(&self, id: &AcquisitionId, ticket: &AcquisitionId) -> Option<u64> {
+        let request = self.acquire_request(id, IfBusy::Fail).in_place_of(Some(ticket.clone()));
+        match self.send_acquire(request).await.expect("a reply") {
+            AcquireReply::Granted { fence } => Some(fence),
+            AcquireReply::Busy { .. } => None,
+            other => panic!("neither granted nor busy, but {other:?}"),
+        }
     }
 
     async fn renew(&self, ids: &[&AcquisitionId]) -> Vec<RenewReply> {
@@ -1013,4 +1038,75 @@ async fn store_that_replies_is_healthy(w: World) {
     let [_] = w.process();
     w.store.health().await.expect("a healthy store");
     assert!(w.store.call_timeout() > Duration::ZERO, "the timeout of a call is zero");
+}
+
+/// The id of a ticket: of no process.
+fn ticket(w: &World) -> AcquisitionId {
+    AcquisitionId::of_ticket("conformance", &format!("{:x}", RandomState::new().hash_one(&w.key)), 1)
+}
+
+async fn release_leaves_the_key_to_a_ticket_and_serves_no_waiter(w: World) {
+    let ([a, b], ticket) = (w.process(), ticket(&w));
+    let fence = w.contended(&a, &[&b]).await;
+    assert_eq!(w.keep(&b, &ticket, LEASE).await, ReleaseReply::NotHolder, "it waits, and holds nothing");
+    assert_eq!(w.queued(&b).await, 0, "once more");
+    for copy in ["", "a copy"] {
+        assert_eq!(w.keep(&a, &ticket, 2 * LEASE).await, ReleaseReply::Freed, "{copy}");
+    }
+    assert_eq!(w.renew(&[&a]).await, [RenewReply::NotHolder], "it has ended");
+    assert_eq!(w.queued(&b).await, 0, "behind the ticket");
+    let kept = w.inspect().await;
+    let holders: Vec<_> = kept.holders.iter().map(|holder| (&holder.id, holder.fence)).collect();
+    assert_eq!((holders, kept.waiting), (vec![(&ticket, fence)], w.waiting(1)), "under the fence of the section");
+    assert!(kept.lease_left > LEASE && kept.lease_left <= 2 * LEASE, "{:?}", kept.lease_left);
+}
+
+async fn one_acquisition_takes_the_place_of_a_ticket(w: World) {
+    let ([a, b, c, d], ticket) = (w.process(), ticket(&w));
+    assert_eq!(w.redeem(&b, &ticket).await, None, "not a free key");
+    let first = w.granted(&a).await;
+    assert_eq!(w.redeem(&b, &ticket).await, None, "not a key of another holder");
+    w.keep(&a, &ticket, LEASE).await;
+    assert_eq!(w.redeem(&b, &a).await, None, "the ticket holds the key, and not the section before it");
+    let second = w.redeem(&b, &ticket).await.expect("it holds the key");
+    assert!(second > first, "{second} after {first}");
+    assert_eq!(w.redeem(&b, &ticket).await, Some(second), "a repeated call finds its grant");
+    assert_eq!(w.redeem(&c, &ticket).await, None, "one of two");
+    assert_eq!(w.keep(&a, &ticket, LEASE).await, ReleaseReply::NotHolder, "a late copy");
+    assert_eq!(w.renew(&[&b]).await, [RenewReply::Extended], "it still has the key");
+    w.queued(&d).await;
+    w.keep(&b, &ticket, LEASE).await;
+    let third = w.redeem(&c, &ticket).await.expect("the same ticket");
+    assert!(third > second, "{third} after {second}, before the waiter");
+    let handed_off = if w.store.traits().ordered { ReleaseReply::HandedOff } else { ReleaseReply::Freed };
+    assert_eq!(w.release(&c).await, handed_off, "to the waiter");
+    assert_eq!(w.redeem(&b, &ticket).await, None, "the work is over");
+    w.granted(&d).await;
+}
+
+async fn ticket_that_expires_or_is_revoked_holds_nothing(w: World) {
+    let ([a, b, c], ticket, lease) = (w.process(), ticket(&w), Duration::from_secs(1));
+    w.granted(&a).await;
+    w.keep(&a, &ticket, lease).await;
+    w.busy(&b).await;
+    sleep(lease + Duration::from_millis(50)).await;
+    assert_eq!(w.redeem(&c, &ticket).await, None, "expired");
+    w.granted(&b).await;
+    w.keep(&b, &ticket, LEASE).await;
+    assert_eq!(w.force_release(lease).await, ForceReleaseReply::Revoked { holders: vec![ticket.clone()] });
+    assert_eq!(w.redeem(&c, &ticket).await, None, "revoked");
+    w.busy(&c).await;
+    // The same key, without a ticket.
+    sleep(lease + Duration::from_millis(50)).await;
+    w.granted(&c).await;
+}
+
+async fn request_for_a_ticket_is_refused(w: World) {
+    let ([a], ticket) = (w.process(), ticket(&w));
+    let request = w.acquire_request(&a, IfBusy::Fail).in_place_of(Some(ticket.clone()));
+    assert_unsupported(w.send_acquire(request).await);
+    w.granted(&a).await;
+    let heir = Heir::new(ticket, LEASE);
+    assert_unsupported(w.send_release(w.release_request(&a, Duration::ZERO).heir(heir)).await);
+    assert_eq!(w.renew(&[&a]).await, [RenewReply::Extended], "nothing has changed");
 }

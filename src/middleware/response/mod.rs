@@ -57,10 +57,11 @@ where
             return Ok(response.map(ResponseBody::pass_through));
         }
 
-        let (head, body) = response.into_parts();
+        let (mut head, body) = response.into_parts();
         if head.status.is_client_error() || head.status.is_server_error() {
             locks.set_failed();
         }
+        locks.add_ticket(&mut head.headers);
         if let Some(recorder) = locks.recorder() {
             recorder.see_head(&head);
             // It may have called the application.

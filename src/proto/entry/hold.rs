@@ -15,7 +15,7 @@ use crate::{
         calls::Numbered,
         deliveries::DELIVERY_CHECK,
         grant::Grant,
-        pending_release::PendingRelease,
+        pending_release::{Leaves, PendingRelease},
         section::{ReleaseOutcome, Section},
     },
     store::{StoreError, StoreErrorKind, YieldReply, YieldRequest},
@@ -138,14 +138,16 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         };
         let is_in_doubt = in_flight.in_doubt_until().is_some();
         let Some(active) = holding.active.as_mut().filter(|active| active.is(section)) else { return lost(env) };
+        let heir = end.heir();
         let Some(block_for) = active.end_hold(end, env.now()) else { return Some(ReleaseOutcome::StillHeld) };
         let Some(ActiveSection { section, any_dropped, record, .. }) = holding.active.take() else {
             unreachable!("it has a guard")
         };
+        let heir = heir.filter(|_| !any_dropped && record.is_none());
         section.end(LockLost::Released);
         // The handoff depends on the limits of the next waiter that has not timed out.
         self.time_out_waiters(env);
-        let is_free = block_for.is_zero() && record.is_none() && self.queue.is_empty();
+        let is_free = block_for.is_zero() && record.is_none() && heir.is_none() && self.queue.is_empty();
         // I8: a call in doubt may be executed later, so that one release is not enough.
         if is_free && env.cx.frees_keys && !is_in_doubt {
             // The grant ends before the key is free: it must not count as held after that.
@@ -154,8 +156,8 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             return Some(ReleaseOutcome::Released);
         }
         env.actions.push(Action::SectionEnded(Arc::clone(&section)));
-        if any_dropped || record.is_some() || !block_for.is_zero() || self.queue.is_empty() {
-            self.begin_release_with(block_for, record, Some(section), env);
+        if any_dropped || record.is_some() || heir.is_some() || !block_for.is_zero() || self.queue.is_empty() {
+            self.begin_release_with(block_for, Leaves { record, heir }, Some(section), env);
             return None;
         }
         self.hand_off(env);
@@ -373,13 +375,13 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         if let Some(at) = self.share_with(|grant| grant.id == *id) {
             return self.verify_share(at, env);
         }
-        let Some(attempt) = &mut self.attempt else { return };
+        let Some(attempt) = &mut self.attempt else { return env.usage.revoked_unknown(id) };
         // The grant in the reply that is awaited may be the revoked one.
         let is_awaited = attempt.in_flight.number().is_some();
         match &mut attempt.state {
             State::Yielding { next_id, is_next_revoked, .. } if **next_id == *id => *is_next_revoked = true,
             _ if attempt.id == *id => attempt.revoked_meanwhile = is_awaited,
-            _ => return,
+            _ => return env.usage.revoked_unknown(id),
         }
         self.verify(env);
     }

@@ -40,6 +40,7 @@ mod queue_ops;
 mod acquire;
 mod hold;
 mod shares;
+mod tickets;
 mod release;
 
 /// One key in this process.

@@ -12,10 +12,10 @@ use crate::{
         attempt::{Attempt, State},
         calls::Numbered,
         in_flight::backoff,
-        pending_release::PendingRelease,
+        pending_release::{Leaves, PendingRelease},
         section::{ReleaseOutcome, Section},
     },
-    store::{AcquireReply, NewRecord, Record, ReleaseReply, ReleaseRequest, StoreError},
+    store::{AcquireReply, Record, ReleaseReply, ReleaseRequest, StoreError},
 };
 
 impl<D: DriverTypes> LockEntry<'_, D> {
@@ -26,14 +26,14 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         section: Option<Arc<Section<D>>>,
         env: &mut Env<'_, D>,
     ) {
-        self.begin_release_with(block_for, None, section, env);
+        self.begin_release_with(block_for, Leaves::default(), section, env);
     }
 
-    /// The same, with a record to leave (I9: the only place that ends an attempt).
+    /// The same, with something to leave (I9: the only place that ends an attempt).
     pub(super) fn begin_release_with(
         &mut self,
         block_for: Duration,
-        record: Option<Arc<NewRecord>>,
+        Leaves { record, heir }: Leaves,
         section: Option<Arc<Section<D>>>,
         env: &mut Env<'_, D>,
     ) {
@@ -47,6 +47,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         let mut release = PendingRelease {
             in_doubt_until: in_flight.in_doubt_until(),
             record: section.clone().zip(record),
+            heir,
             section,
             ..PendingRelease::new(id, block_for, env.lease.longest, env.now())
         };
@@ -71,6 +72,14 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         }
         self.pending_releases.unblock();
         release.is_blocking = true;
+        // I8: the acquire in doubt may be executed after the work of the ticket has ended. A
+        // release that is sent after that would leave the key to the ticket again. So the only one
+        // is sent after the doubt.
+        if let Some(until) = release.in_doubt_until.take_if(|_| release.heir.is_some()).filter(|at| *at >= env.now()) {
+            release.retry_at = Some(until.saturating_add(Duration::from_millis(1)));
+            self.pending_releases.add(release);
+            return;
+        }
         self.queue_release(release, env);
     }
 
@@ -244,6 +253,7 @@ pub(super) fn send_release<D: DriverTypes>(release: &mut PendingRelease<D>, env:
     }
     let mut request = ReleaseRequest::new(env.key.clone(), release.id.clone(), release.block_for, QUEUE);
     request.record = release.record.as_ref().map(|(_, record)| Arc::clone(record));
+    request.heir.clone_from(&release.heir);
     let number = env.next_call();
     Numbered::push(&mut env.actions.calls.releases, env.key, number, request);
     release.in_flight = Some(number);

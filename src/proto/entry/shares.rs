@@ -22,6 +22,7 @@ use crate::{
         share::{Share, SharedSection},
         sharing::Sharing,
     },
+    store::Heir,
 };
 
 impl<D: DriverTypes> LockEntry<'_, D> {
@@ -140,7 +141,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         request: LockRequest<D::Waiter>,
         env: &mut Env<'_, D>,
     ) {
-        if request.sharing.is_alone() {
+        if request.sharing.is_alone() && self.shares[at].grant.id.max_holders() > 1 {
             // The key is not free for this owner before its own section has ended.
             return env.reject(request, LockError::WouldDeadlock);
         }
@@ -182,14 +183,16 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         let Some(nth) = share.sections.iter().position(|shared| shared.active.is(section)) else {
             return Some(ReleaseOutcome::NotHeld);
         };
-        let Some(block_for) = share.sections[nth].active.end_hold(end, env.now()) else {
+        let (active, heir) = (&mut share.sections[nth].active, end.heir());
+        let Some(block_for) = active.end_hold(end, env.now()) else {
             return Some(ReleaseOutcome::StillHeld);
         };
+        let heir = heir.filter(|_| !active.any_dropped);
         share.end_section(nth, LockLost::Released, block_for, env);
         if !share.sections.is_empty() {
             return Some(ReleaseOutcome::StillHeld);
         }
-        self.release_share(at, Some(Arc::clone(section)), env);
+        self.release_share(at, Some(Arc::clone(section)), heir, env);
         None
     }
 
@@ -213,7 +216,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             }
         }
         if share.sections.is_empty() {
-            return self.release_share(at, None, env);
+            return self.release_share(at, None, None, env);
         }
         share.plan_checks(self.queue.len(), env);
     }
@@ -227,12 +230,18 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             let lock_delay = share.sections[last].active.section.lock_delay();
             share.end_section(last, reason, lock_delay, env);
         }
-        self.release_share(at, None, env);
+        self.release_share(at, None, None, env);
     }
 
     /// Releases a share without sections. An attempt of this process may be queued already, and the
     /// release does not block it.
-    fn release_share(&mut self, at: usize, section: Option<Arc<Section<D>>>, env: &mut Env<'_, D>) {
+    fn release_share(
+        &mut self,
+        at: usize,
+        section: Option<Arc<Section<D>>>,
+        heir: Option<Arc<Heir>>,
+        env: &mut Env<'_, D>,
+    ) {
         let Share { grant, in_doubt_until, blocked_until, .. } = self.shares.remove(at);
         // The grant ends before the release is sent: it must not count as held after that.
         grant.end(LockLost::Released);
@@ -240,6 +249,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         let release = PendingRelease {
             in_doubt_until,
             section,
+            heir,
             ..PendingRelease::new(grant.id.clone(), block_for, env.lease.longest, env.now())
         };
         env.actions.push(Action::Untrack(grant));

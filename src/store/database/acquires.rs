@@ -5,12 +5,13 @@ use std::{collections::HashSet, sync::Arc};
 use futures_util::future::join_all;
 
 use super::{
-    driver::{Argument, Batch, Database, Messages},
+    driver::{Argument, Batch, Database, Messages, name},
     error::CallError,
-    replies::{acquired, in_order},
+    replies::{acquired, in_order, only},
     shared::Shared,
 };
 use crate::{
+    acquisition::AcquisitionId,
     clock::BootInstant,
     store::{
         AcquireReply, AcquireRequest, IfBusy, StoreError,
@@ -51,7 +52,10 @@ impl<D: Database> Shared<D> {
         called: BootInstant,
         has_messages: bool,
     ) -> Result<Vec<Result<AcquireReply, D::Error>>, D::Error> {
-        let Some(AcquireRequest { queue, demand, .. }) = requests.first() else { return Ok(Vec::new()) };
+        let Some(first @ AcquireRequest { queue, demand, .. }) = requests.first() else { return Ok(Vec::new()) };
+        if let Some(holder) = &first.in_place_of {
+            return Ok(vec![self.redeem(first, holder, called).await]);
+        }
         let waits = |request: &AcquireRequest| request.if_busy == IfBusy::Enqueue;
         let batch = &Batch::new::<D>(requests.iter().map(|of| (&of.key, &of.id, of.lease, Some(waits(of)))));
         let valid_for = requests.iter().map(|request| request.valid_for).min().unwrap_or_default();
@@ -59,5 +63,24 @@ impl<D: Database> Shared<D> {
         let rows = self.call_before_expiry(called, valid_for, "acquire", &arguments).await?;
         let reply = |at: usize, row: &D::Row| acquired::<D>(row, waits(&requests[at]), has_messages);
         in_order(batch, &rows, reply).ok_or(CallError::UnexpectedReply)
+    }
+
+    /// A request in place of a ticket, which has a call of its own.
+    async fn redeem(
+        &self,
+        request: &AcquireRequest,
+        holder: &AcquisitionId,
+        called: BootInstant,
+    ) -> Result<AcquireReply, D::Error> {
+        let AcquireRequest { key, id, lease, valid_for, .. } = request;
+        let (name, id, holder) = (name::<D>(key).ok_or(CallError::InvalidKey)?, id.to_string(), holder.to_string());
+        let arguments = [
+            Argument::Text(Some(&name)),
+            Argument::Text(Some(&id)),
+            Argument::Time(*lease),
+            Argument::Text(Some(&holder)),
+        ];
+        let rows = self.call_before_expiry(called, *valid_for, "redeem", &arguments).await?;
+        acquired::<D>(only(&rows)?, false, false).ok_or(CallError::UnexpectedReply)?
     }
 }

@@ -3,16 +3,16 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    driver::{Argument, Batch, Database},
+    driver::{Argument, Batch, Database, name},
     error::CallError,
-    replies::{in_order, released},
+    replies::{in_order, only, released},
     shared::Shared,
 };
 use crate::{
     clock::BootInstant,
     limits::MAX_RECORD_BODY_BYTES,
     store::{
-        ReleaseReply, ReleaseRequest, StoreError,
+        Heir, ReleaseReply, ReleaseRequest, StoreError,
         remote::batching::{SendRequests, send_alone},
     },
 };
@@ -38,7 +38,10 @@ impl<D: Database> SendRequests<ReleaseRequest> for Shared<D> {
 impl<D: Database> Shared<D> {
     /// One statement for all requests.
     async fn release_together(&self, requests: &[ReleaseRequest]) -> Result<Vec<ReleaseReply>, D::Error> {
-        let Some(ReleaseRequest { queue, record, .. }) = requests.first() else { return Ok(Vec::new()) };
+        let Some(first @ ReleaseRequest { queue, record, .. }) = requests.first() else { return Ok(Vec::new()) };
+        if let Some(heir) = &first.heir {
+            return Ok(vec![self.keep(first, heir).await?]);
+        }
         let batch = &Batch::new::<D>(requests.iter().map(|of| (&of.key, &of.id, of.block_for, None)));
         // A request with a record has a call of its own.
         let body = record.as_ref().and_then(|new| new.record.body.as_deref());
@@ -56,5 +59,20 @@ impl<D: Database> Shared<D> {
             self.server.call_retry(&self.server.main_conn, "release", &arguments).await?
         };
         in_order(batch, &rows, |_, row| released(row)).ok_or(CallError::UnexpectedReply)
+    }
+
+    /// A release that leaves its key to a ticket, which has a call of its own. It is a promise, and
+    /// waits for the disk.
+    async fn keep(&self, request: &ReleaseRequest, heir: &Heir) -> Result<ReleaseReply, D::Error> {
+        let name = name::<D>(&request.key).ok_or(CallError::InvalidKey)?;
+        let (id, ticket) = (request.id.to_string(), heir.id.to_string());
+        let arguments = [
+            Argument::Text(Some(&name)),
+            Argument::Text(Some(&id)),
+            Argument::Time(heir.lease),
+            Argument::Text(Some(&ticket)),
+        ];
+        let rows = self.server.call_retry(&self.server.synced_conns.take(), "keep", &arguments).await?;
+        released(only(&rows)?).ok_or(CallError::UnexpectedReply)
     }
 }

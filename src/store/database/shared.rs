@@ -14,6 +14,7 @@ use crate::{
     store::{
         StoreError,
         remote::{
+            batch::Needs,
             batching::{Outbox, Sender},
             task::Task,
         },
@@ -91,7 +92,7 @@ impl<D: Database> Sender for Shared<D> {
         &self.outbox
     }
 
-    fn check(&self, operation: &'static str, key: &LockKey, _: bool) -> Result<(), StoreError> {
+    fn check(&self, operation: &'static str, key: &LockKey, _: Needs) -> Result<(), StoreError> {
         name::<D>(key).map(drop).ok_or_else(|| self.server.store_error(operation, CallError::InvalidKey))
     }
 }

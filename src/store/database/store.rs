@@ -144,7 +144,8 @@ impl<D: Database> LockStore for DatabaseStore<D> {
     }
 
     fn traits(&self) -> StoreTraits {
-        StoreTraits::new().events(self.shared.messages.are_sent()).records(true).ordered(D::HAS_QUEUE).shares(true)
+        let are_sent = self.shared.messages.are_sent();
+        StoreTraits::new().events(are_sent).records(true).ordered(D::HAS_QUEUE).shares(true).tickets(true)
     }
 
     fn call_timeout(&self) -> Duration {

@@ -43,6 +43,8 @@ fn unsupported<T>(store: &'static str, operation: &'static str, what: &'static s
 const NO_RECORDS: &str = "a server of sessions has no records: use `RedisStore`, `PostgresStore` or `MysqlStore`";
 const NO_SHARES: &str = "a server of sessions has no permits and reads: use `RedisStore` or `PostgresStore`";
 
+const NO_TICKETS: &str = "a server of sessions has no tickets: use `RedisStore`, `PostgresStore` or `MysqlStore`";
+
 impl<L: Lines> LockStore for LineStore<L> {
     fn subscribe(&self, sink: EventSink) {
         self.0.table().sinks.insert(sink.manager().to_owned(), sink);
@@ -53,6 +55,9 @@ impl<L: Lines> LockStore for LineStore<L> {
         requests.map(|request| {
             if request.demand.takes_record() {
                 return unsupported(L::STORE, "acquire", NO_RECORDS);
+            }
+            if request.in_place_of.is_some() {
+                return unsupported(L::STORE, "acquire", NO_TICKETS);
             }
             if request.id.max_holders() > 1 {
                 return unsupported(L::STORE, "acquire", NO_SHARES);
@@ -69,6 +74,9 @@ impl<L: Lines> LockStore for LineStore<L> {
         requests.map(|request| {
             if request.record.is_some() {
                 return unsupported(L::STORE, "release", NO_RECORDS);
+            }
+            if request.heir.is_some() {
+                return unsupported(L::STORE, "release", NO_TICKETS);
             }
             self.call("release", move |shared| async move { shared.release(&request).await })
         })

@@ -104,6 +104,9 @@ impl Keys {
             self.leave(cx, &request);
             return AcquireReply::Recorded(record);
         }
+        if let Some(holder) = &request.in_place_of {
+            return self.take_place(cx, &request, holder);
+        }
         let Some(state) = self.by_key.get_mut(&request.key) else {
             let fence = self.insert(cx, request.key, request.id, request.lease);
             return AcquireReply::Granted { fence };
@@ -123,6 +126,25 @@ impl Keys {
         match request.if_busy {
             IfBusy::Fail => AcquireReply::Busy { lease_left },
             IfBusy::Enqueue => state.enqueue(cx, &request.id, request.queue, lease_left),
+        }
+    }
+
+    /// Grants the key to an acquisition in place of its holder, and to no other.
+    fn take_place(&mut self, cx: &OpContext<'_>, request: &AcquireRequest, holder: &AcquisitionId) -> AcquireReply {
+        let Some(state) = self.by_key.get_mut(&request.key) else {
+            return AcquireReply::Busy { lease_left: Duration::ZERO };
+        };
+        let until = cx.now.saturating_add(request.lease);
+        if let Some(place) = state.held_by(&request.id, cx.now) {
+            place.until = place.until.max(until);
+            return AcquireReply::Granted { fence: place.fence };
+        }
+        match state.held_by(holder, cx.now) {
+            Some(place) => {
+                *place = Place::new(cx, &mut self.last_fence, request.id.clone(), request.lease);
+                AcquireReply::Granted { fence: place.fence }
+            }
+            None => AcquireReply::Busy { lease_left: state.time_left(cx.now) },
         }
     }
 
@@ -161,6 +183,15 @@ impl Keys {
     pub(super) fn release(&mut self, cx: &mut OpContext<'_>, request: &ReleaseRequest) -> ReleaseReply {
         let Some(state) = self.by_key.get_mut(&request.key) else { return not_holder(cx, request) };
         state.dequeue(&request.id);
+        if let Some(heir) = &request.heir {
+            if let Some(place) = state.held_by(&request.id, cx.now) {
+                (place.id, place.until) = (heir.id.clone(), cx.now.saturating_add(heir.lease));
+                return ReleaseReply::Freed;
+            }
+            if state.held_by(&heir.id, cx.now).is_some() {
+                return ReleaseReply::Freed;
+            }
+        }
         let reply = match state.held_by(&request.id, cx.now) {
             None => not_holder(cx, request),
             Some(place) => {
@@ -505,7 +536,7 @@ mod tests {
     use super::*;
     use crate::{
         acquisition::AcquisitionIds,
-        store::{Cursor, ListReply, memory::list::parse_cursor},
+        store::{Cursor, Heir, ListReply, memory::list::parse_cursor},
     };
 
     const LEASE: Duration = Duration::from_secs(30);
@@ -874,6 +905,67 @@ mod tests {
         assert_eq!(store.drain_offers(), [], "two hold the key");
         store.release(&b, Duration::ZERO);
         assert_eq!(store.drain_offers(), [small]);
+    }
+
+    impl Store {
+        /// Releases, and leaves the key to a ticket for this time.
+        fn keep(&mut self, id: &AcquisitionId, ticket: &AcquisitionId, gap: Duration) -> ReleaseReply {
+            let heir = Heir::new(ticket.clone(), gap);
+            let request = ReleaseRequest::new(key(), id.clone(), Duration::ZERO, queue_config()).heir(heir);
+            self.run(|keys, cx| keys.release(cx, &request))
+        }
+
+        /// Acquires in place of a ticket.
+        fn redeem(&mut self, id: &AcquisitionId, ticket: &AcquisitionId) -> Option<u64> {
+            let request = AcquireRequest::new(key(), id.clone(), LEASE, IfBusy::Enqueue, queue_config(), LEASE)
+                .in_place_of(Some(ticket.clone()));
+            match self.run(|keys, cx| keys.acquire(cx, request)) {
+                AcquireReply::Granted { fence } => Some(fence),
+                AcquireReply::Busy { .. } => None,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    /// Guarantee: G24.
+    #[test]
+    fn release_leaves_the_key_to_a_ticket_for_its_gap() {
+        let ([a, waiter, ticket], mut store, gap) = (ids(), store(), 2 * LEASE);
+        assert_eq!(store.keep(&a, &ticket, gap), ReleaseReply::NotHolder, "the key is free");
+        let fence = store.fence(&a);
+        waits(&mut store, &waiter);
+        assert_eq!(store.keep(&waiter, &ticket, gap), ReleaseReply::NotHolder, "it waits, and leaves the queue");
+        waits(&mut store, &waiter);
+        assert_eq!(store.keep(&a, &ticket, gap), ReleaseReply::Freed);
+        store.advance(LEASE);
+        assert_eq!(store.keep(&a, &ticket, gap), ReleaseReply::Freed, "a repetition finds the ticket");
+        assert_eq!((store.renew(&a), store.events.len()), (RenewReply::NotHolder, 0), "no waiter is served");
+        let held = store.keys.inspect(store.now, &key());
+        assert_eq!((&held.holders[0].id, held.holders[0].fence, held.lease_left), (&ticket, fence, gap - LEASE));
+        store.advance(gap - LEASE);
+        assert_eq!(store.redeem(&a, &ticket), None, "its gap has passed");
+        assert_eq!(store.keep(&a, &ticket, gap), ReleaseReply::NotHolder);
+        store.fence(&waiter);
+    }
+
+    /// Guarantee: G24.
+    #[test]
+    fn acquisition_takes_the_place_of_a_ticket_and_of_nothing_else() {
+        let ([a, b, c, ticket], mut store) = (ids(), store());
+        assert_eq!(store.redeem(&b, &ticket), None, "the key is free");
+        assert_eq!(store.keys.size(store.now), 0);
+        let first = store.fence(&a);
+        assert_eq!(store.redeem(&b, &ticket), None, "a section holds the key");
+        store.keep(&a, &ticket, Duration::from_secs(1));
+        let second = store.redeem(&b, &ticket).expect("the ticket holds the key");
+        assert!(second > first, "{second} after {first}");
+        store.advance(LEASE / 2);
+        assert_eq!(store.redeem(&b, &ticket), Some(second), "a repetition finds its grant");
+        assert_eq!(store.redeem(&c, &ticket), None, "one of two");
+        assert_eq!(waits(&mut store, &c), (0, LEASE), "the repetition has extended the lease");
+        assert_eq!(store.release(&b, Duration::ZERO), ReleaseReply::HandedOff);
+        assert_eq!(store.drain_offers(), [c]);
+        assert_eq!(store.redeem(&b, &ticket), None, "the work has ended");
     }
 
     fn page(store: &Store, limit: usize, after: Option<&LockKey>, contended_only: bool) -> ListReply {

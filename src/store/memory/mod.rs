@@ -213,7 +213,7 @@ impl LockStore for MemoryStore {
     }
 
     fn traits(&self) -> StoreTraits {
-        StoreTraits::new().events(true).receivers_counted(true).records(true).ordered(true).shares(true)
+        StoreTraits::new().events(true).receivers_counted(true).records(true).ordered(true).shares(true).tickets(true)
     }
 
     fn call_timeout(&self) -> Duration {

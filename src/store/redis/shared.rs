@@ -24,7 +24,10 @@ use crate::{
     lock_key::LockKey,
     store::{
         AcquireReply, EventSink, StoreError,
-        remote::batching::{Outbox, Sender},
+        remote::{
+            batch::Needs,
+            batching::{Outbox, Sender},
+        },
     },
     sync::Mutex,
 };
@@ -137,7 +140,7 @@ impl Sender for Shared {
         &self.outbox
     }
 
-    fn check(&self, operation: &'static str, key: &LockKey, _: bool) -> Result<(), StoreError> {
+    fn check(&self, operation: &'static str, key: &LockKey, _: Needs) -> Result<(), StoreError> {
         let name = self.server.keyspace.lock(key);
         name.map(drop).map_err(|error| self.server.store_error(operation, error.into()))
     }

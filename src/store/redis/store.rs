@@ -125,7 +125,7 @@ impl LockStore for RedisStore {
     }
 
     fn traits(&self) -> StoreTraits {
-        StoreTraits::new().events(true).receivers_counted(true).records(true).ordered(true).shares(true)
+        StoreTraits::new().events(true).receivers_counted(true).records(true).ordered(true).shares(true).tickets(true)
     }
 
     fn call_timeout(&self) -> Duration {

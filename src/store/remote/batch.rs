@@ -28,17 +28,35 @@ pub trait Shareable: Clone + Send + Sync + 'static {
     fn id(&self) -> &AcquisitionId;
     /// The terms that all requests of a call have in common.
     fn terms(&self) -> &QueueConfig;
-    /// Whether the request takes or leaves a record.
-    fn has_record(&self) -> bool;
+    /// What the request needs of the store.
+    fn needs(&self) -> Needs;
     /// How long the request may wait before it is sent. Otherwise it fails.
     fn may_wait(&self) -> Option<Duration>;
     /// The reply without a call, for this reason.
     fn refused(error: StoreError) -> Result<Self::Reply, StoreError>;
 
-    /// Whether it has a call of its own: because of its record, because others may hold its key
-    /// with it, or because a raw key has messages to other programs.
+    /// Whether it has a call of its own: because of its record or its ticket, because others may
+    /// hold its key with it, or because a raw key has messages to other programs.
     fn is_alone(&self) -> bool {
-        self.has_record() || self.id().max_holders() > 1 || self.key().is_raw()
+        self.needs() != Needs::Nothing || self.id().max_holders() > 1 || self.key().is_raw()
+    }
+}
+
+/// An optional part of the contract that a request needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needs {
+    Nothing,
+    Record,
+    Ticket,
+}
+
+impl Needs {
+    pub(crate) fn of(record: bool, ticket: bool) -> Self {
+        match (record, ticket) {
+            (_, true) => Self::Ticket,
+            (true, _) => Self::Record,
+            _ => Self::Nothing,
+        }
     }
 }
 
@@ -60,8 +78,8 @@ impl Shareable for AcquireRequest {
         &self.queue
     }
 
-    fn has_record(&self) -> bool {
-        self.demand.takes_record()
+    fn needs(&self) -> Needs {
+        Needs::of(self.demand.takes_record(), self.in_place_of.is_some())
     }
 
     /// The rest of its validity is left for the call.
@@ -93,8 +111,8 @@ impl Shareable for ReleaseRequest {
         &self.queue
     }
 
-    fn has_record(&self) -> bool {
-        self.record.is_some()
+    fn needs(&self) -> Needs {
+        Needs::of(self.record.is_some(), self.heir.is_some())
     }
 
     fn may_wait(&self) -> Option<Duration> {

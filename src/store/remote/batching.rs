@@ -10,7 +10,7 @@ use futures_util::future::{BoxFuture, join_all};
 use tokio::runtime::Handle;
 
 use super::{
-    batch::{MAX_REQUESTS_PER_CALL, Shareable, next_call},
+    batch::{MAX_REQUESTS_PER_CALL, Needs, Shareable, next_call},
     inline::poll_and_spawn,
     server_clock::ServerClock,
 };
@@ -83,7 +83,7 @@ pub(crate) trait Sender: Send + Sync + 'static {
     }
 
     /// Why the store refuses a request about this key without a call.
-    fn check(&self, operation: &'static str, key: &LockKey, has_record: bool) -> Result<(), StoreError>;
+    fn check(&self, operation: &'static str, key: &LockKey, needs: Needs) -> Result<(), StoreError>;
 }
 
 /// Sends the requests of one kind.
@@ -181,7 +181,7 @@ impl<R: Outgoing> SharedCalls<R> {
         };
         let mut state = R::calls(sender.outbox()).state.lock();
         let push = |request: R| {
-            if let Err(error) = sender.check(R::OPERATION, request.key(), request.has_record()) {
+            if let Err(error) = sender.check(R::OPERATION, request.key(), request.needs()) {
                 return StoreFuture::ready(R::refused(error));
             }
             if state.waiting.len() >= R::MAX_WAITING {
@@ -347,7 +347,7 @@ mod tests {
             &self.outbox
         }
 
-        fn check(&self, _: &'static str, _: &LockKey, _: bool) -> Result<(), StoreError> {
+        fn check(&self, _: &'static str, _: &LockKey, _: Needs) -> Result<(), StoreError> {
             Ok(())
         }
     }

@@ -48,6 +48,18 @@ async fn answer_says_who_holds_and_how_many_wait() {
 }
 
 #[tokio::test]
+async fn page_of_a_ticket_shows_its_name_and_no_secret() {
+    let (_, locks) = store_and_locks();
+    let ticket = locks.lock(key()).await.expect("free").into_ticket(Duration::from_secs(60)).await.expect("held");
+    let page = shown(&app(&locks, operator()), "/key?name=k").await;
+    assert!(answer(&page).starts_with("Held by the ticket `ticket` for "), "{page}");
+    assert!(!answer(&page).contains("not connected"), "no process could be: {page}");
+    let secret = ticket.to_string();
+    let (_, secret) = secret.rsplit_once("secret=").expect("its last part");
+    assert!(!page.contains(secret), "{page}");
+}
+
+#[tokio::test]
 async fn page_of_permits_shows_each_holder() {
     let (_, locks) = store_and_locks();
     let one = locks.permit(key(), 4).await.expect("free");

@@ -9,6 +9,7 @@ mod hold_limits;
 mod several;
 mod once;
 mod permits;
+mod tickets;
 mod admin;
 #[cfg(unix)]
 mod rolling_restart;

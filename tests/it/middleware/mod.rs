@@ -4,6 +4,8 @@ mod layers;
 mod configuration;
 mod several_keys;
 mod permits;
+mod tickets;
+mod edit_locks;
 mod rejections;
 mod replay;
 mod request_body;

@@ -154,7 +154,7 @@ fn assert_exists(packages: &[Value], name: &str, dependency: &Value) {
 }
 
 /// The commands of the pages, each with the file that runs it, and the text there.
-const COMMANDS: [(&str, &str, &str); 31] = [
+const COMMANDS: [(&str, &str, &str); 32] = [
     ("scripts/test.sh", ".github/workflows/ci.yml", " scripts/test.sh\n"),
     ("scripts/test.sh --checks", ".github/workflows/ci.yml", " scripts/test.sh --checks\n"),
     ("cargo run --example reward_claim", "scripts/test.sh", " cargo run --quiet --example reward_claim"),
@@ -200,6 +200,7 @@ const COMMANDS: [(&str, &str, &str); 31] = [
         "tests/simulator/tests/mutants.rs",
         "no_call_expiry",
     ),
+    ("cargo run --example edit_lock", "examples/tests/programs.rs", "example(\"edit_lock\")"),
     ("redis-cli", "tests/it/redis/runbook.rs", "redis-in-production.md"),
     ("date -d", "tests/it/redis/runbook.rs", "redis-in-production.md"),
 ];

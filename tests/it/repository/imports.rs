@@ -10,7 +10,7 @@ use super::{files, root, sources};
 /// The top-level modules by rank. A module imports only modules of lower ranks.
 const RANKS: [&[&str]; 17] = [
     &["limits"],
-    &["acquisition", "clock", "fencing", "process", "runtime", "sync"],
+    &["acquisition", "clock", "fencing", "origin", "process", "runtime", "sync"],
     &["background"],
     &["lock_key"],
     &["store"],
@@ -24,7 +24,7 @@ const RANKS: [&[&str]; 17] = [
     &["middleware"],
     &["replay"],
     &["extract"],
-    &["console"],
+    &["console", "tickets"],
     &["internals", "key", "lib", "test_util"],
 ];
 

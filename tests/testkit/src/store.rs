@@ -98,7 +98,7 @@ pub struct ReleasesAnyHolder;
 #[derive(Debug)]
 pub struct ShortensLeases;
 
-/// Sends no events, counts no receivers, and keeps no records.
+/// Sends no events, counts no receivers, and has neither records nor tickets.
 #[derive(Debug)]
 pub struct WithoutTraits;
 
@@ -217,11 +217,13 @@ impl Intercept for WithoutTraits {
     }
 
     fn acquire(&self, store: &Arc<dyn LockStore>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
-        if request.demand != Demand::new() { unsupported("acquire") } else { store.acquire_one(request) }
+        let is_plain = request.demand == Demand::new() && request.in_place_of.is_none();
+        if is_plain { store.acquire_one(request) } else { unsupported("acquire") }
     }
 
     fn release(&self, store: &Arc<dyn LockStore>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
-        if request.record.is_some() { unsupported("release") } else { store.release_one(request) }
+        let is_plain = request.record.is_none() && request.heir.is_none();
+        if is_plain { store.release_one(request) } else { unsupported("release") }
     }
 
     fn yield_to_queue(&self, store: &Arc<dyn LockStore>, request: YieldRequest) -> StoreFuture<YieldReply> {

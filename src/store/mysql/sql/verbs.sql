@@ -136,6 +136,63 @@ BEGIN
   COMMIT;
 END;;
 
+-- redeem: grants a key to an acquisition in place of its holder, a ticket, unless a transaction of
+-- the section before keeps the key. A repeated call finds the grant of the first one (I8).
+--
+-- reply  as of acquire: granted, busy or expired
+CREATE PROCEDURE {p}_redeem(
+  expires_us BIGINT, k VARBINARY(1025), me VARBINARY(255), lease_us BIGINT, ticket VARBINARY(255)
+) {verb}
+BEGIN
+  DECLARE h VARBINARY(255);
+  DECLARE what VARCHAR(16) DEFAULT 'busy';
+  DECLARE f, u, now_us, left_us BIGINT;
+  DECLARE t BIGINT DEFAULT {now};
+  {rollback}
+  {begin}
+  IF t <= expires_us THEN
+    SELECT holder, fence, until_us INTO h, f, u FROM {p}_locks WHERE lock_key = k FOR UPDATE;
+    -- After the wait for the row.
+    SET now_us = {now}, left_us = GREATEST(u - now_us, 0);
+    IF now_us > expires_us THEN
+      SET what = 'expired';
+    ELSEIF left_us > 0 AND h <=> me THEN
+      UPDATE {p}_locks SET until_us = GREATEST(until_us, now_us + lease_us) WHERE lock_key = k;
+      SET what = 'granted';
+    ELSEIF left_us > 0 AND h <=> ticket THEN
+      CALL {p}_new_fence(k, me, now_us, f);
+      IF f IS NOT NULL THEN
+        UPDATE {p}_locks SET holder = me, fence = f, since_us = now_us, until_us = now_us + lease_us, revoked = NULL
+          WHERE lock_key = k;
+        SET what = 'granted';
+      END IF;
+    END IF;
+  END IF;
+  {acquired}
+  COMMIT;
+END;;
+
+-- keep: ends an acquisition, and leaves its key to a ticket, under the same fence. A repeated call
+-- finds the ticket. Changes nothing of other acquisitions (I1).
+--
+-- reply  one; freed or not holder
+CREATE PROCEDURE {p}_keep(
+  k VARBINARY(1025), me VARBINARY(255), lease_us BIGINT, ticket VARBINARY(255)
+) {verb}
+BEGIN
+  DECLARE h VARBINARY(255);
+  DECLARE u, t BIGINT;
+  {rollback}
+  {begin}
+  SELECT holder, until_us INTO h, u FROM {p}_locks WHERE lock_key = k FOR UPDATE;
+  SET t = {now};
+  IF u > t AND h <=> me THEN
+    UPDATE {p}_locks SET holder = ticket, until_us = t + lease_us WHERE lock_key = k;
+  END IF;
+  SELECT 1, IF(u > t AND h IN (me, ticket), 'freed', 'not holder');
+  COMMIT;
+END;;
+
 -- renew, renew_many: extends each lease to at least a full one, if the acquisition holds its key. A
 -- delayed renewal never shortens the lease that a later call has set.
 --

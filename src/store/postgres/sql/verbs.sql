@@ -258,6 +258,73 @@ BEGIN
 END
 $$;
 
+-- redeem: grants a key to an acquisition in place of its holder, a ticket, unless a transaction of
+-- the section before pins the key. A repeated call finds the grant of the first one (I8). No call
+-- enqueues, or makes a row.
+--
+-- reply  as of acquire: granted, busy or expired
+CREATE OR REPLACE FUNCTION {schema}.redeem(
+  expires_us bigint, of_key text, me text, lease_ms bigint, ticket text
+) RETURNS TABLE (
+  n bigint, now_us bigint,
+  what text, fence bigint, left_us bigint, waiting bigint, head bytea, body bytea
+)
+LANGUAGE plpgsql {settings} AS $$
+DECLARE
+  lock {schema}.locks;
+  t timestamptz;
+BEGIN
+  {read_committed}
+  n := 0;
+  now_us := {schema}.us(clock_timestamp());
+  IF now_us > expires_us THEN
+    RETURN NEXT;
+    RETURN;
+  END IF;
+  n := 1;
+  SELECT * INTO lock FROM {schema}.locks l WHERE l.key = of_key FOR NO KEY UPDATE;
+  t := clock_timestamp();
+  what := 'busy';
+  left_us := greatest(0, {schema}.us(lock.until) - {schema}.us(t));
+  IF {schema}.us(t) > expires_us THEN
+    what := 'expired';
+  ELSIF lock.until > t AND lock.holder = me THEN
+    UPDATE {schema}.locks l SET until = greatest(l.until, {schema}.after(t, lease_ms)) WHERE l.key = of_key;
+    what := 'granted';
+    fence := lock.fence;
+  ELSIF lock.until > t AND lock.holder = ticket AND NOT {schema}.is_pinned(of_key) THEN
+    what := 'granted';
+    fence := {schema}.grant_key(of_key, me, t, lease_ms);
+  END IF;
+  RETURN NEXT;
+END
+$$;
+
+-- keep: ends an acquisition, and leaves its key to a ticket, under the same fence. A repeated call
+-- finds the ticket. Changes nothing of other acquisitions (I1).
+--
+-- reply  as of release: freed or not holder
+CREATE OR REPLACE FUNCTION {schema}.keep(of_key text, me text, lease_ms bigint, ticket text)
+RETURNS TABLE (n bigint, what text)
+LANGUAGE plpgsql {settings} AS $$
+DECLARE
+  lock {schema}.locks;
+  t timestamptz;
+BEGIN
+  {read_committed}
+  SELECT * INTO lock FROM {schema}.locks l WHERE l.key = of_key FOR NO KEY UPDATE;
+  t := clock_timestamp();
+  n := 1;
+  what := CASE WHEN lock.until > t AND lock.holder IN (me, ticket) THEN 'freed' ELSE 'not holder' END;
+  IF lock.until > t AND lock.holder = me THEN
+    UPDATE {schema}.locks l SET holder = ticket, until = {schema}.after(t, lease_ms) WHERE l.key = of_key;
+  ELSE
+    DELETE FROM {schema}.waiters w WHERE w.key = of_key AND w.id = me;
+  END IF;
+  RETURN NEXT;
+END
+$$;
+
 -- renew: extends each lease to at least a full one, if the acquisition holds its key. A delayed
 -- renewal never shortens the lease that a later call has set.
 --

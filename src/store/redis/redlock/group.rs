@@ -15,6 +15,7 @@ use crate::{
         StoreError, StoreErrorKind,
         redis::{error::CallError, operations::Each, wire::Keyspace},
         remote::{
+            batch::Needs,
             batching::{Outbox, Sender},
             settings::Timeouts,
         },
@@ -61,12 +62,16 @@ struct NoMajority {
     errors: Vec<String>,
 }
 
-/// Error of a request that a store without records refuses.
+/// Error of a request that independent servers refuse.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "`RedlockStore` keeps no records: use one Redis, Sentinel or a Cluster (`RedisStore`) for `ReplayLayer` and `once`"
-)]
-struct NoRecords;
+enum Missing {
+    #[error(
+        "`RedlockStore` keeps no records: use one Redis, Sentinel or a Cluster (`RedisStore`) for `ReplayLayer` and `once`"
+    )]
+    Records,
+    #[error("`RedlockStore` has no tickets: use one Redis, Sentinel or a Cluster (`RedisStore`)")]
+    Tickets,
+}
 
 impl Group {
     /// A server that does not reply delays a decision of the others by this part of a call. An
@@ -231,9 +236,14 @@ impl Sender for Group {
         &self.outbox
     }
 
-    fn check(&self, operation: &'static str, key: &LockKey, has_record: bool) -> Result<(), StoreError> {
-        if has_record {
-            return Err(StoreError::new(STORE, operation, StoreErrorKind::Unsupported).with_source(NoRecords));
+    fn check(&self, operation: &'static str, key: &LockKey, needs: Needs) -> Result<(), StoreError> {
+        let why = match needs {
+            Needs::Nothing => None,
+            Needs::Record => Some(Missing::Records),
+            Needs::Ticket => Some(Missing::Tickets),
+        };
+        if let Some(why) = why {
+            return Err(StoreError::new(STORE, operation, StoreErrorKind::Unsupported).with_source(why));
         }
         let invalid = |error| StoreError::new(STORE, operation, StoreErrorKind::InvalidKey).with_source(error);
         self.keyspace.lock(key).map(drop).map_err(invalid)

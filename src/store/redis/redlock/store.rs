@@ -19,7 +19,10 @@ use crate::{
             operations::{Renewals, Together},
             wire::RaiseRequest,
         },
-        remote::batching::{SendRequests, Sender, SharedCalls, send_alone},
+        remote::{
+            batch::Needs,
+            batching::{SendRequests, Sender, SharedCalls, send_alone},
+        },
     },
 };
 
@@ -103,19 +106,19 @@ impl LockStore for RedlockStore {
     fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {
         let validity = Validity { called: self.group.now(), valid_for: request.valid_for };
         self.ask(|group| async move {
-            group.check("yield", &request.key, request.demand.takes_record())?;
+            group.check("yield", &request.key, Needs::of(request.demand.takes_record(), false))?;
             group.extend_or_acquire(request, validity).await
         })
     }
 
     fn delete_record(&self, key: LockKey) -> StoreFuture<DeleteRecordReply> {
-        let refused = self.group.check("delete-record", &key, true);
+        let refused = self.group.check("delete-record", &key, Needs::Record);
         StoreFuture::ready(refused.map(|()| DeleteRecordReply::NotFound))
     }
 
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
         self.ask(|group| async move {
-            group.check("inspect", &key, false)?;
+            group.check("inspect", &key, Needs::Nothing)?;
             Ok(group.inspect("inspect", &key).await?.0)
         })
     }
@@ -126,7 +129,7 @@ impl LockStore for RedlockStore {
 
     fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
         self.ask(|group| async move {
-            group.check("force-release", &request.key, false)?;
+            group.check("force-release", &request.key, Needs::Nothing)?;
             group.force(request).await
         })
     }

@@ -7,16 +7,16 @@ use smallvec::SmallVec;
 use super::{
     keyspace::{InvalidName, Keyspace, LockName},
     script::{
-        ACQUIRE, ACQUIRE_SHARE, DELETE_RECORD, FORCE, INSPECT, RELEASE, RELEASE_SHARE, RENEW, SELF_TEST, ScriptCall,
-        ScriptFile, YIELD,
+        ACQUIRE, ACQUIRE_SHARE, DELETE_RECORD, FORCE, INSPECT, KEEP, REDEEM, RELEASE, RELEASE_SHARE, RENEW, SELF_TEST,
+        ScriptCall, ScriptFile, YIELD,
     },
 };
 use crate::{
     limits::MAX_RECORD_BODY_BYTES,
     lock_key::LockKey,
     store::{
-        AcquireRequest, ForceReleaseRequest, IfBusy, NewRecord, QueueConfig, Record, ReleaseRequest, RenewRequest,
-        YieldRequest,
+        AcquireRequest, ForceReleaseRequest, Heir, IfBusy, NewRecord, QueueConfig, Record, ReleaseRequest,
+        RenewRequest, YieldRequest,
     },
 };
 
@@ -27,14 +27,21 @@ impl Keyspace {
     pub fn acquire(&self, requests: &[AcquireRequest], expires_at: i64) -> Result<ScriptCall, InvalidName> {
         let [first, ..] = requests else { unreachable!("a call has a request") };
         let locks = self.locks(requests.iter().map(|request| &request.key))?;
-        let file = if first.id.max_holders() > 1 { &ACQUIRE_SHARE } else { &ACQUIRE };
+        let file = match first {
+            first if first.in_place_of.is_some() => &REDEEM,
+            first if first.id.max_holders() > 1 => &ACQUIRE_SHARE,
+            _ => &ACQUIRE,
+        };
         let mut call = self.call_of(file, &locks, first.demand.takes_record(), 4 + 3 * requests.len());
         call.arg(expires_at);
         call.queue_config(first.queue);
         for request in requests {
             call.arg(&request.id);
             call.arg(Ms(request.lease));
-            call.arg(if_busy(request));
+            match &request.in_place_of {
+                Some(holder) => call.arg(holder),
+                None => call.arg(if_busy(request)),
+            }
         }
         Ok(call)
     }
@@ -58,6 +65,9 @@ impl Keyspace {
     pub fn release(&self, requests: &[ReleaseRequest]) -> Result<ScriptCall, InvalidName> {
         let [first, ..] = requests else { unreachable!("a call has a request") };
         let locks = self.locks(requests.iter().map(|request| &request.key))?;
+        if let Some(heir) = first.heir.as_deref() {
+            return Ok(self.keep(&locks, first, heir));
+        }
         let file = if first.id.max_holders() > 1 { &RELEASE_SHARE } else { &RELEASE };
         let mut call = self.call_of(file, &locks, first.record.is_some(), 1 + 2 * requests.len());
         call.arg(Ms(first.queue.offer_ttl));
@@ -70,6 +80,15 @@ impl Keyspace {
             call.record(record);
         }
         Ok(call)
+    }
+
+    /// The call of a release that leaves the key to an heir.
+    fn keep(&self, locks: &[LockName<'_>], request: &ReleaseRequest, heir: &Heir) -> ScriptCall {
+        let mut call = self.call_of(&KEEP, locks, false, 4);
+        call.arg(&request.id);
+        call.arg(&heir.id);
+        call.arg(Ms(heir.lease));
+        call
     }
 
     /// The call of a yield. `expires_at` is in microseconds of the server's clock.

@@ -30,6 +30,8 @@ scripts! {
     RENEW = "renew";
     RELEASE = "release";
     RELEASE_SHARE = "release_share";
+    KEEP = "keep";
+    REDEEM = "redeem";
     YIELD = "yield";
     FORCE = "force";
     INSPECT = "inspect";
