@@ -147,6 +147,13 @@ impl Checker {
         }
     }
 
+    /// Ends the time for which this acquisition blocks the key.
+    pub fn lift(&mut self, key: &LockKey, id: &AcquisitionId) {
+        if let Some(state) = self.keys.get_mut(key) {
+            state.blocked[0].take_if(|(_, other, _)| other == id);
+        }
+    }
+
     /// Drops all guarantees for the current holders of this key.
     pub fn excuse(&mut self, key: &LockKey) {
         if let Some(state) = self.keys.get_mut(key) {

@@ -11,14 +11,17 @@
 //!   later; messages lost and duplicated; scripts run twice; processes that crash and restart,
 //!   freeze, or lose the network; cancelled waiters and dropped sections; a frozen server.
 //!   [Options](simulation::Options) add force releases, a lost counter, `FLUSHALL`, a server clock
-//!   that is set, foreign clients that lock as Redisson does, requests that share calls, and
-//!   callers that need several keys. In two simulations of three the store blocks a key for the
-//!   lease only: the lock-delay would hide an overlap.
+//!   that is set, foreign clients that lock as Redisson does, requests that share calls, callers
+//!   that need several keys, and work whose key is left to a ticket between its steps. In two
+//!   simulations of three the store blocks a key for the lease only: the lock-delay would hide an
+//!   overlap.
 //! - After every step: no section starts while another one is within its deadline, nor within a
 //!   lock-delay or a minimum hold; tokens rise; no work is polled after its deadline. On the server
 //!   every lock has a TTL and one holder, fences rise, no process overtakes a live one in the
 //!   queue, only subscribed processes get offers, and a forgotten id has no data and never gets
 //!   any.
+//! - One step at a time takes the place of a ticket, within its gap, and none after the last one.
+//!   Meanwhile no other section starts.
 //! - A caller that waits for a key holds smaller keys only, and the loss of one key is the loss of
 //!   all.
 //! - Without faults: no key is idle while a waiter exists, no waiter is overtaken, local handoffs

@@ -101,6 +101,12 @@ pub enum Mutation {
     ForgetsOneAtALoss,
     /// A client that needs its key alone gets a permit.
     ShareForAlone,
+    /// A dropped guard leaves its key to its ticket.
+    DroppedIsKept,
+    /// The retry of a release leaves the key to no ticket.
+    NoHeirOnRetry,
+    /// After a call in place of a ticket that had no reply, the key does not go back.
+    NoReturnToTicket,
 }
 
 const fn patch(script: &'static str, old: &'static str, new: &'static str) -> Patch {
@@ -571,4 +577,41 @@ pub const MUTANTS: &[Mutant] = &[
         &[everywhere("'^(.*):[%d/]+$') or id)", "'^(.*):%d+$') or id)")],
     )
     .with("shares"),
+    script(
+        "ticket_stays_after_redeem",
+        "a ticket can be redeemed twice",
+        &[patch("redeem", "redis.call('HDEL', lock, ticket)", "redis.call('HEXISTS', lock, ticket)")],
+    )
+    .with("tickets"),
+    script(
+        "ticket_without_lease",
+        "a ticket holds its key for the rest of the lease of the section",
+        &[patch("keep", "  redis.call('PEXPIRE', lock, ARGV[4])\n", "")],
+    )
+    .with("tickets"),
+    script(
+        "redeem_under_the_same_fence",
+        "a section has the fence of its ticket",
+        &[patch("redeem", "local fence = next_fence()", "local fence = redis.call('HGET', lock, ticket)")],
+    )
+    .with("tickets"),
+    script(
+        "redeem_of_a_free_key",
+        "a ticket is redeemed though its key is free",
+        &[patch(
+            "redeem",
+            "redis.call('HEXISTS', lock, ticket) == 0",
+            "redis.call('HEXISTS', lock, ticket) == 0 and redis.call('EXISTS', lock) == 1",
+        )],
+    )
+    .with("tickets"),
+    driver("dropped_is_kept", "a dropped guard leaves its key to its ticket", Mutation::DroppedIsKept).with("tickets"),
+    driver("no_heir_on_retry", "the retry of a release leaves the key to no ticket", Mutation::NoHeirOnRetry)
+        .with("tickets"),
+    driver(
+        "no_return_to_ticket",
+        "a call in place of a ticket that had no reply is not released",
+        Mutation::NoReturnToTicket,
+    )
+    .with("tickets"),
 ];

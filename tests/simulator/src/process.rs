@@ -11,8 +11,8 @@ use tower_lock::{
     __internals::{
         proto::{
             self, Action, Actions, BootInstant, Calls, DriverTypes, Event, EventContext, FreeKey, FreeKeys, GuardEnd,
-            LEASE, LOCK_DELAY, LazyNow, LeaseBounds, LockRequest, LockTable, NextCheck, Numbered, RECHECK_INTERVAL,
-            RENEWAL_BATCH_WINDOW, ReleaseOutcome, Requested, STORE_CALL_TIMEOUT, Sharing,
+            HoldLimits, LEASE, LOCK_DELAY, LazyNow, LeaseBounds, LockRequest, LockTable, NextCheck, Numbered, QUEUE,
+            RECHECK_INTERVAL, RENEWAL_BATCH_WINDOW, Redeemed, ReleaseOutcome, Requested, STORE_CALL_TIMEOUT, Sharing,
         },
         redis_wire::{KeyReplies, Keyspace, ScriptCall, Timed, parse_acquire, parse_release, parse_renew, parse_yield},
         remote::{ServerClock, next_call},
@@ -20,8 +20,8 @@ use tower_lock::{
     AcquisitionId, LockError, LockKey, LockLost,
     deadpool_redis::redis::Value,
     store::{
-        AcquireReply, AcquireRequest, AcquisitionIds, Demand, IfBusy, Record, ReleaseReply, ReleaseRequest, RenewReply,
-        RenewRequest, StoreError, StoreErrorKind, StoreEvent, YieldReply, YieldRequest,
+        AcquireReply, AcquireRequest, AcquisitionIds, Demand, Heir, IfBusy, Record, ReleaseReply, ReleaseRequest,
+        RenewReply, RenewRequest, StoreError, StoreErrorKind, StoreEvent, YieldReply, YieldRequest,
     },
 };
 
@@ -101,6 +101,8 @@ pub enum Effect {
     Rejected(ClientId, LockError),
     /// A call was answered with the record of its key.
     Recorded(ClientId, Arc<Record>),
+    /// The ticket of a client does not hold its key.
+    TicketRefused(ClientId),
     /// The process has no more data of this id, and expects none.
     Forgotten(LockKey, AcquisitionId),
     /// The watchdog wakes itself repeatedly without effect.
@@ -161,10 +163,23 @@ enum Requests {
 #[derive(Clone, Debug)]
 enum Operation {
     Acquire(u64, AcquireRequest),
+    /// In place of a ticket.
+    Redeem(AcquireRequest, Step),
     Yield(u64, YieldRequest),
     Release(u64, ReleaseRequest),
     /// Grants, each with its lease at the time of the request.
     Renew(Vec<(Arc<Grant>, Duration)>),
+}
+
+/// A client that presents a ticket.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// The client.
+    pub client: ClientId,
+    /// The ticket, and for how long it holds its key after this step has failed.
+    pub ticket: Arc<Heir>,
+    /// The limits of the section.
+    pub limits: HoldLimits,
 }
 
 /// The state that mutants need.
@@ -180,6 +195,7 @@ struct MutantMemory {
     waiting: HashMap<ClientId, (LockKey, bool, bool)>,
     /// Keys that the store has granted whether they had a record or not.
     plain_grants: HashSet<LockKey>,
+    tickets: HashMap<AcquisitionId, Arc<Heir>>,
 }
 
 /// The outcome of a call.
@@ -197,6 +213,8 @@ const MAX_SENDS: u32 = 3;
 const MAX_SHARED_CALLS: usize = 2;
 /// How long an acquire waits for its shared call.
 const SHARED_CALL_WAIT: Duration = STORE_CALL_TIMEOUT.checked_div(2).expect("not zero");
+/// The bounds of all leases.
+const BOUNDS: LeaseBounds = LeaseBounds { longest: LEASE, call_timeout: STORE_CALL_TIMEOUT };
 /// How long a call that enqueues waits for the first confirmation of the subscription.
 const SUBSCRIBE_WAIT: Duration = Duration::from_millis(250);
 
@@ -280,8 +298,7 @@ impl SimProcess {
         let free_keys = free_keys.filter(|_| request.demand == Demand::new());
         let free = free_keys.and_then(|free_keys| {
             let id = self.ids.next();
-            let bounds = LeaseBounds { longest: LEASE, call_timeout: STORE_CALL_TIMEOUT };
-            let (lease, lock_delay) = request.limits.lease_and_lock_delay(bounds);
+            let (lease, lock_delay) = request.limits.lease_and_lock_delay(BOUNDS);
             let fence = free_keys.acquire(key, &id, lease + lock_delay)?;
             Some(FreeKey { id, fence, sent_at: now })
         });
@@ -294,6 +311,69 @@ impl SimProcess {
                 self.mutant_memory.waiting.remove(&client);
                 self.effects.push_back(Effect::Granted(client, section));
                 0
+            }
+        }
+    }
+
+    /// Presents a ticket, as `LockManager::redeem` does.
+    pub fn redeem(&mut self, now: BootInstant, key: &LockKey, step: Step) {
+        let (lease, lock_delay) = step.limits.lease_and_lock_delay(BOUNDS);
+        let lease = self.lease(lease.saturating_add(lock_delay));
+        let request = AcquireRequest::new(key.clone(), self.ids.next(), lease, IfBusy::Fail, QUEUE, STORE_CALL_TIMEOUT)
+            .in_place_of(Some(step.ticket.id.clone()));
+        self.call(now, key.clone(), Operation::Redeem(request, step));
+    }
+
+    /// Drops the future of a client that has presented a ticket.
+    pub fn stop_redeeming(&mut self, now: BootInstant, client: ClientId) {
+        let is_it =
+            |call: &InFlightCall| matches!(&call.operation, Operation::Redeem(_, step) if step.client == client);
+        let number = self.calls.iter().find_map(|(number, call)| is_it(call).then_some(*number));
+        if let Some(InFlightCall { key, operation: Operation::Redeem(request, step), .. }) =
+            number.and_then(|number| self.calls.remove(&number))
+        {
+            self.leave_to_ticket(now, &key, request.id, &step.ticket);
+        }
+    }
+
+    /// The outcome of the call is unknown, so the key goes back to its ticket (I8).
+    fn leave_to_ticket(&mut self, now: BootInstant, key: &LockKey, id: AcquisitionId, ticket: &Arc<Heir>) {
+        self.ids_sent.push((key.clone(), id.clone()));
+        let until = now.saturating_add(STORE_CALL_TIMEOUT);
+        let is_forgotten = self.is(Mutation::NoReturnToTicket);
+        self.drive(now, |table, cx, actions| {
+            if !is_forgotten {
+                table.leave_to_ticket(key, cx, id, ticket, until, actions);
+            }
+        });
+    }
+
+    fn on_redeemed(
+        &mut self,
+        (now, called): (BootInstant, BootInstant),
+        key: &LockKey,
+        (id, step): (AcquisitionId, Step),
+        reply: Result<AcquireReply, StoreError>,
+    ) {
+        let Step { client, ticket, limits } = step;
+        match reply {
+            Ok(AcquireReply::Granted { fence }) => {
+                self.ids_sent.push((key.clone(), id.clone()));
+                self.mutant_memory.tickets.insert(id.clone(), Arc::clone(&ticket));
+                let redeemed = Redeemed { id, fence, sent_at: called, owner: None, limits };
+                let section = self.drive(now, |table, cx, actions| table.redeem(key, cx, redeemed, &ticket, actions));
+                self.effects.push_back(match section {
+                    Some(section) => Effect::Granted(client, section),
+                    None => Effect::Rejected(client, error(StoreErrorKind::Timeout).into()),
+                });
+            }
+            Ok(_) => {
+                self.effects.push_back(Effect::Forgotten(key.clone(), id));
+                self.effects.push_back(Effect::TicketRefused(client));
+            }
+            Err(error) => {
+                self.leave_to_ticket(now, key, id, &ticket);
+                self.effects.push_back(Effect::Rejected(client, error.into()));
             }
         }
     }
@@ -318,10 +398,14 @@ impl SimProcess {
         &mut self,
         now: BootInstant,
         section: &Arc<Section>,
-        ending: GuardEnd,
+        mut ending: GuardEnd,
         free_keys: Option<&dyn FreeKeys>,
     ) {
         let key = &section.grant.key;
+        let ticket = self.mutant_memory.tickets.get(&section.grant.id);
+        if let Some(ticket) = ticket.filter(|_| ending == GuardEnd::Dropped && self.is(Mutation::DroppedIsKept)) {
+            ending = GuardEnd::Kept(Arc::clone(ticket));
+        }
         let outcome = self.drive(now, |table, mut cx, actions| {
             cx.frees_keys = free_keys.is_some();
             let outcome = table.end_guard(cx, section, ending, actions);
@@ -574,6 +658,10 @@ impl SimProcess {
         if without_record {
             request.record = None;
         }
+        let (released, failed) = (&self.mutant_memory.released, &self.mutant_memory.failed);
+        if self.is(Mutation::NoHeirOnRetry) && (released.contains(&id) || failed.contains(&id)) {
+            request.heir = None;
+        }
         if let Some(new) = request.record.as_ref().filter(|_| self.is(Mutation::RecordBeforeReply)) {
             let waiting = &self.mutant_memory.waiting;
             let duplicates = waiting.iter().filter(|(_, (wanted, ..))| wanted == key);
@@ -610,7 +698,9 @@ impl SimProcess {
     fn call(&mut self, now: BootInstant, key: LockKey, mut operation: Operation) {
         if self.is(Mutation::SameId) {
             match &mut operation {
-                Operation::Acquire(_, request) => request.id = without_sequence(&request.id),
+                Operation::Acquire(_, request) | Operation::Redeem(request, _) => {
+                    request.id = without_sequence(&request.id);
+                }
                 Operation::Yield(_, request) => {
                     (request.id, request.next_id) = (without_sequence(&request.id), without_sequence(&request.next_id));
                 }
@@ -621,7 +711,7 @@ impl SimProcess {
         let wants_queue = match &operation {
             Operation::Acquire(_, request) => request.if_busy == IfBusy::Enqueue,
             Operation::Yield(..) => true,
-            Operation::Release(..) | Operation::Renew(..) => false,
+            Operation::Redeem(..) | Operation::Release(..) | Operation::Renew(..) => false,
         };
         let number = self.number();
         let call = InFlightCall { key, operation, called: now, sent: 0, message: 0 };
@@ -657,7 +747,7 @@ impl SimProcess {
         call.sent += 1;
         call.message = message;
         let script = match &mut call.operation {
-            Operation::Acquire(_, request) => {
+            Operation::Acquire(_, request) | Operation::Redeem(request, _) => {
                 self.names.acquire(slice::from_ref(request), until).expect("a valid name")
             }
             Operation::Yield(_, request) => self.names.yield_to_queue(request, until).expect("a valid name"),
@@ -683,7 +773,7 @@ impl SimProcess {
         let call = &self.calls[&number];
         let called = call.called;
         match &call.operation {
-            Operation::Acquire(..) => {
+            Operation::Acquire(..) | Operation::Redeem(..) => {
                 let read = parse_acquire(reply, 1).map_err(|_| unexpected_reply(reply)).map(one_of);
                 self.check_expiry(now, number, called, read).map(Outcome::Acquired)
             }
@@ -729,7 +819,7 @@ impl SimProcess {
     fn fail(&mut self, now: BootInstant, number: u64, kind: StoreErrorKind) {
         let Some(call) = self.calls.get(&number) else { return };
         let outcome = match &call.operation {
-            Operation::Acquire(..) => Outcome::Acquired(Err(error(kind))),
+            Operation::Acquire(..) | Operation::Redeem(..) => Outcome::Acquired(Err(error(kind))),
             Operation::Yield(..) => Outcome::Yielded(Err(error(kind))),
             Operation::Release(..) if self.is(Mutation::NoReleaseRetry) => {
                 Outcome::Released(Ok(ReleaseReply::NotHolder))
@@ -751,6 +841,9 @@ impl SimProcess {
                     Err(_) => drop(self.mutant_memory.unanswered.insert(request.id)),
                 }
                 self.on(now, &key, Event::Acquired(number, reply));
+            }
+            (Operation::Redeem(request, step), Outcome::Acquired(reply)) => {
+                self.on_redeemed((now, called), &key, (request.id, step), reply);
             }
             (Operation::Yield(number, request), Outcome::Yielded(mut reply)) => {
                 match &mut reply {
@@ -827,7 +920,9 @@ impl SimProcess {
             match &self.calls[number].operation {
                 Operation::Acquire(_, request) => acquires.push(request.clone()),
                 Operation::Release(_, request) => releases.push(request.clone()),
-                Operation::Yield(..) | Operation::Renew(..) => unreachable!("they have calls of their own"),
+                Operation::Redeem(..) | Operation::Yield(..) | Operation::Renew(..) => {
+                    unreachable!("they have calls of their own")
+                }
             }
         }
         let requests = match kind {
@@ -1093,7 +1188,7 @@ impl Requests {
 impl InFlightCall {
     fn connection_kind(&self) -> ConnectionKind {
         match self.operation {
-            Operation::Acquire(..) | Operation::Yield(..) => ConnectionKind::Acquires,
+            Operation::Acquire(..) | Operation::Redeem(..) | Operation::Yield(..) => ConnectionKind::Acquires,
             Operation::Release(..) | Operation::Renew(..) => ConnectionKind::Releases,
         }
     }

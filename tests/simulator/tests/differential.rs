@@ -8,7 +8,7 @@ use tower_lock::{
     AcquisitionId, LockKey,
     deadpool_redis::redis::Value,
     store::{
-        AcquireRequest, Demand, ForceReleaseRequest, IfBusy, QueueConfig, Record, ReleaseRequest, RenewRequest,
+        AcquireRequest, Demand, ForceReleaseRequest, Heir, IfBusy, QueueConfig, Record, ReleaseRequest, RenewRequest,
         YieldRequest,
     },
 };
@@ -94,7 +94,7 @@ impl Both {
         let until = now_us + if self.rng.u8(0..10) == 0 { -1 } else { 1_000_000_000 };
         let valid_for = Duration::from_millis(500);
         let block_for = if self.rng.bool() { Duration::ZERO } else { self.seconds() };
-        let call = match self.rng.u8(0..30) {
+        let call = match self.rng.u8(0..36) {
             0..6 => {
                 let if_busy = if self.rng.u8(0..4) == 0 { IfBusy::Fail } else { IfBusy::Enqueue };
                 let request = AcquireRequest::new(key, id, lease, if_busy, queue, valid_for).demand(self.demand());
@@ -159,6 +159,7 @@ impl Both {
                 let share = self.share();
                 return self.names.renew(&[RenewRequest::new(self.keys[0].clone(), share, lease)]);
             }
+            30..36 => self.call_of_a_ticket(queue, until),
             20..23 => self.call_of_one_of_several(now_us, until),
             _ => self.names.inspect(&key),
         };
@@ -187,6 +188,22 @@ impl Both {
             }
             _ => self.names.withdraw(acquisitions),
         }
+    }
+
+    /// A release that leaves the key to a ticket, or an acquire in place of one.
+    fn call_of_a_ticket(&mut self, queue: QueueConfig, until: i64) -> Result<ScriptCall, InvalidName> {
+        // A raw key has no tickets.
+        let key = self.keys[0].clone();
+        let ticket = AcquisitionId::from_text(&format!("work:~ab:{}", self.rng.u8(0..2)));
+        let id = if self.rng.u8(0..6) == 0 { self.share() } else { self.id() };
+        let holder = self.holder(&key).filter(|_| self.rng.u8(0..4) > 0);
+        let lease = self.seconds();
+        if self.rng.bool() {
+            let request = ReleaseRequest::new(key.clone(), holder.unwrap_or(id), Duration::ZERO, queue);
+            return self.names.release(&[request.heir(Heir::new(ticket, lease))]);
+        }
+        let request = AcquireRequest::new(key.clone(), id, lease, IfBusy::Fail, queue, Duration::from_millis(500));
+        self.names.acquire(&[request.in_place_of(Some(holder.unwrap_or(ticket)))], until)
     }
 
     /// Two to six keys, in any order.

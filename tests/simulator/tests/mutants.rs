@@ -98,6 +98,13 @@ const CHECKED: &[(&str, u64, &str)] = &[
     ("limit_not_read", 1, "leaves too many holders"),
     ("offered_share_not_counted", 3, "leaves too many holders"),
     ("inbox_without_limit", 1, "past"),
+    ("ticket_stays_after_redeem", 1, "leaves too many holders"),
+    ("ticket_without_lease", 1, "ms of its gap"),
+    ("redeem_under_the_same_fence", 1, "the fence"),
+    ("redeem_of_a_free_key", 1, "which has no key"),
+    ("dropped_is_kept", 1, "whose work has ended"),
+    ("no_heir_on_retry", 7, "leaves its key to no ticket"),
+    ("no_return_to_ticket", 2, "forgotten"),
 ];
 
 /// Why random simulations do not detect them.
@@ -166,6 +173,8 @@ fn each_patch_of_a_script_changes_it() {
         "yield",
         "release",
         "release_share",
+        "keep",
+        "redeem",
         "renew",
         "force",
         "queue",

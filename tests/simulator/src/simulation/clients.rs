@@ -63,6 +63,13 @@ impl Simulation {
         let duplicate = self.duplicates.as_mut().and_then(Duplicates::next);
         let (keep_for, ending) = duplicate.map_or((None, ending), |(keep_for, ending)| (Some(keep_for), ending));
         let key = self.rng.usize(0..self.keys.len());
+        // A record is that of a section that was alone.
+        let sharing = match &mut self.shares {
+            Some(shares) if keep_for.is_none() => shares.next(),
+            _ => Sharing::Alone,
+        };
+        let has_steps = keep_for.is_none() && sharing == Sharing::Alone;
+        let plan = self.tickets.as_mut().filter(|_| has_steps).and_then(Tickets::next);
         let client = Client {
             key,
             process: 0,
@@ -73,11 +80,7 @@ impl Simulation {
             work,
             ending,
             limits: HoldLimits { lease, max_hold, min_hold, lock_delay },
-            // A record is that of a section that was alone.
-            sharing: match &mut self.shares {
-                Some(shares) if keep_for.is_none() => shares.next(),
-                _ => Sharing::Alone,
-            },
+            sharing,
             ticket: 0,
             since: at,
             state: State::Away,
@@ -87,6 +90,7 @@ impl Simulation {
             keep_for,
             has_result: false,
             caller: None,
+            plan,
         };
         let index = self.clients.len();
         self.clients.push(client);
@@ -105,6 +109,9 @@ impl Simulation {
         (client.process, client.number, client.since) = (process, number, self.now);
         client.state = State::Waits;
         self.deliver_to(process, number, Source::Request(id(index)), move |w| {
+            if w.clients[index].plan.is_some_and(|plan| plan.redeems) {
+                return w.present_ticket(index);
+            }
             let now = w.local(process);
             let client = &w.clients[index];
             let (key, waits, limits, patience, sharing) =
@@ -135,17 +142,22 @@ impl Simulation {
     pub(super) fn cancel_wait(&mut self, index: usize) {
         let client = &self.clients[index];
         let (process, ticket, key) = (client.process, client.ticket, self.keys[client.key].clone());
+        let redeems = client.plan.is_some_and(|plan| plan.redeems);
         let now = self.local(process);
         match client.state.clone() {
             State::Waits => {
                 self.log(|w| format!("{} leaves: {index}", w.processes[process].label));
                 self.clients[index].state = State::Done;
+                if redeems {
+                    return self.processes[process].process.stop_redeeming(now, id(index));
+                }
                 self.processes[process].process.leave(now, &key, id(index), ticket);
             }
             // Granted but already cancelled.
             State::Granted(section) => {
                 self.clients[index].state = State::Done;
-                self.guard_ended(process, &section, GuardEnd::Undelivered);
+                let ending = if redeems { GuardEnd::Dropped } else { GuardEnd::Undelivered };
+                self.guard_ended(process, &section, ending);
             }
             State::Away | State::Holding(_) | State::Done => {}
         }
@@ -206,6 +218,7 @@ impl Simulation {
         }
         self.check_unrecorded(index, &section);
         self.check_local_handoffs(index, &section);
+        self.plan_steps(index);
         let client = &mut self.clients[index];
         client.valid_until = clock.when(now.saturating_add(left));
         client.began = self.now;
@@ -232,7 +245,7 @@ impl Simulation {
             return self.abort_section(index);
         }
         if is_last {
-            let ending = self.ending(index, &section);
+            let ending = self.ending_of_step(index).unwrap_or_else(|| self.ending(index, &section));
             self.end_section(index, ending);
         }
     }
@@ -266,6 +279,7 @@ impl Simulation {
         let (blocked_until, why) = match ending {
             _ if self.settings.bare && ending == GuardEnd::Dropped => (0, ""),
             GuardEnd::Dropped => (ended + nanos(limits.lock_delay), "ended badly"),
+            GuardEnd::Kept(ref heir) => ((now + nanos(heir.lease)).min(valid_until), "leaves it to a ticket"),
             GuardEnd::Released | GuardEnd::Recorded(_) => {
                 let held = now - granted_at;
                 // The local clock may be fast.

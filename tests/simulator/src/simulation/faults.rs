@@ -169,6 +169,7 @@ impl Simulation {
                 let ended = self.now.min(client.valid_until);
                 let delay = if self.settings.bare { 0 } else { nanos(client.limits.lock_delay) };
                 let key = client.key;
+                self.note_end_of_step(process, &section, &GuardEnd::Dropped);
                 self.checker.ends(&section, ended + delay, "has crashed");
                 if !self.checker.is_held(&self.keys[key], self.now) {
                     self.idle_since[key] = Some(self.now);

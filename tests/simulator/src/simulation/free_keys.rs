@@ -39,6 +39,7 @@ impl Simulation {
 
     pub(super) fn guard_ended(&mut self, process: usize, section: &Arc<Section>, ending: GuardEnd) {
         let now = self.local(process);
+        self.note_end_of_step(process, section, &ending);
         self.event(process, |process, free_keys| process.guard_ended(now, section, ending, free_keys));
     }
 

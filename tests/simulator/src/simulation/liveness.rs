@@ -42,7 +42,7 @@ impl Simulation {
         for key in 0..self.keys.len() {
             // A section is open. A frozen caller may still believe that it holds this key.
             let Some(idle) = self.idle_since[key] else { continue };
-            if self.is_kept(key) {
+            if self.is_kept(key) || self.is_left_to_a_ticket(key) {
                 self.idle_since[key] = Some(self.now);
                 continue;
             }

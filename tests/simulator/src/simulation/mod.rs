@@ -26,6 +26,7 @@ use self::{
     records::Duplicates,
     several::Callers,
     shares::{Shares, is_block},
+    tickets::{Plan, Tickets, is_ticket},
 };
 use crate::{
     checker::{Checker, LocalClock},
@@ -68,6 +69,8 @@ pub struct Options {
     pub several: bool,
     /// Some clients hold their key with others.
     pub shares: bool,
+    /// Some clients do the steps of longer work, whose key is left to a ticket in between.
+    pub tickets: bool,
 }
 
 impl Options {
@@ -87,6 +90,7 @@ impl Options {
             "free" => &mut self.free,
             "several" => &mut self.several,
             "shares" => &mut self.shares,
+            "tickets" => &mut self.tickets,
             _ => return None,
         };
         *option = true;
@@ -105,6 +109,8 @@ pub struct Report {
     pub scripts: u64,
     /// The number of acquires and releases that ran in a script with others.
     pub shared: u64,
+    /// The number of acquisitions that took the place of a ticket.
+    pub redeemed: u64,
     /// The longest idle time of a key with waiters, as a part of the guaranteed maximum.
     pub idle: f64,
     /// All events, if requested.
@@ -129,6 +135,7 @@ pub fn run(seed: u64, mutant: Option<&Mutant>, options: Options, trace: bool) ->
         sections: simulation.checker.sections,
         scripts: simulation.scripts,
         shared: simulation.shared,
+        redeemed: simulation.tickets.map_or(0, |tickets| tickets.redeemed),
         idle: simulation.idle,
         trace: simulation.trace.unwrap_or_default(),
     }
@@ -141,6 +148,7 @@ mod network;
 mod batches;
 mod free_keys;
 mod shares;
+mod tickets;
 pub(crate) mod records;
 mod server;
 mod faults;
@@ -203,6 +211,7 @@ struct Connection {
     in_flight: BTreeMap<u64, Option<ScriptCall>>,
 }
 
+#[derive(Clone)]
 struct Client {
     key: usize,
     process: usize,
@@ -228,6 +237,8 @@ struct Client {
     has_result: bool,
     /// The caller that needs this key and others.
     caller: Option<usize>,
+    /// The step of longer work.
+    plan: Option<Plan>,
 }
 
 #[derive(Clone)]
@@ -268,6 +279,7 @@ struct Simulation {
     batches: Option<Batches>,
     callers: Option<Callers>,
     shares: Option<Shares>,
+    tickets: Option<Tickets>,
     /// Decides which events find the server in their process. Random numbers of its own.
     free_keys: Option<fastrand::Rng>,
     /// The record that stood when the store sent the reply that is handled now.
@@ -382,6 +394,7 @@ impl Simulation {
             batches,
             callers,
             shares: options.shares.then(|| Shares::new(seed)),
+            tickets: options.tickets.then(|| Tickets::new(seed)),
             free_keys: options.free.then(|| fastrand::Rng::with_seed(seed ^ 0x6672_6565)),
             replied_record: None,
             keys,
@@ -472,6 +485,7 @@ impl Simulation {
         let end = self.now.max(self.paused_until).max(cut_off)
             + 8 * SECOND
             + self.conditions.late
+            + self.tickets.as_ref().map_or(0, |_| Tickets::LONGEST_GAP)
             + 20 * self.conditions.delay;
         while self.violation.is_none() && self.due.peek().is_some_and(|due| due.at < end) {
             self.step();
@@ -584,6 +598,7 @@ impl Simulation {
                 Effect::Granted(index, section) => self.on_granted(index, section),
                 Effect::Rejected(index, error) => self.on_rejected(index, &error),
                 Effect::Recorded(index, record) => self.on_recorded(index, &record),
+                Effect::TicketRefused(index) => self.on_ticket_refused(index),
                 Effect::Forgotten(key, id) => self.check_forgotten(process, &key, &id),
                 Effect::BusyLoop => {
                     let label = &self.processes[process].label;

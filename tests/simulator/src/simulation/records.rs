@@ -44,19 +44,23 @@ impl Duplicates {
 }
 
 impl Simulation {
-    fn server_ms(&self) -> i64 {
+    pub(super) fn server_ms(&self) -> i64 {
         self.server_us() / 1_000
     }
 
-    /// Removes the expired records, before the clock is set: they do not stand again.
+    /// Removes what has expired, before the clock is set: no record stands again, and no ticket.
     pub(super) fn expire_records(&mut self) {
-        if self.options.records {
+        if self.options.records || self.options.tickets {
             let us = self.server_us();
             let mut data = self.fake.data();
             data.now_us = us;
             data.dump();
             drop(data);
-            self.records.expire(self.server_ms());
+            let now = self.server_ms();
+            self.records.expire(now);
+            if let Some(tickets) = &mut self.tickets {
+                tickets.expire(now);
+            }
         }
     }
 

@@ -40,7 +40,7 @@ impl Simulation {
         }
         for (key, before) in before.iter().enumerate() {
             let caller = match script.name() {
-                "yield" => super::args(script).into_iter().nth(5),
+                "yield" | "redeem" => super::args(script).into_iter().nth(5),
                 _ => requests.iter().find(|request| request.key == key).map(|request| request.id.clone()),
             };
             self.check_key_data(key, before, script.name(), caller.as_ref());
@@ -48,6 +48,7 @@ impl Simulation {
         if self.options.records {
             self.check_records(script, &before);
         }
+        self.check_tickets(script, &before, &reply);
         self.check_reply(script, &reply, &before);
         self.check_replies(script.name(), &requests, &reply);
         self.deliver();
@@ -156,7 +157,7 @@ impl Simulation {
         let mut new: Vec<_> = after.holders.iter().filter(|holder| !before.holders.contains(holder)).collect();
         new.sort_by_key(|(id, _)| self.enqueued.get(id).map_or(self.now, |(since, _)| *since));
         for (id, fence) in new {
-            if !is_block(id) && !self.foreign.contains(id) {
+            if !is_block(id) && !is_ticket(id) && !self.foreign.contains(id) {
                 self.check_new_holder(key, (id, fence), (before, &after), (script, caller));
             }
         }
@@ -183,11 +184,14 @@ impl Simulation {
             if caller != Some(id) && !self.is_subscribed(id) {
                 return self.report_violation(format!("{script} offers the key to {id}, which does not listen"));
             }
-            if let Some(passed) = passed {
+            // A ticket holds the key, and its waiters wait.
+            if let Some(passed) = passed.filter(|_| script != "redeem") {
                 return self.report_violation(format!("{script} lets {id} past {passed}: {before:?}"));
             }
             self.check_new_fields(id, script);
-            self.check_overtaking(key, id);
+            if script != "redeem" {
+                self.check_overtaking(key, id);
+            }
             self.enqueued.remove(id);
         }
         if limit_of(id) > 1 {

@@ -151,6 +151,7 @@ impl Simulation {
                 valid_until: 0,
                 keep_for: None,
                 has_result: false,
+                plan: None,
                 caller: Some(caller),
             });
             self.caller(caller).clients.insert(at, index);
