@@ -15,7 +15,7 @@
 //!
 //! [`ReplayStorm`] has other services and a check of its own: duplicates of requests with an
 //! idempotency key, and processes that kill themselves. So have [`Bank`], for transfers under
-//! several locks, and [`Visits`], for permits, readers and writers.
+//! several locks, [`Visits`], for permits, readers and writers, and [`Seats`], for tickets.
 
 mod report;
 mod checker;
@@ -30,6 +30,7 @@ mod kills;
 mod permits;
 mod replay;
 mod storm;
+mod tickets;
 mod transfers;
 
 pub use self::{
@@ -44,6 +45,7 @@ pub use self::{
     report::{InvalidReport, Reply, Report},
     reporter::Reporter,
     storm::{Environment, Outcome, Storm, is, scale, seed, turn},
+    tickets::{Seats, travel},
     transfers::{Bank, Keys, transfer},
     workload::{Disconnect, DisconnectKind, DisconnectPoint, LockPath, Panics, Patience, Protocol, Work, Workload},
 };

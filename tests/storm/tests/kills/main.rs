@@ -2,4 +2,5 @@
 #![allow(clippy::disallowed_methods, reason = "tests run within a runtime and wait in real time")]
 
 mod permits;
+mod tickets;
 mod transfers;
