@@ -174,7 +174,7 @@ impl Frame {
             let instance = Text(held_by(holder)).to_string();
             [instance, Text(&id).to_string(), shown_age(holder), since, connected.to_owned(), fence, revoke]
         });
-        let heads = ["Instance", "Acquisition", "Held for", "Since", "Process", "First fencing token", "Revoke"];
+        let heads = ["Instance", "Acquisition", "Held for", "Since", "Process", "Fencing token", "Revoke"];
         let holders = table("holders", "Holders", heads, &holders.collect::<Vec<_>>());
         let all = if view.may_revoke && view.can_revoke() {
             let text = if status.holders.is_empty() { "End the block" } else { "Revoke all holders" };
