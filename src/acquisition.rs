@@ -28,7 +28,7 @@ pub struct AcquisitionId {
 
 /// The bits of the sequence in a number.
 const SEQUENCE_BITS: u32 = 48;
-const MAX_SEQUENCE: u64 = (1 << SEQUENCE_BITS) - 1;
+pub(crate) const MAX_SEQUENCE: u64 = (1 << SEQUENCE_BITS) - 1;
 
 /// Generator of the acquisition ids of one [`LockManager`](crate::LockManager).
 ///

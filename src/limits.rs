@@ -126,7 +126,6 @@ pub(crate) const TICKET_GAP_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// The text of a ticket: a key in percent-encoding, a name, and some numbers.
 pub(crate) const MAX_TICKET_BYTES: usize = 2048;
 /// The name in a ticket: in percent-encoding it fits into an id of 255 bytes.
-#[cfg(feature = "axum")]
 pub(crate) const MAX_TICKET_LABEL_BYTES: usize = 64;
 
 /// The most holders of a key that its status lists.

@@ -7,7 +7,7 @@ use super::{
     acquire::LockParams,
     driver::Driver,
     driver_data::Section,
-    ticket::{Keeping, Ticket, TicketError, TicketTerms, check_gap},
+    ticket::{Keeping, Ticket, TicketError, TicketTerms, UNNAMED, check_gap},
 };
 use crate::{
     acquisition::AcquisitionId,
@@ -52,7 +52,7 @@ impl HeldLock {
     /// Panics if `gap` is out of bounds.
     #[track_caller]
     pub fn keep(&self, gap: Duration) -> Result<Ticket, StoreError> {
-        self.keep_as("ticket", gap)
+        self.keep_as(UNNAMED, gap)
     }
 
     /// The same, with a name for listings.
@@ -118,7 +118,7 @@ impl LockGuard {
     /// necessary.
     #[track_caller]
     pub fn into_ticket(self, gap: Duration) -> impl Future<Output = Result<Ticket, TicketError>> + Send {
-        self.into_ticket_as("ticket", gap)
+        self.into_ticket_as(UNNAMED, gap)
     }
 
     #[track_caller]

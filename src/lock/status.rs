@@ -145,7 +145,7 @@ impl Serialize for HolderJson<'_> {
     }
 }
 
-pub(super) fn whole_ms(duration: Duration) -> u64 {
+pub(crate) fn whole_ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 

@@ -19,10 +19,11 @@ use std::{
 use serde::{Serialize, Serializer};
 use sha2::{Digest, Sha256};
 
+use super::status::whole_ms;
 use crate::{
-    acquisition::AcquisitionId,
+    acquisition::{AcquisitionId, MAX_SEQUENCE},
     error::LockError,
-    limits::{MAX_TICKET_BYTES, TICKET_GAP_MAX, TICKET_GAP_MIN},
+    limits::{MAX_TICKET_BYTES, MAX_TICKET_LABEL_BYTES, TICKET_GAP_MAX, TICKET_GAP_MIN},
     lock_key::{LockKey, hex},
     proto::GuardEnd,
     store::Heir,
@@ -46,10 +47,14 @@ pub struct Ticket {
     start_ms: u64,
     /// For how long the key is kept after a step that failed.
     gap: Duration,
-    secret: [u8; 16],
+    /// 128 bits, in hexadecimal digits.
+    secret: String,
     /// The name that a listing shows in place of that of an instance.
     label: String,
 }
+
+/// The name of a ticket that got none.
+pub(crate) const UNNAMED: &str = "ticket";
 
 /// Error of [`LockManager::redeem`](crate::LockManager::redeem) and
 /// [`LockGuard::into_ticket`](crate::LockGuard::into_ticket).
@@ -101,10 +106,8 @@ impl Keeping {
             GuardEnd::ReleasedAfterFailure if self.is_redeemed => self.terms.map_or(ticket.gap, |terms| terms.gap),
             _ => return None,
         };
-        let lease = match self.terms {
-            None => gap,
-            Some(TicketTerms { gap: max, total }) => gap.min(max).min(total.saturating_sub(ticket.age())),
-        };
+        let left = |terms: TicketTerms| terms.gap.min(terms.total.saturating_sub(ticket.age()));
+        let lease = self.terms.map_or(gap, |terms| gap.min(left(terms)));
         (!lease.is_zero()).then(|| Heir::new(ticket.id(), lease))
     }
 
@@ -116,7 +119,8 @@ impl Keeping {
 
 impl Ticket {
     pub(super) fn new(key: LockKey, gap: Duration, label: &str) -> Self {
-        Self { key, start_ms: now_ms(), gap: whole_ms(gap), secret: random(), label: label.to_owned() }
+        let gap = Duration::from_millis(whole_ms(gap));
+        Self { key, start_ms: now_ms(), gap, secret: random(), label: label.to_owned() }
     }
 
     /// Returns the key that the ticket is for.
@@ -130,15 +134,26 @@ impl Ticket {
         Duration::from_millis(now_ms().saturating_sub(self.start_ms))
     }
 
-    /// The acquisition that holds the key for this ticket. The hash covers what a client must not
-    /// change.
-    pub(super) fn id(&self) -> AcquisitionId {
-        let hash = Sha256::new_with_prefix(self.secret)
-            .chain_update(self.gap.as_millis().to_be_bytes())
-            .chain_update(self.key.as_str());
+    /// The acquisition that holds the key for this ticket. The hash covers the whole text, in which
+    /// each part has its name and an end: a client can neither change a part nor move its bounds.
+    pub(crate) fn id(&self) -> AcquisitionId {
+        let hash = Sha256::new_with_prefix(self.to_string());
         // Without a colon, which separates the parts of an id.
         let label: String = form_urlencoded::byte_serialize(self.label.as_bytes()).collect();
         AcquisitionId::of_ticket(&label, &hex(hash), self.start_ms)
+    }
+
+    /// Reads a text, which may have more in it than the ticket.
+    fn read(text: &str) -> Option<Self> {
+        let mut pairs = form_urlencoded::parse(text.as_bytes());
+        let mut next = |name: &str| pairs.next().filter(|(found, _)| found == name).map(|(_, value)| value);
+        Some(Self {
+            key: LockKey::parse(&next("key")?)?,
+            start_ms: next("start")?.parse().ok().filter(|start| *start <= MAX_SEQUENCE)?,
+            gap: next("gap")?.parse().ok().map(Duration::from_millis).filter(is_gap)?,
+            label: next("by").filter(|label| label.len() <= MAX_TICKET_LABEL_BYTES)?.into_owned(),
+            secret: next("secret")?.into_owned(),
+        })
     }
 }
 
@@ -146,8 +161,7 @@ impl fmt::Display for Ticket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { key, start_ms, gap, secret, label } = self;
         let (start, gap) = (start_ms.to_string(), gap.as_millis().to_string());
-        let secret = format!("{:032x}", u128::from_be_bytes(*secret));
-        let pairs = [("key", key.as_str()), ("start", &start), ("gap", &gap), ("by", label), ("secret", &secret)];
+        let pairs = [("key", key.as_str()), ("start", &start), ("gap", &gap), ("by", label), ("secret", secret)];
         f.write_str(&form_urlencoded::Serializer::new(String::new()).extend_pairs(pairs).finish())
     }
 }
@@ -156,23 +170,9 @@ impl FromStr for Ticket {
     type Err = InvalidTicket;
 
     fn from_str(text: &str) -> Result<Self, InvalidTicket> {
-        if text.len() > MAX_TICKET_BYTES {
-            return Err(InvalidTicket);
-        }
-        let mut pairs = form_urlencoded::parse(text.as_bytes());
-        let mut next = |name: &str| match pairs.next() {
-            Some((found, value)) if found == name => Ok(value),
-            _ => Err(InvalidTicket),
-        };
-        let key = LockKey::parse(&next("key")?).ok_or(InvalidTicket)?;
-        let start_ms = next("start")?.parse().map_err(|_| InvalidTicket)?;
-        let gap = next("gap")?.parse().map(Duration::from_millis).map_err(|_| InvalidTicket)?;
-        let label = next("by")?.into_owned();
-        let secret = next("secret")?;
-        let secret = u128::from_str_radix(&secret, 16).map_err(|_| InvalidTicket)?.to_be_bytes();
-        let ticket = Self { key, start_ms, gap, secret, label };
+        let read = Some(text).filter(|text| text.len() <= MAX_TICKET_BYTES).and_then(Self::read);
         // One text for each ticket.
-        if ticket.to_string() == text { Ok(ticket) } else { Err(InvalidTicket) }
+        read.filter(|ticket| ticket.to_string() == text).ok_or(InvalidTicket)
     }
 }
 
@@ -193,35 +193,54 @@ impl fmt::Debug for Ticket {
 #[track_caller]
 pub(crate) fn check_gap(gap: Duration) {
     assert!(
-        (TICKET_GAP_MIN..=TICKET_GAP_MAX).contains(&gap),
+        is_gap(&gap),
         "a ticket cannot hold its key for {gap:?}: {TICKET_GAP_MIN:?} to {TICKET_GAP_MAX:?} are possible"
     );
 }
 
+fn is_gap(gap: &Duration) -> bool {
+    (TICKET_GAP_MIN..=TICKET_GAP_MAX).contains(gap)
+}
+
 /// 128 bits that cannot be guessed: a hash of a counter under a key of this process. The keys of
 /// the maps of the standard library are the random bits of the system that it gives out.
-fn random() -> [u8; 16] {
-    static KEY: LazyLock<[[u8; 8]; 4]> = LazyLock::new(|| {
+fn random() -> String {
+    static KEY: LazyLock<[u64; 4]> = LazyLock::new(|| {
         let random = RandomState::new();
-        [0, 1, 2, 3].map(|part| random.hash_one(part).to_le_bytes())
+        [0, 1, 2, 3].map(|part| random.hash_one(part))
     });
     static NEXT: AtomicU64 = AtomicU64::new(0);
     // A child of `fork()` has the same key and counter.
-    let process = std::process::id().to_le_bytes();
-    let number = NEXT.fetch_add(1, Relaxed).to_le_bytes();
-    let hash = Sha256::new_with_prefix(KEY.as_flattened()).chain_update(process).chain_update(number);
-    let mut bits = [0; 16];
-    bits.copy_from_slice(&hash.finalize()[..16]);
-    bits
-}
-
-fn whole_ms(duration: Duration) -> Duration {
-    Duration::from_millis(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
+    let (process, number) = (std::process::id(), NEXT.fetch_add(1, Relaxed));
+    hex(Sha256::new_with_prefix(format!("{:?} {process} {number}", *KEY)))
 }
 
 /// The start of a ticket is compared by other processes.
 #[expect(clippy::disallowed_methods, reason = "the age of work over several processes needs the wall clock")]
 fn now_ms() -> u64 {
-    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX)
+    whole_ms(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Also if the rest of the id is the same, as for a start that does not fit into a sequence.
+    /// Guarantee: G24.
+    #[test]
+    fn hash_of_a_ticket_covers_each_part() {
+        let ticket = Ticket::new(("k",).into(), Duration::from_secs(60), UNNAMED);
+        let hash = |ticket: &Ticket| ticket.id().manager().rsplit_once('~').map(|(_, hash)| hash.to_owned());
+        let changed = [
+            Ticket { key: ("l",).into(), ..ticket.clone() },
+            Ticket { start_ms: ticket.start_ms + MAX_SEQUENCE + 1, ..ticket.clone() },
+            Ticket { gap: Duration::from_secs(61), ..ticket.clone() },
+            Ticket { label: "Ann".to_owned(), ..ticket.clone() },
+            Ticket { secret: random(), ..ticket.clone() },
+        ];
+        assert_eq!(hash(&ticket).map(|hash| hash.len()), Some(32));
+        for other in changed {
+            assert_ne!(hash(&other), hash(&ticket), "{other}");
+        }
+    }
 }

@@ -97,8 +97,23 @@ async fn changed_ticket_holds_nothing() {
         assert_ne!(text, ticket);
         assert_not_held(locks.redeem(&text.parse().expect("a ticket")).await);
     }
-    let unreadable = ["", "key=k", &ticket.replace("key=k", "key=k%7D"), &format!("{ticket}&x=1"), &"a".repeat(5_000)];
+    let (_, start) = ticket.split_once("start=").expect("it has one");
+    let (start, _) = start.split_once('&').expect("not the last part");
+    let later = start.parse::<u64>().expect("a number") + (1 << 48);
+    let unreadable = [
+        "",
+        "key=k",
+        &ticket.replace("key=k", "key=k%7D"),
+        &format!("{ticket}&x=1"),
+        &"a".repeat(5_000),
+        &ticket.replace("by=ticket", &format!("by={}", "a".repeat(65))),
+        &ticket.replace("gap=60000", "gap=999"),
+        &ticket.replace("gap=60000", "gap=86400001"),
+        // The sequence of an id has 48 bits: with the rest alone, `total` would never be over.
+        &ticket.replace(start, &later.to_string()),
+    ];
     for text in unreadable {
+        assert_ne!(text, ticket);
         assert!(text.parse::<Ticket>().is_err(), "{text}");
     }
     assert!(locks.redeem(&ticket.parse().expect("a ticket")).await.is_ok());
