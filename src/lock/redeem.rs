@@ -13,8 +13,7 @@ use crate::{
     acquisition::AcquisitionId,
     error::LockError,
     lock_key::LockKey,
-    owner::Owner,
-    proto::{GuardEnd, QUEUE, Redeemed, hold_limits::HoldLimits, section::ReleaseOutcome},
+    proto::{GuardEnd, LockRequest, QUEUE, Redeemed, section::ReleaseOutcome},
     store::{AcquireReply, AcquireRequest, Demand, Heir, IfBusy, StoreError, StoreErrorKind},
 };
 
@@ -45,7 +44,9 @@ impl HeldLock {
     /// # Errors
     ///
     /// Fails with [`StoreErrorKind::Unsupported`] if the store has no tickets (Redlock, ZooKeeper),
-    /// or if the key is [raw](LockKey::raw).
+    /// if the key is [raw](LockKey::raw), or in a handler under a layer without
+    /// [`tickets`](crate::LockLayer::tickets), or of a [`Locked`](crate::Locked): its response
+    /// would not have the ticket, and the key would stay locked for nobody.
     ///
     /// # Panics
     ///
@@ -55,12 +56,38 @@ impl HeldLock {
         self.keep_as(UNNAMED, gap)
     }
 
+    /// Returns whether this section has taken the place of a ticket: its work goes on.
+    ///
+    /// A request that sends no ticket takes a free key, as a first one does. So a later step
+    /// refuses a section that is not redeemed: after the ticket expired, another client may have
+    /// had the key.
+    ///
+    /// ```
+    /// # use axum::http::StatusCode;
+    /// # use tower_lock::HeldLock;
+    /// async fn confirm(seat: HeldLock) -> StatusCode {
+    ///     if !seat.is_redeemed() {
+    ///         return StatusCode::CONFLICT;
+    ///     }
+    ///     // .. write, under seat.fencing_token()
+    ///     StatusCode::OK
+    /// }
+    /// ```
+    #[must_use]
+    pub fn is_redeemed(&self) -> bool {
+        self.section().data.keeping.lock().as_ref().is_some_and(|keeping| keeping.is_redeemed)
+    }
+
     /// The same, with a name for listings.
     #[track_caller]
     pub(crate) fn keep_as(&self, label: &str, gap: Duration) -> Result<Ticket, StoreError> {
         check_gap(gap);
         self.driver().check_tickets("keep", self.key())?;
         let mut keeping = self.section().data.keeping.lock();
+        // Of a request, whose response would lose the ticket.
+        if self.request().is_some() && keeping.as_ref().is_none_or(|keeping| keeping.terms.is_none()) {
+            return Err(unsupported("keep", "the layer has no tickets: `LockLayer::tickets` sends the header"));
+        }
         let keeping = keeping.get_or_insert_default();
         keeping.keep_for = Some(gap);
         Ok(keeping.ticket.get_or_insert_with(|| Ticket::new(self.key().clone(), gap, label)).clone())
@@ -77,7 +104,8 @@ impl LockGuard {
     pub(crate) fn ticket_after(&self, end: &GuardEnd) -> Option<Ticket> {
         let keeping = self.section().data.keeping.lock();
         let keeping = keeping.as_ref().filter(|keeping| keeping.terms.is_some())?;
-        keeping.heir(end)?;
+        // A lock that was lost leaves its key to nobody.
+        keeping.heir(end).filter(|_| self.loss().is_none())?;
         keeping.ticket.clone()
     }
 
@@ -160,8 +188,17 @@ impl LockManager {
     ///
     /// If the future is dropped, the key stays with the ticket, or goes back to it.
     pub async fn redeem(&self, ticket: &Ticket) -> Result<LockGuard, TicketError> {
+        self.redeem_on(None, ticket).await
+    }
+
+    /// The same, on these terms.
+    pub(crate) async fn redeem_on(
+        &self,
+        terms: Option<TicketTerms>,
+        ticket: &Ticket,
+    ) -> Result<LockGuard, TicketError> {
         let (driver, params) = self.call().into_params(Demand::new());
-        redeem(&driver, ticket, params, None).await
+        redeem(&driver, ticket, params, terms).await
     }
 }
 
@@ -172,28 +209,10 @@ pub(crate) async fn redeem(
     params: LockParams,
     terms: Option<TicketTerms>,
 ) -> Result<LockGuard, TicketError> {
-    let LockParams { request, metrics, .. } = params;
     let keeping = Keeping { terms, ticket: Some(ticket.clone()), keep_for: None, is_redeemed: true };
-    let done = match keeping.heir(&GuardEnd::ReleasedAfterFailure) {
-        Some(heir) => driver.redeem(ticket.key(), Arc::new(heir), request.owner.clone(), request.limits).await,
-        // The time of all its steps is over.
-        None => Err(TicketError::NotHeld),
-    };
-    match done {
-        Ok(section) => {
-            *section.data.keeping.lock() = Some(Box::new(keeping));
-            Ok(LockGuard::of_call(Arc::clone(driver), section, request.owner, metrics))
-        }
-        Err(error) => {
-            if let Some(metrics) = metrics {
-                match &error {
-                    TicketError::NotHeld => metrics.rejected(&LockError::busy(Duration::ZERO, 1)),
-                    TicketError::Lock(error) => metrics.rejected(error),
-                }
-            }
-            Err(error)
-        }
-    }
+    let guard = driver.redeem(ticket.key(), keeping.heir(&GuardEnd::ReleasedAfterFailure), params).await?;
+    *guard.section().data.keeping.lock() = Some(Box::new(keeping));
+    Ok(guard)
 }
 
 /// Takes the key of a ticket of which only the id is known, as of one that an operator sees. `gap`
@@ -205,17 +224,14 @@ pub(crate) async fn take_over(
     ticket: &AcquisitionId,
     gap: Duration,
 ) -> Result<LockGuard, TicketError> {
-    let (driver, LockParams { request, metrics, .. }) = locks.call().into_params(Demand::new());
-    let heir = Arc::new(Heir::new(ticket.clone(), gap));
-    let section = driver.redeem(key, heir, request.owner.clone(), request.limits).await?;
-    Ok(LockGuard::of_call(driver, section, request.owner, metrics))
+    let (driver, params) = locks.call().into_params(Demand::new());
+    driver.redeem(key, Some(Heir::new(ticket.clone(), gap)), params).await
 }
 
 impl Driver {
     /// Fails if the store cannot keep this key for a ticket.
     pub(crate) fn check_tickets(&self, operation: &'static str, key: &LockKey) -> Result<(), StoreError> {
-        self.tickets_refused(key.is_raw())
-            .map_or(Ok(()), |why| Err(StoreError::new("lock", operation, StoreErrorKind::Unsupported).with_source(why)))
+        self.tickets_refused(key.is_raw()).map_or(Ok(()), |why| Err(unsupported(operation, why)))
     }
 
     /// Why the store has no tickets. `None`: it has.
@@ -226,35 +242,60 @@ impl Driver {
         is_raw.then_some("a raw key has no tickets, which other programs do not know")
     }
 
+    /// Takes a key in the place of its ticket. `None`: the time of all its steps is over.
     async fn redeem(
         self: &Arc<Self>,
         key: &LockKey,
-        heir: Arc<Heir>,
-        owner: Option<Owner>,
-        limits: HoldLimits,
+        ticket: Option<Heir>,
+        params: LockParams,
+    ) -> Result<LockGuard, TicketError> {
+        let LockParams { request, metrics, .. } = params;
+        let done = match ticket {
+            Some(ticket) => self.redeem_section(key, Arc::new(ticket), &request).await,
+            None => Err(TicketError::NotHeld),
+        };
+        let error = match done {
+            Ok(section) => return Ok(LockGuard::of_call(Arc::clone(self), section, request.owner, metrics)),
+            Err(error) => error,
+        };
+        match (metrics, &error) {
+            (Some(metrics), TicketError::NotHeld) => metrics.rejected(&LockError::busy(Duration::ZERO, 1)),
+            (Some(metrics), TicketError::Lock(error)) => metrics.rejected(error),
+            (None, _) => {}
+        }
+        Err(error)
+    }
+
+    async fn redeem_section(
+        self: &Arc<Self>,
+        key: &LockKey,
+        ticket: Arc<Heir>,
+        request: &LockRequest<()>,
     ) -> Result<Arc<Section>, TicketError> {
         self.check_tickets("redeem", key).map_err(LockError::Store)?;
         if self.rejects_all() {
             return Err(LockError::ShuttingDown.into());
         }
         let (id, sent_at, timeout) = (self.ids_of(key).next(), self.now(), self.lease.call_timeout);
+        let (owner, limits) = (request.owner.clone(), request.limits);
         let (lease, lock_delay) = limits.lease_and_lock_delay(self.lease);
         let lease = lease.saturating_add(lock_delay);
         let request = AcquireRequest::new(key.clone(), id.clone(), lease, IfBusy::Fail, QUEUE, timeout)
-            .in_place_of(Some(heir.id.clone()));
-        let mut call = RedeemCall { driver: self, key, id, ticket: heir, is_known: false };
+            .in_place_of(Some(ticket.id.clone()));
+        let mut call = RedeemCall { driver: self, key, id, ticket, is_known: false };
         let reply = self.acquire_at_once(request).await;
         call.is_known = reply.as_ref().err().is_none_or(StoreError::is_unsent);
-        match reply {
-            Ok(AcquireReply::Granted { fence }) => {
-                let redeemed = Redeemed { id: call.id.clone(), fence, sent_at, owner, limits };
-                let section = self.hold_redeemed(key, redeemed, &call.ticket);
-                section.ok_or_else(|| LockError::Store(StoreError::no_reply("redeem")).into())
-            }
-            Ok(_) => Err(TicketError::NotHeld),
-            Err(error) => Err(LockError::Store(error).into()),
-        }
+        let AcquireReply::Granted { fence } = reply.map_err(LockError::Store)? else {
+            return Err(TicketError::NotHeld);
+        };
+        let redeemed = Redeemed { id: call.id.clone(), fence, sent_at, owner, limits };
+        let section = self.hold_redeemed(key, redeemed, &call.ticket);
+        section.ok_or_else(|| LockError::Store(StoreError::no_reply("redeem")).into())
     }
+}
+
+fn unsupported(operation: &'static str, why: &'static str) -> StoreError {
+    StoreError::new("lock", operation, StoreErrorKind::Unsupported).with_source(why)
 }
 
 impl Drop for RedeemCall<'_> {

@@ -311,12 +311,15 @@ impl<K: KeySource> LockLayer<K> {
     /// an error), the key stays with the ticket, and the response has the header again: a declined
     /// payment does not lose the seat.
     ///
-    /// `gap` is the longest time between two requests, and `total` that of all of them, both from 1
-    /// second to 24 hours. The age of the work is measured by the clocks of the instances.
+    /// `gap` is how long the key waits for the next request at most, and `total` how long the whole
+    /// work takes at most, from its first request on: both from 1 second to 24 hours. The age of
+    /// the work is measured by the clocks of the instances.
     ///
     /// A value that is no ticket of the key of the request is rejected with 400, and a ticket that
     /// does not hold the key (any more) with 409 `ticket-not-held`. Of two requests with one ticket
-    /// one runs. The other one is rejected at once: it does not wait.
+    /// one runs. The other one is rejected at once: it does not wait. A request without the header
+    /// takes a free key as a first one does, so that a later step checks
+    /// [`HeldLock::is_redeemed`](crate::HeldLock::is_redeemed).
     ///
     /// A ticket is for one key, which its holder has alone: a request with several keys or a raw
     /// key is rejected with 500, and the log says why.
@@ -332,8 +335,12 @@ impl<K: KeySource> LockLayer<K> {
     ///     Ok(())
     /// }
     ///
-    /// async fn confirm(seat: HeldLock) {
+    /// async fn confirm(seat: HeldLock) -> StatusCode {
+    ///     if !seat.is_redeemed() {
+    ///         return StatusCode::CONFLICT;
+    ///     }
     ///     // .. write, under seat.fencing_token()
+    ///     StatusCode::OK
     /// }
     ///
     /// # fn app(locks: &LockManager) -> Router {

@@ -49,6 +49,7 @@ async fn ticket_keeps_its_key_between_two_processes() {
     let [a, b] = processes();
     let first = a.lock(key()).await.expect("free");
     let before = first.fencing_token();
+    assert!(!first.held_lock().is_redeemed(), "the key was free");
     let ticket = first.into_ticket(GAP).await.expect("held");
     assert_eq!((a.held_count(), ticket.key()), (0, &key()));
     assert!(is_locked(&a).await && is_locked(&b).await);
@@ -56,7 +57,7 @@ async fn ticket_keeps_its_key_between_two_processes() {
     settle().await;
     let second = b.redeem(&ticket).await.expect("it holds the key");
     assert!(second.fencing_token() > before, "a later write of the first section is stale");
-    assert_eq!(second.hold_count(), 1);
+    assert!(second.hold_count() == 1 && second.held_lock().is_redeemed());
     assert_not_held(b.redeem(&ticket).await);
     assert_eq!(second.release().await.expect("held"), ReleaseOutcome::HandedOff);
     let third = waiter.await.expect("no panic").expect("the key is free");

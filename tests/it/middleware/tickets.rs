@@ -10,7 +10,7 @@ use axum::{
     routing::post,
 };
 use tokio::{sync::Notify, time::sleep};
-use tower_lock::{HeldLock, LockLayer, LockManager, MemoryStore, Rejection, key};
+use tower_lock::{HeldLock, LockLayer, LockManager, MemoryStore, OnLost, Rejection, key, store::StoreErrorKind};
 use tower_lock_testkit::{
     app::{problem_type, send, text},
     locks::one_key,
@@ -103,9 +103,11 @@ async fn ticket_that_does_not_hold_its_key_is_a_409() {
 async fn wrong_ticket_is_a_400() {
     let app = app(&LockManager::in_memory(), GAP, Arc::default());
     let kept = ticket(&call(&app, "/12F/reserve", None).await).expect("it is kept");
-    for (path, value) in [("/12G/pay", kept.clone()), ("/12F/pay", HeaderValue::from_static("a ticket"))] {
-        let wrong = call(&app, path, Some(&value)).await;
-        assert_eq!(wrong.status(), StatusCode::BAD_REQUEST, "{path}");
+    let text_of_it = kept.to_str().expect("text");
+    let long = text_of_it.replace("by=ticket", &format!("by={}", "a".repeat(400)));
+    for (path, value) in [("/12G/pay", text_of_it), ("/12F/pay", "a ticket"), ("/12F/pay", &*long)] {
+        let wrong = call(&app, path, Some(&value.parse().expect("a value"))).await;
+        assert_eq!(wrong.status(), StatusCode::BAD_REQUEST, "{path} {value}");
         let problem = text(wrong).await;
         assert!(problem.contains("header `lock-ticket` is not a ticket for this resource"), "{problem}");
     }
@@ -148,6 +150,47 @@ async fn streamed_response_keeps_its_key_at_its_end() {
     assert_eq!(locks.held_count(), 0);
     let ticket = kept.to_str().expect("text").parse().expect("a ticket");
     assert!(locks.redeem(&ticket).await.is_ok(), "kept at the end of the body");
+}
+
+/// Its client would never get the ticket.
+#[tokio::test]
+async fn layer_without_tickets_keeps_no_key() {
+    let locks = LockManager::in_memory();
+    let handler = {
+        let locks = locks.clone();
+        async move |lock: HeldLock| {
+            let error = lock.keep(GAP).expect_err("refused");
+            let why = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+            assert!(error.kind() == StoreErrorKind::Unsupported && why.contains("`LockLayer::tickets`"), "{why}");
+            // The application has the ticket of its own guard.
+            let guard = locks.lock(("other",)).await.expect("free");
+            guard.into_ticket(GAP).await.expect("held").to_string()
+        }
+    };
+    let app = Router::new().route("/", post(handler).layer(LockLayer::new(&locks, one_key())));
+    let response = call(&app, "/", None).await;
+    assert_eq!((response.status(), ticket(&response)), (StatusCode::OK, None));
+    let of_guard = text(response).await.parse().expect("a ticket");
+    assert!(locks.redeem(&of_guard).await.is_ok());
+    assert!(locks.try_lock(tower_lock_testkit::locks::key()).await.is_ok(), "the key of the request is free");
+}
+
+/// Another client may have the key.
+/// Guarantee: G24.
+#[tokio::test(start_paused = true)]
+async fn lost_lock_that_continues_leaves_no_ticket() {
+    let locks = LockManager::in_memory();
+    let handler = {
+        let locks = locks.clone();
+        async move |lock: HeldLock| {
+            lock.keep(GAP).expect("the store has tickets");
+            locks.force_release(lock.key().clone()).await.expect("it is up");
+            lock.lost().await;
+        }
+    };
+    let layer = LockLayer::new(&locks, one_key()).tickets(GAP, GAP).on_lost(OnLost::Continue);
+    let response = call(&Router::new().route("/", post(handler).layer(layer)), "/", None).await;
+    assert_eq!((response.status(), ticket(&response)), (StatusCode::OK, None));
 }
 
 #[tokio::test]
