@@ -38,7 +38,7 @@ use support::{Failure, Mode, Server};
 use tower::ServiceExt;
 use tower_lock::{
     HeldLock, LockLayer, LockManager, key,
-    tickets::{self, Access, RENEW_WITHIN},
+    tickets::{self, Access, EDIT_WITHIN, RENEW_WITHIN},
 };
 
 /// The texts of the documents. A real service has a database, whose statements check the fencing
@@ -73,7 +73,7 @@ fn access((Path(id), User(user)): (Path<u64>, User)) -> Access {
 
 fn app(locks: &LockManager) -> Router {
     let of_document = key::from_fn(|Path(id): Path<u64>| document(id));
-    let under_ticket = LockLayer::new(locks, of_document).tickets(RENEW_WITHIN, 600 * RENEW_WITHIN);
+    let under_ticket = LockLayer::new(locks, of_document).tickets(RENEW_WITHIN, EDIT_WITHIN);
     let page = async |_: User| Html(include_str!("edit_lock.html"));
     Router::new()
         .route("/documents/{id}", put(save).route_layer(under_ticket).get(page))
@@ -94,13 +94,17 @@ async fn text(State(Documents(texts)): State<Documents>, Path(id): Path<u64>) ->
     texts.lock().unwrap_or_else(PoisonError::into_inner).get(&id).cloned().unwrap_or_default()
 }
 
-/// Runs under the lock of the editor, whose ticket is in the header `Lock-Ticket`, and keeps it.
+/// Runs under the lock of the editor, whose ticket is in the header `Lock-Ticket`, and keeps it. A
+/// request without a ticket finds the key free when nobody edits: others may have saved meanwhile.
 async fn save(
     lock: HeldLock,
     State(Documents(texts)): State<Documents>,
     Path(id): Path<u64>,
     text: String,
 ) -> Result<String, StatusCode> {
+    if !lock.is_redeemed() {
+        return Err(StatusCode::CONFLICT);
+    }
     texts.lock().unwrap_or_else(PoisonError::into_inner).insert(id, text);
     lock.keep(RENEW_WITHIN).map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
     Ok(format!("saved under {}", lock.fencing_token()))
@@ -155,6 +159,8 @@ async fn demo(app: &Router) -> Result<bool, Failure> {
     let ann = of_ann["ticket"].as_str().unwrap_or_default();
     let (status, _) = send(app, Method::DELETE, "/lock", "Ann", ann).await?;
     step("Ann closes the document", status, 204, &Value::Null);
+    let (status, _) = send(app, Method::PUT, "", "Cid", "").await?;
+    step("Cid saves what nobody edits", status, 409, &Value::Null);
     Ok(is_right)
 }
 

@@ -8,7 +8,7 @@
 //! ```
 //! # use axum::{Extension, Router, extract::Path, routing::put};
 //! # use tower_lock::{HeldLock, LockLayer, LockManager, key};
-//! # use tower_lock::tickets::{self, Access, RENEW_WITHIN};
+//! # use tower_lock::tickets::{self, Access, EDIT_WITHIN, RENEW_WITHIN};
 //! # #[derive(Clone)] struct User { name: String, is_editor: bool }
 //! # async fn save(_: HeldLock) {}
 //! fn document(id: u64) -> (&'static str, u64) {
@@ -22,7 +22,7 @@
 //!     false => Access::Denied,
 //! };
 //! let save_under_ticket = LockLayer::new(locks, key::from_fn(|Path(id): Path<u64>| document(id)))
-//!     .tickets(RENEW_WITHIN, 600 * RENEW_WITHIN);
+//!     .tickets(RENEW_WITHIN, EDIT_WITHIN);
 //! Router::new()
 //!     .route("/documents/{id}", put(save).route_layer(save_under_ticket))
 //!     .nest("/documents/{id}/lock", tickets::router(locks, access))
@@ -35,19 +35,23 @@
 //! | `POST` | 201 with `ticket` and `renew_within_ms`; 409 with the holder, if the key is locked |
 //! | `PUT` with `Lock-Ticket` | 200: the ticket holds the key for another [`RENEW_WITHIN`] |
 //! | `DELETE` with `Lock-Ticket` | 204: the key is free |
-//! | `POST /take-over` | 201 as of `POST`: the ticket of the other user has ended |
+//! | `POST /take-over` | 201 with a new ticket, as `POST`: the earlier one has ended |
 //!
-//! A ticket that does not hold the key (any more) gets 409, and one that is none of the key 400.
-//! While a request with the ticket runs, as that which saves the document, the ticket is in use: a
-//! renewal gets 409, and the page tries again. All but `GET` need the header `Sec-Fetch-Site:
-//! same-origin`, which browsers send to their own origin over HTTPS, or `x-tower-lock: 1`: a page
-//! of another site can send neither.
+//! A ticket that does not hold the key (any more) gets 409, and one that is none of the key 400. An
+//! edit ends after [`EDIT_WITHIN`]: its ticket is renewed until then. While a request with the
+//! ticket runs, as that which saves the document, the ticket is in use: a renewal gets 409, and the
+//! page tries again.
+//!
+//! All but `GET` need the header `Sec-Fetch-Site: same-origin`, which browsers send to their own
+//! origin over HTTPS, or `x-tower-lock: 1`: a page of another site can send neither. The routes
+//! that need the ticket, as that which saves, are those of the application, under its own
+//! protection.
 //!
 //! # The holder
 //!
 //! `locked` says whether there is one. `by` is the name of the user, `since_unix_ms` the time at
 //! which the edit has begun, and `left_ms` how long its ticket holds the key without a renewal.
-//! While a request works under the lock, `by` is null.
+//! While a request works under the lock, or the key is blocked after one, `by` is null.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -67,7 +71,7 @@ use crate::{
     acquisition::AcquisitionId,
     error::LockError,
     limits::MAX_TICKET_LABEL_BYTES,
-    lock::{LockGuard, LockManager, LockStatus, TicketError, take_over},
+    lock::{LockGuard, LockManager, LockStatus, TicketError, TicketTerms, UNNAMED, take_over, whole_ms},
     lock_key::LockKey,
     middleware::acquire::ticket_of,
     origin::is_same_origin,
@@ -77,6 +81,10 @@ use crate::{
 /// How long a ticket of this router holds its key without a renewal: 60 seconds. A page renews
 /// three times as often.
 pub const RENEW_WITHIN: Duration = Duration::from_secs(60);
+
+/// The longest edit: 10 hours after it has begun, its ticket cannot be renewed any more. A page
+/// that is never closed does not keep its document for ever.
+pub const EDIT_WITHIN: Duration = Duration::from_secs(10 * 60 * 60);
 
 /// What the client of a request may do, and with which key.
 #[derive(Clone, Debug)]
@@ -88,9 +96,12 @@ pub enum Access {
         /// The key, that of the layer on the routes which need the ticket.
         key: LockKey,
         /// The name of the user, for the others. At most 64 bytes are shown.
+        ///
+        /// A user may take the key over from an own ticket: one with the same name, of 1 to 60
+        /// bytes, and not `ticket`. So each user has another name.
         user: String,
     },
-    /// The same, and take it from another user. A user may do that with an own ticket anyway.
+    /// The same, and take it from another user.
     TakeOver {
         /// The key.
         key: LockKey,
@@ -99,11 +110,19 @@ pub enum Access {
     },
 }
 
+const TERMS: TicketTerms = TicketTerms { gap: RENEW_WITHIN, total: EDIT_WITHIN };
+
+const DENIED: &str = "You may not use this lock. Sign in as a user who may.";
+const OTHER_ORIGIN: &str = "Send this request from a page of the same origin over HTTPS, or with `x-tower-lock: 1`.";
+const NO_TICKET: &str = "Send the ticket of the response to `POST` in the header `lock-ticket`.";
+
 /// One request that is permitted.
 struct Call {
     locks: LockManager,
     key: LockKey,
     user: String,
+    /// Whether no other user has the name.
+    is_named: bool,
     may_take_over: bool,
 }
 
@@ -149,17 +168,20 @@ where
 
 impl Call {
     fn new(locks: &LockManager, action: Action, access: Access, headers: &HeaderMap) -> Result<Self, Response> {
-        let (key, user, may_take_over) = match access {
+        let (key, mut user, may_take_over) = match access {
             Access::Edit { key, user } => (key, user, false),
             Access::TakeOver { key, user } => (key, user, true),
-            Access::Denied => return Err(StatusCode::FORBIDDEN.into_response()),
+            Access::Denied => return Err((StatusCode::FORBIDDEN, DENIED).into_response()),
         };
         if action != Action::Show && !is_same_origin(headers) {
-            return Err(StatusCode::FORBIDDEN.into_response());
+            return Err((StatusCode::FORBIDDEN, OTHER_ORIGIN).into_response());
         }
-        let ends = user.char_indices().map(|(at, c)| at + c.len_utf8());
-        let end = ends.take_while(|end| *end <= MAX_TICKET_LABEL_BYTES).last().unwrap_or_default();
-        Ok(Self { locks: locks.clone(), key, user: user[..end].to_owned(), may_take_over })
+        // A longer name may look like the rest of one that was cut.
+        let is_named = (1..=MAX_TICKET_LABEL_BYTES - 4).contains(&user.len()) && user != UNNAMED;
+        while user.len() > MAX_TICKET_LABEL_BYTES {
+            user.pop();
+        }
+        Ok(Self { locks: locks.clone(), key, user, is_named, may_take_over })
     }
 
     async fn run(&self, action: Action, headers: &HeaderMap) -> Done {
@@ -172,7 +194,7 @@ impl Call {
             }
             Action::Free => {
                 let released = self.redeem(headers).await?.release().await;
-                released.map_err(|error| refused(LockError::Store(error).into()))?;
+                released.map_err(LockError::Store).map_err(refused)?;
                 Ok(StatusCode::NO_CONTENT.into_response())
             }
             Action::TakeOver => self.take_over().await,
@@ -180,21 +202,20 @@ impl Call {
     }
 
     async fn status(&self) -> Result<LockStatus, Response> {
-        let status = self.locks.inspect(self.key.clone()).await;
-        status.map_err(|error| refused(LockError::Store(error).into()))
+        self.locks.inspect(self.key.clone()).await.map_err(LockError::Store).map_err(refused)
     }
 
     async fn redeem(&self, headers: &HeaderMap) -> Result<LockGuard, Response> {
         let ticket = ticket_of(headers, &self.key).map_err(IntoResponse::into_response)?;
-        let ticket = ticket.ok_or(StatusCode::BAD_REQUEST.into_response())?;
-        self.locks.redeem(&ticket).await.map_err(refused)
+        let ticket = ticket.ok_or((StatusCode::BAD_REQUEST, NO_TICKET).into_response())?;
+        self.locks.redeem_on(Some(TERMS), &ticket).await.map_err(refused)
     }
 
     async fn take(&self) -> Done {
         match self.locks.try_lock(self.key.clone()).await {
             Ok(guard) => self.keep(guard).await,
             Err(LockError::Busy { .. }) => Err(holder(StatusCode::CONFLICT, &self.status().await?)),
-            Err(error) => Err(refused(error.into())),
+            Err(error) => Err(refused(error)),
         }
     }
 
@@ -207,7 +228,7 @@ impl Call {
         let status = self.status().await?;
         let Some(id) = ticket_in(&status) else { return self.take().await };
         let by = id.ticket_label();
-        if !self.may_take_over && by != *self.user {
+        if !(self.may_take_over || self.is_named && by == *self.user) {
             return Err(holder(StatusCode::FORBIDDEN, &status));
         }
         let guard = match take_over(&self.locks, &self.key, id, RENEW_WITHIN).await {
@@ -216,10 +237,10 @@ impl Call {
             Err(TicketError::NotHeld) => return Err(holder(StatusCode::CONFLICT, &self.status().await?)),
             Err(error) => return Err(refused(error)),
         };
-        let taken = self.keep(guard).await?;
+        // Before the next call: the client may disconnect in it.
         let (user, by) = (self.user.escape_debug(), by.escape_debug());
         tracing::info!(target: "tower_lock::audit", key = self.locks.shown(&self.key), %user, %by, "lock taken over");
-        Ok(taken)
+        self.keep(guard).await
     }
 }
 
@@ -245,14 +266,50 @@ fn json(code: StatusCode, body: &Value) -> Response {
     (code, [(CACHE_CONTROL, "no-store"), (CONTENT_TYPE, "application/json")], body.to_string()).into_response()
 }
 
-fn whole_ms(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
-fn refused(error: TicketError) -> Response {
-    let rejection = match error {
+fn refused(error: impl Into<TicketError>) -> Response {
+    let rejection = match error.into() {
         TicketError::NotHeld => Rejection::TicketNotHeld,
         TicketError::Lock(error) => Rejection::from_lock_error(error, &HoldEstimate::default(), StatusCode::CONFLICT),
     };
     rejection.into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use axum::body::Body;
+    use http::Request;
+    use tower::ServiceExt;
+
+    use super::*;
+    use crate::{
+        MemoryStore, Ticket,
+        proto::QUEUE,
+        store::{AcquireRequest, IfBusy, LockStore},
+    };
+
+    /// A renewal every 20 seconds would hold the key for ever.
+    /// Guarantee: G24.
+    #[tokio::test]
+    async fn edit_is_not_renewed_after_its_longest_time() {
+        for (minutes, status) in [(599, StatusCode::OK), (601, StatusCode::CONFLICT)] {
+            let (store, key) = (Arc::new(MemoryStore::new()), LockKey::from(("document", 7)));
+            let locks = LockManager::new(Arc::clone(&store));
+            let guard = locks.lock(key.clone()).await.expect("free");
+            let ticket = guard.held_lock().keep(RENEW_WITHIN).expect("the store has tickets");
+            guard.release_after_failure().await.expect("held");
+            // An earlier start, in a ticket that the store has.
+            let start = ticket.id().sequence();
+            let earlier = ticket.to_string().replace(&start.to_string(), &(start - minutes * 60_000).to_string());
+            let id = earlier.parse::<Ticket>().expect("a ticket").id();
+            let lease = AcquireRequest::new(key.clone(), id, RENEW_WITHIN, IfBusy::Fail, QUEUE, RENEW_WITHIN);
+            store.acquire(lease.into()).into_single().await.expect("it is up");
+            let access = move |()| Access::Edit { key: key.clone(), user: "Ann".to_owned() };
+            let renewal = Request::put("/").header("lock-ticket", earlier).header("x-tower-lock", "1");
+            let router = router::<(), ()>(&locks, access);
+            let renewed = router.oneshot(renewal.body(Body::empty()).expect("a request")).await;
+            assert_eq!(renewed.expect("infallible").status(), status, "after {minutes} minutes");
+        }
+    }
 }

@@ -30,8 +30,6 @@ mod watchdog;
 #[cfg(all(test, tower_lock_shuttle))]
 mod shuttle_tests;
 
-#[cfg(feature = "axum")]
-pub(crate) use self::redeem::take_over;
 #[cfg(feature = "signal")]
 #[cfg_attr(docsrs, doc(cfg(feature = "signal")))]
 pub use self::signal::ShutdownOnSignal;
@@ -61,6 +59,8 @@ pub use self::{
     status::LockStatus,
     ticket::{InvalidTicket, Ticket, TicketError},
 };
+#[cfg(feature = "axum")]
+pub(crate) use self::{redeem::take_over, status::whole_ms, ticket::UNNAMED};
 pub use crate::{
     error::{InsufficientTime, LockAllError, QueueBound},
     proto::section::ReleaseOutcome,

@@ -12,10 +12,12 @@ use axum::{
 use tokio::{sync::Notify, time::sleep};
 use tower_lock::{
     HeldLock, LockLayer, LockManager, MemoryStore, key,
-    tickets::{self, Access, RENEW_WITHIN},
+    test_util::StoreOp,
+    tickets::{self, Access, EDIT_WITHIN, RENEW_WITHIN},
 };
 use tower_lock_testkit::{
     app::{send, text},
+    locks::store_and_locks,
     log::Log,
     store::{InterceptedStore, WithoutTraits},
     wait::settle,
@@ -53,15 +55,16 @@ impl App {
                 lock.keep(RENEW_WITHIN).map(drop).map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)
             }
         };
-        let layer = LockLayer::new(locks, key::from_fn(|Path(id): Path<u64>| document(id)))
-            .tickets(RENEW_WITHIN, 60 * RENEW_WITHIN);
+        let layer =
+            LockLayer::new(locks, key::from_fn(|Path(id): Path<u64>| document(id))).tickets(RENEW_WITHIN, EDIT_WITHIN);
         let router = Router::new()
             .route("/documents/{id}", put(save).route_layer(layer))
             .nest("/documents/{id}/lock", tickets::router(locks, access));
         Self { router, saved }
     }
 
-    /// A request of a page of this user. Returns the status, and the JSON of the response.
+    /// A request of a page of this user. Returns the status, and the JSON or the text of the
+    /// response.
     async fn call(&self, method: Method, path: &str, user: &str, ticket: Option<&str>) -> (u16, serde_json::Value) {
         let mut request = Request::builder().method(method).uri(format!("/documents/7{path}")).header("user", user);
         request = request.header("sec-fetch-site", "same-origin");
@@ -72,8 +75,8 @@ impl App {
         let status = response.status().as_u16();
         let is_stored = response.headers().get("cache-control").is_none_or(|value| value != "no-store");
         let body = text(response).await;
-        assert!(body.is_empty() || !is_stored, "it may have a ticket: {body}");
-        (status, if body.is_empty() { serde_json::Value::Null } else { serde_json::from_str(&body).expect("JSON") })
+        assert!(!body.starts_with('{') || !is_stored, "it may have a ticket: {body}");
+        (status, serde_json::from_str(&body).unwrap_or_else(|_| body.into()))
     }
 
     async fn take(&self, user: &str) -> String {
@@ -186,6 +189,8 @@ async fn request_without_access_or_of_another_site_changes_nothing() {
             let request = request.header("user", user).header("lock-ticket", &ticket).body(Body::empty());
             let response = send(&app.router, request.expect("a request")).await;
             assert_eq!(response.status().as_u16(), status, "{method} {path} {site:?} {user}");
+            let why = if user == "Eve" { "Sign in as a user who may" } else { "with `x-tower-lock: 1`" };
+            assert!(text(response).await.contains(why), "it says what to do");
         }
     }
     assert_eq!(app.call(Method::GET, "/lock", "Eve", None).await.0, 403);
@@ -193,7 +198,8 @@ async fn request_without_access_or_of_another_site_changes_nothing() {
     let program = program.header("lock-ticket", &ticket).body(Body::empty()).expect("a request");
     assert_eq!(send(&app.router, program).await.status(), StatusCode::OK);
     for ticket in [None, Some("a ticket"), Some(&*ticket.replace("document", "other"))] {
-        assert_eq!(app.call(Method::PUT, "/lock", "Ann", ticket).await.0, 400, "{ticket:?}");
+        let (status, why) = app.call(Method::PUT, "/lock", "Ann", ticket).await;
+        assert!(status == 400 && why.to_string().contains("lock-ticket"), "{ticket:?}: {why}");
     }
 }
 
@@ -212,6 +218,38 @@ async fn name_of_a_user_may_have_any_characters() {
         assert_eq!(holder["by"], shown);
         assert_eq!(app.call(Method::DELETE, "/lock", name, Some(&ticket)).await.0, 204);
     }
+}
+
+/// Two users may have the name that a ticket shows.
+/// Guarantee: G24.
+#[tokio::test(start_paused = true)]
+async fn name_that_is_not_of_one_user_takes_nothing_over() {
+    let of = |bytes: usize| "a".repeat(bytes);
+    let cut = of(64);
+    for (name, status) in
+        [("Ann", 201), (&*of(60), 201), ("", 403), ("ticket", 403), (&*of(61), 403), (&*cut, 403), (&*of(90), 403)]
+    {
+        let app = App::new(&LockManager::in_memory());
+        app.take(name).await;
+        assert_eq!(app.call(Method::POST, "/lock/take-over", name, None).await.0, status, "{name}");
+        assert!(status == 201 || app.call(Method::POST, "/lock/take-over", &cut, None).await.0 == 403, "{name}");
+        assert_eq!(app.call(Method::POST, "/lock/take-over", "Boss", None).await.0, 201);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn take_over_of_a_client_that_disconnects_is_logged() {
+    let (store, locks) = store_and_locks();
+    let app = App::new(&locks);
+    app.take("Ann").await;
+    let log = Log::default();
+    let _listening = log.listen();
+    store.on(StoreOp::Release).pause_before();
+    let taking = tokio::spawn(async move { app.call(Method::POST, "/lock/take-over", "Boss", None).await });
+    settle().await;
+    taking.abort();
+    assert!(taking.await.expect_err("aborted").is_cancelled());
+    assert!(log.text().contains("lock taken over"), "the ticket of Ann has ended: {}", log.text());
 }
 
 #[test]
