@@ -26,7 +26,7 @@ pub(crate) struct RequestLock {
 }
 
 /// The header of a ticket, in requests and in responses.
-pub(super) const LOCK_TICKET: HeaderName = HeaderName::from_static("lock-ticket");
+pub(crate) const LOCK_TICKET: HeaderName = HeaderName::from_static("lock-ticket");
 
 /// Resolve when the work under a lock must be aborted.
 pub(super) type AbortSignals = SmallVec<[LossSignal; 1]>;

@@ -7,7 +7,9 @@ use http::{
 };
 
 use super::{fingerprint::Fingerprint, headers::is_of_the_message};
-use crate::{limits::MAX_ANSWER_HEADER_BYTES, rejection::Rejection, store::Record};
+use crate::{
+    limits::MAX_ANSWER_HEADER_BYTES, middleware::request_lock::LOCK_TICKET, rejection::Rejection, store::Record,
+};
 
 /// The version of the format. A change of the format is a new version.
 const VERSION: u8 = 1;
@@ -138,7 +140,9 @@ impl Answer {
         for _ in 0..count {
             let name = HeaderName::from_bytes(&take_text(&mut head)?).map_err(|_| InvalidAnswer::InvalidHeader)?;
             let value = HeaderValue::from_maybe_shared(take_text(&mut head)?);
-            let value = value.map_err(|_| InvalidAnswer::InvalidHeader)?;
+            let mut value = value.map_err(|_| InvalidAnswer::InvalidHeader)?;
+            // As in the first response: a record has no such mark.
+            value.set_sensitive(name == LOCK_TICKET);
             // It would frame the response in another way than the server.
             if is_of_the_message(&name) {
                 return Err(InvalidAnswer::InvalidHeader);
@@ -344,6 +348,16 @@ mod tests {
         assert_eq!(response.headers()["location"], "/rewards/7");
         assert_eq!(response.headers().get_all("link").iter().count(), 2);
         assert_eq!(&response.body()[..], b"{\"id\":7}");
+    }
+
+    /// No log of a retry shows it either.
+    #[test]
+    fn ticket_of_a_retry_is_sensitive() {
+        let headers = map(&[("lock-ticket", b"key=k&secret=1"), ("etag", b"\"7\"")]);
+        let record = Answer::new(StatusCode::OK, headers, Bytes::new()).into_record(&FINGERPRINT);
+        let (_, answer) = Answer::from_record(&record).expect("an answer");
+        let response = answer.into_response().expect("kept");
+        assert!(response.headers()["lock-ticket"].is_sensitive() && !response.headers()["etag"].is_sensitive());
     }
 
     #[test]
