@@ -119,7 +119,8 @@ pub enum Rejection {
     /// The [ticket](crate::Ticket) of the request does not hold its key: it has expired, was given
     /// up or revoked, or another request uses it.
     ///
-    /// The client begins again without a ticket.
+    /// The client begins again without a ticket, unless a request of its own uses it, such as a
+    /// renewal or a save: then the client waits for its response.
     TicketNotHeld,
     /// The lock was lost while the handler ran, and the handler was dropped. Its work may be
     /// partially done.
@@ -485,7 +486,9 @@ impl Rejection {
             Self::Lost | Self::HoldLimitReached => {
                 "It may have been partially processed; check its effects before retrying."
             }
-            Self::TicketNotHeld => "The request was not processed; begin again without the ticket.",
+            Self::TicketNotHeld => {
+                "The request was not processed; repeat it after a request of your own with the ticket, or begin again without the ticket."
+            }
             Self::IdempotencyKeyReused => "The request was not processed; a new request needs a new key.",
             Self::InFlight { .. } => "This one was not processed and can be retried with the same key.",
             Self::AnswerNotKept { .. } => "This one was not processed; do not repeat it.",
