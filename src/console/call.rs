@@ -1,12 +1,16 @@
 //! What a request asks of the console, and the rules for it. Nothing here has effects.
 
-use http::{Extensions, HeaderMap, Method, StatusCode, Uri};
+use http::{Extensions, StatusCode, Uri, request::Parts};
 
 use crate::{
     lock_key::LockKey,
     origin::is_same_origin,
-    store::{Cursor, StoreError, StoreErrorKind},
+    store::{StoreError, StoreErrorKind},
 };
+
+/// Each is a route, so that one of the application for all paths does not win. The fallback has the
+/// others below the address of the console.
+pub(super) const PATHS: &str = "/ /keys /key /revoke /style.css /api/holding /api/keys /api/key /api/revoke";
 
 /// What the client of a request may do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,30 +26,9 @@ pub enum Access {
     },
 }
 
-/// What a request asks for. A JSON path has the same values as its page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum View {
-    Style,
-    Process,
-    Keys,
-    Key,
-    Revoke,
-}
-
 /// Why a request is refused.
 #[derive(Debug)]
-pub(super) struct Refusal {
-    pub(super) status: StatusCode,
-    pub(super) message: String,
-    /// Of a 405.
-    pub(super) allow: Option<&'static str>,
-}
-
-impl Refusal {
-    pub(super) fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), allow: None }
-    }
-}
+pub(super) struct Refusal(pub(super) StatusCode, pub(super) String);
 
 impl From<StoreError> for Refusal {
     fn from(error: StoreError) -> Self {
@@ -55,41 +38,38 @@ impl From<StoreError> for Refusal {
             _ => StatusCode::SERVICE_UNAVAILABLE,
         };
         // Without its cause, which may have the address of a server.
-        Self::new(status, error.to_string())
+        Self(status, error.to_string())
     }
 }
 
-/// What a request may do. It is decided before anything is called.
-pub(super) fn permitted(access: &Access, method: &Method, path: &str, headers: &HeaderMap) -> Result<View, Refusal> {
+/// The methods of a path.
+pub(super) fn methods(path: &str) -> &'static str {
+    if path.ends_with("/revoke") { "POST" } else { "GET, HEAD" }
+}
+
+/// Whether the client may send this request.
+pub(super) fn check(access: &Access, head: &Parts) -> Result<(), Refusal> {
+    let (path, forbidden) = (head.uri.path(), |why: &str| Err(Refusal(StatusCode::FORBIDDEN, why.to_owned())));
+    let methods = methods(path);
     if *access == Access::Denied {
-        return Err(Refusal::new(StatusCode::FORBIDDEN, "You may not open this page."));
+        return forbidden("You may not open this page.");
     }
-    let view = match path.strip_prefix("/api").unwrap_or(path) {
-        "/" | "/holding" => View::Process,
-        "/keys" => View::Keys,
-        "/key" => View::Key,
-        "/revoke" => View::Revoke,
-        "/style.css" => View::Style,
-        _ => return Err(Refusal::new(StatusCode::NOT_FOUND, "The console has no such page.")),
-    };
-    let allow = if view == View::Revoke { "POST" } else { "GET, HEAD" };
-    if !allow.split(", ").any(|allowed| allowed == method.as_str()) {
-        let refusal = Refusal::new(StatusCode::METHOD_NOT_ALLOWED, format!("This page has the methods {allow}."));
-        return Err(Refusal { allow: Some(allow), ..refusal });
+    if !PATHS.split(' ').any(|known| known == path) {
+        return Err(Refusal(StatusCode::NOT_FOUND, "The console has no such page.".to_owned()));
     }
-    if view == View::Revoke {
-        if !matches!(access, Access::Revoke { .. }) {
-            return Err(Refusal::new(StatusCode::FORBIDDEN, "You may only read."));
-        }
-        if !is_same_origin(headers) {
-            return Err(Refusal::new(
-                StatusCode::FORBIDDEN,
-                "The request does not show that it comes from this page. A browser shows it over HTTPS, and over HTTP \
-                 on localhost. A program sends the header `x-tower-lock: 1`.",
-            ));
-        }
+    if !methods.split(", ").any(|allowed| allowed == head.method.as_str()) {
+        return Err(Refusal(StatusCode::METHOD_NOT_ALLOWED, format!("This page has the methods {methods}.")));
     }
-    Ok(view)
+    if methods == "POST" && !matches!(access, Access::Revoke { .. }) {
+        return forbidden("You may only read.");
+    }
+    if methods == "POST" && !is_same_origin(&head.headers) {
+        return forbidden(
+            "The request does not show that it comes from this page. A browser shows it over HTTPS, and over HTTP on \
+             localhost. A program sends the header `x-tower-lock: 1`.",
+        );
+    }
+    Ok(())
 }
 
 /// The path in front of those of the console: what the routers around it have removed.
@@ -114,23 +94,8 @@ pub(super) fn key(query: &str) -> Result<LockKey, Refusal> {
     key.ok_or_else(|| {
         let rule = "No key has this name: a name is one that a page or a log shows, of at most 256 bytes. One that \
                     another program chose is raw, and has at most 1,024.";
-        Refusal::new(StatusCode::BAD_REQUEST, rule)
+        Refusal(StatusCode::BAD_REQUEST, rule.to_owned())
     })
-}
-
-pub(super) fn cursor(query: &str) -> Option<Cursor> {
-    field(query, "after").map(Cursor::new)
-}
-
-/// The error of a listing. After a page, the cursor is wrong, and not the store.
-pub(super) fn listing_failed(error: StoreError, has_cursor: bool) -> Refusal {
-    match error.kind() {
-        StoreErrorKind::Unsupported if has_cursor => Refusal::new(
-            StatusCode::BAD_REQUEST,
-            "The position is that of another store, or is old. Start at the first page.",
-        ),
-        _ => error.into(),
-    }
 }
 
 #[cfg(test)]
@@ -142,7 +107,7 @@ mod tests {
         let cause = "redis://ann:secret@10.0.0.7:6379: connection refused";
         for operation in ["list", "inspect", "force-release"] {
             let error = StoreError::new("redis", operation, StoreErrorKind::Unavailable).with_source(cause);
-            let Refusal { status, message, .. } = error.into();
+            let Refusal(status, message) = error.into();
             assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
             assert_eq!(message, format!("the redis store cannot be reached to {operation} a lock"));
         }
