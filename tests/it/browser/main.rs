@@ -1,5 +1,5 @@
-//! The pages of the console in a real browser: what only a browser decides. Each test has a
-//! Chromium of its own.
+//! The pages of the console, and that of an example, in a real browser: what only a browser
+//! decides. Each test has a Chromium of its own.
 //!
 //! Without `chromium` and `chromedriver` the tests pass, with a note on stderr that they were
 //! skipped.
@@ -9,6 +9,7 @@
 mod support;
 
 mod content;
+mod editors;
 mod layout;
 mod origins;
 mod pictures;

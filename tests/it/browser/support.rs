@@ -74,6 +74,15 @@ pub(crate) async fn window() -> Option<Window> {
     Some(Window { browser: Browser::start().await, _turn: turn })
 }
 
+/// Two browsers, with the right to have both: a test that had one would wait for another such test.
+pub(crate) async fn windows() -> Option<[Window; 2]> {
+    is_installed().then_some(())?;
+    let mut both = BROWSERS.acquire_many(2).await.expect("never closed");
+    let one = both.split(1).expect("two");
+    let (first, second) = tokio::join!(Browser::start(), Browser::start());
+    Some([Window { browser: first, _turn: one }, Window { browser: second, _turn: both }])
+}
+
 /// A browser in which scripts are switched off.
 pub(crate) async fn window_without_scripts() -> Option<Window> {
     is_installed().then_some(())?;
