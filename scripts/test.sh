@@ -13,10 +13,10 @@
 #                             those in a browser; none of the other tests
 #   scripts/test.sh --long    all of these and slower checks: the lowest versions of dependencies,
 #                             types of other crates in the public API, each pair of features, the
-#                             package as users build it, broken locks that a storm must detect,
-#                             messages of the compiler, repeated storms, Redisson beside this
-#                             crate, 140,000 simulations, schedules of threads, random bytes for
-#                             parsers, mistakes in a change, benchmarks
+#                             package as users build it, traces in a collector, broken locks that a
+#                             storm must detect, messages of the compiler, repeated storms, Redisson
+#                             beside this crate, 140,000 simulations, schedules of threads, random
+#                             bytes for parsers, mistakes in a change, benchmarks
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -486,6 +486,7 @@ if [ "$long" ]; then
         skipped+=('the lowest versions of what the library depends on: no nightly toolchain')
     fi
     on_servers
+    step 'traces in a collector' cargo test --quiet --manifest-path tests/otlp/Cargo.toml --target-dir target/otlp
     step 'tests of the tests' tests_of_tests
     step storms storms
     if command -v javac >/dev/null && command -v mvn >/dev/null; then

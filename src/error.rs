@@ -8,6 +8,7 @@ use crate::{
     limits::MAX_RELEASES_UNDER_WAY,
     lock_key::{KeyCountError, LockKey},
     store::StoreError,
+    trace::SectionTrace,
 };
 
 /// Reason why a lock was not acquired. No lock is held, and no work was started.
@@ -26,6 +27,9 @@ pub enum LockError {
         /// The number of owners that are served first, the holder included, as far as this process
         /// knows.
         ahead: usize,
+        /// The section that has taken the grant of the key, or an earlier one of its process. Only
+        /// with [traces](crate::LockManagerBuilder::traces).
+        held_by: Option<SectionTrace>,
     },
     /// The lock was not acquired within the wait.
     #[error("timed out after {waited:?} waiting for the lock")]
@@ -37,6 +41,8 @@ pub enum LockError {
         /// The number of owners that are served first, the holder included, as far as this process
         /// knows.
         ahead: usize,
+        /// As of [`Busy`](Self::Busy).
+        held_by: Option<SectionTrace>,
     },
     /// Too many callers wait already.
     #[error("{bound} ({ahead} callers are ahead)")]
@@ -182,7 +188,11 @@ pub(super) struct Forked;
 
 impl LockError {
     pub(super) fn busy(lease_left: Duration, ahead: usize) -> Self {
-        Self::Busy { lease_left, ahead }
+        Self::Busy { lease_left, ahead, held_by: None }
+    }
+
+    pub(super) fn held_by(&self) -> Option<&SectionTrace> {
+        if let Self::Busy { held_by, .. } | Self::TimedOut { held_by, .. } = self { held_by.as_ref() } else { None }
     }
 
     /// The result of a call in spans and metrics.

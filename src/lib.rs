@@ -215,6 +215,7 @@ mod lock_key;
 #[allow(unreachable_pub, clippy::must_use_candidate, reason = "public in `store`")]
 mod acquisition;
 mod fencing;
+pub mod trace;
 #[cfg(feature = "axum")]
 mod origin;
 mod process;

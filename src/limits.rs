@@ -43,8 +43,8 @@ pub(crate) const MAX_MEMORY_RECORD_BYTES: usize = 64 << 20;
 /// Keys in one page of a listing.
 pub(crate) const MAX_LISTED_KEYS: usize = 1000;
 
-/// Waits that the console shows as long, at least this time: a shorter one slows no client down.
-#[cfg(feature = "console")]
+/// Waits that are linked to their cause, and that the console shows, at least this time: a shorter
+/// one slows no client down.
 pub(crate) const LONG_WAIT: Duration = Duration::from_millis(10);
 /// How many of them are kept, the longest ones, and for how long after their end: an operator asks
 /// why it was slow, not why it is.
@@ -52,6 +52,10 @@ pub(crate) const LONG_WAIT: Duration = Duration::from_millis(10);
 pub(crate) const MAX_LONG_WAITS: usize = 32;
 #[cfg(feature = "console")]
 pub(crate) const LONG_WAIT_KEPT: Duration = Duration::from_secs(5 * 60);
+/// The bytes of a route that a section leaves with its trace.
+pub(crate) const MAX_TRACE_ROUTE_BYTES: usize = 64;
+/// Routes with a counter of their own: other instances name them.
+pub(crate) const MAX_BLOCKING_ROUTES: usize = 100;
 /// Rows of one table of the console. A reader looks at fewer.
 #[cfg(feature = "console")]
 pub(crate) const MAX_CONSOLE_ROWS: usize = 100;

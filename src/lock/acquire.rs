@@ -12,6 +12,7 @@ use std::{
 
 use pin_project_lite::pin_project;
 use tokio::time::{Sleep, sleep};
+use tracing::Span;
 
 use super::{
     HeldLock, LockGuard,
@@ -29,7 +30,8 @@ use crate::{
     telemetry::{
         metrics::AcquireMetrics,
         notice,
-        waits::{CallRoute, OpenWait},
+        route::Route,
+        waits::{Caller, OpenWait},
     },
 };
 
@@ -86,7 +88,7 @@ pub(crate) struct LockParams {
     pub(crate) request: LockRequest<()>,
     /// `None`: one of several keys, which count as one call.
     pub(crate) metrics: Option<AcquireMetrics>,
-    pub(crate) route: CallRoute,
+    pub(crate) caller: Caller,
 }
 
 pin_project! {
@@ -268,9 +270,10 @@ impl Call {
         };
         let owner = owner.or_else(Owner::current);
         let parent = if owner.is_none() { parent.get() } else { None };
-        let request = LockRequest { waiter: (), wait, owner, parent, limits, demand, sharing };
+        let request = LockRequest { waiter: (), wait, owner, parent, limits, demand, sharing, trace: None };
         let metrics = Some(AcquireMetrics::start("none", false));
-        (driver, LockParams { request, metrics, route: CallRoute::default() })
+        let caller = driver.waits.caller(Route::default(), Span::current);
+        (driver, LockParams { request, metrics, caller })
     }
 }
 
@@ -303,26 +306,27 @@ impl Future for LockFuture {
 impl AcquireFuture {
     /// Sends a request.
     pub(crate) fn send(driver: Arc<Driver>, key: LockKey, params: LockParams) -> Self {
-        let LockParams { request, metrics, route } = params;
+        let LockParams { mut request, metrics, caller } = params;
+        request.trace = driver.waits.trace_of(&caller);
         if !request.wait.is_zero() {
             driver.order.waits(request.owner.as_ref(), slice::from_ref(&key));
         }
         let (owner, wait) = (request.owner.clone(), request.wait);
         let requested = driver.request(&key, request);
-        Self::sent(driver, key, requested, owner, wait, (metrics, route))
+        Self::sent(driver, key, requested, owner, wait, (metrics, caller))
     }
 
     /// Sends requests of different keys together. Their metrics are those of the caller.
     pub(super) fn send_all(
         driver: &Arc<Driver>,
         requests: Vec<(LockKey, LockRequest<()>)>,
-        route: &CallRoute,
+        caller: &Caller,
     ) -> Vec<Self> {
         let sent: Vec<_> =
             requests.iter().map(|(key, request)| (key.clone(), request.owner.clone(), request.wait)).collect();
         let sent = driver.request_all(requests).into_iter().zip(sent);
         let send = |(requested, (key, owner, wait))| {
-            Self::sent(Arc::clone(driver), key, requested, owner, wait, (None, route.clone()))
+            Self::sent(Arc::clone(driver), key, requested, owner, wait, (None, caller.clone()))
         };
         sent.map(send).collect()
     }
@@ -333,11 +337,11 @@ impl AcquireFuture {
         requested: Result<Requested<TokioDriver>, StoreError>,
         owner: Option<Owner>,
         wait: Duration,
-        (metrics, route): (Option<AcquireMetrics>, CallRoute),
+        (metrics, caller): (Option<AcquireMetrics>, Caller),
     ) -> Self {
         let (result, waiting) = match requested {
             Ok(Requested::Waiting(number, waiter)) => {
-                (None, Some(Waiting { key, number, waiter, open: OpenWait::start(route) }))
+                (None, Some(Waiting { key, number, waiter, open: OpenWait::start(caller) }))
             }
             Ok(Requested::Granted(section)) => (Some(Ok(section)), None),
             Err(error) => (Some(Err(LockError::from(error).into())), None),
@@ -392,7 +396,8 @@ impl AcquireFuture {
             *this.is_result_pending = true;
         };
         if let Some(Waiting { key, open, .. }) = this.waiting.take() {
-            driver.waits.ended(open, &key, result_name(&result));
+            let after = result.as_ref().ok().and_then(|section| section.after.as_ref());
+            driver.waits.ended(open, &key, result_name(&result), after);
         }
         match &mut result {
             Ok(section) => section.delivered(),
@@ -449,7 +454,7 @@ impl Waiting {
     /// Cancels the request. A lock that was granted to it goes to the next waiter.
     fn cancel(self, driver: &Arc<Driver>) {
         let Self { key, number, waiter, open } = self;
-        driver.waits.ended(open, &key, "cancelled");
+        driver.waits.ended(open, &key, "cancelled", None);
         match waiter.close() {
             // It was granted, and not received: it counts as an empty section.
             Some(Ok(section)) => drop(driver.end_guard(&section, GuardEnd::Undelivered)),
@@ -472,7 +477,7 @@ fn result_name(result: &Result<Arc<Section>, NotGranted>) -> &'static str {
 fn no_reply_error(position: QueuePosition) -> LockError {
     match position.store_error {
         Some(error) => error.into(),
-        None if position.is_contended => LockError::busy(position.lease_left, position.ahead),
+        None if position.is_contended => position.busy_error(),
         None => StoreError::no_reply("acquire").into(),
     }
 }
@@ -519,10 +524,11 @@ mod tests {
             ahead: 2,
             store_error,
             is_contended,
+            held_by: None,
         };
         let error = || StoreError::new("test", "acquire", StoreErrorKind::Unavailable);
         assert!(
-            matches!(no_reply_error(position(true, None)), LockError::Busy { ahead: 2, lease_left } if !lease_left.is_zero())
+            matches!(no_reply_error(position(true, None)), LockError::Busy { ahead: 2, lease_left, .. } if !lease_left.is_zero())
         );
         assert!(
             matches!(no_reply_error(position(false, None)), LockError::Store(e) if e.kind() == StoreErrorKind::Timeout)

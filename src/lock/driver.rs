@@ -51,7 +51,8 @@ use crate::{
         StoreErrorKind, StoreEvent, StoreFuture, StoreTraits, YieldReply,
     },
     sync::Mutex,
-    telemetry::{self, metrics::AcquireMetrics, report::Report, throttle::ThrottledLog, waits::LongWaits},
+    telemetry::{self, metrics::AcquireMetrics, report::Report, throttle::ThrottledLog, waits::Waits},
+    trace::Traces,
 };
 
 /// The state that all clones of a manager share.
@@ -77,8 +78,7 @@ pub(crate) struct Driver {
     /// The leases that are requested of the store.
     pub(super) lease: LeaseBounds,
     pub(super) order: LockOrder,
-    /// For the console.
-    pub(crate) waits: LongWaits,
+    pub(crate) waits: Waits,
     /// A layer or a handle of this manager redacts its keys. Set once, and never cleared.
     redacts_keys: AtomicBool,
     /// One listing at a time, so that a page that reloads is no load on the store.
@@ -134,6 +134,7 @@ impl Driver {
         ids: &AcquisitionIds,
         lease: Duration,
         max_detached: usize,
+        traces: Option<Arc<dyn Traces>>,
         start_watchdog: fn(&Arc<Self>),
     ) -> Arc<Self> {
         let lease = LeaseBounds { longest: lease, call_timeout: store.call_timeout() };
@@ -150,7 +151,7 @@ impl Driver {
             created_in: ProcessMark::new(),
             lease,
             order: LockOrder::default(),
-            waits: LongWaits::default(),
+            waits: Waits::new(traces),
             redacts_keys: AtomicBool::new(false),
             #[cfg(feature = "console")]
             listing: Semaphore::new(1),
@@ -259,7 +260,7 @@ impl Driver {
             self.store.free_keys().filter(|_| request.sharing == Sharing::Alone && !request.demand.takes_record())?;
         let (id, sent_at) = (self.ids_of(key).next(), self.clock.now());
         let (lease, lock_delay) = request.limits.lease_and_lock_delay(self.lease);
-        let fence = free_keys.acquire(key, &id, lease.saturating_add(lock_delay))?;
+        let fence = free_keys.acquire(key, &id, lease.saturating_add(lock_delay), request.trace.as_ref())?;
         Some(FreeKey { id, fence, sent_at })
     }
 

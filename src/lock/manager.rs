@@ -30,6 +30,7 @@ use crate::{
     },
     sync::Mutex,
     telemetry::{metrics, notice, report::Report},
+    trace::Traces,
 };
 
 /// Manager of the locks in one store, for layers, handlers, jobs and tests.
@@ -67,6 +68,7 @@ pub struct LockManagerBuilder {
     lease: Duration,
     clock: Clock,
     max_detached: usize,
+    traces: Option<Arc<dyn Traces>>,
     /// A second one on the same runtime is a mistake.
     is_in_memory: bool,
 }
@@ -568,6 +570,7 @@ impl LockManagerBuilder {
             lease: LEASE,
             clock: Clock::default(),
             max_detached: MAX_DETACHED_HANDLERS,
+            traces: None,
             is_in_memory: false,
         }
     }
@@ -592,6 +595,20 @@ impl LockManagerBuilder {
     /// routes.
     pub fn max_detached(self, handlers: usize) -> Self {
         Self { max_detached: handlers, ..self }
+    }
+
+    /// Sets how spans get their traces, so that a request that has waited for another one is linked
+    /// to it. Default: no traces.
+    ///
+    /// Each section then leaves its trace and its route (at most 64 bytes of the route) with its
+    /// release, and the store passes them to the request that was waiting. After a wait of 10 ms or
+    /// longer, the span of that request has a link, and the fields `blocked_by_route` and
+    /// `blocked_for_ms`. The log of a 409 names the section that it was rejected for.
+    ///
+    /// For locks in memory, Redis and PostgreSQL that one request holds alone. See
+    /// [the guide](crate::guide::observability#whose-work-did-a-request-wait-for).
+    pub fn traces(self, traces: impl Traces) -> Self {
+        Self { traces: Some(Arc::new(traces)), ..self }
     }
 
     /// Sets the lease: how long the store keeps a lock that is not renewed. Default: 30 seconds.
@@ -647,12 +664,12 @@ impl LockManagerBuilder {
     /// Creates the manager.
     #[must_use]
     pub fn build(self) -> LockManager {
-        let Self { store, instance, random, lease, clock, max_detached, is_in_memory } = self;
+        let Self { store, instance, random, lease, clock, max_detached, traces, is_in_memory } = self;
         let instance = instance.unwrap_or_else(this_instance);
         let random = random.unwrap_or_else(process::random_bits);
         metrics::register(lease, max_detached);
         let ids = AcquisitionIds::new(&instance, random);
-        let driver = Driver::new(store, clock, &ids, lease, max_detached, watchdog::start);
+        let driver = Driver::new(store, clock, &ids, lease, max_detached, traces, watchdog::start);
         if is_in_memory {
             warn_of_second(&driver);
         }

@@ -249,7 +249,8 @@ impl Driver {
         ticket: Option<Heir>,
         params: LockParams,
     ) -> Result<LockGuard, TicketError> {
-        let LockParams { request, metrics, .. } = params;
+        let LockParams { mut request, metrics, caller } = params;
+        request.trace = self.waits.trace_of(&caller);
         let done = match ticket {
             Some(ticket) => self.redeem_section(key, Arc::new(ticket), &request).await,
             None => Err(TicketError::NotHeld),
@@ -277,18 +278,19 @@ impl Driver {
             return Err(LockError::ShuttingDown.into());
         }
         let (id, sent_at, timeout) = (self.ids_of(key).next(), self.now(), self.lease.call_timeout);
-        let (owner, limits) = (request.owner.clone(), request.limits);
+        let (owner, limits, trace) = (request.owner.clone(), request.limits, request.trace.clone());
         let (lease, lock_delay) = limits.lease_and_lock_delay(self.lease);
         let lease = lease.saturating_add(lock_delay);
         let request = AcquireRequest::new(key.clone(), id.clone(), lease, IfBusy::Fail, QUEUE, timeout)
             .in_place_of(Some(ticket.id.clone()));
+        let request = AcquireRequest { trace: trace.clone(), ..request };
         let mut call = RedeemCall { driver: self, key, id, ticket, is_known: false };
         let reply = self.acquire_at_once(request).await;
         call.is_known = reply.as_ref().err().is_none_or(StoreError::is_unsent);
-        let AcquireReply::Granted { fence } = reply.map_err(LockError::Store)? else {
+        let AcquireReply::Granted { fence, .. } = reply.map_err(LockError::Store)? else {
             return Err(TicketError::NotHeld);
         };
-        let redeemed = Redeemed { id: call.id.clone(), fence, sent_at, owner, limits };
+        let redeemed = Redeemed { id: call.id.clone(), fence, sent_at, owner, limits, trace };
         let section = self.hold_redeemed(key, redeemed, &call.ticket);
         section.ok_or_else(|| LockError::Store(StoreError::no_reply("redeem")).into())
     }

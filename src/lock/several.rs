@@ -25,7 +25,7 @@ use crate::{
         lease::Lease,
         several::{Next, Several},
     },
-    telemetry::waits::CallRoute,
+    telemetry::waits::Caller,
 };
 
 /// The requests of one step.
@@ -43,8 +43,9 @@ pub(crate) async fn acquire_several(
     keys: &[LockKey],
     params: LockParams,
 ) -> Result<LockGuards, (usize, NotGranted)> {
-    let LockParams { request, metrics, route } = params;
-    match acquire_in_steps(driver, keys, &request, &route).await {
+    let LockParams { mut request, metrics, caller } = params;
+    request.trace = driver.waits.trace_of(&caller);
+    match acquire_in_steps(driver, keys, &request, &caller).await {
         Ok(mut guards) => {
             guards.start(request.limits, metrics);
             Ok(guards)
@@ -60,7 +61,7 @@ async fn acquire_in_steps(
     driver: &Arc<Driver>,
     keys: &[LockKey],
     request: &LockRequest<()>,
-    route: &CallRoute,
+    caller: &Caller,
 ) -> Result<LockGuards, (usize, LockError)> {
     let started = Instant::now();
     let mut held = LockGuards::unused([]);
@@ -74,7 +75,7 @@ async fn acquire_in_steps(
         // At least a nanosecond: a wait that is over has its timeout, and does not become a call
         // without a wait.
         let left = request.wait.saturating_sub(started.elapsed()).max(Duration::from_nanos(1).min(request.wait));
-        let mut requests = Requests::send(driver, request, &keys[step.clone()], left, route);
+        let mut requests = Requests::send(driver, request, &keys[step.clone()], left, caller);
         let Some(error) = requests.finish(&mut held).await else {
             // Before anything else is requested.
             held = LockGuards::unused([]);
@@ -108,14 +109,14 @@ impl Requests {
         request: &LockRequest<()>,
         keys: &[LockKey],
         wait: Duration,
-        route: &CallRoute,
+        caller: &Caller,
     ) -> Self {
         let limits = while_waiting(request.limits, wait);
         let request = |(at, key): (usize, &LockKey)| {
             let wait = if at == 0 { wait } else { Duration::ZERO };
             (key.clone(), LockRequest { wait, limits, ..request.clone() })
         };
-        let futures = AcquireFuture::send_all(driver, keys.iter().enumerate().map(request).collect(), route);
+        let futures = AcquireFuture::send_all(driver, keys.iter().enumerate().map(request).collect(), caller);
         let results = futures.iter().map(|_| None).collect();
         Self { futures: futures.into_iter().map(Box::pin).collect(), results }
     }
@@ -197,7 +198,9 @@ fn while_waiting(limits: HoldLimits, wait: Duration) -> HoldLimits {
 /// The limit of the whole wait, in place of that of the last step.
 fn with_wait(error: LockError, wait: Duration) -> LockError {
     match error {
-        LockError::TimedOut { lease_left, ahead, .. } => LockError::TimedOut { waited: wait, lease_left, ahead },
+        LockError::TimedOut { lease_left, ahead, held_by, .. } => {
+            LockError::TimedOut { waited: wait, lease_left, ahead, held_by }
+        }
         error => error,
     }
 }

@@ -29,7 +29,7 @@ use crate::{
         retry_after::HoldEstimate,
     },
     store::{Demand, Record},
-    telemetry::{metrics::AcquireMetrics, route::Route, span::LockSpan, waits::CallRoute},
+    telemetry::{metrics::AcquireMetrics, route::Route, span::LockSpan},
 };
 
 /// A request for the lock of one key, or of several together.
@@ -151,7 +151,7 @@ impl<'a> LockCall<'a> {
             let acquired = match (self.ticket(), &*self.keys) {
                 // In a box, as below.
                 (Some((terms, ticket)), _) => {
-                    match Box::pin(redeem(driver, ticket, self.params(), Some(terms))).await {
+                    match Box::pin(redeem(driver, ticket, self.params(&span), Some(terms))).await {
                         Ok(guard) => Ok(smallvec![guard]),
                         Err(TicketError::NotHeld) => {
                             span.ticket_not_held();
@@ -161,11 +161,11 @@ impl<'a> LockCall<'a> {
                     }
                 }
                 (None, [key]) => {
-                    let acquired = AcquireFuture::send(Arc::clone(driver), key.clone(), self.params()).await;
+                    let acquired = AcquireFuture::send(Arc::clone(driver), key.clone(), self.params(&span)).await;
                     acquired.map(|guard| smallvec![guard]).map_err(|why| (0, why))
                 }
                 // In a box: the future of a request for one key does not contain this one.
-                (None, keys) => Box::pin(self.acquire_several(keys)).await.map(LockGuards::into_guards),
+                (None, keys) => Box::pin(self.acquire_several(keys, &span)).await.map(LockGuards::into_guards),
             };
             let guards = match acquired {
                 Ok(guards) => guards,
@@ -192,8 +192,8 @@ impl<'a> LockCall<'a> {
 
     /// A request that waits holds its smaller keys meanwhile. A client at its bound of such keys
     /// does not wait.
-    async fn acquire_several(&self, keys: &[LockKey]) -> Result<LockGuards, (usize, NotGranted)> {
-        let mut params = self.params();
+    async fn acquire_several(&self, keys: &[LockKey], span: &LockSpan) -> Result<LockGuards, (usize, NotGranted)> {
+        let mut params = self.params(span);
         let waits = !params.request.wait.is_zero();
         let share = if waits { self.context.share_of_keys(keys.len() - 1) } else { None };
         if share.is_none() {
@@ -202,7 +202,7 @@ impl<'a> LockCall<'a> {
         acquire_several(self.context.driver(), keys, params).await
     }
 
-    fn params(&self) -> LockParams {
+    fn params(&self, span: &LockSpan) -> LockParams {
         let policy = self.policy();
         let demand = Demand { unless_recorded: self.claim.is_some() };
         let request = LockRequest {
@@ -213,9 +213,11 @@ impl<'a> LockCall<'a> {
             limits: policy.request_hold_limits(),
             demand,
             sharing: self.terms.sharing,
+            trace: None,
         };
         let metrics = AcquireMetrics::start(self.route.as_str(), self.claim.is_some());
-        LockParams { request, metrics: Some(metrics), route: CallRoute::of(self.route) }
+        let caller = self.context.driver().waits.caller(self.route.clone(), || span.to_tracing());
+        LockParams { request, metrics: Some(metrics), caller }
     }
 
     /// The rejection because of the key at this position.

@@ -10,6 +10,7 @@ use crate::{
     limits::{QUEUE_POLL_INTERVAL, RETRY_MIN},
     owner::Owner,
     store::{Demand, NewRecord, StoreError},
+    trace::SectionTrace,
 };
 
 /// Rounds up the end of a lease or a block: in its last millisecond the reply would be busy once
@@ -56,6 +57,10 @@ pub(super) struct Asking {
     pub(super) last_reply_at: BootInstant,
     /// The end of the holder's lease, by the last reply.
     pub(super) holder_expires_at: BootInstant,
+    /// The section of the holder, by the last reply.
+    pub(super) held_by: Option<SectionTrace>,
+    /// The section before the next one of this process.
+    pub(super) ended: Option<SectionTrace>,
 }
 
 #[derive(Debug)]

@@ -71,7 +71,7 @@ impl<D: DriverTypes> Deliveries<D> {
         }
         self.check(now, |waiter, waits| {
             let error = if waits {
-                LockError::TimedOut { waited: Duration::ZERO, lease_left, ahead }
+                LockError::TimedOut { waited: Duration::ZERO, lease_left, ahead, held_by: None }
             } else {
                 LockError::busy(lease_left, ahead)
             };

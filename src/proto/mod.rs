@@ -80,6 +80,7 @@ use crate::{
     owner::Owner,
     proto::lease::LeaseBounds,
     store::{AcquireReply, Heir, NewRecord, QueueConfig, Record, ReleaseReply, StoreError, YieldReply},
+    trace::SectionTrace,
 };
 
 pub(crate) mod table;
@@ -234,6 +235,8 @@ pub struct QueuePosition {
     pub store_error: Option<StoreError>,
     /// Whether the key is held or queued for, as far as this process knows.
     pub is_contended: bool,
+    /// The section that has taken the grant of the key, as far as this process knows.
+    pub held_by: Option<SectionTrace>,
 }
 
 /// What the driver passes with each event.
@@ -272,6 +275,8 @@ pub struct Redeemed {
     pub owner: Option<Owner>,
     /// Its limits.
     pub limits: HoldLimits,
+    /// Its trace.
+    pub trace: Option<SectionTrace>,
 }
 
 /// The first result of a request.
@@ -317,11 +322,16 @@ impl GuardEnd {
 impl QueuePosition {
     /// The error of a call that has timed out. The call fills in how long it has waited.
     pub(crate) fn timeout_error(self) -> LockError {
-        let Self { lease_left, ahead, store_error, is_contended: _ } = self;
+        let Self { lease_left, ahead, store_error, is_contended: _, held_by } = self;
         match store_error {
             Some(error) => error.into(),
-            None => LockError::TimedOut { waited: Duration::ZERO, lease_left, ahead },
+            None => LockError::TimedOut { waited: Duration::ZERO, lease_left, ahead, held_by },
         }
+    }
+
+    /// The error of a call without a wait.
+    pub(crate) fn busy_error(self) -> LockError {
+        LockError::Busy { lease_left: self.lease_left, ahead: self.ahead, held_by: self.held_by }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, time::Duration};
 
 use super::{hold_limits::HoldLimits, sharing::Sharing};
-use crate::{clock::BootInstant, owner::Owner, store::Demand};
+use crate::{clock::BootInstant, owner::Owner, store::Demand, trace::SectionTrace};
 
 /// One request for a key.
 #[derive(Clone, Debug)]
@@ -22,6 +22,8 @@ pub struct LockRequest<W> {
     pub demand: Demand,
     /// With how many others it holds the key.
     pub sharing: Sharing,
+    /// The trace of its section.
+    pub trace: Option<SectionTrace>,
 }
 
 /// The capacity of a queue that is kept empty: few keys have more waiters at a time.
@@ -48,8 +50,8 @@ struct Entry<W> {
 impl<W> LockRequest<W> {
     /// The same request with another waiter.
     pub fn map_waiter<V>(self, map: impl FnOnce(W) -> V) -> LockRequest<V> {
-        let Self { waiter, wait, owner, parent, limits, demand, sharing } = self;
-        LockRequest { waiter: map(waiter), wait, owner, parent, limits, demand, sharing }
+        let Self { waiter, wait, owner, parent, limits, demand, sharing, trace } = self;
+        LockRequest { waiter: map(waiter), wait, owner, parent, limits, demand, sharing, trace }
     }
 
     /// Returns `true` if the request waits while another owner has the key.
@@ -196,6 +198,7 @@ mod tests {
                 limits: HoldLimits::default(),
                 demand: Demand::new(),
                 sharing: Sharing::Alone,
+                trace: None,
             };
             let deadline = if wait.is_zero() { BootInstant::FAR_FUTURE } else { START.saturating_add(wait) };
             queue.push(u64::from(waiter), deadline, request);

@@ -16,7 +16,7 @@ use super::{
 };
 #[cfg(feature = "test-util")]
 use crate::{acquisition::AcquisitionId, lock_key::LockKey};
-use crate::{clock::BootInstant, error::LockLost, fencing::FencingToken, store::ReleaseReply};
+use crate::{clock::BootInstant, error::LockLost, fencing::FencingToken, store::ReleaseReply, trace::SectionTrace};
 
 /// Outcome of the release of a guard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +49,10 @@ pub struct Section<D: DriverTypes> {
     deadline: AtomicDeadline,
     /// The number of waiters that the section was sent to and that have not received it.
     undelivered: AtomicU32,
+    /// That of its request.
+    pub(super) trace: Option<SectionTrace>,
+    /// That of the section before, which has handed the key off.
+    pub after: Option<SectionTrace>,
     /// The value of the driver.
     pub data: D::SectionData,
 }
@@ -82,8 +86,15 @@ impl<D: DriverTypes> Section<D> {
             started_at: now,
             deadline: AtomicDeadline::new(limit),
             undelivered: AtomicU32::new(0),
+            trace: None,
+            after: None,
             data: D::SectionData::default(),
         }
+    }
+
+    /// Sets its trace, and that of the section before.
+    pub(super) fn traced(self, trace: Option<SectionTrace>, after: Option<SectionTrace>) -> Self {
+        Self { trace, after, ..self }
     }
 
     /// A section of no key, and without a limit.
@@ -113,6 +124,11 @@ impl<D: DriverTypes> Section<D> {
         self.grant.set_limit(limit);
         let waited = now.saturating_duration_since(self.started_at);
         self.min_hold.store(nanos(limits.min_hold.saturating_add(waited)), Ordering::Relaxed);
+    }
+
+    /// The trace that the section leaves to those that wait for its end.
+    pub(super) fn ended_trace(&self, now: BootInstant) -> Option<SectionTrace> {
+        Some(self.trace.as_ref()?.ended(now.saturating_duration_since(self.started_at)))
     }
 
     pub(super) fn lock_delay(&self) -> Duration {

@@ -97,7 +97,16 @@ fn harness() -> Harness {
 
 fn request_of(waiter: u32) -> LockRequest<u32> {
     let (wait, limits) = (Duration::ZERO, HoldLimits::default());
-    LockRequest { waiter, wait, owner: None, parent: None, limits, demand: Demand::new(), sharing: Sharing::Alone }
+    LockRequest {
+        waiter,
+        wait,
+        owner: None,
+        parent: None,
+        limits,
+        demand: Demand::new(),
+        sharing: Sharing::Alone,
+        trace: None,
+    }
 }
 
 /// A key that waiter 1 holds.
@@ -333,14 +342,14 @@ const fn ms(ms: u64) -> Duration {
 }
 
 const WAIT: Duration = Duration::from_secs(600);
-const BUSY: AcquireReply = AcquireReply::Busy { lease_left: ms(20_000) };
-const QUEUED: AcquireReply = AcquireReply::Queued { ahead: 0, lease_left: ms(20_000), poll_in: None };
-const GRANTED: AcquireReply = AcquireReply::Granted { fence: 7 };
+const BUSY: AcquireReply = AcquireReply::Busy { lease_left: ms(20_000), held_by: None };
+const QUEUED: AcquireReply = AcquireReply::Queued { ahead: 0, lease_left: ms(20_000), poll_in: None, held_by: None };
+const GRANTED: AcquireReply = AcquireReply::Granted { fence: 7, after: None };
 
 #[test]
 fn an_invalid_reply_is_an_error_and_its_grant_is_released() {
     let unasked = AcquireReply::Recorded(new_record().record.clone());
-    for reply in [AcquireReply::Granted { fence: u64::MAX }, BUSY, unasked] {
+    for reply in [AcquireReply::Granted { fence: u64::MAX, after: None }, BUSY, unasked] {
         let (mut h, _) = requesting();
         h.reply(reply);
         h.expect_store_error(1, StoreErrorKind::Protocol);
@@ -602,7 +611,7 @@ fn a_renewal_refused_during_a_yield_waits_for_the_yield_reply() {
             h.reply_freed();
         }
         h.advance(ms(1_300));
-        h.reply(AcquireReply::Granted { fence: 9 });
+        h.reply(AcquireReply::Granted { fence: 9, after: None });
         h.expect_grant(2);
     }
 }
@@ -947,7 +956,7 @@ fn a_grant_revoked_before_its_reply_does_not_start() {
     assert!(h.results.is_empty(), "an acquire is sent first");
     h.reply(QUEUED);
     h.handle(Event::Offered(call.id()));
-    h.reply(AcquireReply::Granted { fence: 8 });
+    h.reply(AcquireReply::Granted { fence: 8, after: None });
     h.expect_grant(1);
 }
 
@@ -957,9 +966,9 @@ fn a_grant_revoked_before_its_yield_reply_does_not_start() {
     let (mut h, _, call) = yielding();
     let StoreOp::Yield(YieldRequest { next_id, fence: 7, .. }) = call.op else { panic!("{call:?}") };
     h.handle(Event::Revoked(next_id));
-    h.handle(Event::Yielded(call.number, Ok(YieldReply::NotHolder(AcquireReply::Granted { fence: 8 }))));
+    h.handle(Event::Yielded(call.number, Ok(YieldReply::NotHolder(AcquireReply::Granted { fence: 8, after: None }))));
     assert!(h.results.is_empty(), "an acquire is sent first");
-    h.reply(AcquireReply::Granted { fence: 8 });
+    h.reply(AcquireReply::Granted { fence: 8, after: None });
     h.expect_grant(2);
 }
 
@@ -974,7 +983,7 @@ fn a_request_after_the_store_timeout_ignores_a_pending_release() {
     h.pass(ms(1_500));
     h.request(2, false);
     assert!(h.results.is_empty(), "an acquire is sent");
-    h.reply(AcquireReply::Granted { fence: 8 });
+    h.reply(AcquireReply::Granted { fence: 8, after: None });
     h.expect_grant(2);
     // The store replies again: the failed release is repeated at once.
     h.sent_release();
@@ -1158,7 +1167,7 @@ fn a_waiter_survives_an_outage_of_the_preceding_release() {
     h.expect_store_error(3, StoreErrorKind::Unavailable);
     let at = h.calls.iter().position(|call| matches!(call.op, StoreOp::Acquire(_))).expect("an acquire");
     let call = h.calls.remove(at);
-    h.handle(Event::Acquired(call.number, Ok(AcquireReply::Granted { fence: 8 })));
+    h.handle(Event::Acquired(call.number, Ok(AcquireReply::Granted { fence: 8, after: None })));
     h.expect_grant(2);
 }
 
@@ -1210,7 +1219,7 @@ fn a_lost_section_does_not_end_a_later_one() {
     h.handle(Event::Lost(id.clone(), LockLost::Revoked));
     h.handle(Event::Lost(id, LockLost::Revoked));
     h.reply_freed();
-    h.reply(AcquireReply::Granted { fence: 8 });
+    h.reply(AcquireReply::Granted { fence: 8, after: None });
     let next = h.expect_grant(2);
     assert_eq!(h.end_guard(&lost, GuardEnd::Dropped), Some(ReleaseOutcome::NotHeld));
     assert!(h.calls.is_empty() && !next.remaining(h.now).is_zero() && lost.remaining(h.now).is_zero());
@@ -1234,7 +1243,7 @@ fn a_yielded_key_is_awaited_under_a_new_id_in_the_same_order() {
     h.handle(Event::Yielded(call.number, Ok(YieldReply::NotHolder(QUEUED))));
     h.handle(Event::Offered(next_id.clone()));
     assert_eq!(h.calls[0].id(), next_id);
-    h.reply(AcquireReply::Granted { fence: 9 });
+    h.reply(AcquireReply::Granted { fence: 9, after: None });
     let second = h.expect_grant(2);
     assert!(second.token > first.token);
     h.end_guard(&second, GuardEnd::Released);

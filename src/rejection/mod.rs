@@ -195,10 +195,10 @@ impl Rejection {
     pub(crate) fn from_lock_error(error: LockError, hold_estimate: &HoldEstimate, status: StatusCode) -> Self {
         let retry_after = |lease_left, ahead| retry_after(lease_left, hold_estimate.get(), ahead, fastrand::f64());
         match error {
-            LockError::Busy { lease_left, ahead } => Self::Busy { retry_after: retry_after(lease_left, ahead) },
+            LockError::Busy { lease_left, ahead, .. } => Self::Busy { retry_after: retry_after(lease_left, ahead) },
             // A layer has its own rejection for it. A claim waits for its own section.
             LockError::WouldDeadlock => Self::Busy { retry_after: retry_after(Duration::MAX, 1) },
-            LockError::TimedOut { waited, lease_left, ahead } => {
+            LockError::TimedOut { waited, lease_left, ahead, .. } => {
                 Self::TimedOut { waited, retry_after: retry_after(lease_left, ahead), status }
             }
             LockError::QueueFull { ahead, bound } => {

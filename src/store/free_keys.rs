@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use crate::{acquisition::AcquisitionId, lock_key::LockKey};
+use crate::{acquisition::AcquisitionId, lock_key::LockKey, trace::SectionTrace};
 
 /// The free keys of a store that is memory of this process.
 ///
@@ -12,8 +12,9 @@ use crate::{acquisition::AcquisitionId, lock_key::LockKey};
 /// The methods run no code of others, and send no event.
 pub trait FreeKeys: fmt::Debug {
     /// Grants the key if it is neither held, blocked nor waited for. Returns the fence. `None`:
-    /// nothing has changed, and an acquire decides.
-    fn acquire(&self, key: &LockKey, id: &AcquisitionId, lease: Duration) -> Option<u64>;
+    /// nothing has changed, and an acquire decides. `trace` is as that of an
+    /// [acquire](super::AcquireRequest::trace).
+    fn acquire(&self, key: &LockKey, id: &AcquisitionId, lease: Duration, trace: Option<&SectionTrace>) -> Option<u64>;
 
     /// Frees the key if this acquisition holds it and nothing waits for it. `false`: nothing has
     /// changed, and a release decides.

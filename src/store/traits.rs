@@ -38,6 +38,11 @@ pub struct StoreTraits {
     ///
     /// Without it, such a request fails with [`StoreErrorKind::Unsupported`], and nothing changes.
     pub tickets: bool,
+    /// The store keeps the traces of sections, and passes them to those that wait:
+    /// [`AcquireRequest::trace`] and [`ReleaseRequest::trace`].
+    ///
+    /// Without it, they are ignored.
+    pub traces: bool,
 }
 
 // === impl StoreTraits ===
@@ -46,7 +51,15 @@ impl StoreTraits {
     /// Creates the traits of a store without optional abilities.
     #[must_use]
     pub const fn new() -> Self {
-        Self { events: false, receivers_counted: false, records: false, ordered: false, shares: false, tickets: false }
+        Self {
+            events: false,
+            receivers_counted: false,
+            records: false,
+            ordered: false,
+            shares: false,
+            tickets: false,
+            traces: false,
+        }
     }
 
     /// Sets [`events`](Self::events).
@@ -88,6 +101,13 @@ impl StoreTraits {
     #[must_use]
     pub const fn tickets(mut self, tickets: bool) -> Self {
         self.tickets = tickets;
+        self
+    }
+
+    /// Sets [`traces`](Self::traces).
+    #[must_use]
+    pub const fn traces(mut self, traces: bool) -> Self {
+        self.traces = traces;
         self
     }
 }

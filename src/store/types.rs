@@ -10,7 +10,7 @@ use bytes::Bytes;
 
 #[cfg(doc)]
 use super::LockStore;
-use crate::{acquisition::AcquisitionId, limits::MAX_LISTED_HOLDERS, lock_key::LockKey};
+use crate::{acquisition::AcquisitionId, limits::MAX_LISTED_HOLDERS, lock_key::LockKey, trace::SectionTrace};
 
 /// Settings of the queue of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +55,11 @@ pub struct AcquireRequest {
     /// A store without [`StoreTraits::tickets`](super::StoreTraits::tickets) refuses such a
     /// request.
     pub in_place_of: Option<AcquisitionId>,
+    /// The trace of the section that a grant is for, for those that find the key busy. Default:
+    /// none.
+    ///
+    /// A store without [`StoreTraits::traces`](super::StoreTraits::traces) ignores it.
+    pub trace: Option<SectionTrace>,
 }
 
 /// What an acquisition asks of its key.
@@ -88,6 +93,9 @@ pub enum AcquireReply {
     Granted {
         /// The fence of this grant.
         fence: u64,
+        /// The trace that the release or yield had left which offered the key to this acquisition.
+        /// Of a repeated call, it may be missing.
+        after: Option<SectionTrace>,
     },
     /// The key is busy, and the acquisition is in the queue. A store that is not
     /// [`ordered`](super::StoreTraits::ordered) has no queue, and keeps nothing.
@@ -99,11 +107,16 @@ pub enum AcquireReply {
         /// When the caller repeats its `acquire` if no event comes before: at least 10 ms later.
         /// `None`: after about a second, or when the lease of the holder has expired.
         poll_in: Option<Duration>,
+        /// The [trace](AcquireRequest::trace) of the holder. A store need not reply with it to a
+        /// request without one.
+        held_by: Option<SectionTrace>,
     },
     /// The key is busy, and the acquisition is not in the queue.
     Busy {
         /// The remaining lease of the holder.
         lease_left: Duration,
+        /// As of [`Queued`](Self::Queued).
+        held_by: Option<SectionTrace>,
     },
     /// The key is busy, and its queue is full.
     QueueFull {
@@ -186,6 +199,11 @@ pub struct ReleaseRequest {
     /// A store without [`StoreTraits::tickets`](super::StoreTraits::tickets) refuses such a
     /// request.
     pub heir: Option<Arc<Heir>>,
+    /// The trace of the section that has ended, for the waiter that is offered the key. Default:
+    /// none.
+    ///
+    /// A store without [`StoreTraits::traces`](super::StoreTraits::traces) ignores it.
+    pub trace: Option<SectionTrace>,
 }
 
 /// The acquisition that holds a key after the release of another one. No process renews it.
@@ -238,6 +256,10 @@ pub struct YieldRequest {
     pub valid_for: Duration,
     /// What [`next_id`](Self::next_id) asks of the key.
     pub demand: Demand,
+    /// As [`ReleaseRequest::trace`]. Default: none.
+    pub ended: Option<SectionTrace>,
+    /// As [`AcquireRequest::trace`]. Default: none.
+    pub trace: Option<SectionTrace>,
 }
 
 /// The reply of [`LockStore::yield_to_queue`].
@@ -362,7 +384,7 @@ impl AcquireRequest {
         valid_for: Duration,
     ) -> Self {
         let demand = Demand::default();
-        Self { key, id, lease, if_busy, queue, valid_for, demand, is_repeated: false, in_place_of: None }
+        Self { key, id, lease, if_busy, queue, valid_for, demand, is_repeated: false, in_place_of: None, trace: None }
     }
 
     /// Sets [`in_place_of`](Self::in_place_of).
@@ -399,7 +421,7 @@ impl ReleaseRequest {
     /// Creates a request to release a key, or to leave its queue.
     #[must_use]
     pub fn new(key: LockKey, id: AcquisitionId, block_for: Duration, queue: QueueConfig) -> Self {
-        Self { key, id, block_for, queue, record: None, heir: None }
+        Self { key, id, block_for, queue, record: None, heir: None, trace: None }
     }
 
     /// Leaves the key to this acquisition, if that of the request holds it.
@@ -429,7 +451,8 @@ impl YieldRequest {
         queue: QueueConfig,
         valid_for: Duration,
     ) -> Self {
-        Self { key, id, fence, next_id, lease, queue, valid_for, demand: Demand::default() }
+        let demand = Demand::default();
+        Self { key, id, fence, next_id, lease, queue, valid_for, demand, ended: None, trace: None }
     }
 
     /// Sets [`demand`](Self::demand).
@@ -452,6 +475,22 @@ impl ForceReleaseRequest {
     pub fn holder(mut self, holder: Option<AcquisitionId>) -> Self {
         self.holder = holder;
         self
+    }
+}
+
+// === impl AcquireReply ===
+
+impl AcquireReply {
+    /// Creates a grant, without the trace of the section before.
+    #[must_use]
+    pub const fn granted(fence: u64) -> Self {
+        Self::Granted { fence, after: None }
+    }
+
+    /// Creates a reply for a key that is busy, without the trace of its holder.
+    #[must_use]
+    pub const fn busy(lease_left: Duration) -> Self {
+        Self::Busy { lease_left, held_by: None }
     }
 }
 

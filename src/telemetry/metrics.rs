@@ -58,12 +58,16 @@ mod enabled {
         ),
     ];
 
-    const COUNTERS: [(&str, &str); 5] = [
+    const COUNTERS: [(&str, &str); 6] = [
         ("tower_lock_acquire_total", "Calls for a lock, by route and result."),
         ("tower_lock_lost_total", "Locks that were lost before they were released."),
         ("tower_lock_records_lost_total", "Records that the store had not confirmed when their lease had ended."),
         ("tower_lock_store_errors_total", "Calls of the store that failed or timed out, by operation and kind."),
         ("tower_lock_replay_total", "Requests with an idempotency key, by route and result."),
+        (
+            "tower_lock_blocked_milliseconds_total",
+            "How long requests have waited for the section before theirs, by the route of that section.",
+        ),
     ];
 
     const HISTOGRAMS: [(&str, &str); 3] = [
@@ -124,6 +128,11 @@ mod enabled {
     /// Counts a request of a replay layer.
     pub(crate) fn count_replay(route: &str, result: &'static str) {
         isolated(|| counter!("tower_lock_replay_total", "route" => route.to_owned(), "result" => result).increment(1));
+    }
+
+    /// Counts the time that a call has waited for the section before.
+    pub(crate) fn count_blocked(by: &str, ms: u64) {
+        isolated(|| counter!("tower_lock_blocked_milliseconds_total", "by" => by.to_owned()).increment(ms));
     }
 
     /// Counts a handler that finishes without its client.
@@ -271,6 +280,8 @@ mod disabled {
     pub(crate) fn record(_: &Report) {}
 
     pub(crate) fn count_replay(_: &str, _: &'static str) {}
+
+    pub(crate) fn count_blocked(_: &str, _: u64) {}
 
     pub(crate) fn detached_started() {}
 

@@ -17,6 +17,7 @@ use crate::{
     error::{LockError, LockLost},
     fencing::FencingToken,
     lock_key::LockKey,
+    trace::SectionTrace,
 };
 
 /// The span of one request that needs a lock, from its key to its release.
@@ -133,7 +134,18 @@ impl LockSpan {
         let wait_ms = self.wait_ms();
         self.result(result);
         self.span.record("wait_ms", wait_ms);
-        tracing::debug!(target: "tower_lock", parent: &self.span, result, wait_ms, page, "request rejected: {error}");
+        let held_by = error.held_by();
+        tracing::debug!(
+            target: "tower_lock",
+            parent: &self.span,
+            result,
+            wait_ms,
+            page,
+            held_by_route = held_by.map(SectionTrace::route),
+            // The grant may be used by several sections of its process, one after another.
+            held_by_trace = held_by.map(|by| format!("{:032x}", by.trace_id())),
+            "request rejected: {error}",
+        );
     }
 
     /// The ticket of the request does not hold the key.
@@ -181,6 +193,10 @@ impl LockSpan {
         self.span.record("hold_ms", millis(hold));
     }
 
+    pub(crate) fn to_tracing(&self) -> Span {
+        self.span.clone()
+    }
+
     pub(crate) fn is_enabled(&self) -> bool {
         !self.span.is_disabled()
     }
@@ -225,6 +241,8 @@ fn open(route: &Route) -> Span {
         idempotency_key = Empty,
         result = Empty,
         wait_ms = Empty,
+        blocked_by_route = Empty,
+        blocked_for_ms = Empty,
         hold_ms = Empty,
         depth = Empty,
         fence = Empty,

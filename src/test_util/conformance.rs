@@ -36,6 +36,7 @@ use crate::{
         RenewRequest, StoreError, StoreErrorKind, StoreEvent, StoreFuture, StoreTraits, YieldReply, YieldRequest,
     },
     sync::Mutex,
+    trace::SectionTrace,
 };
 
 /// The leases of the suite: a busy machine may delay a call by seconds.
@@ -121,6 +122,7 @@ const CLAUSES: &[(ForTraits, &[(&str, Clause)])] = &[
         |traits| traits.ordered && traits.records,
         clauses![waiters_get_the_record_and_pass_their_offers_on, offer_that_expires_goes_on_with_a_record],
     ),
+    (|traits| traits.traces && traits.ordered, clauses![trace_of_a_section_reaches_those_that_wait_for_it]),
     (|traits| !traits.records, clauses![request_for_a_record_is_refused]),
     (
         |traits| traits.tickets,
@@ -244,7 +246,7 @@ impl World {
     /// Returns the remaining lease of the holder.
     async fn busy(&self, id: &AcquisitionId) -> Duration {
         match self.acquire(id, IfBusy::Fail).await {
-            AcquireReply::Busy { lease_left } => lease_left,
+            AcquireReply::Busy { lease_left, .. } => lease_left,
             other => panic!("not busy, but {other:?}"),
         }
     }
@@ -292,7 +294,7 @@ impl World {
     async fn redeem(&self, id: &AcquisitionId, ticket: &AcquisitionId) -> Option<u64> {
         let request = self.acquire_request(id, IfBusy::Fail).in_place_of(Some(ticket.clone()));
         match self.send_acquire(request).await.expect("a reply") {
-            AcquireReply::Granted { fence } => Some(fence),
+            AcquireReply::Granted { fence, .. } => Some(fence),
             AcquireReply::Busy { .. } => None,
             other => panic!("neither granted nor busy, but {other:?}"),
         }
@@ -368,7 +370,7 @@ impl World {
 #[track_caller]
 fn fence_of(reply: AcquireReply) -> u64 {
     match reply {
-        AcquireReply::Granted { fence } => fence,
+        AcquireReply::Granted { fence, .. } => fence,
         other => panic!("not granted, but {other:?}"),
     }
 }
@@ -1099,6 +1101,56 @@ async fn ticket_that_expires_or_is_revoked_holds_nothing(w: World) {
     // The same key, without a ticket.
     sleep(lease + Duration::from_millis(50)).await;
     w.granted(&c).await;
+}
+
+async fn trace_of_a_section_reaches_those_that_wait_for_it(w: World) {
+    let ([a, b, c, next, late], [of_a, of_b, of_next]) = (w.process(), [1, 2, 3].map(section_trace));
+    let traced = async |id: &AcquisitionId, if_busy, trace: &SectionTrace| {
+        let request = AcquireRequest { trace: Some(trace.clone()), ..w.acquire_request(id, if_busy) };
+        w.send_acquire(request).await.expect("a reply")
+    };
+    assert_eq!(after(traced(&a, IfBusy::Enqueue, &of_a).await), None, "the key was free");
+    assert_eq!(held_by(traced(&b, IfBusy::Enqueue, &of_b).await), Some(of_a.clone()), "queued");
+    assert_eq!(held_by(traced(&late, IfBusy::Fail, &of_b).await), Some(of_a.clone()), "busy");
+    let ended = of_a.ended(Duration::from_millis(1_234));
+    let release = ReleaseRequest { trace: Some(ended.clone()), ..w.release_request(&a, Duration::ZERO) };
+    assert_eq!(w.send_release(release).await.expect("a reply"), ReleaseReply::HandedOff);
+    assert_eq!(held_by(traced(&late, IfBusy::Fail, &of_b).await), None, "no section runs yet");
+    let reply = traced(&b, IfBusy::Enqueue, &of_b).await;
+    let fence = fence_of(reply.clone());
+    assert_eq!(after(reply), Some(ended), "by a release");
+    assert_eq!(w.inspect().await.holder().map(|holder| (&holder.id, holder.fence)), Some((&b, fence)));
+    assert_eq!(held_by(traced(&c, IfBusy::Enqueue, &of_b).await), Some(of_b.clone()), "the holder is another one");
+    let request = w.yield_request(&b, fence, &next);
+    let request = YieldRequest { ended: Some(of_b.clone()), trace: Some(of_next.clone()), ..request };
+    assert_eq!(ahead_of(w.yielded(request).await), 0, "another one waited");
+    assert_eq!(after(traced(&c, IfBusy::Enqueue, &of_a).await), Some(of_b), "by a yield");
+    w.release(&c).await;
+    let reply = w.acquire(&next, IfBusy::Enqueue).await;
+    let fence = fence_of(reply.clone());
+    assert_eq!(after(reply), None, "by a release without a trace");
+    assert_eq!(held_by(traced(&late, IfBusy::Fail, &of_a).await), None, "a grant without a trace");
+    let request = YieldRequest { trace: Some(of_next.clone()), ..w.yield_request(&next, fence, &a) };
+    assert!(matches!(w.store.yield_to_queue(request).await, Ok(YieldReply::Extended { .. })));
+    assert_eq!(held_by(traced(&late, IfBusy::Fail, &of_a).await), Some(of_next), "of the section after a yield");
+}
+
+fn section_trace(id: u64) -> SectionTrace {
+    SectionTrace::new(u128::from(id) << 64, id, &format!("/sections/{id} of {{many}}"))
+}
+
+fn after(reply: AcquireReply) -> Option<SectionTrace> {
+    match reply {
+        AcquireReply::Granted { after, .. } => after,
+        other => panic!("not granted, but {other:?}"),
+    }
+}
+
+fn held_by(reply: AcquireReply) -> Option<SectionTrace> {
+    match reply {
+        AcquireReply::Busy { held_by, .. } | AcquireReply::Queued { held_by, .. } => held_by,
+        other => panic!("not busy, but {other:?}"),
+    }
 }
 
 async fn request_for_a_ticket_is_refused(w: World) {

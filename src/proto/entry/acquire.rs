@@ -9,7 +9,7 @@ use crate::{
     error::{LockError, PendingReleases, QueueBound},
     limits::{LOCK_DELAY, MAX_WAITERS_PER_PROCESS, RECHECK_GRACE, RECHECK_INTERVAL},
     proto::{
-        DriverTypes, Env,
+        DriverTypes, Env, QueuePosition,
         attempt::{Asking, Attempt, BLOCK_GRACE, State},
         calls::Numbered,
         pending_release::PendingRelease,
@@ -43,7 +43,9 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         let Some(attempt) = &mut self.attempt else { return };
         attempt.wants_queue |= self.queue.has_waiting();
         (self.asking.lease, self.asking.lock_delay) = (lease, lock_delay);
-        attempt.demand = self.queue.first().map(|request| request.demand).unwrap_or_default();
+        let first = self.queue.first();
+        attempt.demand = first.map(|request| request.demand).unwrap_or_default();
+        let trace = first.and_then(|request| request.trace.clone());
         let if_busy = if attempt.wants_queue { IfBusy::Enqueue } else { IfBusy::Fail };
         let (key, lease) = (env.key.clone(), lease.saturating_add(lock_delay));
         let queue = queue_of_acquire(env.lease.call_timeout);
@@ -54,7 +56,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             self.asking.next_recheck_at = env.now().saturating_add(RECHECK_INTERVAL);
         }
         let number = env.next_call();
-        Numbered::push(&mut env.actions.calls.acquires, env.key, number, request);
+        Numbered::push(&mut env.actions.calls.acquires, env.key, number, AcquireRequest { trace, ..request });
         attempt.in_flight.start(number, env.now());
         attempt.recheck_after_reply = false;
         attempt.freed_meanwhile = false;
@@ -103,15 +105,15 @@ impl<D: DriverTypes> LockEntry<'_, D> {
                 attempt.is_verified = true;
                 self.send_acquire(env);
             }
-            Ok(AcquireReply::Granted { fence }) => {
+            Ok(AcquireReply::Granted { fence, after }) => {
                 let must_verify = attempt.revoked_meanwhile;
                 attempt.is_verified = false;
-                self.on_granted(sent_at, fence, env);
+                self.on_granted(sent_at, fence, after, env);
                 if must_verify {
                     self.verify(env);
                 }
             }
-            Ok(AcquireReply::Queued { lease_left, poll_in, ahead: _ }) => {
+            Ok(AcquireReply::Queued { lease_left, poll_in, held_by, ahead: _ }) => {
                 // The first request of each key sends an acquire even if the process is full,
                 // because the key may be free. If the key is busy, the bound applies to this
                 // request, too.
@@ -122,13 +124,14 @@ impl<D: DriverTypes> LockEntry<'_, D> {
                 }
                 attempt.state = State::Queued;
                 self.asking.last_reply_at = env.now();
+                self.asking.held_by = held_by;
                 self.asking.holder_expires_at = env.now().saturating_add(lease_left);
                 self.asking.schedule_poll(env.now(), poll_in, lease_left, env.jitter());
                 // The reply may be older than messages that were lost.
                 let must_recheck =
                     attempt.recheck_after_reply || env.lagged_at.is_some_and(|lagged_at| sent_at < lagged_at);
                 let was_freed = attempt.freed_meanwhile;
-                self.reject_non_waiting(env, LockError::busy);
+                self.reject_non_waiting(env, QueuePosition::busy_error);
                 self.abandon_if_unwanted(env);
                 if must_recheck {
                     self.send_acquire(env);
@@ -149,11 +152,12 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             Ok(AcquireReply::Busy { .. }) if attempt.wants_queue => {
                 self.fail_attempt(&StoreError::new("lock", "acquire", StoreErrorKind::Protocol), sent_at, env);
             }
-            Ok(AcquireReply::Busy { lease_left }) => {
+            Ok(AcquireReply::Busy { lease_left, held_by }) => {
+                self.asking.held_by = held_by;
                 self.asking.holder_expires_at = env.now().saturating_add(lease_left);
                 // A request beside more holders may get the key.
                 let max_holders = attempt.id.max_holders();
-                self.reject_non_waiting_up_to(max_holders, env, LockError::busy);
+                self.reject_non_waiting_up_to(max_holders, env, QueuePosition::busy_error);
                 if self.is_unwanted() {
                     self.finish_attempt(sent_at, env);
                 } else {

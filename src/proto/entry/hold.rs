@@ -6,11 +6,11 @@ use super::LockEntry;
 use crate::{
     acquisition::AcquisitionId,
     clock::BootInstant,
-    error::{LockError, LockLost},
+    error::LockLost,
     fencing::FencingToken,
     limits::{LOCAL_HANDOFF_SECTIONS, LOCAL_HANDOFF_TIME, MIN_REMAINING_DIVISOR},
     proto::{
-        Action, DriverTypes, Env, FreeKey, GuardEnd, LockRequest, QUEUE,
+        Action, DriverTypes, Env, FreeKey, GuardEnd, LockRequest, QUEUE, QueuePosition,
         attempt::{ActiveSection, Asking, Attempt, Holding, State},
         calls::Numbered,
         deliveries::DELIVERY_CHECK,
@@ -19,10 +19,17 @@ use crate::{
         section::{ReleaseOutcome, Section},
     },
     store::{StoreError, StoreErrorKind, YieldReply, YieldRequest},
+    trace::SectionTrace,
 };
 
 impl<D: DriverTypes> LockEntry<'_, D> {
-    pub(super) fn on_granted(&mut self, sent_at: BootInstant, fence: u64, env: &mut Env<'_, D>) {
+    pub(super) fn on_granted(
+        &mut self,
+        sent_at: BootInstant,
+        fence: u64,
+        after: Option<SectionTrace>,
+        env: &mut Env<'_, D>,
+    ) {
         let Some(attempt) = &mut self.attempt else { return };
         let Some(token) = FencingToken::from_fence(fence) else {
             let error = StoreError::new("lock", "acquire", StoreErrorKind::Protocol);
@@ -38,6 +45,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             return self.start_share(grant, token, sent_at, env);
         }
         self.asking.retry_at = None;
+        self.asking.ended = after;
         attempt.state = State::Holding(Holding::new(Arc::new(grant), token, attempt.demand, sent_at, env.now()));
         self.start_next(true, env);
     }
@@ -59,7 +67,8 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         };
         let (lease, lock_delay) = request.limits.lease_and_lock_delay(env.lease);
         let grant = Arc::new(Grant::new(env.key.clone(), id.clone(), token, lease, lock_delay, sent_at));
-        let section = Arc::new(Section::new(Arc::clone(&grant), token.with_sequence(0), request.limits, sent_at));
+        let section = Section::new(Arc::clone(&grant), token.with_sequence(0), request.limits, sent_at);
+        let section = Arc::new(section.traced(request.trace.clone(), None));
         let owner = request.owner.clone().filter(|owner| !owner.is_closed());
         let state = State::Holding(Holding {
             sections: 1,
@@ -91,11 +100,12 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         }
         let Some(first) = self.queue.pop() else { return };
         let waits = first.waits();
-        let LockRequest { waiter, owner, limits, .. } = first;
+        let LockRequest { waiter, owner, limits, trace, .. } = first;
         let token = holding.token.with_sequence(holding.sections);
         holding.sections += 1;
         let scheduled_at = holding.grant.next_check_at();
-        let section = Arc::new(Section::new(Arc::clone(&holding.grant), token, limits, env.now()));
+        let section = Section::new(Arc::clone(&holding.grant), token, limits, env.now());
+        let section = Arc::new(section.traced(trace, self.asking.ended.take()));
         holding.grant.set_delivery_check(env.now().saturating_add(DELIVERY_CHECK));
         if track || holding.grant.next_check_at() < scheduled_at {
             env.actions.push(Action::Track(Arc::clone(&holding.grant)));
@@ -111,7 +121,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             }
         }
         holding.active = Some(ActiveSection::new(section, owner, holds));
-        self.reject_non_waiting(env, LockError::busy);
+        self.reject_non_waiting(env, QueuePosition::busy_error);
     }
 
     /// Ends one hold of the section. Returns the outcome of the release, or `None` if the store is
@@ -160,14 +170,15 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             self.begin_release_with(block_for, Leaves { record, heir }, Some(section), env);
             return None;
         }
-        self.hand_off(env);
+        self.hand_off(section.ended_trace(env.now()), env);
         Some(ReleaseOutcome::HandedOff)
     }
 
     /// Passes the key to the next local waiter. Until the batch is used up, this needs no store
     /// call.
-    pub(super) fn hand_off(&mut self, env: &mut Env<'_, D>) {
+    pub(super) fn hand_off(&mut self, ended: Option<SectionTrace>, env: &mut Env<'_, D>) {
         let Some(Attempt { state: State::Holding(holding), .. }) = &self.attempt else { return };
+        self.asking.ended = ended;
         if self.queue.first().is_some_and(|next| next.limits.store_lease(env.lease) < holding.grant.lease()) {
             // The next section needs a shorter lease, and a longer one would block the key for
             // longer after a crash. An id never gets a shorter lease, because a late renewal may
@@ -202,7 +213,9 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         // The yield sets the lease. A renewal of the same id may have been executed already, so the
         // lease must not be shorter than before.
         let lease = holding.grant.lease().max(self.requested_lease(env));
-        let demand = self.queue.first().map(|request| request.demand).unwrap_or_default();
+        let next = self.queue.first();
+        let demand = next.map(|request| request.demand).unwrap_or_default();
+        let trace = next.and_then(|request| request.trace.clone());
         let request = YieldRequest::new(
             env.key.clone(),
             attempt.id.clone(),
@@ -213,7 +226,8 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             env.lease.call_timeout,
         );
         let number = env.next_call();
-        Numbered::push(&mut env.actions.calls.yields, env.key, number, request.demand(demand));
+        let request = YieldRequest { ended: self.asking.ended.clone(), trace, ..request.demand(demand) };
+        Numbered::push(&mut env.actions.calls.yields, env.key, number, request);
         let mut attempt = Attempt {
             state: State::Yielding {
                 holding,

@@ -263,7 +263,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         let is_due = self.asking.retry_at.is_some_and(|at| at <= env.now());
         if let Some(error) = attempt.in_flight.failure_at(env.now(), env.store_timeout()) {
             // The acquire is repeated for requests with a wait, until it ends.
-            self.reject_non_waiting(env, |_, _| error.clone().into());
+            self.reject_non_waiting(env, |_| error.clone().into());
             self.abandon_if_unwanted(env);
         }
         if !is_due {

@@ -38,7 +38,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             self.check_expired(env);
             if self.is_contended(request.sharing) {
                 let position = self.position(self.queue.len(), env.now());
-                return env.reject(request, LockError::busy(position.lease_left, position.ahead));
+                return env.reject(request, position.busy_error());
             }
         }
         // While no section runs, the first waiter is the one that the acquire is for. It does not
@@ -60,7 +60,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
                 let bound = if is_full { QueueBound::Key } else { QueueBound::Process };
                 LockError::QueueFull { ahead: position.ahead, bound }
             } else {
-                LockError::busy(position.lease_left, position.ahead)
+                position.busy_error()
             };
             return env.reject(request, error);
         }
@@ -92,8 +92,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         if !self.is_contended(sharing) {
             return None;
         }
-        let position = self.position(self.queue.len(), now);
-        Some(LockError::busy(position.lease_left, position.ahead))
+        Some(self.position(self.queue.len(), now).busy_error())
     }
 
     /// Returns `true` if the parent request of this task holds the key or waits for it. If the
@@ -163,16 +162,20 @@ impl<D: DriverTypes> LockEntry<'_, D> {
     }
 
     pub(super) fn position(&self, at: usize, now: BootInstant) -> QueuePosition {
-        let lease_left = match self.attempt.as_ref().map(|attempt| &attempt.state) {
-            Some(State::Holding(holding) | State::Yielding { holding, .. }) => holding.grant.remaining(now),
-            Some(_) => self.asking.holder_expires_at.saturating_duration_since(now),
-            None => self.shares.iter().map(|share| share.remaining(now)).min().unwrap_or_default(),
+        let (lease_left, held_by) = match self.attempt.as_ref().map(|attempt| &attempt.state) {
+            Some(State::Holding(holding) | State::Yielding { holding, .. }) => {
+                let active = holding.active.as_ref();
+                (holding.grant.remaining(now), active.and_then(|active| active.section.trace.clone()))
+            }
+            Some(_) => (self.asking.holder_expires_at.saturating_duration_since(now), self.asking.held_by.clone()),
+            None => (self.shares.iter().map(|share| share.remaining(now)).min().unwrap_or_default(), None),
         };
         let store_error = match &self.attempt {
             Some(attempt) => attempt.store_error(),
             None => self.pending_releases.blocking().and_then(|release| release.error.clone()),
         };
-        QueuePosition { lease_left, ahead: at + 1, store_error, is_contended: self.is_contended(Sharing::Alone) }
+        let is_contended = self.is_contended(Sharing::Alone);
+        QueuePosition { lease_left, ahead: at + 1, store_error, is_contended, held_by }
     }
 
     /// Whether the first waiter needs no attempt, or one with another number of holders. The number
@@ -210,7 +213,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
     }
 
     /// Rejects the requests without a wait, because the key is busy.
-    pub(super) fn reject_non_waiting(&mut self, env: &mut Env<'_, D>, error: impl Fn(Duration, usize) -> LockError) {
+    pub(super) fn reject_non_waiting(&mut self, env: &mut Env<'_, D>, error: impl Fn(QueuePosition) -> LockError) {
         self.reject_non_waiting_up_to(u16::MAX, env, error);
     }
 
@@ -219,14 +222,13 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         &mut self,
         max_holders: u16,
         env: &mut Env<'_, D>,
-        error: impl Fn(Duration, usize) -> LockError,
+        error: impl Fn(QueuePosition) -> LockError,
     ) {
         if !self.queue.has_non_waiting() {
             return;
         }
-        let lease_left = self.position(0, env.now()).lease_left;
         while let Some((at, request)) = self.queue.remove_non_waiting(max_holders) {
-            env.reject(request, error(lease_left, at + 1));
+            env.reject(request, error(self.position(at, env.now())));
         }
     }
 }

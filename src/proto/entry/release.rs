@@ -235,7 +235,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         if let Some(error) = blocking_error {
             self.pending_releases.unblock();
             // Requests with a wait send an acquire, and repeat it.
-            self.reject_non_waiting(env, |_, _| error.clone().into());
+            self.reject_non_waiting(env, |_| error.clone().into());
             self.start_attempt(env);
         }
     }
@@ -254,6 +254,8 @@ pub(super) fn send_release<D: DriverTypes>(release: &mut PendingRelease<D>, env:
     let mut request = ReleaseRequest::new(env.key.clone(), release.id.clone(), release.block_for, QUEUE);
     request.record = release.record.as_ref().map(|(_, record)| Arc::clone(record));
     request.heir.clone_from(&release.heir);
+    // Of a release that is repeated, the guard has its outcome already.
+    request.trace = release.section.as_ref().and_then(|section| section.ended_trace(release.created_at));
     let number = env.next_call();
     Numbered::push(&mut env.actions.calls.releases, env.key, number, request);
     release.in_flight = Some(number);

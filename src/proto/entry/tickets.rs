@@ -32,7 +32,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         ticket: &Arc<Heir>,
         env: &mut Env<'_, D>,
     ) -> Option<Arc<Section<D>>> {
-        let Redeemed { id, fence, sent_at, owner, limits } = redeemed;
+        let Redeemed { id, fence, sent_at, owner, limits, trace } = redeemed;
         let (lease, lock_delay) = limits.lease_and_lock_delay(env.lease);
         let token = FencingToken::from_fence(fence).filter(|_| !env.is_shutting_down && !env.usage.was_revoked(&id));
         let grant =
@@ -43,7 +43,8 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             return None;
         };
         let grant = Arc::new(grant);
-        let section = Arc::new(Section::new(Arc::clone(&grant), token.with_sequence(0), limits, env.now()));
+        let section = Section::new(Arc::clone(&grant), token.with_sequence(0), limits, env.now());
+        let section = Arc::new(section.traced(trace, None));
         let mut shared = SharedSection::new(Arc::clone(&section), owner.filter(|owner| !owner.is_closed()));
         shared.active.holds = 1;
         env.actions.push(Action::Track(Arc::clone(&grant)));

@@ -16,7 +16,7 @@ impl Harness {
         let id = self.ids.next();
         let sent_at = self.now;
         self.pass(ago);
-        let redeemed = Redeemed { id: id.clone(), fence: 9, sent_at, owner: None, limits };
+        let redeemed = Redeemed { id: id.clone(), fence: 9, sent_at, owner: None, limits, trace: None };
         let section = self.drive(|table, key, cx, actions| table.redeem(key, cx, redeemed, &ticket(), actions));
         (id, section)
     }

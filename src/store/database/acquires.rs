@@ -57,9 +57,15 @@ impl<D: Database> Shared<D> {
             return Ok(vec![self.redeem(first, holder, called).await]);
         }
         let waits = |request: &AcquireRequest| request.if_busy == IfBusy::Enqueue;
-        let batch = &Batch::new::<D>(requests.iter().map(|of| (&of.key, &of.id, of.lease, Some(waits(of)))));
+        let batch =
+            &Batch::new::<D>(requests.iter().map(|of| (&of.key, &of.id, of.lease, Some(waits(of)), of.trace.as_ref())));
         let valid_for = requests.iter().map(|request| request.valid_for).min().unwrap_or_default();
-        let arguments = [Argument::Queue(queue), Argument::Flag(demand.takes_record()), Argument::Requests(batch)];
+        let arguments = [
+            Argument::Queue(queue),
+            Argument::Flag(demand.takes_record()),
+            Argument::Requests(batch),
+            Argument::Traces(batch),
+        ];
         let rows = self.call_before_expiry(called, valid_for, "acquire", &arguments).await?;
         let reply = |at: usize, row: &D::Row| acquired::<D>(row, waits(&requests[at]), has_messages);
         in_order(batch, &rows, reply).ok_or(CallError::UnexpectedReply)
@@ -72,13 +78,14 @@ impl<D: Database> Shared<D> {
         holder: &AcquisitionId,
         called: BootInstant,
     ) -> Result<AcquireReply, D::Error> {
-        let AcquireRequest { key, id, lease, valid_for, .. } = request;
+        let AcquireRequest { key, id, lease, valid_for, trace, .. } = request;
         let (name, id, holder) = (name::<D>(key).ok_or(CallError::InvalidKey)?, id.to_string(), holder.to_string());
         let arguments = [
             Argument::Text(Some(&name)),
             Argument::Text(Some(&id)),
             Argument::Time(*lease),
             Argument::Text(Some(&holder)),
+            Argument::Trace(trace.as_ref()),
         ];
         let rows = self.call_before_expiry(called, *valid_for, "redeem", &arguments).await?;
         acquired::<D>(only(&rows)?, false, false).ok_or(CallError::UnexpectedReply)?

@@ -12,6 +12,7 @@ use crate::{
         EventSink, QueueConfig,
         remote::link::{Connect, Link},
     },
+    trace::SectionTrace,
 };
 
 /// A database, whose connections have calls.
@@ -103,6 +104,10 @@ pub(crate) enum Argument<'a> {
     Offer(&'a QueueConfig),
     /// The names, the ids and the times of requests, and whether each of them waits in the queue.
     Requests(&'a Batch<'a>),
+    /// The traces of requests: one argument, or none in a database without a queue.
+    Traces(&'a Batch<'a>),
+    /// The trace of a request, as well.
+    Trace(Option<&'a SectionTrace>),
 }
 
 /// The requests of a call.
@@ -124,6 +129,7 @@ pub(crate) struct Named<'a> {
     pub(crate) time: Duration,
     /// Of an acquire.
     pub(crate) waits: Option<bool>,
+    pub(crate) trace: Option<String>,
 }
 
 impl Messages for () {}
@@ -131,10 +137,11 @@ impl Messages for () {}
 impl<'a> Batch<'a> {
     /// Without the requests whose key the database cannot have.
     pub(super) fn new<D: Database>(
-        requests: impl Iterator<Item = (&'a LockKey, &'a AcquisitionId, Duration, Option<bool>)>,
+        requests: impl Iterator<Item = (&'a LockKey, &'a AcquisitionId, Duration, Option<bool>, Option<&'a SectionTrace>)>,
     ) -> Self {
-        let named = |(at, (key, id, time, waits)): (_, (&'a LockKey, &AcquisitionId, _, _))| {
-            Some((Named { name: name::<D>(key)?, id: id.to_string(), time, waits }, at))
+        let named = |(at, (key, id, time, waits, trace)): (_, (&'a LockKey, &AcquisitionId, _, _, Option<&_>))| {
+            let trace = trace.map(SectionTrace::to_string);
+            Some((Named { name: name::<D>(key)?, id: id.to_string(), time, waits, trace }, at))
         };
         let mut ordered: Vec<_> = requests.enumerate().filter_map(named).collect();
         ordered.sort_unstable();

@@ -42,12 +42,14 @@ impl<D: Database> Shared<D> {
         if let Some(heir) = &first.heir {
             return Ok(vec![self.keep(first, heir).await?]);
         }
-        let batch = &Batch::new::<D>(requests.iter().map(|of| (&of.key, &of.id, of.block_for, None)));
+        let batch =
+            &Batch::new::<D>(requests.iter().map(|of| (&of.key, &of.id, of.block_for, None, of.trace.as_ref())));
         // A request with a record has a call of its own.
         let body = record.as_ref().and_then(|new| new.record.body.as_deref());
         let arguments = [
             Argument::Offer(queue),
             Argument::Requests(batch),
+            Argument::Traces(batch),
             Argument::Bytes(record.as_ref().map(|new| &*new.record.head)),
             Argument::Bytes(body.filter(|body| body.len() <= MAX_RECORD_BODY_BYTES)),
             Argument::Time(record.as_ref().map_or(Duration::ZERO, |new| new.keep_for)),

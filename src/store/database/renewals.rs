@@ -27,7 +27,7 @@ impl<D: Database> Shared<D> {
     async fn renew_together(&self, requests: &[RenewRequest]) -> Result<Vec<RenewReply>, D::Error> {
         // The database cannot have the others: they hold nothing.
         let mut replies = vec![RenewReply::NotHolder; requests.len()];
-        let batch = &Batch::new::<D>(requests.iter().map(|of| (&of.key, &of.id, of.lease, None)));
+        let batch = &Batch::new::<D>(requests.iter().map(|of| (&of.key, &of.id, of.lease, None, None)));
         if batch.requests.is_empty() {
             return Ok(replies);
         }

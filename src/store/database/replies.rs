@@ -42,14 +42,19 @@ pub(super) fn acquired<D: Database>(
 ) -> Option<Result<AcquireReply, D::Error>> {
     let lease_left = micros(row.number(4).unwrap_or(0));
     let waiting = count(row.number(5).unwrap_or(0))?;
-    let queued = |poll_in| AcquireReply::Queued { ahead: waiting, lease_left, poll_in };
+    let trace = if D::HAS_QUEUE { row.text(8) } else { None };
+    let held_by = || trace.as_ref()?.parse().ok();
+    let queued = |poll_in| AcquireReply::Queued { ahead: waiting, lease_left, poll_in, held_by: held_by() };
     let [least, most] = D::POLL;
     Some(Ok(match &*row.text(2)? {
-        "granted" => AcquireReply::Granted { fence: fence(row.number(3)?)? },
+        "granted" => {
+            let after = trace.as_ref().and_then(|trace| trace.strip_prefix('<')?.parse().ok());
+            AcquireReply::Granted { fence: fence(row.number(3)?)?, after }
+        }
         "queued" if has_messages => queued(None),
         // No message comes when the transaction ends.
         "pinned" if waits => queued(Some(PINNED_POLL)),
-        "busy" | "pinned" if !waits => AcquireReply::Busy { lease_left },
+        "busy" | "pinned" if !waits => AcquireReply::Busy { lease_left, held_by: held_by() },
         "queued" | "busy" => queued(Some(least + (most - least).mul_f64(fastrand::f64()))),
         "full" => AcquireReply::QueueFull { lease_left, waiting },
         "recorded" => AcquireReply::Recorded(Record::new(row.bytes(6)?, row.bytes(7).map(Into::into))),

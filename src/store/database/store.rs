@@ -75,7 +75,7 @@ impl<D: Database> LockStore for DatabaseStore<D> {
         self.call("yield", move |shared| async move {
             shared.start();
             let has_messages = shared.messages.wait_subscribed(request.next_id.manager()).await;
-            let YieldRequest { key, id, fence, next_id, lease, queue, valid_for, demand } = &request;
+            let YieldRequest { key, id, fence, next_id, lease, queue, valid_for, demand, ended, trace } = &request;
             let (name, id, next_id) =
                 (name::<D>(key).ok_or(CallError::InvalidKey)?, id.to_string(), next_id.to_string());
             let arguments = [
@@ -86,6 +86,8 @@ impl<D: Database> LockStore for DatabaseStore<D> {
                 Argument::Number(i64::try_from(*fence).unwrap_or(i64::MAX)),
                 Argument::Text(Some(&next_id)),
                 Argument::Time(*lease),
+                Argument::Trace(ended.as_ref()),
+                Argument::Trace(trace.as_ref()),
             ];
             let rows = shared.call_before_expiry(called, *valid_for, "yield_key", &arguments).await?;
             yielded::<D>(only(&rows)?, has_messages)
@@ -145,7 +147,8 @@ impl<D: Database> LockStore for DatabaseStore<D> {
 
     fn traits(&self) -> StoreTraits {
         let are_sent = self.shared.messages.are_sent();
-        StoreTraits::new().events(are_sent).records(true).ordered(D::HAS_QUEUE).shares(true).tickets(true)
+        let traits = StoreTraits::new().events(are_sent).records(true).ordered(D::HAS_QUEUE);
+        traits.shares(true).tickets(true).traces(D::HAS_QUEUE)
     }
 
     fn call_timeout(&self) -> Duration {

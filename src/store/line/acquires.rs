@@ -38,7 +38,7 @@ impl<L: Lines> Shared<L> {
                 let Some(entry) = joined else {
                     self.table().remove(key, &name);
                     self.table().found_busy(key, self.clock.now());
-                    return Ok(AcquireReply::Busy { lease_left: self.lease_left(request, &line) });
+                    return Ok(AcquireReply::busy(self.lease_left(request, &line)));
                 };
                 self.made(key, &name, &entry)?;
                 (name, entry, line)
@@ -56,7 +56,7 @@ impl<L: Lines> Shared<L> {
                 own.state = State::Held;
             })?;
             self.changed.notify_one();
-            return Ok(AcquireReply::Granted { fence: entry.fence });
+            return Ok(AcquireReply::granted(entry.fence));
         }
         self.wait(request, &name, &line, before).await
     }
@@ -97,7 +97,7 @@ impl<L: Lines> Shared<L> {
         let refused = match if_busy {
             IfBusy::Fail => {
                 self.table().found_busy(key, self.clock.now());
-                Some(AcquireReply::Busy { lease_left })
+                Some(AcquireReply::busy(lease_left))
             }
             _ if ahead >= queue.capacity => Some(AcquireReply::QueueFull { lease_left, waiting: ahead }),
             IfBusy::Enqueue => None,
@@ -111,7 +111,7 @@ impl<L: Lines> Shared<L> {
         if let Some(predecessor) = line.predecessor(before) {
             self.watch(key, name, predecessor).await?;
         }
-        Ok(AcquireReply::Queued { ahead, lease_left, poll_in: None })
+        Ok(AcquireReply::Queued { ahead, lease_left, poll_in: None, held_by: None })
     }
 
     pub(super) async fn yield_to_queue(

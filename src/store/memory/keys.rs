@@ -18,6 +18,7 @@ use crate::{
         YieldRequest,
     },
     sync::Mutex,
+    trace::SectionTrace,
 };
 
 /// Holder and queue of each key, of all keys or of one shard.
@@ -50,6 +51,9 @@ struct Place {
     /// The time of the grant in microseconds since the Unix epoch, or one more than the fence
     /// before it.
     fence: u64,
+    trace: Option<SectionTrace>,
+    /// The trace of the section before, of a place that was offered.
+    after: Option<SectionTrace>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +91,8 @@ pub(super) struct OpContext<'a> {
     pub(super) records: &'a Mutex<Records>,
     /// Events to send after the operation.
     pub(super) events: &'a mut Vec<StoreEvent>,
+    /// The trace of the section that the operation ends.
+    pub(super) ended: Option<SectionTrace>,
 }
 
 impl Keys {
@@ -108,23 +114,27 @@ impl Keys {
             return self.take_place(cx, &request, holder);
         }
         let Some(state) = self.by_key.get_mut(&request.key) else {
-            let fence = self.insert(cx, request.key, request.id, request.lease);
-            return AcquireReply::Granted { fence };
+            let fence = self.insert(cx, request.key, request.id, request.lease, request.trace);
+            return AcquireReply::granted(fence);
         };
         // A grant, or an offer that is accepted: the same fence, and a full lease. A delayed copy
         // must not shorten it.
         if let Some(place) = state.held_by(&request.id, cx.now) {
             place.until = place.until.max(cx.now.saturating_add(request.lease));
-            return AcquireReply::Granted { fence: place.fence };
+            place.trace = request.trace;
+            return AcquireReply::Granted { fence: place.fence, after: place.after.clone() };
         }
         let requester = Some((&request.id, request.lease));
         let served = state.serve(cx, &request.key, request.queue, &mut self.last_fence, requester);
         if let Some(fence) = served.fence {
-            return AcquireReply::Granted { fence };
+            if let Some(place) = state.held_by(&request.id, cx.now) {
+                place.trace = request.trace;
+            }
+            return AcquireReply::granted(fence);
         }
         let lease_left = state.time_left_for(&request.id, cx.now);
         match request.if_busy {
-            IfBusy::Fail => AcquireReply::Busy { lease_left },
+            IfBusy::Fail => AcquireReply::Busy { lease_left, held_by: state.trace() },
             IfBusy::Enqueue => state.enqueue(cx, &request.id, request.queue, lease_left),
         }
     }
@@ -132,19 +142,20 @@ impl Keys {
     /// Grants the key to an acquisition in place of its holder, and to no other.
     fn take_place(&mut self, cx: &OpContext<'_>, request: &AcquireRequest, holder: &AcquisitionId) -> AcquireReply {
         let Some(state) = self.by_key.get_mut(&request.key) else {
-            return AcquireReply::Busy { lease_left: Duration::ZERO };
+            return AcquireReply::busy(Duration::ZERO);
         };
         let until = cx.now.saturating_add(request.lease);
         if let Some(place) = state.held_by(&request.id, cx.now) {
             place.until = place.until.max(until);
-            return AcquireReply::Granted { fence: place.fence };
+            return AcquireReply::granted(place.fence);
         }
         match state.held_by(holder, cx.now) {
             Some(place) => {
-                *place = Place::new(cx, &mut self.last_fence, request.id.clone(), request.lease);
-                AcquireReply::Granted { fence: place.fence }
+                let new = Place::new(cx, &mut self.last_fence, request.id.clone(), request.lease);
+                *place = Place { trace: request.trace.clone(), ..new };
+                AcquireReply::granted(place.fence)
             }
-            None => AcquireReply::Busy { lease_left: state.time_left(cx.now) },
+            None => AcquireReply::Busy { lease_left: state.time_left(cx.now), held_by: state.trace() },
         }
     }
 
@@ -155,10 +166,11 @@ impl Keys {
         key: &LockKey,
         id: &AcquisitionId,
         lease: Duration,
+        trace: Option<&SectionTrace>,
     ) -> Option<u64> {
         self.sweep(cx.now);
         let is_free = !self.by_key.contains_key(key);
-        is_free.then(|| self.insert(cx, key.clone(), id.clone(), lease))
+        is_free.then(|| self.insert(cx, key.clone(), id.clone(), lease, trace.cloned()))
     }
 
     /// Frees a key that this acquisition holds, and that never had a waiter.
@@ -182,6 +194,7 @@ impl Keys {
     /// Changes only what this acquisition owns (I1).
     pub(super) fn release(&mut self, cx: &mut OpContext<'_>, request: &ReleaseRequest) -> ReleaseReply {
         let Some(state) = self.by_key.get_mut(&request.key) else { return not_holder(cx, request) };
+        cx.ended.clone_from(&request.trace);
         state.dequeue(&request.id);
         if let Some(heir) = &request.heir {
             if let Some(place) = state.held_by(&request.id, cx.now) {
@@ -225,6 +238,8 @@ impl Keys {
             request.valid_for,
         )
         .demand(request.demand);
+        let acquire = AcquireRequest { trace: request.trace.clone(), ..acquire };
+        cx.ended.clone_from(&request.ended);
         if let Some(state) = self.by_key.get_mut(&request.key)
             && let Some(place) = state.held_by(&request.id, cx.now)
         {
@@ -233,8 +248,9 @@ impl Keys {
             }
             place.until = cx.now;
             if !state.serve(cx, &request.key, request.queue, &mut self.last_fence, None).has_offered {
-                let fence = state.grant(cx, &mut self.last_fence, request.id.clone(), request.lease);
-                return YieldReply::Extended { fence };
+                let place = state.grant(cx, &mut self.last_fence, request.id.clone(), request.lease);
+                place.trace = acquire.trace;
+                return YieldReply::Extended { fence: place.fence };
             }
         }
         YieldReply::NotHolder(self.acquire(cx, acquire))
@@ -320,8 +336,15 @@ impl Keys {
 
 impl Keys {
     /// Grants a key that has no state.
-    fn insert(&mut self, cx: &OpContext<'_>, key: LockKey, id: AcquisitionId, lease: Duration) -> u64 {
-        let place = Place::new(cx, &mut self.last_fence, id, lease);
+    fn insert(
+        &mut self,
+        cx: &OpContext<'_>,
+        key: LockKey,
+        id: AcquisitionId,
+        lease: Duration,
+        trace: Option<SectionTrace>,
+    ) -> u64 {
+        let place = Place { trace, ..Place::new(cx, &mut self.last_fence, id, lease) };
         let fence = place.fence;
         self.by_key.insert(key, KeyState { places: SmallVec::from_buf([place]), queue: None });
         fence
@@ -368,7 +391,8 @@ impl Place {
     /// clock.
     fn new(cx: &OpContext<'_>, last_fence: &mut u64, id: AcquisitionId, lease: Duration) -> Self {
         *last_fence = (cx.wall_clock_us)().max(last_fence.saturating_add(1));
-        Self { id, state: PlaceState::Held, until: cx.now.saturating_add(lease), fence: *last_fence }
+        let until = cx.now.saturating_add(lease);
+        Self { id, state: PlaceState::Held, until, fence: *last_fence, trace: None, after: None }
     }
 
     fn is_held(&self, now: BootInstant) -> bool {
@@ -439,12 +463,18 @@ impl KeyState {
         }
     }
 
-    /// Grants a place. Returns its fence.
-    fn grant(&mut self, cx: &OpContext<'_>, last_fence: &mut u64, id: AcquisitionId, lease: Duration) -> u64 {
+    /// The trace of the first holder.
+    fn trace(&self) -> Option<SectionTrace> {
+        let place = self.places.first().filter(|place| place.state == PlaceState::Held)?;
+        place.trace.clone()
+    }
+
+    /// Grants a place.
+    fn grant(&mut self, cx: &OpContext<'_>, last_fence: &mut u64, id: AcquisitionId, lease: Duration) -> &mut Place {
         self.dequeue(&id);
         self.places.retain(|place| place.until > cx.now);
         self.places.push(Place::new(cx, last_fence, id, lease));
-        *last_fence
+        self.places.last_mut().expect("pushed above")
     }
 
     /// Offers the free places to the first live waiters, as long as they fit. The first one that
@@ -478,15 +508,16 @@ impl KeyState {
                 return served;
             }
             if let Some((_, lease)) = own {
-                served.fence = Some(self.grant(cx, last_fence, first, lease));
+                served.fence = Some(self.grant(cx, last_fence, first, lease).fence);
             } else {
                 cx.events.push(StoreEvent::Offered { key: key.clone(), id: first.clone() });
-                self.grant(cx, last_fence, first, config.offer_ttl);
+                let ended = cx.ended.take();
+                self.grant(cx, last_fence, first, config.offer_ttl).after = ended;
                 served.has_offered = true;
             }
         }
         if let Some((id, lease)) = requester.filter(|(id, _)| served.fence.is_none() && self.fits(id)) {
-            served.fence = Some(self.grant(cx, last_fence, id.clone(), lease));
+            served.fence = Some(self.grant(cx, last_fence, id.clone(), lease).fence);
         }
         served
     }
@@ -498,6 +529,7 @@ impl KeyState {
         config: QueueConfig,
         lease_left: Duration,
     ) -> AcquireReply {
+        let held_by = self.trace();
         let queue = self.queue.get_or_insert_default();
         queue.expire(cx.now);
         let position = queue.ids.iter().position(|waiting| waiting == id);
@@ -512,7 +544,7 @@ impl KeyState {
             queue.ids.push_back(id.clone());
             queue.ids.len() - 1
         });
-        AcquireReply::Queued { ahead, lease_left, poll_in: None }
+        AcquireReply::Queued { ahead, lease_left, poll_in: None, held_by }
     }
 }
 
@@ -568,7 +600,14 @@ mod tests {
             let Self { keys, now, wall_clock_us, records, events, dead } = self;
             let is_alive = |id: &AcquisitionId| !dead.contains(id);
             let wall_clock_us = || *wall_clock_us;
-            let mut cx = OpContext { now: *now, wall_clock_us: &wall_clock_us, is_alive: &is_alive, records, events };
+            let mut cx = OpContext {
+                now: *now,
+                wall_clock_us: &wall_clock_us,
+                is_alive: &is_alive,
+                records,
+                events,
+                ended: None,
+            };
             operation(keys, &mut cx)
         }
 
@@ -579,7 +618,7 @@ mod tests {
 
         fn fence(&mut self, id: &AcquisitionId) -> u64 {
             match self.acquire(&key(), id, IfBusy::Enqueue) {
-                AcquireReply::Granted { fence } => fence,
+                AcquireReply::Granted { fence, .. } => fence,
                 other => panic!("not granted: {other:?}"),
             }
         }
@@ -621,7 +660,7 @@ mod tests {
 
     impl Store {
         fn acquire_free(&mut self, id: &AcquisitionId) -> Option<u64> {
-            self.run(|keys, cx| keys.acquire_free(cx, &key(), id, LEASE))
+            self.run(|keys, cx| keys.acquire_free(cx, &key(), id, LEASE, None))
         }
 
         fn release_free(&mut self, id: &AcquisitionId) -> bool {
@@ -673,7 +712,7 @@ mod tests {
         let ([a, b], mut store) = (ids(), store());
         store.fence(&a);
         store.advance(LEASE - Duration::from_millis(1));
-        let held = AcquireReply::Busy { lease_left: Duration::from_millis(1) };
+        let held = AcquireReply::Busy { lease_left: Duration::from_millis(1), held_by: None };
         assert_eq!(store.acquire(&key(), &b, IfBusy::Fail), held);
         store.advance(Duration::from_millis(1));
         store.fence(&b);
@@ -718,7 +757,7 @@ mod tests {
         for (ahead, waiter) in [&dead, &b, &c].into_iter().enumerate() {
             assert_eq!(
                 store.acquire(&key(), waiter, IfBusy::Enqueue),
-                AcquireReply::Queued { ahead, lease_left: LEASE, poll_in: None },
+                AcquireReply::Queued { ahead, lease_left: LEASE, poll_in: None, held_by: None },
             );
         }
         store.dead.push(dead);
@@ -728,7 +767,7 @@ mod tests {
         queue.as_mut().expect("waiters").expires_at = BootInstant::FAR_FUTURE;
         assert_eq!(
             store.acquire(&key(), &c, IfBusy::Enqueue),
-            AcquireReply::Queued { ahead: 0, lease_left: OFFER_TTL, poll_in: None }
+            AcquireReply::Queued { ahead: 0, lease_left: OFFER_TTL, poll_in: None, held_by: None }
         );
         assert_eq!(store.drain_offers(), std::slice::from_ref(&b));
         assert_eq!(store.release(&b, Duration::ZERO), ReleaseReply::HandedOff);
@@ -752,12 +791,12 @@ mod tests {
         );
         assert_eq!(
             store.acquire(&key(), &d, IfBusy::Enqueue),
-            AcquireReply::Queued { ahead: 2, lease_left: LEASE, poll_in: None }
+            AcquireReply::Queued { ahead: 2, lease_left: LEASE, poll_in: None, held_by: None }
         );
         store.dead.push(c);
         assert_eq!(
             store.acquire(&key(), &e, IfBusy::Enqueue),
-            AcquireReply::Queued { ahead: 2, lease_left: LEASE, poll_in: None }
+            AcquireReply::Queued { ahead: 2, lease_left: LEASE, poll_in: None, held_by: None }
         );
         store.advance(Duration::from_secs(10));
         assert_eq!(store.release(&a, Duration::ZERO), ReleaseReply::Freed, "no waiter has polled for ten seconds");
@@ -803,7 +842,12 @@ mod tests {
         store.fence(&a);
         store.advance(LEASE / 3);
         store.fence(&b);
-        let left = |first, last| (AcquireReply::Busy { lease_left: first }, AcquireReply::Busy { lease_left: last });
+        let left = |first, last| {
+            (
+                AcquireReply::Busy { lease_left: first, held_by: None },
+                AcquireReply::Busy { lease_left: last, held_by: None },
+            )
+        };
         let refused =
             |store: &mut Store| (store.acquire(&key(), &c, IfBusy::Fail), store.acquire(&key(), &alone, IfBusy::Fail));
         assert_eq!(refused(&mut store), left(LEASE - LEASE / 3, LEASE), "the first and the last end");
@@ -816,11 +860,14 @@ mod tests {
         assert_eq!(store.release(&a, Duration::ZERO), ReleaseReply::Freed);
         assert_eq!((holders(&store), store.release(&a, Duration::ZERO)), (1, ReleaseReply::NotHolder));
         store.fence(&c);
-        assert_eq!(store.acquire(&key(), &alone, IfBusy::Fail), AcquireReply::Busy { lease_left: LEASE });
+        assert_eq!(
+            store.acquire(&key(), &alone, IfBusy::Fail),
+            AcquireReply::Busy { lease_left: LEASE, held_by: None }
+        );
         store.release(&b, Duration::ZERO);
         store.release(&c, Duration::ZERO);
         store.fence(&alone);
-        assert_eq!(store.acquire(&key(), &a, IfBusy::Fail), AcquireReply::Busy { lease_left: LEASE });
+        assert_eq!(store.acquire(&key(), &a, IfBusy::Fail), AcquireReply::Busy { lease_left: LEASE, held_by: None });
         store.release(&alone, Duration::ZERO);
         assert_eq!(store.keys.size(store.now), 0);
     }
@@ -920,7 +967,7 @@ mod tests {
             let request = AcquireRequest::new(key(), id.clone(), LEASE, IfBusy::Enqueue, queue_config(), LEASE)
                 .in_place_of(Some(ticket.clone()));
             match self.run(|keys, cx| keys.acquire(cx, request)) {
-                AcquireReply::Granted { fence } => Some(fence),
+                AcquireReply::Granted { fence, .. } => Some(fence),
                 AcquireReply::Busy { .. } => None,
                 other => panic!("{other:?}"),
             }

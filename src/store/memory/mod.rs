@@ -21,6 +21,7 @@ use crate::{
     limits::STORE_CALL_TIMEOUT,
     lock_key::{LockKey, shards::KeyShards},
     sync::Mutex,
+    trace::SectionTrace,
 };
 
 mod keys;
@@ -108,6 +109,7 @@ impl MemoryStore {
             is_alive: &is_alive,
             records: &self.records,
             events: &mut events,
+            ended: None,
         };
         let reply = operation(&mut locked, &mut cx);
         drop(locked);
@@ -213,7 +215,8 @@ impl LockStore for MemoryStore {
     }
 
     fn traits(&self) -> StoreTraits {
-        StoreTraits::new().events(true).receivers_counted(true).records(true).ordered(true).shares(true).tickets(true)
+        let traits = StoreTraits::new().events(true).receivers_counted(true).records(true).ordered(true);
+        traits.shares(true).tickets(true).traces(true)
     }
 
     fn call_timeout(&self) -> Duration {
@@ -230,9 +233,9 @@ impl LockStore for MemoryStore {
 }
 
 impl FreeKeys for MemoryStore {
-    fn acquire(&self, key: &LockKey, id: &AcquisitionId, lease: Duration) -> Option<u64> {
+    fn acquire(&self, key: &LockKey, id: &AcquisitionId, lease: Duration, trace: Option<&SectionTrace>) -> Option<u64> {
         // Neither operation makes an offer, which would be an event.
-        self.change(self.keys.of(key), |keys, cx| keys.acquire_free(cx, key, id, lease))
+        self.change(self.keys.of(key), |keys, cx| keys.acquire_free(cx, key, id, lease, trace))
     }
 
     fn release(&self, key: &LockKey, id: &AcquisitionId) -> bool {

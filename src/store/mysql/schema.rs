@@ -106,7 +106,7 @@ impl Schema {
                     }
                 },
                 // There is no queue.
-                Argument::Queue(_) | Argument::Offer(_) => {}
+                Argument::Queue(_) | Argument::Offer(_) | Argument::Traces(_) | Argument::Trace(_) => {}
             }
         }
         format!("CALL {}_{procedure}{suffix}({})", self.prefix, texts.join(", "))

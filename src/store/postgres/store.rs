@@ -119,6 +119,11 @@ fn parameters<'a>(arguments: &[Argument<'a>]) -> Vec<Parameter<'a>> {
                 let capacity = i64::try_from(queue.capacity).unwrap_or(i64::MAX);
                 parameters.extend([millis(queue.offer_ttl), millis(queue.entry_ttl), capacity].map(number));
             }
+            Argument::Trace(trace) => parameters.push(one(trace.map(ToString::to_string), Type::TEXT)),
+            Argument::Traces(batch) => {
+                let traces: Vec<_> = batch.requests.iter().map(|of| of.trace.as_deref()).collect();
+                parameters.push(one(traces, Type::TEXT_ARRAY));
+            }
             Argument::Requests(batch) => {
                 let requests = || batch.requests.iter();
                 parameters.extend([

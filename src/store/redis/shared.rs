@@ -120,7 +120,7 @@ impl Shared {
     /// hand.
     pub(super) fn warn_if_no_ttl(&self, reply: &AcquireReply) {
         let (AcquireReply::Queued { lease_left, .. }
-        | AcquireReply::Busy { lease_left }
+        | AcquireReply::Busy { lease_left, .. }
         | AcquireReply::QueueFull { lease_left, .. }) = reply
         else {
             return;

@@ -125,7 +125,8 @@ impl LockStore for RedisStore {
     }
 
     fn traits(&self) -> StoreTraits {
-        StoreTraits::new().events(true).receivers_counted(true).records(true).ordered(true).shares(true).tickets(true)
+        let traits = StoreTraits::new().events(true).receivers_counted(true).records(true).ordered(true);
+        traits.shares(true).tickets(true).traces(true)
     }
 
     fn call_timeout(&self) -> Duration {

@@ -27,7 +27,7 @@ async fn key_has_one_holder_and_other_keys_are_free() {
     let guard = locks.try_lock(key()).await.expect("free");
     let error = locks.try_lock(key()).await.expect_err("held");
     assert!(
-        matches!(error, LockError::Busy { ahead: 1, lease_left } if lease_left <= Duration::from_secs(30)),
+        matches!(error, LockError::Busy { ahead: 1, lease_left, .. } if lease_left <= Duration::from_secs(30)),
         "{error:?}"
     );
     let _other = locks.try_lock(("account", 8)).await.expect("another key");

@@ -201,7 +201,7 @@ async fn stopped_call_without_wait_never_times_out() {
     let _held = other.try_lock(key()).await.expect("its lease has expired");
     release.resume();
     match call.await {
-        Err(LockError::Busy { ahead: 1, lease_left }) => {
+        Err(LockError::Busy { ahead: 1, lease_left, .. }) => {
             assert!(lease_left > Duration::from_secs(25), "{lease_left:?}");
         }
         other => panic!("{other:?}"),

@@ -106,7 +106,7 @@ async fn user_of_the_application_can_neither_free_nor_extend_a_lock() {
         "INSERT INTO {schema}.records VALUES ('k', 'x', '', '', 'infinity')",
         "DELETE FROM {schema}.waiters",
         "UPDATE {schema}.floor SET fence = 0",
-        "SELECT {schema}.release(3000, '{{key}}', '{{id}}', '{0}', NULL, NULL, 0)",
+        "SELECT {schema}.release(3000, '{{key}}', '{{id}}', '{0}', '{NULL}', NULL, NULL, 0)",
         "SELECT {schema}.renew('{{key}}', '{{id}}', '{600000}')",
         "SELECT {schema}.force_release('{key}', 0, 3000)",
         "SELECT {schema}.grant_key('{key}', '{id}', now(), 600000)",
@@ -250,7 +250,7 @@ async fn retry_during_the_release_gets_the_record() {
     caller.granted(&key, &id, LONG).await;
     let other = environment.client().await;
     let release = format!(
-        "BEGIN; SELECT {{schema}}.release(3000, '{{{}}}', '{{{id}}}', '{{0}}', 'paid', NULL, 60000)",
+        "BEGIN; SELECT {{schema}}.release(3000, '{{{}}}', '{{{id}}}', '{{0}}', '{{NULL}}', 'paid', NULL, 60000)",
         key.as_str(),
     );
     environment.run(&other, &release).await;

@@ -156,7 +156,7 @@ impl Environment {
         let client = self.client().await;
         let acquire = format!(
             "BEGIN; SELECT * FROM {{schema}}.acquire(9000000000000000, 3000, 10000, 10, false, '{{{}}}', '{{{id}}}', \
-             '{{60000}}', '{{true}}')",
+             '{{60000}}', '{{true}}', '{{NULL}}')",
             key.as_str(),
         );
         self.run(&client, &acquire).await;

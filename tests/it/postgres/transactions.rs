@@ -32,8 +32,9 @@ async fn open_transaction_keeps_the_key_after_its_lease() {
     let fence = a.expired(&key).await;
     let writer = environment.writer(&key, fence).await;
     let busy = b.acquire(&key, &b.id(), LONG, IfBusy::Fail).await.expect("no error");
-    assert_eq!(busy, AcquireReply::Busy { lease_left: Duration::ZERO });
-    let queued = AcquireReply::Queued { ahead: 0, lease_left: Duration::ZERO, poll_in: Some(PINNED_POLL) };
+    assert_eq!(busy, AcquireReply::Busy { lease_left: Duration::ZERO, held_by: None });
+    let queued =
+        AcquireReply::Queued { ahead: 0, lease_left: Duration::ZERO, poll_in: Some(PINNED_POLL), held_by: None };
     assert_eq!(b.acquire(&key, &second, LONG, IfBusy::Enqueue).await.expect("no error"), queued);
     environment.run(&writer, "COMMIT").await;
     let next = b.granted(&key, &second, LONG).await;
@@ -89,7 +90,10 @@ async fn open_transaction_delays_no_renewal_and_no_release() {
     // An offer is a grant to another acquisition.
     assert_eq!(caller.release(&key, &first, Duration::ZERO).await, ReleaseReply::Freed);
     let pinned = caller.acquire(&key, &second, LONG, IfBusy::Enqueue).await.expect("no error");
-    assert_eq!(pinned, AcquireReply::Queued { ahead: 0, lease_left: Duration::ZERO, poll_in: Some(PINNED_POLL) });
+    assert_eq!(
+        pinned,
+        AcquireReply::Queued { ahead: 0, lease_left: Duration::ZERO, poll_in: Some(PINNED_POLL), held_by: None }
+    );
     environment.run(&writer, "ROLLBACK").await;
     assert!(caller.granted(&key, &second, LONG).await > fence);
 }
@@ -107,7 +111,11 @@ async fn call_with_many_keys_passes_over_no_transaction() {
     let writer = environment.writer(&kept, fence).await;
     let acquire = |key: &LockKey| request(key, &caller.id(), LONG, IfBusy::Fail);
     let replies = join_all(store.acquire([&kept, &free].into_iter().map(acquire).collect()).into_iter()).await;
-    assert_eq!(replies[0].as_ref().ok(), Some(&AcquireReply::Busy { lease_left: Duration::ZERO }), "{replies:?}");
+    assert_eq!(
+        replies[0].as_ref().ok(),
+        Some(&AcquireReply::Busy { lease_left: Duration::ZERO, held_by: None }),
+        "{replies:?}"
+    );
     assert!(matches!(replies[1], Ok(AcquireReply::Granted { .. })), "{replies:?}");
     environment.run(&writer, "COMMIT").await;
 }
@@ -222,9 +230,9 @@ async fn session_with_another_isolation_level_is_refused() {
     for level in ["repeatable read", "serializable"] {
         client.batch_execute(&format!("SET default_transaction_isolation = '{level}'")).await.expect("set");
         for call in [
-            "acquire(9e15::bigint, 3000, 10000, 100, true, '{k}', '{a:1:1}', '{30000}', '{true}')",
-            "release(3000, '{k}', '{a:1:1}', '{0}', NULL, NULL, 0)",
-            "yield_key(9e15::bigint, 3000, 10000, 100, true, 'k', 'a:1:1', 1, 'a:1:2', 30000)",
+            "acquire(9e15::bigint, 3000, 10000, 100, true, '{k}', '{a:1:1}', '{30000}', '{true}', '{NULL}')",
+            "release(3000, '{k}', '{a:1:1}', '{0}', '{NULL}', NULL, NULL, 0)",
+            "yield_key(9e15::bigint, 3000, 10000, 100, true, 'k', 'a:1:1', 1, 'a:1:2', 30000, NULL, NULL)",
             "force_release('k', 0, 3000)",
         ] {
             let statement = environment.named(&format!("SELECT * FROM {{schema}}.{call}"));

@@ -47,7 +47,7 @@ async fn fence_is_equal_in_message_store_and_reply() {
         assert!(matches!(request(&next).await, Ok(AcquireReply::Queued { .. })));
         assert_eq!(store.release_one(release(&key(), &holder)).await.expect("a reply"), ReleaseReply::HandedOff);
         let stored = environment.command(&["HGET", NAME, &next.to_string()]).await;
-        let Ok(AcquireReply::Granted { fence }) = request(&next).await else { panic!("it was offered") };
+        let Ok(AcquireReply::Granted { fence, .. }) = request(&next).await else { panic!("it was offered") };
         assert_eq!(stored.text(), Some(fence.to_string().as_str()));
         offers.push(format!("1 offered {fence} {next} {NAME}"));
         holder = next;
@@ -168,14 +168,14 @@ async fn invalid_fence_counter_is_replaced_and_logged() {
             if way == "acquire" {
                 disturb().await;
             }
-            let AcquireReply::Granted { mut fence } = request(&holder, value).await else { panic!("free") };
+            let AcquireReply::Granted { mut fence, .. } = request(&holder, value).await else { panic!("free") };
             match way {
                 "offer" => {
                     assert!(matches!(request(&next, value).await, AcquireReply::Queued { .. }));
                     disturb().await;
                     let released = store.release_one(release(&key(), &holder)).await;
                     assert_eq!(released.expect("a reply"), ReleaseReply::HandedOff, "{value}");
-                    let AcquireReply::Granted { fence: offered } = request(&next, value).await else {
+                    let AcquireReply::Granted { fence: offered, .. } = request(&next, value).await else {
                         panic!("it was offered")
                     };
                     fence = offered;

@@ -24,9 +24,9 @@ fn is_script(arguments: usize) -> impl Fn(&Request) -> bool + Send + Sync + 'sta
     move |request| request.name() == "EVALSHA" && request.parts[2] == b"3" && request.parts.len() == 3 + 3 + arguments
 }
 
-const ACQUIRE: usize = 8;
-const RELEASE: usize = 4;
-const YIELD: usize = 9;
+const ACQUIRE: usize = 9;
+const RELEASE: usize = 5;
+const YIELD: usize = 11;
 
 async fn fields(environment: &Environment) -> usize {
     environment.command(&["HLEN", NAME]).await.integer().and_then(|n| n.try_into().ok()).expect("a number")

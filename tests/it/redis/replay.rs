@@ -145,7 +145,7 @@ async fn expire(environment: &Environment) {
 fn is_release_with_record(request: &Command) -> bool {
     // EVALSHA, hash, number of keys, four keys, arguments .. An acquire has one argument more.
     let names_record = request.parts.iter().any(|part| part.starts_with(b"tower-lock:lock:r:"));
-    request.name() == "EVALSHA" && names_record && request.parts.len() == 3 + 4 + 7
+    request.name() == "EVALSHA" && names_record && request.parts.len() == 3 + 4 + 8
 }
 
 /// Guarantee: G18.

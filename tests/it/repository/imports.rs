@@ -12,7 +12,7 @@ const RANKS: [&[&str]; 17] = [
     &["limits"],
     &["acquisition", "clock", "fencing", "origin", "process", "runtime", "sync"],
     &["background"],
-    &["lock_key"],
+    &["lock_key", "trace"],
     &["store"],
     &["error", "owner"],
     &["proto"],

@@ -25,6 +25,8 @@ use tower_lock_testkit::{
     wait::settle,
 };
 
+use super::traces::Numbered;
+
 /// Name and labels, with the value or the number of records.
 fn seen(snapshotter: &Snapshotter) -> BTreeMap<String, f64> {
     let mut seen = BTreeMap::new();
@@ -76,7 +78,7 @@ fn every_metric_is_described_with_its_unit() {
         let source = include_str!("../../../src/telemetry/metrics.rs");
         let in_source: BTreeSet<_> = source.split('"').filter(|name| name.starts_with("tower_lock_")).collect();
         assert_eq!(described.keys().map(String::as_str).collect::<BTreeSet<_>>(), in_source);
-        assert_eq!(in_source.len(), 14);
+        assert_eq!(in_source.len(), 15);
     });
 }
 
@@ -113,6 +115,11 @@ async fn record_all(snapshotter: &Snapshotter) -> BTreeMap<String, f64> {
     assert_eq!(seen(snapshotter)["tower_lock_detached{}"], 1.0);
     sleep(Duration::from_secs(20)).await;
     assert_eq!(seen(snapshotter)["tower_lock_detached{}"], -1.0, "since it was looked at");
+    let traced = Numbered::default().locks(&store);
+    let work =
+        || traced.lock(("traced",)).wait(Duration::from_secs(9)).run(async |_| sleep(Duration::from_millis(70)).await);
+    assert!(matches!(tokio::join!(work(), work()), (Ok(()), Ok(()))));
+    assert_eq!(seen(snapshotter)["tower_lock_blocked_milliseconds_total{by=none}"], 70.0);
     let replay = ReplayLayer::new(&locks, key::fixed(("everyone",))).required();
     let app = Router::new().route("/claims", post(|| async {}).route_layer(replay));
     send(&app, Request::post("/claims").body(Body::empty()).expect("a request")).await;
@@ -138,6 +145,7 @@ fn the_names_and_labels_of_all_metrics_are_these() {
                 "tower_lock_acquire_total{route=none,result=granted}",
                 "tower_lock_acquire_total{route=none,result=queue_full}",
                 "tower_lock_acquire_total{route=none,result=store_unavailable}",
+                "tower_lock_blocked_milliseconds_total{by=none}",
                 "tower_lock_detached{}",
                 "tower_lock_held{}",
                 "tower_lock_hold_seconds{route=/goods/{id}}",

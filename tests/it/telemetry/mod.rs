@@ -1,6 +1,7 @@
 //! The log, the spans and the metrics.
 
 mod span;
+mod traces;
 mod metrics;
 mod notices;
 mod alerts;

@@ -27,11 +27,11 @@ use tower_lock_testkit::{
 };
 use tracing_subscriber::{Layer, Registry, layer::SubscriberExt, registry::LookupSpan};
 
-type Fields = BTreeMap<String, String>;
+pub(super) type Fields = BTreeMap<String, String>;
 
 /// The fields of every span `lock` of this test, in order; the last event is in the field `event`.
 #[derive(Clone, Default)]
-struct Recorder(Arc<Mutex<Vec<Fields>>>);
+pub(super) struct Recorder(Arc<Mutex<Vec<Fields>>>);
 
 thread_local! {
     /// A test runs on one thread, and is recorded there.
@@ -44,7 +44,7 @@ thread_local! {
 type Warned = Arc<Mutex<Vec<String>>>;
 
 /// Ends the recording of this test.
-struct Recording;
+pub(super) struct Recording;
 
 /// The only subscriber of the process. (With one per thread, a span that is first seen on a thread
 /// without a subscriber may stay disabled on all of them: `tracing` caches the first interest.)
@@ -128,7 +128,7 @@ impl Drop for Recording {
 }
 
 impl Recorder {
-    fn start() -> (Self, Recording) {
+    pub(super) fn start() -> (Self, Recording) {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
             tracing::subscriber::set_global_default(Registry::default().with(PerThread)).expect("the only subscriber");
@@ -139,7 +139,11 @@ impl Recorder {
         (recorder, Recording)
     }
 
-    fn last(&self) -> Fields {
+    pub(super) fn all(&self) -> Vec<Fields> {
+        self.0.lock().expect("whole").clone()
+    }
+
+    pub(super) fn last(&self) -> Fields {
         self.0.lock().expect("whole").last().cloned().expect("a span")
     }
 

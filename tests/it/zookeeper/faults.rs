@@ -93,7 +93,7 @@ async fn each_call_whose_reply_is_lost_is_made_again() {
     far.loses_reply(caller.try_release(&key, &id, ms(60_000))).await;
     caller.release(&key, &id, ms(60_000)).await;
     let blocked = near.acquire(&key, &waiter, LEASE, IfBusy::Fail).await;
-    assert!(matches!(blocked, Ok(AcquireReply::Busy { lease_left }) if lease_left > ms(1_000)), "{blocked:?}");
+    assert!(matches!(blocked, Ok(AcquireReply::Busy { lease_left, .. }) if lease_left > ms(1_000)), "{blocked:?}");
     let free = || far.store.force_release(ForceReleaseRequest::new(key.clone(), Duration::ZERO, terms()));
     far.loses_reply(free()).await;
     soon("a reply", free()).await.expect("up");
@@ -144,7 +144,7 @@ async fn longest_block_of_a_key_counts() {
         return;
     }
     let blocked = caller.acquire(&key(), &caller.id(), LEASE, IfBusy::Fail).await;
-    assert!(matches!(blocked, Ok(AcquireReply::Busy { lease_left }) if lease_left > ms(10_000)), "{blocked:?}");
+    assert!(matches!(blocked, Ok(AcquireReply::Busy { lease_left, .. }) if lease_left > ms(10_000)), "{blocked:?}");
 }
 
 /// A block whose end falls into an outage does not stay.

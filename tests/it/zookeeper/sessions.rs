@@ -101,7 +101,7 @@ async fn block_outlives_its_process() {
     let other = environment.store(LONG).await;
     let next = Caller::new(&other, "b");
     let busy = next.acquire(&key, &next.id(), ms(60_000), IfBusy::Fail).await;
-    assert!(matches!(busy, Ok(AcquireReply::Busy { lease_left }) if lease_left > ms(1_000)), "{busy:?}");
+    assert!(matches!(busy, Ok(AcquireReply::Busy { lease_left, .. }) if lease_left > ms(1_000)), "{busy:?}");
     until("the end of the block", async || {
         let reply = next.acquire(&key, &next.id(), ms(60_000), IfBusy::Fail).await;
         matches!(reply, Ok(AcquireReply::Granted { .. }))

@@ -416,6 +416,7 @@ fn lock_request(client: ClientId, limits: HoldLimits) -> LockRequest<ClientId> {
         limits,
         demand: Demand::new(),
         sharing: Sharing::Alone,
+        trace: None,
     }
 }
 

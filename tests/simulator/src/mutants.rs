@@ -263,8 +263,8 @@ pub const MUTANTS: &[Mutant] = &[
         "a shared release frees only its first key",
         &[patch(
             "release",
-            "held[i] or pcall_redis('HDEL', KEYS[i], ARGV[2 * i + 1])",
-            "held[i] or i > 1 and 1 or pcall_redis('HDEL', KEYS[i], ARGV[2 * i + 1])",
+            "held[i] or pcall_redis('HDEL', KEYS[i], id)",
+            "held[i] or i > 1 and 1 or pcall_redis('HDEL', KEYS[i], id)",
         )],
     )
     .with("batches"),
@@ -273,8 +273,8 @@ pub const MUTANTS: &[Mutant] = &[
         "a shared acquire gives only its first key a TTL",
         &[patch(
             "acquire",
-            "call('PEXPIRE', KEYS[i], ARGV[3 * i + 4])",
-            "if i == 1 then call('PEXPIRE', KEYS[i], ARGV[3 * i + 4]) end",
+            "call('PEXPIRE', KEYS[i], ARGV[4 * i + 3])",
+            "if i == 1 then call('PEXPIRE', KEYS[i], ARGV[4 * i + 3]) end",
         )],
     )
     .with("batches"),
@@ -339,7 +339,7 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "record_without_ttl",
         "a record has no TTL",
-        &[patch("release", "  redis.call('PEXPIRE', record, ARGV[5])\n", "")],
+        &[patch("release", "  redis.call('PEXPIRE', record, ARGV[6])\n", "")],
     )
     .with("records"),
     script(
@@ -407,7 +407,7 @@ pub const MUTANTS: &[Mutant] = &[
         "a release does not check the holder",
         &[
             patch("release", "redis.pcall('HDEL', KEYS[1], ARGV[3])", "redis.pcall('DEL', KEYS[1])"),
-            patch("release", "pcall_redis('HDEL', KEYS[i], ARGV[2 * i + 1])", "redis.pcall('DEL', KEYS[i])"),
+            patch("release", "pcall_redis('HDEL', KEYS[i], id)", "redis.pcall('DEL', KEYS[i])"),
         ],
     ),
     script(
@@ -420,7 +420,7 @@ pub const MUTANTS: &[Mutant] = &[
         "a release removes only the queue entry",
         &[
             patch("release", "redis.pcall('HDEL', KEYS[1], ARGV[3])", "0"),
-            patch("release", "pcall_redis('HDEL', KEYS[i], ARGV[2 * i + 1])", "0"),
+            patch("release", "pcall_redis('HDEL', KEYS[i], id)", "0"),
         ],
     ),
     script(
@@ -448,7 +448,7 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "lock_delay_keeps_holder",
         "a key in its lock-delay keeps the field of its last holder",
-        &[patch("release", "ARGV[2 * i + 1] .. ':end', 1)", "ARGV[2 * i + 1], 1)")],
+        &[patch("release", "id .. ':end', 1)", "id, 1)")],
     ),
     script(
         "offer_to_dead",
@@ -494,7 +494,7 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "no_repeated_acquire",
         "a repeated acquire does not recognize its own grant",
-        &[everywhere("if fence then\n    if redis", "if false then\n    if redis")],
+        &[everywhere("if fence then\n    local is_longer", "if false then\n    local is_longer")],
     ),
     script(
         "claim_keeps_offer_ttl",

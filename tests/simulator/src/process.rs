@@ -299,7 +299,7 @@ impl SimProcess {
         let free = free_keys.and_then(|free_keys| {
             let id = self.ids.next();
             let (lease, lock_delay) = request.limits.lease_and_lock_delay(BOUNDS);
-            let fence = free_keys.acquire(key, &id, lease + lock_delay)?;
+            let fence = free_keys.acquire(key, &id, lease + lock_delay, None)?;
             Some(FreeKey { id, fence, sent_at: now })
         });
         let requested = self.drive(now, |table, cx, actions| table.request(key, cx, request, free, actions));
@@ -357,10 +357,10 @@ impl SimProcess {
     ) {
         let Step { client, ticket, limits } = step;
         match reply {
-            Ok(AcquireReply::Granted { fence }) => {
+            Ok(AcquireReply::Granted { fence, .. }) => {
                 self.ids_sent.push((key.clone(), id.clone()));
                 self.mutant_memory.tickets.insert(id.clone(), Arc::clone(&ticket));
-                let redeemed = Redeemed { id, fence, sent_at: called, owner: None, limits };
+                let redeemed = Redeemed { id, fence, sent_at: called, owner: None, limits, trace: None };
                 let section = self.drive(now, |table, cx, actions| table.redeem(key, cx, redeemed, &ticket, actions));
                 self.effects.push_back(match section {
                     Some(section) => Effect::Granted(client, section),
@@ -387,7 +387,7 @@ impl SimProcess {
                 call.key == *key && matches!(call.operation, Operation::Acquire(..))
             };
             if let Some((&number, _)) = self.calls.iter().find(is_acquire) {
-                self.finish(now, number, Outcome::Acquired(Ok(AcquireReply::Busy { lease_left: Duration::ZERO })));
+                self.finish(now, number, Outcome::Acquired(Ok(AcquireReply::busy(Duration::ZERO))));
             }
         }
         ahead.is_some()
@@ -836,7 +836,9 @@ impl SimProcess {
             (Operation::Acquire(number, request), Outcome::Acquired(reply)) => {
                 self.note_grant(&key, request.demand.unless_recorded);
                 match &reply {
-                    Ok(AcquireReply::Granted { fence }) => drop(self.mutant_memory.fences.insert(key.clone(), *fence)),
+                    Ok(AcquireReply::Granted { fence, .. }) => {
+                        self.mutant_memory.fences.insert(key.clone(), *fence);
+                    }
                     Ok(_) => {}
                     Err(_) => drop(self.mutant_memory.unanswered.insert(request.id)),
                 }
@@ -856,7 +858,7 @@ impl SimProcess {
                     Ok(YieldReply::NotHolder(got)) => {
                         self.note_grant(&key, request.demand.unless_recorded);
                         self.mutant_memory.yielded.insert(request.id);
-                        if let AcquireReply::Granted { fence } = got {
+                        if let AcquireReply::Granted { fence, .. } = got {
                             self.mutant_memory.fences.insert(key.clone(), *fence);
                         }
                     }

@@ -54,7 +54,7 @@ impl<S: LockStore> Caller<S> {
     /// The fence of a grant.
     pub async fn granted(&self, key: &LockKey, id: &AcquisitionId, lease: Duration) -> u64 {
         match self.acquire(key, id, lease, IfBusy::Fail).await.expect("a reply") {
-            AcquireReply::Granted { fence } => fence,
+            AcquireReply::Granted { fence, .. } => fence,
             other => panic!("not granted, but {other:?}"),
         }
     }

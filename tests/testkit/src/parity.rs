@@ -281,11 +281,11 @@ impl Names {
     fn acquired(&mut self, got: AcquireReply, is_share: bool) -> String {
         match got {
             AcquireReply::Granted { .. } if is_share => "granted".to_owned(),
-            AcquireReply::Granted { fence } => format!("granted, {}", self.fence(fence)),
-            AcquireReply::Queued { ahead: before, lease_left, poll_in: _ } => {
+            AcquireReply::Granted { fence, .. } => format!("granted, {}", self.fence(fence)),
+            AcquireReply::Queued { ahead: before, lease_left, poll_in: _, .. } => {
                 format!("queued behind {before}, {}", left(lease_left))
             }
-            AcquireReply::Busy { lease_left } => format!("held, {}", left(lease_left)),
+            AcquireReply::Busy { lease_left, .. } => format!("held, {}", left(lease_left)),
             AcquireReply::QueueFull { lease_left, waiting } => format!("full of {waiting}, {}", left(lease_left)),
             other => format!("{other:?}"),
         }

@@ -245,8 +245,8 @@ impl Unordered {
 
     fn without_queue(reply: AcquireReply, if_busy: IfBusy) -> AcquireReply {
         match reply {
-            AcquireReply::Busy { lease_left } if if_busy == IfBusy::Enqueue => {
-                AcquireReply::Queued { ahead: 0, lease_left, poll_in: Some(Self::POLL) }
+            AcquireReply::Busy { lease_left, .. } if if_busy == IfBusy::Enqueue => {
+                AcquireReply::Queued { ahead: 0, lease_left, poll_in: Some(Self::POLL), held_by: None }
             }
             reply => reply,
         }
@@ -273,7 +273,7 @@ impl Intercept for Unordered {
             let reply = reply.await?;
             let YieldReply::NotHolder(AcquireReply::Queued { lease_left, .. }) = reply else { return Ok(reply) };
             store.release_one(ReleaseRequest::new(key, next_id, Duration::ZERO, queue)).await?;
-            let busy = AcquireReply::Busy { lease_left };
+            let busy = AcquireReply::Busy { lease_left, held_by: None };
             Ok(YieldReply::NotHolder(Self::without_queue(busy, IfBusy::Enqueue)))
         })
     }

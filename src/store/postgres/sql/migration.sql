@@ -43,6 +43,8 @@ BEGIN
     -- has the epoch there: it is free by any clock. `since` is the time of the last grant, or of
     -- the release after it. `fence` is that of the last grant, and zero before the first one.
     -- `revoked` is the holder that a forced release has ended, while the block after it lasts.
+    -- `trace` is that of the section of the last grant. Of an offer, it is `<` and the trace of the
+    -- section before.
     --
     -- No column but the key has an index: an update then writes no index entry, and takes a lock on
     -- the row that passes `FOR KEY SHARE`.
@@ -52,7 +54,8 @@ BEGIN
       fence bigint NOT NULL,
       since timestamptz,
       until timestamptz NOT NULL,
-      revoked text
+      revoked text,
+      trace text
     ) WITH (fillfactor = 70);
     COMMENT ON TABLE {schema}.locks IS '{version}';
 

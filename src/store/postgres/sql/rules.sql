@@ -53,7 +53,7 @@ $$;
 -- The fence is larger than the last one of the key, and at least the clock. A row without a grant
 -- is new: the fences of a row before it are at most the floor.
 CREATE OR REPLACE FUNCTION {schema}.grant_key(
-  of_key text, to_id text, t timestamptz, lease_ms bigint
+  of_key text, to_id text, t timestamptz, lease_ms bigint, with_trace text DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -61,7 +61,7 @@ DECLARE
 BEGIN
   UPDATE {schema}.locks l
     SET holder = to_id, since = t, until = {schema}.after(t, lease_ms), revoked = NULL,
-      fence = {next_fence}
+      fence = {next_fence}, trace = with_trace
     WHERE l.key = of_key RETURNING l.fence INTO STRICT new_fence;
   RETURN new_fence;
 END
@@ -136,9 +136,10 @@ $$;
 -- offer_next: offers a key to its first live waiters, as long as they fit beside `places` others:
 -- none, if it is free; then it is not pinned. The first one that does not fit keeps those behind it
 -- waiting. Returns the requester if it is next and fits: its entry is removed, and the caller
--- grants it the key. Otherwise the last waiter that got an offer.
+-- grants it the key. Otherwise the last waiter that got an offer. `ended` is the trace of the
+-- section that the call ends.
 CREATE OR REPLACE FUNCTION {schema}.offer_next(
-  of_key text, t timestamptz, places bigint, offer_ms bigint, requester text
+  of_key text, t timestamptz, places bigint, offer_ms bigint, requester text, ended text DEFAULT NULL
 ) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -168,7 +169,7 @@ BEGIN
     END IF;
     PERFORM {schema}.send('offered', first_id, of_key);
     IF first_limit = 1 THEN
-      PERFORM {schema}.grant_key(of_key, first_id, t, offer_ms);
+      PERFORM {schema}.grant_key(of_key, first_id, t, offer_ms, '<' || ended);
       RETURN first_id;
     END IF;
     PERFORM {schema}.add_share(of_key, first_id, t, offer_ms, places);
@@ -220,12 +221,14 @@ $$;
 
 -- end_hold: leaves the key without a holder. Returns whether it was offered to a waiter. A key that
 -- is pinned stays free: its waiters poll.
-CREATE OR REPLACE FUNCTION {schema}.end_hold(of_key text, t timestamptz, offer_ms bigint) RETURNS boolean
+CREATE OR REPLACE FUNCTION {schema}.end_hold(
+  of_key text, t timestamptz, offer_ms bigint, ended text DEFAULT NULL
+) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM FROM {schema}.waiters WHERE key = of_key LIMIT 1;
   IF FOUND AND NOT {schema}.is_pinned(of_key)
-    AND {schema}.offer_next(of_key, t, 0, offer_ms, NULL) IS NOT NULL
+    AND {schema}.offer_next(of_key, t, 0, offer_ms, NULL, ended) IS NOT NULL
   THEN
     RETURN true;
   END IF;
@@ -303,11 +306,13 @@ $$;
 --
 -- what: granted, with `fence`; queued or pinned (it waits, and polls soon), with `left_us` and
 -- `waiting` ahead; busy, with `left_us`; full, with `left_us` and `waiting`; recorded, with `head`
--- and `body`; expired: it has waited for too long, and does nothing.
+-- and `body`; expired: it has waited for too long, and does nothing. `trace` is that of the row
+-- before the call.
 CREATE OR REPLACE FUNCTION {schema}.acquire_one(
   of_key text, me text, lease_ms bigint, may_wait boolean, unless_recorded boolean,
-  offer_ms bigint, entry_ms bigint, capacity bigint, expires_us bigint,
-  OUT what text, OUT fence bigint, OUT left_us bigint, OUT waiting bigint, OUT head bytea, OUT body bytea
+  offer_ms bigint, entry_ms bigint, capacity bigint, expires_us bigint, my_trace text,
+  OUT what text, OUT fence bigint, OUT left_us bigint, OUT waiting bigint, OUT head bytea, OUT body bytea,
+  OUT trace text
 )
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -335,6 +340,7 @@ BEGIN
     IF lock.until > t AND lock.holder IS DISTINCT FROM me AND my_limit = 1 THEN
       what := 'busy';
       left_us := {schema}.us(lock.until) - {schema}.us(t);
+      trace := CASE WHEN lock.holder IS NOT NULL THEN lock.trace END;
       RETURN;
     END IF;
   END IF;
@@ -346,6 +352,7 @@ BEGIN
     what := 'expired';
     RETURN;
   END IF;
+  trace := CASE WHEN lock.holder IS NOT NULL THEN lock.trace END;
   pinned := lock.until <= t AND {schema}.is_pinned(of_key);
   IF unless_recorded THEN
     -- Once more: a release that was waited for may have left it, or a transaction of the
@@ -360,7 +367,8 @@ BEGIN
   -- A repeated call, or an accepted offer. A delayed copy never shortens the lease. An update in
   -- any case: its commit waits for the disk, and with it for the offer, which did not.
   IF lock.holder = me AND lock.until > t THEN
-    UPDATE {schema}.locks SET until = greatest(until, {schema}.after(t, lease_ms)) WHERE key = of_key;
+    UPDATE {schema}.locks SET until = greatest(until, {schema}.after(t, lease_ms)), trace = my_trace
+      WHERE key = of_key;
     what := 'granted';
     fence := lock.fence;
     RETURN;
@@ -376,7 +384,8 @@ BEGIN
     IF lock.until <= t AND NOT pinned THEN
       IF {schema}.offer_next(of_key, t, 0, offer_ms, me) = me THEN
         what := 'granted';
-        fence := {schema}.grant_key(of_key, me, t, lease_ms);
+        fence := {schema}.grant_key(of_key, me, t, lease_ms, my_trace);
+        trace := NULL;
         RETURN;
       END IF;
       SELECT l.until INTO lock.until FROM {schema}.locks l WHERE l.key = of_key;

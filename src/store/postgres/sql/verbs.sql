@@ -25,10 +25,10 @@
 --        One row with position 0, and the time: the call has expired.
 CREATE OR REPLACE FUNCTION {schema}.acquire(
   expires_us bigint, offer_ms bigint, entry_ms bigint, capacity bigint, unless_recorded boolean,
-  keys text[], ids text[], leases_ms bigint[], may_wait boolean[]
+  keys text[], ids text[], leases_ms bigint[], may_wait boolean[], traces text[]
 ) RETURNS TABLE (
   n bigint, now_us bigint,
-  what text, fence bigint, left_us bigint, waiting bigint, head bytea, body bytea
+  what text, fence bigint, left_us bigint, waiting bigint, head bytea, body bytea, trace text
 )
 LANGUAGE plpgsql {settings} AS $$
 DECLARE
@@ -54,8 +54,8 @@ BEGIN
     IF false = ANY (may_wait) THEN
       -- They write nothing, and wait for no other call.
       what := 'busy';
-      FOR n, left_us IN
-        SELECT r.at, {schema}.us(l.until) - now_us
+      FOR n, left_us, trace IN
+        SELECT r.at, {schema}.us(l.until) - now_us, CASE WHEN l.holder IS NOT NULL THEN l.trace END
           FROM unnest(keys, ids, may_wait) WITH ORDINALITY AS r (key, id, waits, at)
           JOIN {schema}.locks l ON l.key = r.key
           WHERE NOT r.waits AND l.until > clock_timestamp() AND l.holder IS DISTINCT FROM r.id
@@ -81,11 +81,11 @@ BEGIN
       RETURN QUERY
         UPDATE {schema}.locks l SET
             holder = r.id, since = t, until = {schema}.after(t, r.lease_ms), revoked = NULL,
-            fence = {next_fence}
-          FROM unnest(keys, ids, leases_ms) WITH ORDINALITY AS r (key, id, lease_ms, at)
+            fence = {next_fence}, trace = r.trace
+          FROM unnest(keys, ids, leases_ms, traces) WITH ORDINALITY AS r (key, id, lease_ms, trace, at)
           WHERE l.key = r.key AND r.key = ANY (free_keys) AND r.at <> ALL (replied)
             AND NOT EXISTS (SELECT FROM {schema}.waiters w WHERE w.key = r.key)
-          RETURNING r.at, now_us, 'granted', l.fence, NULL::bigint, NULL::bigint, NULL::bytea, NULL::bytea;
+          RETURNING r.at, now_us, 'granted', l.fence, NULL::bigint, NULL::bigint, NULL::bytea, NULL::bytea, NULL;
       GET DIAGNOSTICS granted = ROW_COUNT;
       IF granted = cardinality(keys) THEN
         RETURN;
@@ -106,7 +106,7 @@ BEGIN
       t := clock_timestamp();
       UPDATE {schema}.locks l SET
           holder = ids[1], since = t, until = {schema}.after(t, leases_ms[1]), revoked = NULL,
-          fence = {next_fence}
+          fence = {next_fence}, trace = traces[1]
         WHERE l.key = keys[1] AND {schema}.us(t) <= expires_us
           AND NOT EXISTS (SELECT FROM {schema}.waiters w WHERE w.key = keys[1])
           AND NOT (unless_recorded AND EXISTS (
@@ -115,10 +115,11 @@ BEGIN
         RETURNING 1, 'granted', l.fence INTO n, what, fence;
     ELSIF NOT unless_recorded AND may_wait[1] THEN
       -- An accepted offer, as of acquire_one.
-      PERFORM FROM {schema}.locks l WHERE l.key = keys[1] AND l.holder = ids[1] FOR NO KEY UPDATE;
+      SELECT l.trace INTO trace FROM {schema}.locks l
+        WHERE l.key = keys[1] AND l.holder = ids[1] FOR NO KEY UPDATE;
       IF FOUND THEN
         t := clock_timestamp();
-        UPDATE {schema}.locks l SET until = greatest(l.until, {schema}.after(t, leases_ms[1]))
+        UPDATE {schema}.locks l SET until = greatest(l.until, {schema}.after(t, leases_ms[1])), trace = traces[1]
           WHERE l.key = keys[1] AND l.holder = ids[1] AND l.until > t AND {schema}.us(t) <= expires_us
           RETURNING 1, 'granted', l.fence INTO n, what, fence;
       END IF;
@@ -130,13 +131,14 @@ BEGIN
   END IF;
   IF cardinality(replied) < cardinality(keys) THEN
     FOR request IN
-      SELECT * FROM unnest(keys, ids, leases_ms, may_wait) WITH ORDINALITY AS r (key, id, lease_ms, waits, at)
+      SELECT * FROM unnest(keys, ids, leases_ms, may_wait, traces)
+          WITH ORDINALITY AS r (key, id, lease_ms, waits, trace, at)
         WHERE r.at <> ALL (replied)
         ORDER BY r.key COLLATE "C"
     LOOP
-      SELECT one.* INTO what, fence, left_us, waiting, head, body FROM {schema}.acquire_one(
+      SELECT one.* INTO what, fence, left_us, waiting, head, body, trace FROM {schema}.acquire_one(
         request.key, request.id, request.lease_ms, request.waits, unless_recorded,
-        offer_ms, entry_ms, capacity, expires_us
+        offer_ms, entry_ms, capacity, expires_us, request.trace
       ) one;
       n := request.at;
       granted := coalesce(granted, 0) + (what = 'granted')::int;
@@ -159,7 +161,7 @@ $$;
 -- reply  a row for each request, with its position from 1: freed, offered, not holder, or recorded
 --        (the record stands already)
 CREATE OR REPLACE FUNCTION {schema}.release(
-  offer_ms bigint, keys text[], ids text[], blocks_ms bigint[],
+  offer_ms bigint, keys text[], ids text[], blocks_ms bigint[], traces text[],
   record_head bytea, record_body bytea, keep_ms bigint
 ) RETURNS TABLE (n bigint, what text)
 LANGUAGE plpgsql {settings} AS $$
@@ -213,7 +215,7 @@ BEGIN
     END IF;
   END IF;
   FOR request IN
-    SELECT * FROM unnest(keys, ids, blocks_ms) WITH ORDINALITY AS r (key, id, block_ms, at)
+    SELECT * FROM unnest(keys, ids, blocks_ms, traces) WITH ORDINALITY AS r (key, id, block_ms, trace, at)
     WHERE r.at <> ALL (replied)
     ORDER BY r.key COLLATE "C"
   LOOP
@@ -249,7 +251,7 @@ BEGIN
       IF request.block_ms > 0 THEN
         UPDATE {schema}.locks l SET holder = NULL, until = {schema}.after(t, request.block_ms), revoked = NULL
           WHERE l.key = request.key;
-      ELSIF {schema}.end_hold(request.key, t, offer_ms) THEN
+      ELSIF {schema}.end_hold(request.key, t, offer_ms, request.trace) THEN
         what := 'offered';
       END IF;
     END IF;
@@ -264,10 +266,10 @@ $$;
 --
 -- reply  as of acquire: granted, busy or expired
 CREATE OR REPLACE FUNCTION {schema}.redeem(
-  expires_us bigint, of_key text, me text, lease_ms bigint, ticket text
+  expires_us bigint, of_key text, me text, lease_ms bigint, ticket text, my_trace text
 ) RETURNS TABLE (
   n bigint, now_us bigint,
-  what text, fence bigint, left_us bigint, waiting bigint, head bytea, body bytea
+  what text, fence bigint, left_us bigint, waiting bigint, head bytea, body bytea, trace text
 )
 LANGUAGE plpgsql {settings} AS $$
 DECLARE
@@ -294,7 +296,7 @@ BEGIN
     fence := lock.fence;
   ELSIF lock.until > t AND lock.holder = ticket AND NOT {schema}.is_pinned(of_key) THEN
     what := 'granted';
-    fence := {schema}.grant_key(of_key, me, t, lease_ms);
+    fence := {schema}.grant_key(of_key, me, t, lease_ms, my_trace);
   END IF;
   RETURN NEXT;
 END
@@ -374,10 +376,10 @@ $$;
 --        the old id holds nothing any more
 CREATE OR REPLACE FUNCTION {schema}.yield_key(
   expires_us bigint, offer_ms bigint, entry_ms bigint, capacity bigint, unless_recorded boolean,
-  of_key text, me text, my_fence bigint, next_id text, lease_ms bigint
+  of_key text, me text, my_fence bigint, next_id text, lease_ms bigint, ended text, my_trace text
 ) RETURNS TABLE (
   n bigint, now_us bigint,
-  what text, fence bigint, left_us bigint, waiting bigint, head bytea, body bytea
+  what text, fence bigint, left_us bigint, waiting bigint, head bytea, body bytea, trace text
 )
 LANGUAGE plpgsql {settings} AS $$
 #variable_conflict use_column
@@ -409,15 +411,15 @@ BEGIN
       UPDATE {schema}.locks SET until = until WHERE key = of_key;
     -- Also without waiters: a new fence is a grant to every transaction of the application, and an
     -- older snapshot must not pass with the fence before it.
-    ELSIF {schema}.is_pinned(of_key) OR {schema}.offer_next(of_key, t, 0, offer_ms, NULL) IS NULL THEN
-      fence := {schema}.grant_key(of_key, me, t, lease_ms);
+    ELSIF {schema}.is_pinned(of_key) OR {schema}.offer_next(of_key, t, 0, offer_ms, NULL, ended) IS NULL THEN
+      fence := {schema}.grant_key(of_key, me, t, lease_ms, my_trace);
     END IF;
   END IF;
   IF fence IS NULL THEN
     -- An offer may be for the next id, which was enqueued already because this yield got no reply:
     -- it gets the key or a queue entry, and not both.
-    SELECT one.* INTO what, fence, left_us, waiting, head, body FROM {schema}.acquire_one(
-      of_key, next_id, lease_ms, true, unless_recorded, offer_ms, entry_ms, capacity, expires_us
+    SELECT one.* INTO what, fence, left_us, waiting, head, body, trace FROM {schema}.acquire_one(
+      of_key, next_id, lease_ms, true, unless_recorded, offer_ms, entry_ms, capacity, expires_us, my_trace
     ) one;
   END IF;
   RETURN NEXT;

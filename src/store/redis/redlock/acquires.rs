@@ -70,7 +70,7 @@ impl Group {
                 match outcome {
                     Outcome::Reply(reply) => replies[index] = Some(reply),
                     Outcome::Split { lease_left } if is_last => {
-                        replies[index] = Some(Ok(AcquireReply::Busy { lease_left }));
+                        replies[index] = Some(Ok(AcquireReply::busy(lease_left)));
                     }
                     Outcome::Split { .. } => split.push(index),
                 }
@@ -100,7 +100,7 @@ impl Group {
         let mut raises = raises.into_iter().enumerate();
         let outcome = |(index, (request, ballot)): (usize, (&AcquireRequest, &Ballot))| match *ballot {
             Ballot::Won { .. } => Outcome::Reply(match raises.next() {
-                Some((_, Raise::Held { fence })) => Ok(AcquireReply::Granted { fence }),
+                Some((_, Raise::Held { fence })) => Ok(AcquireReply::granted(fence)),
                 // It was too slow, or an operator has revoked the key: nothing counts.
                 Some((index, Raise::NotHolder | Raise::Undecided)) => {
                     Err(self.store_error_because("acquire", index, &raised, Some(TOO_LATE)))
@@ -113,7 +113,7 @@ impl Group {
             }
             Ballot::Lost { lease_left, is_split } => match request.if_busy {
                 IfBusy::Fail if is_split => Outcome::Split { lease_left },
-                IfBusy::Fail => Outcome::Reply(Ok(AcquireReply::Busy { lease_left })),
+                IfBusy::Fail => Outcome::Reply(Ok(AcquireReply::busy(lease_left))),
                 IfBusy::Enqueue => Outcome::Reply(Ok(queued(lease_left, is_split))),
             },
         };
@@ -172,5 +172,10 @@ fn won(request: &AcquireRequest, ballot: Ballot) -> Option<RaiseRequest> {
 /// not meet again.
 fn queued(lease_left: Duration, is_split: bool) -> AcquireReply {
     let [least, most] = if is_split { REDLOCK_SPLIT_POLL } else { REDLOCK_POLL };
-    AcquireReply::Queued { ahead: 0, lease_left, poll_in: Some(least + (most - least).mul_f64(fastrand::f64())) }
+    AcquireReply::Queued {
+        ahead: 0,
+        lease_left,
+        poll_in: Some(least + (most - least).mul_f64(fastrand::f64())),
+        held_by: None,
+    }
 }

@@ -11,6 +11,7 @@ use crate::{
         AcquireReply, DeleteRecordReply, ForceReleaseReply, Holder, KeyStatus, Record, ReleaseReply, RenewReply,
         YieldReply, error::escape_control,
     },
+    trace::SectionTrace,
 };
 
 /// Error of a reply that no script of this crate sends.
@@ -50,7 +51,10 @@ const MIN_FENCE: u64 = 1_000_000_000_000_000;
 pub fn parse_acquire(reply: &Value, count: usize) -> Result<(i64, Timed<KeyReplies<AcquireReply>>), UnexpectedReply> {
     if let Value::BulkString(_) = reply {
         let now = parse_time(reply)?;
-        return Ok((now, Timed::Done(vec![Ok(AcquireReply::Granted { fence: parse_fence(reply)? }); count])));
+        return Ok((
+            now,
+            Timed::Done(vec![Ok(AcquireReply::Granted { fence: parse_fence(reply)?, after: None }); count]),
+        ));
     }
     parse_timed(reply, |elements| match elements {
         [each, replies @ ..] if is(each, "each") => {
@@ -134,7 +138,8 @@ pub fn parse_inspect(reply: &Value) -> Result<KeyStatus, UnexpectedReply> {
         if !bytes(&field[0])?.ends_with(b":end") {
             let id = holder_id(&field[0])?;
             // Other programs store a count here: then the time of the grant is unknown.
-            let fence = parse_u64(&field[1]).ok().filter(|fence| *fence >= MIN_FENCE);
+            let fence = text(&field[1]).ok().and_then(|value| value.split(' ').next()?.parse().ok());
+            let fence = fence.filter(|fence| *fence >= MIN_FENCE);
             let since = fence.and_then(|fence| UNIX_EPOCH.checked_add(Duration::from_micros(fence)));
             let found = Holder::new(id, fence.unwrap_or(0));
             holder = Some(match since {
@@ -240,13 +245,18 @@ pub(super) fn parse_each<T>(
 
 fn parse_acquire_reply(elements: &[Value]) -> Result<AcquireReply, UnexpectedReply> {
     match elements {
-        [granted, fence] if is(granted, "granted") => Ok(AcquireReply::Granted { fence: parse_fence(fence)? }),
-        [queued, left, ahead] if is(queued, "queued") => Ok(AcquireReply::Queued {
+        [granted, fence, before @ ..] if is(granted, "granted") => {
+            Ok(AcquireReply::Granted { fence: parse_fence(fence)?, after: trace(before, "<") })
+        }
+        [queued, left, ahead, by @ ..] if is(queued, "queued") => Ok(AcquireReply::Queued {
             ahead: usize::try_from(parse_u64(ahead)?).map_err(|_| UnexpectedReply)?,
             poll_in: None,
             lease_left: lease_left(left)?,
+            held_by: trace(by, ""),
         }),
-        [busy, left] if is(busy, "busy") => Ok(AcquireReply::Busy { lease_left: lease_left(left)? }),
+        [busy, left, by @ ..] if is(busy, "busy") => {
+            Ok(AcquireReply::Busy { lease_left: lease_left(left)?, held_by: trace(by, "") })
+        }
         [full, left, waiting] if is(full, "full") => Ok(AcquireReply::QueueFull {
             lease_left: lease_left(left)?,
             waiting: usize::try_from(parse_u64(waiting)?).map_err(|_| UnexpectedReply)?,
@@ -257,6 +267,11 @@ fn parse_acquire_reply(elements: &[Value]) -> Result<AcquireReply, UnexpectedRep
         }
         _ => Err(UnexpectedReply),
     }
+}
+
+/// The trace at the end of a reply. Another program may have written it.
+fn trace(rest: &[Value], prefix: &str) -> Option<SectionTrace> {
+    text(rest.first()?).ok()?.strip_prefix(prefix)?.parse().ok()
 }
 
 /// The server's time, in microseconds.

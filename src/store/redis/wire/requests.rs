@@ -18,6 +18,7 @@ use crate::{
         AcquireRequest, ForceReleaseRequest, Heir, IfBusy, NewRecord, QueueConfig, Record, ReleaseRequest,
         RenewRequest, YieldRequest,
     },
+    trace::SectionTrace,
 };
 
 impl Keyspace {
@@ -32,7 +33,7 @@ impl Keyspace {
             first if first.id.max_holders() > 1 => &ACQUIRE_SHARE,
             _ => &ACQUIRE,
         };
-        let mut call = self.call_of(file, &locks, first.demand.takes_record(), 4 + 3 * requests.len());
+        let mut call = self.call_of(file, &locks, first.demand.takes_record(), 4 + 4 * requests.len());
         call.arg(expires_at);
         call.queue_config(first.queue);
         for request in requests {
@@ -42,6 +43,7 @@ impl Keyspace {
                 Some(holder) => call.arg(holder),
                 None => call.arg(if_busy(request)),
             }
+            call.trace(&request.key, request.trace.as_ref());
         }
         Ok(call)
     }
@@ -69,11 +71,12 @@ impl Keyspace {
             return Ok(self.keep(&locks, first, heir));
         }
         let file = if first.id.max_holders() > 1 { &RELEASE_SHARE } else { &RELEASE };
-        let mut call = self.call_of(file, &locks, first.record.is_some(), 1 + 2 * requests.len());
+        let mut call = self.call_of(file, &locks, first.record.is_some(), 1 + 3 * requests.len());
         call.arg(Ms(first.queue.offer_ttl));
         for request in requests {
             call.arg(&request.id);
             call.arg(Ms(request.block_for));
+            call.trace(&request.key, request.trace.as_ref());
         }
         if let Some(NewRecord { record, keep_for }) = first.record.as_deref() {
             call.arg(Ms(*keep_for));
@@ -94,13 +97,15 @@ impl Keyspace {
     /// The call of a yield. `expires_at` is in microseconds of the server's clock.
     pub fn yield_to_queue(&self, request: &YieldRequest, expires_at: i64) -> Result<ScriptCall, InvalidName> {
         let locks = [self.lock(&request.key)?];
-        let mut call = self.call_of(&YIELD, &locks, request.demand.takes_record(), 8);
+        let mut call = self.call_of(&YIELD, &locks, request.demand.takes_record(), 10);
         call.arg(expires_at);
         call.queue_config(request.queue);
         call.arg(&request.next_id);
         call.arg(Ms(request.lease));
         call.arg(&request.id);
         call.arg(request.fence);
+        call.trace(&request.key, request.ended.as_ref());
+        call.trace(&request.key, request.trace.as_ref());
         Ok(call)
     }
 
@@ -189,6 +194,11 @@ impl ScriptCall {
     fn record(&mut self, record: &Record) {
         self.data.push(record.head.clone());
         self.data.extend(record.body.clone().filter(|body| body.len() <= MAX_RECORD_BODY_BYTES));
+    }
+
+    /// Of a raw key, other programs read the field.
+    fn trace(&mut self, key: &LockKey, trace: Option<&SectionTrace>) {
+        self.arg(trace.filter(|_| !key.is_raw()).map(ToString::to_string).unwrap_or_default());
     }
 
     fn queue_config(&mut self, queue: QueueConfig) {

@@ -82,7 +82,7 @@ impl Move {
 
     async fn granted(&self, id: &AcquisitionId) -> u64 {
         match self.acquire(id).await {
-            Ok(AcquireReply::Granted { fence }) => fence,
+            Ok(AcquireReply::Granted { fence, .. }) => fence,
             reply => panic!("not granted: {reply:?}"),
         }
     }

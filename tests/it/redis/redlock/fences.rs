@@ -102,7 +102,7 @@ async fn repeated_acquire_finds_the_fence_of_its_majority() {
     let acquire = async || {
         let request = AcquireRequest::new(key(), id.clone(), LONGEST, IfBusy::Fail, terms, limits::CALL);
         match store.acquire_one(request).await {
-            Ok(AcquireReply::Granted { fence }) => fence,
+            Ok(AcquireReply::Granted { fence, .. }) => fence,
             other => panic!("{other:?}"),
         }
     };

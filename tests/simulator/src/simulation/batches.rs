@@ -59,7 +59,7 @@ impl Simulation {
         let request = |(key, args): (usize, &[String])| ScriptRequest { id: args[0].clone(), key };
         // Other names follow those of the locks.
         let locks = keys.iter().map_while(|name| self.locks.iter().position(|lock| lock == name));
-        let (first, width) = if script.name().starts_with("release") { (2, 2) } else { (5, 3) };
+        let (first, width) = if script.name().starts_with("release") { (2, 3) } else { (5, 4) };
         locks.zip(args[first..].chunks(width)).map(request).collect()
     }
 }

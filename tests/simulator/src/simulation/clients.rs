@@ -127,7 +127,16 @@ impl Simulation {
                 None => Duration::MAX,
             };
             w.clients[index].wait_ends = Some(now.saturating_add(wait));
-            let request = LockRequest { waiter: id(index), wait, owner: None, parent: None, limits, demand, sharing };
+            let request = LockRequest {
+                waiter: id(index),
+                wait,
+                owner: None,
+                parent: None,
+                limits,
+                demand,
+                sharing,
+                trace: None,
+            };
             let ticket = w.event(process, |process, free_keys| process.request(now, &key, request, free_keys));
             w.clients[index].ticket = ticket;
             if let Some(patience) = patience.filter(|_| waits) {

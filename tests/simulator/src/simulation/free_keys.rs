@@ -8,6 +8,7 @@ use tower_lock::{
         redis_wire::{Timed, parse_acquire, parse_release},
     },
     store::{AcquireReply, AcquireRequest, IfBusy, ReleaseReply, ReleaseRequest},
+    trace::SectionTrace,
 };
 
 use super::*;
@@ -68,7 +69,7 @@ impl Simulation {
             self.fake.command(&["RPUSH", &waiters, id]);
         }
         match parse_acquire(&reply, 1) {
-            Ok((_, Timed::Done(replies))) if let [Ok(AcquireReply::Granted { fence })] = replies[..] => Some(fence),
+            Ok((_, Timed::Done(replies))) if let [Ok(AcquireReply::Granted { fence, .. })] = replies[..] => Some(fence),
             reply => panic!("the key is free: {reply:?}"),
         }
     }
@@ -88,7 +89,7 @@ impl Simulation {
 }
 
 impl FreeKeys for Server<'_> {
-    fn acquire(&self, key: &LockKey, id: &AcquisitionId, lease: Duration) -> Option<u64> {
+    fn acquire(&self, key: &LockKey, id: &AcquisitionId, lease: Duration, _: Option<&SectionTrace>) -> Option<u64> {
         let mut simulation = self.simulation.borrow_mut();
         let lease = if simulation.settings.bare { lease.saturating_sub(LOCK_DELAY) } else { lease };
         let request = AcquireRequest::new(key.clone(), id.clone(), lease, IfBusy::Fail, QUEUE, STORE_CALL_TIMEOUT);

@@ -95,7 +95,7 @@ impl Simulation {
                 if let Some(replaced) = replaced.filter(|_| !is_excused) {
                     return self.report_violation(format!("a second run of {id} replaces the record {replaced}"));
                 }
-                let until = now + super::args(script)[4].parse::<i64>().expect("milliseconds");
+                let until = now + super::args(script)[5].parse::<i64>().expect("milliseconds");
                 if let Err(violation) = self.records.released(key, record, until) {
                     return self.report_violation(violation);
                 }

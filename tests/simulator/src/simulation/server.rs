@@ -99,7 +99,7 @@ impl Simulation {
                 let data = self.key_data(*key);
                 let holder = data.holders.iter().find(|(holder, _)| holder == id);
                 let is_so = match &reply {
-                    Ok(AcquireReply::Granted { fence }) => {
+                    Ok(AcquireReply::Granted { fence, .. }) => {
                         holder.is_some_and(|(id, stored)| limit_of(id) > 1 || *stored == fence.to_string())
                     }
                     Ok(AcquireReply::Queued { .. }) => data.queue.contains(id),

@@ -172,6 +172,7 @@ impl Simulation {
                 limits,
                 demand,
                 sharing: Sharing::Alone,
+                trace: None,
             };
             let ticket = self.event(process, |process, free_keys| process.request(now, &key, request, free_keys));
             self.clients[index].ticket = ticket;

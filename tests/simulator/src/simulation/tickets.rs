@@ -276,9 +276,9 @@ impl Simulation {
                 let until = self.server_ms() + lease.parse::<i64>().expect("milliseconds");
                 tickets.held.insert(ticket.clone(), (key, until));
             }
-            ("redeem", [.., id, _, ticket]) => {
+            ("redeem", [.., id, _, ticket, _]) => {
                 let Ok((_, Timed::Done(mut replies))) = parse_acquire(reply, 1) else { return Ok(()) };
-                let Ok(AcquireReply::Granted { fence }) = replies.remove(0) else {
+                let Ok(AcquireReply::Granted { fence, .. }) = replies.remove(0) else {
                     let is_refused = had(ticket).is_some() || had(id).is_some();
                     return if is_refused { Err(format!("{ticket} is refused and holds its key")) } else { Ok(()) };
                 };

@@ -8,13 +8,13 @@
 --        of the server's clock; 3 lease of an offer, ms; 4 TTL of the queue, ms; 5 capacity of the
 --        queue
 --        for each lock: acquisition id; lease, ms; if it is busy: 'fail', 'enqueue', or
---        'poll' to enqueue an id that most likely is enqueued or has an offer
+--        'poll' to enqueue an id that most likely is enqueued or has an offer; trace, or ''
 -- reply  now: all keys are granted, and this is their fence. (Redis sends a text with a tenth of
 --        the work of a table.)
 --        {now, 'expired'}
---        {now, 'granted', fence}: all keys
---        {now, 'queued', ms left, ahead}
---        {now, 'busy', ms left}
+--        {now, 'granted', fence}: all keys. Of one that is held by this id, with its trace before
+--        {now, 'queued', ms left, ahead}, and the trace of the holder to a request with one
+--        {now, 'busy', ms left}, as well
 --        {now, 'full', ms left, waiting}
 --        {now, 'recorded', head, body or nil}
 --        {now, 'each', reply ..} of several requests: as above without the time, or {'error', text}
@@ -31,7 +31,7 @@ if #now > #ARGV[2] or #now == #ARGV[2] and now > ARGV[2] then return {now, 'expi
 -- even defined yet. All keys get one fence: it is larger than each one before it of any key. The
 -- fence is the first write: without permission for it, nothing has changed. A poll looks for its
 -- own entry first.
-local n, fence_key = (#ARGV - 5) / 3, KEYS[#KEYS]
+local n, fence_key = (#ARGV - 5) / 4, KEYS[#KEYS]
 local is_free = (n > 1 or ARGV[8] ~= 'poll') and redis.call('EXISTS', unpack(KEYS, 1, #KEYS - 1)) == 0
 -- The key is reserved for other programs: a new waiter enqueues, although the key is free. A poll
 -- ends the reservation.
@@ -48,8 +48,9 @@ if is_free then
   end
   local call = redis.call
   for i = 1, n do
-    call('HSET', KEYS[i], ARGV[3 * i + 3], fence)
-    call('PEXPIRE', KEYS[i], ARGV[3 * i + 4])
+    local trace = ARGV[4 * i + 5]
+    call('HSET', KEYS[i], ARGV[4 * i + 2], trace == '' and fence or fence .. ' ' .. trace)
+    call('PEXPIRE', KEYS[i], ARGV[4 * i + 3])
   end
   return reply
 end
@@ -66,12 +67,12 @@ if n == 1 then
   --@raw   end
   --@raw end
   reply = recorded(KEYS[1], queue, record, ARGV[6], ARGV[3])
-    or acquire(KEYS[1], queue, ARGV[6], ARGV[7], ARGV[8], ARGV[3], ARGV[4], ARGV[5])
+    or acquire(KEYS[1], queue, ARGV[6], ARGV[7], ARGV[8], ARGV[3], ARGV[4], ARGV[5], ARGV[9])
 else
   --@include each.lua
   local function acquire_one(i)
-    local id, lease_ms, if_busy = ARGV[3 * i + 3], ARGV[3 * i + 4], ARGV[3 * i + 5]
-    return acquire(KEYS[i], KEYS[n + i], id, lease_ms, if_busy, ARGV[3], ARGV[4], ARGV[5])
+    local id, lease_ms, if_busy = ARGV[4 * i + 2], ARGV[4 * i + 3], ARGV[4 * i + 4]
+    return acquire(KEYS[i], KEYS[n + i], id, lease_ms, if_busy, ARGV[3], ARGV[4], ARGV[5], ARGV[4 * i + 5])
   end
   reply = for_each(n, acquire_one, {'each'})
 end

@@ -5,8 +5,9 @@
 --
 -- A queue is a list of acquisition ids, its first waiter at the head. A lock always has a TTL, and
 -- is one of two:
---   held alone: a hash of one field, acquisition id -> fence. A blocked lock has the field
---   `<acquisition id>:end`: it has no holder. A hash of any other form is busy.
+--   held alone: a hash of one field, acquisition id -> fence, perhaps with a blank and the trace of
+--   its section. Of an offer, it is `<` and the trace of the section before. A blocked lock has the
+--   field `<acquisition id>:end`: it has no holder. A hash of any other form is busy.
 --   shared: a sorted set of acquisition ids, each with its end in milliseconds. The TTL is that of
 --   the latest end. The id of a share ends in its limit, `/4`. A blocked place is `<id>:end`.
 -- A share is granted if fewer than its limit have a place, and none of them alone.
@@ -59,6 +60,17 @@ local function lower_ttl(lock, now_ms)
   if last[2] then redis.call('PEXPIRE', lock, last[2] - now_ms) end
 end
 
+-- A longer one is of another program. The connection is closed after a reply that is too long.
+local max_trace = 256
+
+-- The trace of the section that the call ends, for the waiter that is offered its key.
+local ended = ''
+
+-- The value of the field of a lock.
+local function with_trace(fence, trace)
+  return trace == '' and fence or fence .. ' ' .. trace
+end
+
 -- Offers a key to its first live waiters, as long as they fit beside `count` holders: none, if it
 -- is free. The first one that does not fit keeps those behind it waiting, or it would starve.
 -- `head` was taken from the queue of a free key. A waiter without a subscriber belongs to a dead
@@ -87,7 +99,7 @@ local function offer(lock, queue, count, requester, offer_ms, head)
     --@raw fence = set_turn(fence, requester and 0 or 1)
     if fits and redis.call('PUBLISH', inbox(head), '1 offered ' .. fence .. ' ' .. head .. ' ' .. lock) > 0 then
       if not is_share then
-        redis.call('HSET', lock, head, fence)
+        redis.call('HSET', lock, head, with_trace(fence, ended == '' and '' or '<' .. ended))
         redis.call('PEXPIRE', lock, offer_ms)
         return head, 1
       end
@@ -134,28 +146,38 @@ local function enqueue(queue, id, left, entry_ms, capacity)
   return {'queued', left, ahead}
 end
 
--- The fence of an acquisition that holds the key alone.
+-- The fence of an acquisition that holds the key alone, and its trace or ''.
 local function fence_of(lock, id)
-  local fence = redis.pcall('HGET', lock, id)
-  if type(fence) ~= 'table' then return fence end
+  local value = redis.pcall('HGET', lock, id)
+  if not value then return false end
+  if type(value) ~= 'table' then
+    local fence, trace = string.match(value, '^(%S*) ?(.*)$')
+    return fence, #trace <= max_trace and trace or ''
+  end
   -- A shared key has no fence, and another type is an error.
   redis.call('ZCARD', lock)
   return false
 end
 
+-- The trace of the section that holds the key, for a request with a trace of its own.
+local function held_by(lock, trace)
+  local page = trace ~= '' and redis.pcall('HSCAN', lock, 0, 'COUNT', 1) or {}
+  local value = page[2] and page[2][2]
+  return value and #value <= max_trace and string.match(value, '^%S+ (.*)$')
+end
+
 -- Grants the key to `id`, or enqueues it. If `id` holds the key already, by a repeated call or an
 -- accepted offer: the same fence, and at least a full lease. A delayed copy never shortens the
 -- lease: GT. For GT, a key without a TTL has an infinite one: it gets one here.
-local function acquire(lock, queue, id, lease_ms, if_busy, offer_ms, entry_ms, capacity)
-  local fence = fence_of(lock, id)
+local function acquire(lock, queue, id, lease_ms, if_busy, offer_ms, entry_ms, capacity, trace)
+  local fence, before = fence_of(lock, id)
   if fence then
-    if redis.call('PEXPIRE', lock, lease_ms, 'GT') == 0 then
-      if redis.call('PTTL', lock) == -1 then redis.call('PEXPIRE', lock, lease_ms) end
-      -- A write, although it changes nothing: WAIT covers only what this connection has written,
-      -- and another client may have made the offer.
-      redis.call('HSET', lock, id, fence)
-    end
-    return {'granted', fence}
+    local is_longer = redis.call('PEXPIRE', lock, lease_ms, 'GT') == 1
+    if not is_longer and redis.call('PTTL', lock) == -1 then redis.call('PEXPIRE', lock, lease_ms) end
+    -- A write, although it may change nothing: WAIT covers only what this connection has written,
+    -- and another client may have made the offer.
+    if not is_longer or before ~= trace then redis.call('HSET', lock, id, with_trace(fence, trace)) end
+    return {'granted', fence, before}
   end
   local left = redis.call('PTTL', lock)
   if left == -2 then
@@ -165,12 +187,14 @@ local function acquire(lock, queue, id, lease_ms, if_busy, offer_ms, entry_ms, c
       if not next then redis.call('LREM', queue, 1, id) end
       fence = next_fence()
       --@raw fence = set_turn(fence, 0)
-      redis.call('HSET', lock, id, fence)
+      redis.call('HSET', lock, id, with_trace(fence, trace))
       redis.call('PEXPIRE', lock, lease_ms)
       return {'granted', fence}
     end
     left = tonumber(offer_ms)
   end
-  if if_busy == 'fail' then return {'busy', left} end
-  return enqueue(queue, id, left, entry_ms, tonumber(capacity))
+  if if_busy == 'fail' then return {'busy', left, held_by(lock, trace)} end
+  local reply = enqueue(queue, id, left, entry_ms, tonumber(capacity))
+  if reply[1] == 'queued' then reply[4] = held_by(lock, trace) end
+  return reply
 end

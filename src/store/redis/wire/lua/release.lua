@@ -8,7 +8,7 @@
 --        of a raw key: its reservation, which raw.lua removes
 -- ARGV   of a raw key: those that raw.lua removes
 --        1 prefix of the channels of processes; 2 lease of an offer, ms
---        for each lock: acquisition id; block, ms
+--        for each lock: acquisition id; block, ms; trace of the section, or ''
 --        with a record: its TTL, ms; its head; its body, or absent
 -- reply  'freed': all keys
 --        {'freed'}, {'handed off'}, {'not holder'} or {'recorded before'}
@@ -46,23 +46,24 @@ end
 
 -- With a record, the key is released only if the record is stored: an error changes nothing.
 if record and ignore_wrong_type(redis.pcall('HEXISTS', KEYS[1], ARGV[3])) == 1 then
-  redis.call('HSET', record, 'id', ARGV[3], 'head', ARGV[6])
-  if ARGV[7] then redis.call('HSET', record, 'body', ARGV[7]) else redis.call('HDEL', record, 'body') end
-  redis.call('PEXPIRE', record, ARGV[5])
+  redis.call('HSET', record, 'id', ARGV[3], 'head', ARGV[7])
+  if ARGV[8] then redis.call('HSET', record, 'body', ARGV[8]) else redis.call('HDEL', record, 'body') end
+  redis.call('PEXPIRE', record, ARGV[6])
 end
 
 -- All keys are blocked before the first queue is read: an error at a queue leaves free keys, whose
 -- waiters poll, and no key without its block (I10).
 local all_freed, pcall_redis = true, redis.pcall
 for i = 1, n do
-  local has_block = ARGV[2 * i + 2] ~= '0'
+  local id, block_ms = ARGV[3 * i], ARGV[3 * i + 1]
+  local has_block = block_ms ~= '0'
   -- Before HDEL: a lock that was deleted cannot be made again while its slot moves. PEXPIRE is
   -- first, because Redis accepts it when it is out of memory, too.
-  if has_block and pcall_redis('HEXISTS', KEYS[i], ARGV[2 * i + 1]) == 1 then
-    redis.call('PEXPIRE', KEYS[i], ARGV[2 * i + 2])
-    redis.call('HSET', KEYS[i], ARGV[2 * i + 1] .. ':end', 1)
+  if has_block and pcall_redis('HEXISTS', KEYS[i], id) == 1 then
+    redis.call('PEXPIRE', KEYS[i], block_ms)
+    redis.call('HSET', KEYS[i], id .. ':end', 1)
   end
-  held[i] = held[i] or pcall_redis('HDEL', KEYS[i], ARGV[2 * i + 1])
+  held[i] = held[i] or pcall_redis('HDEL', KEYS[i], id)
   if held[i] ~= 1 then
     is_other_type[i] = type(held[i]) == 'table'
     held[i] = ignore_wrong_type(held[i])
@@ -74,7 +75,7 @@ if n > 1 and all_freed and redis.call('EXISTS', unpack(KEYS, n + 1, 2 * n)) == 0
 --@include fence.lua
 --@include queue.lua
 local function finish(i)
-  local lock, queue, id, block_ms = KEYS[i], KEYS[n + i], ARGV[2 * i + 1], ARGV[2 * i + 2]
+  local lock, queue, id, block_ms = KEYS[i], KEYS[n + i], ARGV[3 * i], ARGV[3 * i + 1]
   if held[i] ~= 1 then
     ignore_wrong_type(redis.pcall('LREM', queue, 1, id))
     -- The waiters behind it may fit beside the holders of a shared key.
@@ -87,6 +88,7 @@ local function finish(i)
   --@raw if block_ms ~= '0' then announce() end
   if block_ms ~= '0' then return {'freed'} end
   --@raw if must_reserve(fence) then reserve() return {'freed'} end
+  ended = ARGV[3 * i + 2]
   if offer(lock, queue, 0, false, ARGV[2], first) then return {'handed off'} end
   --@raw leave_free()
   return {'freed'}

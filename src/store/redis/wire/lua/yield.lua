@@ -7,7 +7,8 @@
 -- ARGV   of a raw key: those that raw.lua removes
 --        1 prefix of the channels of processes; 2 time at which the call expires, as of acquire;
 --        3 lease of an offer, ms; 4 TTL of the queue, ms; 5 capacity of the queue; 6 next
---        acquisition id; 7 lease, ms; 8 acquisition id of the holder; 9 fence of the holder
+--        acquisition id; 7 lease, ms; 8 acquisition id of the holder; 9 fence of the holder;
+--        10 trace of the section that has ended, or ''; 11 trace, as of acquire
 -- reply  {now, 'expired'}
 --        {now, 'extended', fence}
 --        as of acquire, for the next id: the old id holds nothing any more
@@ -21,17 +22,17 @@ if #now > #ARGV[2] or #now == #ARGV[2] and now > ARGV[2] then return {now, 'expi
 
 --@include queue.lua
 --@include record.lua
-local stored = fence_of(lock, ARGV[8])
+local stored, trace = fence_of(lock, ARGV[8])
 if stored and stored ~= ARGV[9] then
   -- A copy of an executed yield: a section may run under the new fence, and must not lose the key.
   -- The write changes nothing: WAIT covers only what this connection has written.
-  redis.call('HSET', lock, ARGV[8], stored)
+  redis.call('HSET', lock, ARGV[8], with_trace(stored, trace))
   return {now, 'extended', stored}
 end
 -- The next id gets the record of the key, the key or a queue entry, and not two of them.
 local function go_on_with_next()
   local reply = recorded(lock, queue, record, ARGV[6], ARGV[3])
-    or acquire(lock, queue, ARGV[6], ARGV[7], 'enqueue', ARGV[3], ARGV[4], ARGV[5])
+    or acquire(lock, queue, ARGV[6], ARGV[7], 'enqueue', ARGV[3], ARGV[4], ARGV[5], ARGV[11])
   if fence_mark then reply[#reply + 1] = fence_mark end
   return {now, unpack(reply)}
 end
@@ -44,6 +45,7 @@ if not stored then return go_on_with_next() end
 --@raw   return {now, unpack(reply)}
 --@raw end
 --@raw if must_reserve(stored) then return yield_to_others() end
+ended = ARGV[10]
 if offer(lock, queue, 0, false, ARGV[3]) then
   -- An offer to a share has replaced the lock.
   redis.pcall('HDEL', lock, ARGV[8])
@@ -54,5 +56,5 @@ end
 -- PEXPIRE is first, because Redis accepts it when it is out of memory, and then accepts the rest.
 redis.call('PEXPIRE', lock, ARGV[7])
 local fence = next_fence()
-redis.call('HSET', lock, ARGV[8], fence)
+redis.call('HSET', lock, ARGV[8], with_trace(fence, ARGV[11]))
 return {now, 'extended', fence, fence_mark}
