@@ -31,7 +31,7 @@ use crate::{
     background::Background,
     clock::{BootInstant, Clock, LazyNow},
     error::{Forked, LockError, LockLost},
-    limits::RECHECK_INTERVAL,
+    limits::{DOUBT_INTERVAL, RECHECK_INTERVAL},
     lock_key::{LockKey, shards::KeyShards},
     owner::Owner,
     policy::{LockPolicy, LogKey},
@@ -91,6 +91,8 @@ pub(crate) struct Driver {
     /// When the last notice that messages of the store may be lost was or will be sent to the
     /// waiters. Many are combined into one.
     lag_notice_at: Mutex<Option<BootInstant>>,
+    /// The same of the last check of all grants.
+    doubt_check_at: Mutex<Option<BootInstant>>,
     /// Set once, and never cleared.
     is_shutdown_announced: AtomicBool,
     is_shutting_down: AtomicBool,
@@ -159,6 +161,7 @@ impl Driver {
             background: Background::default(),
             shards,
             lag_notice_at: Mutex::default(),
+            doubt_check_at: Mutex::default(),
             is_shutdown_announced: AtomicBool::new(false),
             is_shutting_down: AtomicBool::new(false),
             runtime: Mutex::default(),
@@ -375,29 +378,54 @@ impl Driver {
             StoreEvent::Offered { .. } | StoreEvent::Revoked { .. } => {}
             StoreEvent::Freed { key } => self.handle_event(&key, Event::Freed),
             StoreEvent::Lagged => self.on_lagged(),
-            StoreEvent::Doubted => self.shards.iter().for_each(|shard| shard.lock().doubt(self.clock.now())),
+            StoreEvent::Doubted => self.on_doubted(),
+            StoreEvent::Recovered => self.on_recovered(),
         }
     }
 
     /// Notifies the waiters at once, and then at most once in each [`RECHECK_INTERVAL`].
     fn on_lagged(self: &Arc<Self>) {
+        self.paced(&self.lag_notice_at, RECHECK_INTERVAL, Self::broadcast_lagged);
+    }
+
+    fn on_doubted(&self) {
+        self.shards.iter().for_each(|shard| shard.lock().doubt(self.clock.now()));
+    }
+
+    /// Verifies all grants at once, and then now and then: a neighbour that flushes another
+    /// database of the server causes it.
+    fn on_recovered(self: &Arc<Self>) {
+        self.on_doubted();
+        let interval = DOUBT_INTERVAL.max(self.lease.longest / 30);
+        self.paced(&self.doubt_check_at, interval, |driver| {
+            for grant in driver.renewals.grants() {
+                driver.execute(Action::Verify(grant));
+            }
+        });
+    }
+
+    /// Runs this now, or an interval after its last run. `last`: when it ran, or will run.
+    fn paced(self: &Arc<Self>, last: &Mutex<Option<BootInstant>>, interval: Duration, run: fn(&Arc<Self>)) {
         let now = self.clock.now();
         let at = {
-            let mut notice_at = self.lag_notice_at.lock();
-            let next = notice_at.map_or(now, |last| last.saturating_add(RECHECK_INTERVAL).max(now));
-            if notice_at.is_some_and(|last| last > now) {
+            let mut last = last.lock();
+            let next = last.map_or(now, |last| last.saturating_add(interval).max(now));
+            if last.is_some_and(|last| last > now) {
                 return;
             }
-            *notice_at.insert(next)
+            *last.insert(next)
         };
         if at == now {
-            return self.broadcast_lagged();
+            return run(self);
         }
         let driver = Arc::clone(self);
-        self.spawn(async move {
+        let later = self.spawn(async move {
             sleep(at.saturating_duration_since(now)).await;
-            driver.broadcast_lagged();
+            run(&driver);
         });
+        if later.is_none() {
+            run(self);
+        }
     }
 
     fn broadcast_lagged(self: &Arc<Self>) {

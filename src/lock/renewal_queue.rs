@@ -105,7 +105,6 @@ impl RenewalQueue {
     }
 
     /// All tracked grants.
-    #[cfg(feature = "signal")]
     pub(super) fn grants(&self) -> Vec<Arc<Grant>> {
         let mut grants = Vec::new();
         for tracked in self.tracked.iter() {

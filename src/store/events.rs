@@ -53,6 +53,9 @@ pub enum StoreEvent {
     /// manager starts no further section of a key that it holds before the store has confirmed
     /// that it still does.
     Doubted,
+    /// The same, and the store replies. The manager renews each lock that it holds, at most once in
+    /// a second and a thirtieth of its lease, and ends those that are lost.
+    Recovered,
 }
 
 impl EventSink {

@@ -29,7 +29,7 @@ use crate::{
     limits::RECHECK_INTERVAL,
     lock_key::LockKey,
     store::{
-        EventSink,
+        EventSink, StoreEvent,
         remote::{
             inbox::Inbox,
             session::{HEALTH_INTERVAL, Listen, Listener, receive},
@@ -47,6 +47,7 @@ pub(super) struct Messages {
     check_result: watch::Sender<Option<Result<(), Arc<RedisConnectError>>>>,
     /// The server could not be reached for its first check, and that was logged.
     warned_unreachable: AtomicBool,
+    warned_untracked: AtomicBool,
     task: Task,
 }
 
@@ -58,6 +59,7 @@ impl Messages {
             wakeups: Wakeups::default(),
             check_result: watch::Sender::new(None),
             warned_unreachable: AtomicBool::new(false),
+            warned_untracked: AtomicBool::new(false),
             task: Task::default(),
         })
     }
@@ -151,7 +153,19 @@ impl Messages {
         tokio::join!(receive(&self, first), health_checks, moves);
     }
 
-    fn session(self: &Arc<Self>, connection: Subscriptions) -> Session {
+    fn session(self: &Arc<Self>, mut connection: Subscriptions) -> Session {
+        if let Some(error) =
+            connection.untracked.take().filter(|_| !self.warned_untracked.swap(true, Ordering::Relaxed))
+        {
+            let address = self.server.address.clone();
+            self.server.background.log(move || {
+                warn!(
+                    target: "tower_lock",
+                    "Redis at {address} does not say when it loses all keys, so that a lost lock is noticed by its next \
+                     renewal: the ACL needs `+client|id +client|tracking`: {error}",
+                );
+            });
+        }
         Session { messages: Arc::clone(self), connection, raw: HashSet::new() }
     }
 
@@ -179,6 +193,9 @@ impl Messages {
     pub(super) fn on_message(self: &Arc<Self>) -> OnMessage {
         let messages = Arc::clone(self);
         Box::new(move |channel, payload| {
+            if channel.is_empty() {
+                return messages.inbox.send_all(&StoreEvent::Recovered);
+            }
             let Ok(channel) = std::str::from_utf8(channel) else { return };
             let keyspace = &messages.server.keyspace;
             match keyspace.raw_channel(channel) {

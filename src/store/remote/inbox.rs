@@ -162,6 +162,8 @@ impl Inbox {
     /// longer than a reconnect.
     pub(crate) fn works(&self) -> Option<Duration> {
         let since = self.disconnected_since.lock().take()?;
+        // Perhaps of another server, or of one that has lost its data.
+        self.send_all(&StoreEvent::Recovered);
         Some(since.elapsed()).filter(|duration| *duration > STORE_TIMEOUT)
     }
 }

@@ -14,6 +14,7 @@ mod connecting;
 mod command_counts;
 mod release_timing;
 mod fences;
+mod data_loss;
 mod forged_messages;
 mod interop;
 mod redisson;

@@ -119,7 +119,8 @@ async fn commands_and_messages_use_the_same_server() {
     let Some(environment) = environment().await else { return };
     let locks = environment.instance("a").await;
     pass(&locks).await;
-    let listening = async |redis: &RedisServer| redis.command(&["PUBSUB", "CHANNELS"]).await.items().len();
+    let listening =
+        async |redis: &RedisServer| redis.command(&["PUBSUB", "CHANNELS", "tower-lock:*"]).await.items().len();
     until("it listens", async || listening(&environment.redis).await == 1).await;
     let promoted = RedisServer::start().await;
     environment.proxy.redirect(promoted.address());

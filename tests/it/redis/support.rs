@@ -107,7 +107,7 @@ impl Environment {
 
     /// The number of processes that listen for messages.
     pub(crate) async fn listeners(&self) -> usize {
-        self.command(&["PUBSUB", "CHANNELS"]).await.items().len()
+        self.command(&["PUBSUB", "CHANNELS", "tower-lock:*"]).await.items().len()
     }
 }
 

@@ -3,8 +3,8 @@
 use std::{fmt, io, slice};
 
 use deadpool_redis::redis::{
-    Cmd, ConnectionAddr, ConnectionInfo, RedisResult, Value, aio::MultiplexedConnection, cmd, make_extension_error,
-    pipe,
+    Cmd, ConnectionAddr, ConnectionInfo, RedisError, RedisResult, Value, aio::MultiplexedConnection, cmd,
+    from_redis_value, make_extension_error, pipe,
 };
 
 use super::socket::{OnMessage, Socket};
@@ -36,7 +36,11 @@ pub(crate) enum Connected {
 }
 
 /// A connection for messages.
-pub(crate) struct Subscriptions(Socket);
+pub(crate) struct Subscriptions {
+    socket: Socket,
+    /// Why the server does not say when it has deleted all keys.
+    pub(crate) untracked: Option<RedisError>,
+}
 
 impl Endpoint {
     pub(crate) fn new(info: ConnectionInfo, tls: Option<Tls>) -> Self {
@@ -95,7 +99,7 @@ impl Endpoint {
 
     /// Connects for messages.
     pub(crate) async fn subscribe(&self, on_message: OnMessage) -> RedisResult<Subscriptions> {
-        Ok(Subscriptions(self.open(Some(on_message)).await?))
+        Ok(Subscriptions { socket: self.open(Some(on_message)).await?, untracked: None })
     }
 
     /// Connects, and logs in.
@@ -154,21 +158,36 @@ impl Connected {
 }
 
 impl Subscriptions {
+    /// Has the server track what this connection reads, which is nothing, and tell it of each
+    /// `FLUSHALL` and `FLUSHDB`. Before any subscription: RESP2 allows a client that has one no
+    /// other command.
+    pub(super) async fn track(&mut self) -> RedisResult<()> {
+        let track = async {
+            let id: i64 = from_redis_value(self.socket.call(&[cmd("CLIENT").arg("ID").take()]).await?)?;
+            self.socket.call(&[cmd("CLIENT").arg("TRACKING").arg("ON").arg("REDIRECT").arg(id).take()]).await
+        };
+        match track.await {
+            Err(error) if error.is_io_error() => return Err(error),
+            tracked => self.untracked = tracked.err(),
+        }
+        Ok(())
+    }
+
     pub(crate) async fn subscribe(&self, channels: &[String]) -> RedisResult<()> {
-        self.0.call(&for_each("SUBSCRIBE", channels)).await.map(drop)
+        self.socket.call(&for_each("SUBSCRIBE", channels)).await.map(drop)
     }
 
     pub(crate) async fn unsubscribe(&self, channels: &[String]) -> RedisResult<()> {
-        self.0.call(&for_each("UNSUBSCRIBE", channels)).await.map(drop)
+        self.socket.call(&for_each("UNSUBSCRIBE", channels)).await.map(drop)
     }
 
     pub(crate) async fn ping(&self) -> RedisResult<()> {
-        self.0.call(&[cmd("PING")]).await.map(drop)
+        self.socket.call(&[cmd("PING")]).await.map(drop)
     }
 
     /// Waits for the end of the connection.
     pub(crate) async fn ended(&self) {
-        self.0.ended().await;
+        self.socket.ended().await;
     }
 }
 

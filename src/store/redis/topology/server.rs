@@ -81,8 +81,12 @@ impl Server {
 
     /// Opens a connection for messages.
     pub(crate) async fn subscribe(&self, on_message: OnMessage) -> Result<Subscriptions, CallError> {
-        let connection = timeout(self.timeouts.connect, self.topology.subscribe(on_message)).await;
-        connection.map_err(|_| CallError::ConnectTimeout)?
+        let connect = async {
+            let mut connection = self.topology.subscribe(on_message).await?;
+            connection.track().await?;
+            Ok(connection)
+        };
+        timeout(self.timeouts.connect, connect).await.map_err(|_| CallError::ConnectTimeout)?
     }
 
     /// The connections for calls.

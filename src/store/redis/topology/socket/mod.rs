@@ -359,12 +359,18 @@ fn parse(frame: &[u8]) -> RedisResult<Value> {
 }
 
 /// The channel and the payload of a message. `None`: a reply, which can be an array on a connection
-/// for messages, too.
+/// for messages, too. After a flush the server sends a message without a payload, which no client
+/// can send: its channel is empty here. One with several payloads is about keys that this
+/// connection has not read.
 fn message(value: &Value) -> Option<(&[u8], &[u8])> {
     match value {
         Value::Array(fields) => match &fields[..] {
             [Value::BulkString(kind), Value::BulkString(channel), Value::BulkString(payload)] if kind == b"message" => {
                 Some((channel, payload))
+            }
+            [Value::BulkString(kind), Value::BulkString(_), Value::Nil] if kind == b"message" => Some((b"", b"")),
+            [Value::BulkString(kind), Value::BulkString(channel), Value::Array(_)] if kind == b"message" => {
+                Some((channel, b""))
             }
             _ => None,
         },
