@@ -291,6 +291,13 @@ pub(crate) fn check_keep_for(time: Duration) -> Duration {
     time
 }
 
+/// Equal requests are those of a double click, of a form that is sent again, or of a client that
+/// repeats a request after a timeout.
+pub(crate) const EQUAL_WITHIN_MIN: Duration = Duration::from_secs(1);
+pub(crate) const EQUAL_WITHIN_MAX: Duration = Duration::from_secs(600);
+/// How long an equal request waits for the answer of the first one: most clients give up then.
+pub(crate) const EQUAL_WAIT: Duration = Duration::from_secs(30);
+
 /// How long a leader waits for its key in one call, before it calls again.
 pub(crate) const LEAD_WAIT: Duration = Duration::from_secs(60);
 /// How long a leader pauses after its first term. Doubled after each short term.

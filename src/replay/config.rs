@@ -7,6 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -41,8 +42,18 @@ pub(super) struct ReplayConfig<K> {
     /// Shared by all clones, because they share a store.
     pub(super) scope_usage: Arc<ScopeUsage>,
     pub(super) find_answer: Option<Arc<FindAnswer>>,
+    pub(super) equal_requests: Option<EqualRequests>,
     /// It is inside of a lock layer, and has warned.
     pub(super) has_warned: Arc<AtomicBool>,
+}
+
+/// The terms of requests without a key that are equal.
+#[derive(Clone)]
+pub(super) struct EqualRequests {
+    /// How long an answer is kept.
+    pub(super) window: Duration,
+    /// Another one than that of keys, because a usage counts the answers of one time.
+    pub(super) scope_usage: Arc<ScopeUsage>,
 }
 
 /// Finds the answer that a handler has stored in its own database.
@@ -58,6 +69,11 @@ impl<K> ReplayConfig<K> {
         if is_inside && !self.has_warned.swap(true, Relaxed) {
             notice::replay_inside_lock(route);
         }
+    }
+
+    #[track_caller]
+    pub(super) fn refuse_with_equal_requests(&self, setting: &str, why: &str, is_with: bool) {
+        assert!(!is_with, "`{setting}` cannot be set with `equal_requests`: {why}");
     }
 
     /// Whether requests with this method can have a key.

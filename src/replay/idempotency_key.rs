@@ -4,6 +4,7 @@ use std::fmt;
 
 use http::request::Parts;
 
+use super::fingerprint::Fingerprint;
 use crate::{
     key_source::fields::field::Field,
     limits::MAX_IDEMPOTENCY_KEY_BYTES,
@@ -33,6 +34,12 @@ impl IdempotencyKey {
     /// The key of the lock that has the record of the request.
     pub(crate) fn lock_key(&self, scope: &LockKey) -> LockKey {
         LockKey::replay(scope, &self.0)
+    }
+
+    /// The key of a request without one, and of each equal request. No client can send this text.
+    pub(crate) fn of_equal(request: &Fingerprint) -> Self {
+        let digits: String = request.0.iter().map(|byte| format!("{byte:02x}")).collect();
+        Self(format!("≡{digits}"))
     }
 
     pub(crate) fn as_str(&self) -> &str {

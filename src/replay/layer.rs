@@ -8,8 +8,13 @@ use http_body::Body;
 use tower::{BoxError, Layer};
 
 use super::{
-    config::ReplayConfig, docs_link::DocsLink, headers::HeaderFilter, idempotency_key::IdempotencyKeyField,
-    recorder::AnswerSettings, scope_usage::ScopeLimits, service::ReplayService,
+    config::{EqualRequests, ReplayConfig},
+    docs_link::DocsLink,
+    headers::HeaderFilter,
+    idempotency_key::IdempotencyKeyField,
+    recorder::AnswerSettings,
+    scope_usage::ScopeLimits,
+    service::ReplayService,
 };
 use crate::{
     body::reader::BodyReader,
@@ -17,7 +22,7 @@ use crate::{
         KeyRejection, KeySource, OneKey,
         fields::field::{Field, header},
     },
-    limits::{KEEP_FOR, KEEP_UP_TO, KEEP_UP_TO_MAX, check_keep_for},
+    limits::{EQUAL_WAIT, EQUAL_WITHIN_MAX, EQUAL_WITHIN_MIN, KEEP_FOR, KEEP_UP_TO, KEEP_UP_TO_MAX, check_keep_for},
     lock::LockManager,
     lock_key::LockKey,
     middleware::config::RouteConfig,
@@ -111,6 +116,8 @@ pub struct ReplayLayer<K, V = WholeRequest> {
     values: V,
 }
 
+const FOUND_FOREVER: &str = "an answer in a database does not end with the window";
+
 /// No values: the fingerprint is that of the whole request.
 #[derive(Clone, Copy, Debug)]
 pub struct WholeRequest;
@@ -168,9 +175,53 @@ impl<K: KeySource<Keys: OneKey>> ReplayLayer<K> {
             scope_limits: ScopeLimits::default(),
             scope_usage: Arc::default(),
             find_answer: None,
+            equal_requests: None,
             has_warned: Arc::default(),
         };
         Self { config: Arc::new(config), values: WholeRequest }
+    }
+}
+
+impl<K: KeySource> ReplayLayer<K> {
+    /// Sends the answer to a `POST` or `PATCH` also to each equal request without a key that
+    /// arrives while the first one runs, or within this time after its answer: the double click.
+    /// From 1 second to 10 minutes. Default: off.
+    ///
+    /// Requests are equal if they have the same scope, method, path, query, media type, content
+    /// encoding and body, byte for byte. Two orders that are meant twice are equal, too: the second
+    /// one needs a key of the client, or a longer pause. A request with a key is compared by its
+    /// key alone.
+    ///
+    /// An equal request waits for the answer, for 30 seconds at most, and so does a retry with a
+    /// key; [`wait`](Self::wait) after this call sets another time. Then it gets 409 `in-flight`.
+    /// Its body is read before it runs, also if its handler would stream it.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use axum::Extension;
+    /// # use tower_lock::{LockManager, ReplayLayer, key};
+    /// # #[derive(Clone)] struct User { id: u64 }
+    /// # let locks = LockManager::in_memory();
+    /// let user = key::from_fn(|Extension(user): Extension<User>| ("user", user.id));
+    /// let once = ReplayLayer::new(&locks, user).equal_requests(Duration::from_secs(10));
+    /// ```
+    ///
+    /// With [`required`](Self::required), each request without a key is rejected, so that this
+    /// setting changes nothing.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the time is out of range, or with [`find_answer`](Self::find_answer).
+    #[track_caller]
+    pub fn equal_requests(self, window: Duration) -> Self {
+        assert!(
+            (EQUAL_WITHIN_MIN..=EQUAL_WITHIN_MAX).contains(&window),
+            "`equal_requests({window:?})` cannot be set: it must be from {EQUAL_WITHIN_MIN:?} to {EQUAL_WITHIN_MAX:?}"
+        );
+        let has_found = self.config.find_answer.is_some();
+        self.config.refuse_with_equal_requests("find_answer", FOUND_FOREVER, has_found);
+        let terms = EqualRequests { window, scope_usage: Arc::default() };
+        self.wait(EQUAL_WAIT).with(|config| config.equal_requests = Some(terms))
     }
 }
 
@@ -332,7 +383,17 @@ impl<K: KeySource, V> ReplayLayer<K, V> {
     /// layer.fingerprint(key::from_fn(values))
     /// # }
     /// ```
+    ///
+    /// # Panics
+    ///
+    /// Panics after [`equal_requests`](ReplayLayer::equal_requests), which compares whole requests.
+    #[track_caller]
     pub fn fingerprint<W: KeySource<Keys: OneKey>>(self, values: W) -> ReplayLayer<K, W> {
+        self.config.refuse_with_equal_requests(
+            "fingerprint",
+            "what the values leave out may decide on the answer",
+            self.config.equal_requests.is_some(),
+        );
         ReplayLayer { config: self.config, values }
     }
 
@@ -344,6 +405,11 @@ impl<K: KeySource, V> ReplayLayer<K, V> {
     /// [`Once::key`](crate::Once::key). The function returns the bytes of
     /// [`OnceAnswer::as_bytes`](crate::replay::OnceAnswer::as_bytes), or `None` if there are
     /// none. If it fails, or returns other bytes, the request is rejected with 503.
+    ///
+    /// # Panics
+    ///
+    /// Panics with [`equal_requests`](ReplayLayer::equal_requests): an answer in a database does
+    /// not end with the window.
     ///
     /// ```
     /// # use tower_lock::{LockKey, ReplayLayer, key::KeySource};
@@ -358,6 +424,7 @@ impl<K: KeySource, V> ReplayLayer<K, V> {
     /// });
     /// # }
     /// ```
+    #[track_caller]
     pub fn find_answer<G, Fut, B, E>(self, find: G) -> Self
     where
         G: Fn(LockKey) -> Fut + Send + Sync + 'static,
@@ -365,6 +432,8 @@ impl<K: KeySource, V> ReplayLayer<K, V> {
         B: Into<Bytes>,
         E: Into<BoxError>,
     {
+        let is_set = self.config.equal_requests.is_some();
+        self.config.refuse_with_equal_requests("find_answer", FOUND_FOREVER, is_set);
         self.with(|config| {
             config.find_answer = Some(Arc::new(move |key| {
                 let found = find(key);

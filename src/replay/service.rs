@@ -5,10 +5,11 @@ use std::{
     pin::pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use bytes::Bytes;
-use http::{Request, Response, header::CONTENT_TYPE};
+use http::{Method, Request, Response, header::CONTENT_TYPE, request::Parts};
 use http_body::Body;
 use tokio::time::timeout;
 use tower::{BoxError, Service, ServiceExt, util::Oneshot};
@@ -22,7 +23,7 @@ use super::{
     recorder::{AnswerRecorder, Scope},
 };
 use crate::{
-    body::request_body::RequestBody,
+    body::{reader::BodyReader, request_body::RequestBody},
     key_source::{HeldView, KeyRejection, KeySource},
     lock::HeldLock,
     lock_key::{AllKeys, LockKey},
@@ -58,6 +59,8 @@ struct KeyedRequest {
     idempotency_key: IdempotencyKey,
     scope: LockKey,
     fingerprint: Fingerprint,
+    /// It has no key of its client.
+    is_equal: bool,
 }
 
 impl<S, K, V, B, ResB> Service<Request<B>> for ReplayService<S, K, V>
@@ -115,7 +118,7 @@ where
 {
     let context = request.locks.context().clone();
     let waits = context.start_waiting();
-    let KeyedRequest { key, idempotency_key, scope, fingerprint } =
+    let KeyedRequest { key, idempotency_key, scope, fingerprint, is_equal } =
         match keyed_request(&config, &values, &context, &mut request).await {
             Ok(Some(request)) => request,
             Ok(None) => {
@@ -156,21 +159,25 @@ where
     };
     drop(waits);
 
+    let (mut settings, mut usage) = (Arc::clone(&config.answers), &config.scope_usage);
+    if let Some(terms) = config.equal_requests.as_ref().filter(|_| is_equal) {
+        Arc::make_mut(&mut settings).keep_for = terms.window;
+        usage = &terms.scope_usage;
+    }
     let scope = Scope {
         key: scope,
         limits: config.scope_limits,
-        usage: Arc::clone(&config.scope_usage),
+        usage: Arc::clone(usage),
         now: config.route.locks.driver().now(),
     };
     // Only now: the retry of an earlier request gets its answer.
-    if scope.is_full(config.answers.keep_for) {
+    if scope.is_full(settings.keep_for) {
         let response = reject(&config, &context, Some(&lock.span), Rejection::TooManyAnswers);
         lock.release_unused();
         return Ok(response);
     }
     let held_lock = HeldLock::of(lock.views());
     request.locks.add(lock);
-    let settings = Arc::clone(&config.answers);
     let recorder = AnswerRecorder { settings: Arc::clone(&settings), fingerprint, scope, head: None };
     request.locks.set_recorder(recorder, settings.is_record_required);
     if let Some(find_answer) = &config.find_answer {
@@ -180,7 +187,7 @@ where
             Err(why) => return Ok(response::aborted(request.locks, why)),
         };
         if let Some(found) = found.transpose() {
-            return Ok(replay_found(&config, found, &fingerprint, request.locks).await);
+            return Ok(replay_found(&config, found, &fingerprint, settings.keep_for, request.locks).await);
         }
     }
     count(&context, request.locks.span(), "first");
@@ -203,13 +210,16 @@ async fn keyed_request<K: KeySource, S>(
     let head = head.as_mut().expect("before the call");
     let body = &mut context.body_reader(body, reservation);
     let text = if config.key_field.reads_body() { body.read(head).await? } else { Bytes::new() };
-    let Some(idempotency_key) = config.key_field.read(head, &text).await? else {
-        if config.is_required {
-            return Err(config.key_field.missing().into());
-        }
+    let sent = config.key_field.read(head, &text).await?;
+    if sent.is_none() && config.is_required {
+        return Err(config.key_field.missing().into());
+    }
+    let is_equal =
+        sent.is_none() && config.equal_requests.is_some() && [Method::POST, Method::PATCH].contains(&head.method);
+    if sent.is_none() && !is_equal {
         leave_for_extractors(head, Unrecorded::NoKey);
         return Ok(None);
-    };
+    }
     let Some(scope) = config.scope.extract_key(head, body).await? else {
         if config.is_required {
             return Err(KeyRejection::NoScope);
@@ -218,6 +228,10 @@ async fn keyed_request<K: KeySource, S>(
         return Ok(None);
     };
     let scope = one_key(scope)?;
+    let idempotency_key = match sent {
+        Some(key) => key,
+        None => IdempotencyKey::of_equal(&of_whole(head, body).await?),
+    };
     let key = idempotency_key.lock_key(&scope);
     // An outer layer with this scope keeps the answer. Its lock is held.
     if head.extensions.get().is_some_and(|outer: &Once| outer.is_running(&key)) {
@@ -227,16 +241,24 @@ async fn keyed_request<K: KeySource, S>(
         return Err(rejection.into());
     }
     let values = values.extract_key(head, body).await?;
-    let content = body.read(head).await?;
     let fingerprint = match values {
-        Some(values) => Fingerprint::of_values(head, &one_key(values)?),
-        // One reader may use the first media type, and another one the last.
-        None if head.headers.get_all(CONTENT_TYPE).iter().nth(1).is_some() => {
-            return Err(Rejection::duplicate_content_type().into());
+        Some(values) => {
+            body.read(head).await?;
+            Fingerprint::of_values(head, &one_key(values)?)
         }
-        None => Fingerprint::of_request(head, &content),
+        None => of_whole(head, body).await?,
     };
-    Ok(Some(KeyedRequest { key, idempotency_key, scope, fingerprint }))
+    Ok(Some(KeyedRequest { key, idempotency_key, scope, fingerprint, is_equal }))
+}
+
+/// The fingerprint of the whole request.
+async fn of_whole(head: &mut Parts, body: &mut BodyReader<'_>) -> Result<Fingerprint, KeyRejection> {
+    let content = body.read(head).await?;
+    // One reader may use the first media type, and another one the last.
+    if head.headers.get_all(CONTENT_TYPE).iter().nth(1).is_some() {
+        return Err(Rejection::duplicate_content_type().into());
+    }
+    Ok(Fingerprint::of_request(head, &content))
 }
 
 /// The key of a source whose type has one, which the constructors of the layer require.
@@ -275,13 +297,14 @@ async fn replay_found<K, B: 'static>(
     config: &ReplayConfig<K>,
     found: Result<Bytes, BoxError>,
     fingerprint: &Fingerprint,
+    keep_for: Duration,
     mut locks: RequestLocks,
 ) -> Response<ResponseBody<B>> {
     let context = locks.context().clone();
     let result = read_found(found).and_then(|record| Ok((replay(&record, fingerprint)?, record)));
     let response = match result {
         Ok((response, record)) => {
-            locks.set_record(NewRecord { record, keep_for: config.answers.keep_for });
+            locks.set_record(NewRecord { record, keep_for });
             count(&context, locks.span(), "replayed");
             response
         }

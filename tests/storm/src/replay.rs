@@ -45,7 +45,7 @@ pub struct ReplayStorm {
     pub crashes: usize,
     /// Whether the layer finds the answers that handlers have committed.
     pub finds_answers: bool,
-    /// The flag of a defect, or `--correct`.
+    /// The flag of a defect, `--correct`, or `--equal`: then no request has a key.
     pub flag: &'static str,
     /// The seed of the clients and of the faults.
     pub seed: u64,
@@ -132,11 +132,12 @@ struct Fleet<'a> {
 /// Connections to the processes.
 #[derive(Default)]
 struct Connections {
+    sends_keys: bool,
     addresses: Mutex<Vec<SocketAddr>>,
     idle: Mutex<HashMap<SocketAddr, Vec<http1::SendRequest<Full<Bytes>>>>>,
 }
 
-const PROCESSES: usize = 3;
+const PROCESSES: usize = 4;
 
 const DUPLICATES: usize = 10;
 
@@ -288,7 +289,7 @@ impl<'a> Fleet<'a> {
     /// Runs the storm beside faults, until all clients have an answer.
     async fn run(mut self, faults: impl Future<Output = Infallible>, end_of_faults: impl FnOnce()) -> ReplayOutcome {
         let (storm, folder) = (self.storm, self.folder.clone());
-        let connections = Connections::default();
+        let connections = Connections { sends_keys: storm.flag != "--equal", ..Connections::default() };
         *guarded(&connections.addresses) = self.addresses();
         let clients = stream::iter(storm.clients()).map(|(key, rng)| {
             let connections = &connections;
@@ -319,9 +320,9 @@ impl<'a> Fleet<'a> {
 
     /// Starts the next process in this place, under a new name.
     async fn start_one(&mut self, number: usize) -> (Service, String) {
-        let name = format!("{}.{}", ["a", "b", "c"][number], self.points.len());
+        let name = format!("{}.{}", ["a", "b", "c", "d"][number], self.points.len());
         // One process rejects duplicates, the others let them wait.
-        let wait = ["--wait-ms=0", "--wait-ms=100", "--wait-ms=5000"][number];
+        let wait = ["--wait-ms=0", "--wait-ms=100", "--wait-ms=5000", "--wait-ms=1000"][number];
         let crash = self.left.pop().map(|crash| {
             self.points.push(crash.point);
             format!("--crash={crash}")
@@ -411,7 +412,10 @@ impl Connections {
             None => connect(to).await?,
         };
         let request = Request::post(format!("/claims/{key}")).header("host", "x");
-        let request = request.header("idempotency-key", format!("\"key {key}\""));
+        let request = match self.sends_keys {
+            true => request.header("idempotency-key", format!("\"key {key}\"")),
+            false => request,
+        };
         let request = request.body(Full::from(format!("claim {key}"))).expect("a request");
         connection.ready().await?;
         let (head, body) = connection.send_request(request).await?.into_parts();

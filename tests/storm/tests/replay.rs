@@ -1,4 +1,4 @@
-//! Ten duplicates of each request at three processes that kill themselves, with network faults: one
+//! Ten duplicates of each request at four processes that kill themselves, with network faults: one
 //! run, and one answer.
 //!
 //! `SCALE=<number>` multiplies the number of keys, and `SEED=<number>` repeats the clients and the
@@ -9,13 +9,13 @@ use tower_lock_storm::{Database, ReplayOutcome, ReplayStorm, Route, scale, seed,
 use tower_lock_testkit::{RedisServer, skipped};
 
 /// Returns `None`, with a note on stderr, if there is no server.
-async fn storm(finds_answers: bool) -> Option<ReplayOutcome> {
+async fn storm(flag: &'static str, finds_answers: bool) -> Option<ReplayOutcome> {
     if !RedisServer::is_available() {
         skipped("the storm of duplicates", "redis-server");
         return None;
     }
     let _turn = turn().await;
-    let storm = parameters(finds_answers);
+    let storm = ReplayStorm { flag, ..parameters(finds_answers) };
     let outcome = storm.run().await;
     outcome.check_coverage(&storm);
     Some(outcome)
@@ -43,7 +43,18 @@ async fn storm_on(route: Route, finds_answers: bool) {
 /// Guarantee: G18.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_of_duplicates_runs_each_key_once() {
-    let Some(outcome) = storm(true).await else { return };
+    let Some(outcome) = storm("--correct", true).await else { return };
+    let violations = outcome.violations();
+    assert!(violations.is_empty(), "{violations:#?}");
+}
+
+/// The requests have no key, and differ in their path and their body. As below, a kill excuses a
+/// second run.
+///
+/// Guarantee: G18.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn storm_of_equal_requests_runs_each_once() {
+    let Some(outcome) = storm("--equal", false).await else { return };
     let violations = outcome.violations();
     assert!(violations.is_empty(), "{violations:#?}");
 }
@@ -54,7 +65,7 @@ async fn storm_of_duplicates_runs_each_key_once() {
 /// Guarantee: G18.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_of_duplicates_runs_a_key_again_only_after_a_kill() {
-    let Some(outcome) = storm(false).await else { return };
+    let Some(outcome) = storm("--correct", false).await else { return };
     let violations = outcome.violations();
     assert!(violations.is_empty(), "{violations:#?}");
 }

@@ -3,6 +3,7 @@
 mod answers;
 mod keys;
 mod attempts;
+mod equal;
 mod failures;
 mod composition;
 mod once;

@@ -3,7 +3,7 @@
 //! ```text
 //! LOCK_URL=url replayer NAME FOLDER [--wait-ms=NUMBER] [--finds-answers]
 //!     [--crash=work|commit|release:NUMBER] [--correct | --forgets-records
-//!     | --changes-records | --ignores-commits]
+//!     | --equal | --changes-records | --ignores-commits]
 //! ```
 //!
 //! A commit is a new file in the folder, which is the database of all processes: it is there with
@@ -58,10 +58,13 @@ struct App {
 /// Short, because a killed process blocks its keys for it.
 const LEASE: Duration = Duration::from_secs(3);
 
+/// Longer than a storm.
+const WINDOW: Duration = Duration::from_secs(600);
+
 #[tokio::main(worker_threads = 2)]
 async fn main() -> Result<(), Failure> {
     let (mut words, mut wait, mut finds_answers, mut crash) = (Vec::new(), Duration::ZERO, false, None);
-    let mut ignores_commits = false;
+    let (mut ignores_commits, mut is_equal) = (false, false);
     let mut store: Arc<dyn LockStore> = connect_patiently().await?;
     for argument in std::env::args().skip(1) {
         match argument.strip_prefix("--").map(|flag| flag.split_once('=').unwrap_or((flag, ""))) {
@@ -70,6 +73,7 @@ async fn main() -> Result<(), Failure> {
             Some(("finds-answers", _)) => finds_answers = true,
             Some(("crash", text)) => crash = Some(text.parse()?),
             Some(("correct", _)) => {}
+            Some(("equal", _)) => is_equal = true,
             Some(("ignores-commits", _)) => ignores_commits = true,
             Some(("forgets-records", _)) => store = Arc::new(InterceptedStore::new(store, ForgetsRecords)),
             Some(("changes-records", _)) => store = Arc::new(InterceptedStore::new(store, ChangesRecords)),
@@ -86,7 +90,9 @@ async fn main() -> Result<(), Failure> {
         .init();
     let locks = LockManager::builder(store).instance(name).lease(LEASE).build();
     let locks = locks.with_policy(LockPolicy::new().lock_delay(Duration::from_millis(100)));
-    let mut layer = ReplayLayer::new(&locks, key::fixed(("storm",))).required().wait(wait);
+    let layer = ReplayLayer::new(&locks, key::fixed(("storm",)));
+    let layer = if is_equal { layer.equal_requests(WINDOW) } else { layer.required() };
+    let mut layer = layer.wait(wait);
     if finds_answers && !ignores_commits {
         let folder = folder.clone();
         layer = layer.find_answer(move |key| {
