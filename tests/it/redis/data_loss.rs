@@ -17,7 +17,7 @@ use crate::support::{LONG, connect, environment};
 async fn flushed_server_ends_its_locks_at_once() {
     let Some(environment) = environment().await else { return };
     for command in ["FLUSHALL", "FLUSHDB"] {
-        let locks = environment.instance_without_renewals("a").await;
+        let locks = LockManager::builder(environment.direct_store().await).lease(LONG).build();
         let mut guards = Vec::new();
         for n in 0..300 {
             guards.push(locks.try_lock(("held", n)).await.expect("free"));
