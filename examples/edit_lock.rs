@@ -95,7 +95,8 @@ async fn text(State(Documents(texts)): State<Documents>, Path(id): Path<u64>) ->
 }
 
 /// Runs under the lock of the editor, whose ticket is in the header `Lock-Ticket`, and keeps it. A
-/// request without a ticket finds the key free when nobody edits: others may have saved meanwhile.
+/// request without a ticket is refused, also if the key is free: another user may have saved
+/// meanwhile.
 async fn save(
     lock: HeldLock,
     State(Documents(texts)): State<Documents>,

@@ -148,7 +148,8 @@ pub(crate) fn check_max_holders(limit: u16) -> u16 {
 /// Unverified messages cause at most one call in this time: for each grant with a revocation
 /// message, and for all waiters after lost messages.
 pub(crate) const RECHECK_INTERVAL: Duration = Duration::from_millis(100);
-/// How often all grants are verified, because the store may have lost locks.
+/// The shortest time between two checks of all grants, because the store may have lost locks. With
+/// a long lease it is a thirtieth of the lease.
 pub(crate) const DOUBT_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a recheck that became due waits for the next message that the key is free.
 pub(crate) const RECHECK_GRACE: Duration = Duration::from_millis(10);

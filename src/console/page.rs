@@ -1,4 +1,4 @@
-//! What all pages have in common, in HTML. No script, and no style but that of `style.css`.
+//! The common parts of all pages, in HTML. No script, and no style but that of `style.css`.
 
 use std::fmt::Display;
 

@@ -169,8 +169,8 @@ impl Console {
     }
 }
 
-/// What an operator asks first: who holds the key, since when, how many wait, and whether it may be
-/// revoked.
+/// The answer to the first questions of an operator: the holder of the key, since when, the number
+/// of waiters, and whether the key may be revoked.
 fn answer(status: &LockStatus, may_revoke: bool) -> String {
     let LockStatus { holders, holding, remaining, record_left, kept_by, waiting, waiting_locally } = status;
     let mut said = vec![match holders.first() {
@@ -210,7 +210,7 @@ fn answer(status: &LockStatus, may_revoke: bool) -> String {
     format!("{} {revocation}", said.join(" "))
 }
 
-/// What a page says after a revocation with this code. A text of somewhere else is never shown.
+/// The sentence of a page after a revocation with this code. No text of a URL is shown.
 fn sentence(code: &str) -> Option<String> {
     Some(match code {
         "unblocked" => "The key had no holder. Its block has ended, and the key is free.".to_owned(),

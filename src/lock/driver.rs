@@ -392,8 +392,8 @@ impl Driver {
         self.shards.iter().for_each(|shard| shard.lock().doubt(self.clock.now()));
     }
 
-    /// Verifies all grants at once, and then now and then: a neighbour that flushes another
-    /// database of the server causes it.
+    /// Verifies all grants at once, and then at most once in an interval: a neighbour that flushes
+    /// another database of the server causes each of them.
     fn on_recovered(self: &Arc<Self>) {
         self.on_doubted();
         let interval = DOUBT_INTERVAL.max(self.lease.longest / 30);

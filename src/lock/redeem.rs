@@ -46,7 +46,7 @@ impl HeldLock {
     /// Fails with [`StoreErrorKind::Unsupported`] if the store has no tickets (Redlock, ZooKeeper),
     /// if the key is [raw](LockKey::raw), or in a handler under a layer without
     /// [`tickets`](crate::LockLayer::tickets), or of a [`Locked`](crate::Locked): its response
-    /// would not have the ticket, and the key would stay locked for nobody.
+    /// would not have the ticket, and the key would stay locked although no client can continue.
     ///
     /// # Panics
     ///
@@ -104,7 +104,7 @@ impl LockGuard {
     pub(crate) fn ticket_after(&self, end: &GuardEnd) -> Option<Ticket> {
         let keeping = self.section().data.keeping.lock();
         let keeping = keeping.as_ref().filter(|keeping| keeping.terms.is_some())?;
-        // A lock that was lost leaves its key to nobody.
+        // A lock that was lost has no ticket.
         keeping.heir(end).filter(|_| self.loss().is_none())?;
         keeping.ticket.clone()
     }

@@ -71,11 +71,6 @@ impl<K> ReplayConfig<K> {
         }
     }
 
-    #[track_caller]
-    pub(super) fn refuse_with_equal_requests(&self, setting: &str, why: &str, is_with: bool) {
-        assert!(!is_with, "`{setting}` cannot be set with `equal_requests`: {why}");
-    }
-
     /// Whether requests with this method can have a key.
     pub(super) fn applies_to(&self, method: &Method) -> bool {
         match &self.methods {

@@ -116,8 +116,6 @@ pub struct ReplayLayer<K, V = WholeRequest> {
     values: V,
 }
 
-const FOUND_FOREVER: &str = "an answer in a database does not end with the window";
-
 /// No values: the fingerprint is that of the whole request.
 #[derive(Clone, Copy, Debug)]
 pub struct WholeRequest;
@@ -218,10 +216,8 @@ impl<K: KeySource> ReplayLayer<K> {
             (EQUAL_WITHIN_MIN..=EQUAL_WITHIN_MAX).contains(&window),
             "`equal_requests({window:?})` cannot be set: it must be from {EQUAL_WITHIN_MIN:?} to {EQUAL_WITHIN_MAX:?}"
         );
-        let has_found = self.config.find_answer.is_some();
-        self.config.refuse_with_equal_requests("find_answer", FOUND_FOREVER, has_found);
         let terms = EqualRequests { window, scope_usage: Arc::default() };
-        self.wait(EQUAL_WAIT).with(|config| config.equal_requests = Some(terms))
+        self.wait(EQUAL_WAIT).with(|config| config.equal_requests = Some(terms)).checked()
     }
 }
 
@@ -389,10 +385,9 @@ impl<K: KeySource, V> ReplayLayer<K, V> {
     /// Panics after [`equal_requests`](ReplayLayer::equal_requests), which compares whole requests.
     #[track_caller]
     pub fn fingerprint<W: KeySource<Keys: OneKey>>(self, values: W) -> ReplayLayer<K, W> {
-        self.config.refuse_with_equal_requests(
-            "fingerprint",
-            "what the values leave out may decide on the answer",
-            self.config.equal_requests.is_some(),
+        assert!(
+            self.config.equal_requests.is_none(),
+            "`fingerprint` cannot be set with `equal_requests`: the answer may depend on the rest of the request"
         );
         ReplayLayer { config: self.config, values }
     }
@@ -432,14 +427,13 @@ impl<K: KeySource, V> ReplayLayer<K, V> {
         B: Into<Bytes>,
         E: Into<BoxError>,
     {
-        let is_set = self.config.equal_requests.is_some();
-        self.config.refuse_with_equal_requests("find_answer", FOUND_FOREVER, is_set);
         self.with(|config| {
             config.find_answer = Some(Arc::new(move |key| {
                 let found = find(key);
                 Box::pin(async move { found.await.map(|found| found.map(Into::into)).map_err(Into::into) })
             }));
         })
+        .checked()
     }
 
     /// Sets each setting that this policy sets.
@@ -470,6 +464,16 @@ impl<K: KeySource, V> ReplayLayer<K, V> {
     /// The matched path of an Axum router has precedence.
     pub fn route_name(self, name: &'static str) -> Self {
         self.with(|config| config.route.name = Some(name))
+    }
+
+    #[track_caller]
+    fn checked(self) -> Self {
+        let ReplayConfig { equal_requests, find_answer, .. } = &*self.config;
+        assert!(
+            equal_requests.is_none() || find_answer.is_none(),
+            "`find_answer` cannot be set with `equal_requests`: an answer in a database does not end with the window"
+        );
+        self
     }
 
     fn with(self, change: impl FnOnce(&mut ReplayConfig<K>)) -> Self {

@@ -1,5 +1,7 @@
-//! What long waits were for: the section before, in the span of the waiter, in metrics and on the
-//! console.
+//! The causes of long waits.
+//!
+//! A request waits for the section before its own. The span of the request, the metrics and the
+//! console show which one that was.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 

@@ -254,7 +254,7 @@ pub(super) fn send_release<D: DriverTypes>(release: &mut PendingRelease<D>, env:
     let mut request = ReleaseRequest::new(env.key.clone(), release.id.clone(), release.block_for, QUEUE);
     request.record = release.record.as_ref().map(|(_, record)| Arc::clone(record));
     request.heir.clone_from(&release.heir);
-    // Of a release that is repeated, the guard has its outcome already.
+    // After an error the section is gone: a release that is repeated leaves no trace.
     request.trace = release.section.as_ref().and_then(|section| section.ended_trace(release.created_at));
     let number = env.next_call();
     Numbered::push(&mut env.actions.calls.releases, env.key, number, request);

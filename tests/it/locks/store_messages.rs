@@ -69,6 +69,29 @@ async fn forged_revocation_is_verified_and_ends_nothing() {
     guard.release().await.expect("held to the end");
 }
 
+/// A neighbour that flushes its own database again and again causes no storm of renewals, and a
+/// loss is noticed.
+/// Guarantee: G1.
+#[tokio::test(start_paused = true)]
+async fn locks_are_checked_once_a_second_after_a_recovery() {
+    let (store, locks) = store_and_locks();
+    let (guard, other) = (locks.lock(key()).await.expect("free"), locks.lock(("other",)).await.expect("free"));
+    let renewals = || store.on(StoreOp::Renew).calls();
+    for _ in 0..900 {
+        store.forge(&StoreEvent::Recovered);
+        advance(ms(1)).await;
+        settle().await;
+    }
+    assert_eq!(renewals(), 1, "both locks together");
+    sleep(ms(200)).await;
+    assert_eq!(renewals(), 2, "once more for those that came meanwhile");
+    other.release().await.expect("held to the end");
+    store.restart();
+    sleep(Duration::from_secs(1)).await;
+    store.forge(&StoreEvent::Recovered);
+    assert_eq!(timeout(ms(10), guard.held_lock().lost()).await, Ok(LockLost::Revoked));
+}
+
 /// Guarantee: G8.
 #[tokio::test(start_paused = true)]
 async fn confirmed_revocation_ends_its_section_at_once() {
