@@ -22,7 +22,7 @@ use tower_lock_testkit::{
     wait::{soon, until},
 };
 
-use crate::support::{Caller, Environment, LONG, Sections, environment, own_environment};
+use crate::support::{Caller, Environment, LONG, PATIENT, Sections, environment, own_environment};
 
 impl Environment {
     async fn instances_with(&self, lease: Duration) -> [LockManager; 2] {
@@ -185,9 +185,10 @@ async fn open_transaction_of_a_key_delays_no_other_key() {
 /// Guarantee: G2.
 #[tokio::test]
 async fn runtimes_end_while_calls_to_postgres_are_under_way() {
-    end_runtimes_in_child_process();
+    end_runtimes_in_child_process(async |url| limits::postgres().connect(url).await.expect("it is up"));
     let Some(environment) = environment().await else { return };
-    let url = format!("{}?schema={}&migrate=true", environment.url(), environment.schema);
+    environment.migrate(&[PATIENT]).await;
+    let url = format!("{}?schema={}", environment.url(), environment.schema);
     let test = "outages::runtimes_end_while_calls_to_postgres_are_under_way";
     ends_of_runtimes_are_survived(test, &url).await;
 }

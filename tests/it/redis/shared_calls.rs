@@ -237,7 +237,7 @@ fn request_is_served_after_a_runtime_with_calls_ended() {
 /// Guarantee: G2.
 #[tokio::test]
 async fn runtimes_end_while_calls_to_redis_are_under_way() {
-    end_runtimes_in_child_process();
+    end_runtimes_in_child_process(async |url| limits::redis().connect(url).await.expect("it is up"));
     let Some(environment) = environment().await else { return };
     let test = "shared_calls::runtimes_end_while_calls_to_redis_are_under_way";
     ends_of_runtimes_are_survived(test, &environment.redis.url()).await;

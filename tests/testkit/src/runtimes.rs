@@ -7,7 +7,7 @@ use tokio::{
     runtime::{Builder, Runtime},
     task::spawn_blocking,
 };
-use tower_lock::LockManager;
+use tower_lock::{LockManager, store::LockStore};
 
 use crate::{process::Process, wait::ms};
 
@@ -27,15 +27,16 @@ pub async fn ends_of_runtimes_are_survived(test: &str, url: &str) {
     assert!(output.status.success(), "{}: {}", output.status, String::from_utf8_lossy(&output.stderr));
 }
 
-/// The child process of such a test does not return from this call.
-pub fn end_runtimes_in_child_process() {
+/// The child process of such a test does not return from this call. Its store has the time limits of
+/// tests: a call that fails beside other load would end the process, too.
+pub fn end_runtimes_in_child_process<S: LockStore>(connect: impl AsyncFnOnce(&str) -> S + Send + 'static) {
     let Ok(url) = env::var(URL) else { return };
     panic::set_hook(Box::new(|panic| {
         eprintln!("{panic}");
         process::abort();
     }));
     // Outside of the runtime of the test.
-    thread::spawn(move || end_runtimes(&url)).join().expect("no panic");
+    thread::spawn(move || end_runtimes(async || connect(&url).await)).join().expect("no panic");
     process::exit(0);
 }
 
@@ -43,9 +44,9 @@ fn runtime() -> Runtime {
     Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
 }
 
-fn end_runtimes(url: &str) {
+fn end_runtimes<S: LockStore>(connect: impl AsyncFnOnce() -> S) {
     let lasting = runtime();
-    let locks = lasting.block_on(LockManager::connect(url)).expect("it is up").build();
+    let locks = lasting.block_on(async { LockManager::builder(connect().await).build() });
     for round in 0..ROUNDS {
         let other = runtime();
         for task in 0..TASKS {

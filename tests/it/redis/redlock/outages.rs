@@ -15,7 +15,7 @@ use tower_lock::{
     store::{AcquireReply, AcquireRequest, AcquisitionIds, IfBusy, QueueConfig, StoreErrorKind},
 };
 use tower_lock_testkit::{
-    Direction,
+    Direction, RedisServer,
     costs::scripts,
     limits,
     locks::{key, one_key},
@@ -218,10 +218,10 @@ async fn servers_far_away_grant_with_a_longer_call_timeout() {
 /// Guarantee: G2.
 #[tokio::test]
 async fn runtimes_end_while_calls_to_redlock_are_under_way() {
-    end_runtimes_in_child_process();
+    let connect = async |urls: &str| limits::redlock().connect(urls.split(',')).await.expect("they are up");
+    end_runtimes_in_child_process(connect);
     let Some(servers) = servers(3).await else { return };
-    let addresses: Vec<_> = servers.redis.iter().map(|redis| redis.address().to_string()).collect();
-    let url = format!("redis+redlock://{}", addresses.join(","));
     let test = "redlock::outages::runtimes_end_while_calls_to_redlock_are_under_way";
-    ends_of_runtimes_are_survived(test, &url).await;
+    let urls: Vec<_> = servers.redis.iter().map(RedisServer::url).collect();
+    ends_of_runtimes_are_survived(test, &urls.join(",")).await;
 }
