@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the results of the demos, docs/{demo,gateway,transfer}.svg, from a run of each.
+"""Draws the results of the demos, docs/{agent,demo,gateway,transfer}.svg, from a run of each.
 
     scripts/demo_picture.py                # all
     scripts/demo_picture.py transfer       # the one of this example
@@ -37,8 +37,17 @@ def completed(at_once, responses):
     return [kind] * served + ["rejected"] * rejected, kind, at_once
 
 
+def answered(last, responses):
+    """A dot for each message. The last one must be answered at once."""
+    kinds = {"answered": "good", "stopped": "none", "rejected": "rejected"}
+    found = re.findall(r"(\d+) × \d+ (\w+)", responses)
+    dots = [kinds[how] for count, how in found for _ in range(int(count))]
+    return dots, "good" if last == "at once" else "bad", last
+
+
 # The picture of each example, and the dots, the colour and the text of a row.
 PICTURES = {
+    "agent": ("agent.svg", answered),
     "reward_claim": ("demo.svg", claimed),
     "gateway": ("gateway.svg", completed),
     "transfer": ("transfer.svg", transferred),

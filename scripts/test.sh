@@ -15,7 +15,7 @@
 #                             types of other crates in the public API, each pair of features, the
 #                             package as users build it, traces in a collector, broken locks that a
 #                             storm must detect, messages of the compiler, repeated storms, Redisson
-#                             beside this crate, 140,000 simulations, schedules of threads, random
+#                             beside this crate, 150,000 simulations, schedules of threads, random
 #                             bytes for parsers, mistakes in a change, benchmarks
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -443,7 +443,7 @@ simulations() {
     cargo test -p tower-lock-tests --all-features --test it long::
     SEQUENCES=300 cargo test --quiet "${all[@]}" --test redis --test postgres same_replies
     REDLOCK_SERVERS=5 cargo test --quiet "${all[@]}" --test redis redlock::conformance
-    for option in '' force flush ctr back step java copies records batches free several shares tickets; do
+    for option in '' force flush ctr back step java copies records batches free several shares tickets supersede; do
         cargo run --quiet -p tower-lock-simulator -- 1000000 1010000 ${option:+--option "$option"}
     done
 }

@@ -15,20 +15,24 @@ use serde::{Serialize, Serializer};
 /// Id of one acquisition of a key. An id is never reused.
 ///
 /// The text of an id is `instance:random:sequence`, or `instance:random:sequence/limit` if several
-/// acquisitions may hold the key. The first two parts identify a
+/// acquisitions may hold the key. The limit of one that a newer one replaces is 1. The first two
+/// parts identify a
 /// [`LockManager`](crate::LockManager). Because each acquisition has a new id, the operations of a
 /// store are safe to repeat: a delayed release finds its own grant or nothing. The id is visible in
 /// the store and in logs, but not in responses to clients.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct AcquisitionId {
     manager: Arc<str>,
-    /// The sequence, and above it how many others may hold the key.
+    /// The sequence, and above it how many others may hold the key, or [`REPLACEABLE`].
     number: u64,
 }
 
 /// The bits of the sequence in a number.
 const SEQUENCE_BITS: u32 = 48;
 pub(crate) const MAX_SEQUENCE: u64 = (1 << SEQUENCE_BITS) - 1;
+
+/// In place of a number of others: none, and a newer acquisition replaces this one.
+const REPLACEABLE: u64 = 0xFFFF;
 
 /// Generator of the acquisition ids of one [`LockManager`](crate::LockManager).
 ///
@@ -57,23 +61,23 @@ impl AcquisitionId {
     #[must_use]
     pub fn from_text(text: &str) -> Self {
         let (alone, limit) = match text.rsplit_once('/').map(|(alone, limit)| (alone, limit.parse())) {
-            Some((alone, Ok(limit @ 2..))) => (alone, limit),
-            _ => (text, 1),
+            Some((alone, Ok(1))) => (alone, REPLACEABLE),
+            Some((alone, Ok(limit @ 2..))) => (alone, u64::from(limit - 1_u16)),
+            _ => (text, 0),
         };
         match alone.rsplit_once(':').map(|(manager, sequence)| (manager, sequence.parse())) {
             Some((manager, Ok(sequence))) if sequence <= MAX_SEQUENCE => Self::new(manager.into(), sequence, limit),
-            _ => Self::new(text.into(), 0, 1),
+            _ => Self::new(text.into(), 0, 0),
         }
     }
 
-    fn new(manager: Arc<str>, sequence: u64, max_holders: u16) -> Self {
-        let others = u64::from(max_holders.saturating_sub(1));
+    fn new(manager: Arc<str>, sequence: u64, others: u64) -> Self {
         Self { manager, number: others << SEQUENCE_BITS | sequence & MAX_SEQUENCE }
     }
 
     /// The id of a ticket, whose holder is no process. No instance of a manager is followed by `~`.
     pub(crate) fn of_ticket(instance: &str, hash: &str, start_ms: u64) -> Self {
-        Self::new(format!("{instance}:~{hash}").into(), start_ms, 1)
+        Self::new(format!("{instance}:~{hash}").into(), start_ms, 0)
     }
 
     /// Whether a ticket holds the key with this id, and no process.
@@ -113,7 +117,15 @@ impl AcquisitionId {
     #[must_use]
     pub fn max_holders(&self) -> u16 {
         // 16 bits are left.
-        u16::try_from(self.number >> SEQUENCE_BITS).map_or(u16::MAX, |others| others.saturating_add(1))
+        let others = self.number >> SEQUENCE_BITS;
+        if others == REPLACEABLE { 1 } else { u16::try_from(others + 1).unwrap_or(u16::MAX) }
+    }
+
+    /// Returns whether a newer acquisition of this kind replaces this one: see
+    /// [`LockLayer::newest_wins`](crate::LockLayer::newest_wins). It holds its key alone.
+    #[must_use]
+    pub fn is_replaceable(&self) -> bool {
+        self.number >> SEQUENCE_BITS == REPLACEABLE
     }
 }
 
@@ -121,7 +133,7 @@ impl fmt::Display for AcquisitionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.manager, self.sequence())?;
         match self.max_holders() {
-            1 => Ok(()),
+            1 if !self.is_replaceable() => Ok(()),
             limit => write!(f, "/{limit}"),
         }
     }
@@ -181,8 +193,18 @@ impl AcquisitionIds {
     /// Returns the next id, of an acquisition that holds its key beside others: so many together,
     /// itself included.
     pub fn next_share(&self, max_holders: u16) -> AcquisitionId {
+        self.next_of(u64::from(max_holders.saturating_sub(1)))
+    }
+
+    /// Returns the next id, of an acquisition that holds its key alone, until a newer one of this
+    /// kind replaces it.
+    pub fn next_replaceable(&self) -> AcquisitionId {
+        self.next_of(REPLACEABLE)
+    }
+
+    fn next_of(&self, others: u64) -> AcquisitionId {
         let sequence = self.sequence.next.fetch_add(1, Ordering::Relaxed);
-        AcquisitionId::new(Arc::clone(&self.manager), sequence, max_holders)
+        AcquisitionId::new(Arc::clone(&self.manager), sequence, others)
     }
 
     /// Whether this generator has issued the id.
@@ -244,9 +266,12 @@ mod tests {
             let id = ids.next_share(limit);
             assert_eq!((id.max_holders(), id.to_string()), (limit, format!("api:0000000000000001:{text}")));
             assert_eq!(AcquisitionId::from_text(&id.to_string()), id);
-            assert!(ids.has_issued(&id) && id.manager() == &**ids.manager());
+            assert!(ids.has_issued(&id) && id.manager() == &**ids.manager() && !id.is_replaceable());
         }
-        for other in ["api:7/1", "api:7/0", "api:7/x", "a/4", "api/4:7"] {
+        let id = ids.next_replaceable();
+        assert_eq!((id.max_holders(), id.to_string().as_str()), (1, "api:0000000000000001:4/1"));
+        assert!(id.is_replaceable() && AcquisitionId::from_text("api:0000000000000001:4/1") == id);
+        for other in ["api:7/0", "api:7/x", "a/4", "api/4:7"] {
             assert_eq!(AcquisitionId::from_text(other).max_holders(), 1, "{other}");
         }
     }

@@ -73,6 +73,10 @@ pub enum LockError {
          the request to end with `.owner(&Owner::new())`"
     )]
     WouldDeadlock,
+    /// A newer request has replaced this one while it waited: see
+    /// [`LockLayer::newest_wins`](crate::LockLayer::newest_wins).
+    #[error("a newer request for the key has replaced this one")]
+    Superseded,
     /// The manager is [shutting down](crate::LockManager::shutdown).
     #[error("the lock manager is shutting down")]
     ShuttingDown,
@@ -117,6 +121,10 @@ pub enum LockLost {
     /// used up.
     #[error("the lock was lost: its process shuts down")]
     ShuttingDown,
+    /// A newer request has [replaced](crate::LockLayer::newest_wins) that of the lock, whose work
+    /// was dropped. This is not a loss: the lock was held until then.
+    #[error("a newer request for the key has replaced this one")]
+    Superseded,
     /// The lock was released. This is not a loss.
     #[error("the lock was released")]
     Released,
@@ -202,6 +210,7 @@ impl LockError {
             Self::TimedOut { .. } => "timed_out",
             Self::QueueFull { .. } => "queue_full",
             Self::Store(_) => "store_unavailable",
+            Self::Superseded => "superseded",
             Self::ShuttingDown => "shutting_down",
         }
     }

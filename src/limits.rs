@@ -86,6 +86,13 @@ pub(crate) const LOCK_WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Default wait of a request: none, it is rejected.
 pub(crate) const REQUEST_WAIT_TIMEOUT: Duration = Duration::ZERO;
 
+/// The longest time that a handler has for its end when a newer request replaces it.
+pub(crate) const MAX_GRACE: Duration = Duration::from_secs(30);
+
+/// Default wait of such a newer request, beyond that time: until the holder has renewed its lease,
+/// if a message was lost.
+pub(crate) const NEWEST_WAIT: Duration = Duration::from_secs(10);
+
 /// Default lock-delay: how long a key stays blocked after an abnormal end, because writes may still
 /// be in flight. The store adds it to the lease, for holders that crash.
 pub(crate) const LOCK_DELAY: Duration = Duration::from_secs(1);

@@ -92,6 +92,17 @@ async fn completions_stay_within_each_limit() {
     assert_drawn(include_str!("../../docs/gateway.svg"), &table);
 }
 
+/// Guarantee: G25.
+#[tokio::test]
+async fn newest_message_of_a_session_is_answered() {
+    let mut command = example("agent").await;
+    command.arg("--demo");
+    let output = run(command).await;
+    let table = String::from_utf8(output.stdout).expect("text");
+    assert!(output.status.success(), "{table}");
+    assert_drawn(include_str!("../../docs/agent.svg"), &table);
+}
+
 /// Guarantee: G23.
 #[tokio::test]
 async fn readers_of_a_document_see_no_half_of_a_write() {

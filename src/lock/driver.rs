@@ -242,8 +242,13 @@ impl Driver {
 
     /// Why several callers cannot hold a key in this way. `None`: they can.
     pub(crate) fn shares_refused(&self, sharing: Sharing, is_raw: bool) -> Option<&'static str> {
-        let StoreTraits { shares, ordered, .. } = self.store.traits();
-        if !shares {
+        let StoreTraits { shares, ordered, supersedes, .. } = self.store.traits();
+        if sharing == Sharing::Newest && !supersedes {
+            return Some(
+                "it tells no holder that a newer request waits: `MemoryStore`, `RedisStore` and `PostgresStore` do",
+            );
+        }
+        if !shares && sharing != Sharing::Newest {
             return Some(
                 "it grants a key to one holder at a time: `MemoryStore`, `RedisStore` and `PostgresStore` have permits",
             );
@@ -357,6 +362,10 @@ impl Driver {
 
     pub(super) fn grant_lost(self: &Arc<Self>, grant: &Grant, why: LockLost) {
         self.handle_event(&grant.key, Event::Lost(grant.id.clone(), why));
+    }
+
+    pub(super) fn superseded(self: &Arc<Self>, grant: &Grant) {
+        self.handle_event(&grant.key, Event::Superseded(grant.id.clone()));
     }
 
     /// Checks whether the section under this grant has reached its limit or was not delivered.
@@ -674,6 +683,10 @@ impl Driver {
                 if grant.verify(self.clock.now()) {
                     self.track(grant);
                 }
+            }
+            Action::Superseded(section) => {
+                section.data.is_superseded.store(true, Ordering::Release);
+                section.data.ended.notify_waiters();
             }
             Action::Untrack(grant) => self.renewals.remove(&grant),
             Action::Lost(section, why) => {

@@ -1,6 +1,9 @@
 //! The data that the driver keeps with each grant and each section of the state machine.
 
-use std::sync::{Arc, atomic::AtomicUsize};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicUsize},
+};
 
 use tokio::sync::Notify;
 
@@ -52,8 +55,10 @@ pub(crate) struct GrantData {
 /// Kept with each section.
 #[derive(Debug, Default)]
 pub(crate) struct SectionData {
-    /// Notified when the section has ended.
+    /// Notified when the section has ended, or a newer request waits for its end.
     pub(super) ended: Notify,
+    /// A newer request waits. Set once.
+    pub(super) is_superseded: AtomicBool,
     /// The result of the release, for the guard that waits for it.
     pub(super) release_outcome: Oneshot<Result<ReleaseOutcome, StoreError>>,
     pub(crate) metrics: SectionMetrics,

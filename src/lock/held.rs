@@ -4,7 +4,7 @@ use std::{
     fmt,
     future::{Future, poll_fn},
     pin::{Pin, pin},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     task::{Context, Poll},
     time::Duration,
 };
@@ -141,6 +141,46 @@ impl HeldLock {
         })
         .await;
         self.section.loss_reason()
+    }
+
+    /// Completes when a newer request waits for the key, under
+    /// [`LockLayer::newest_wins`](crate::LockLayer::newest_wins): end the work, and return. The
+    /// lock is still held. After the grace of the layer, the handler is dropped.
+    ///
+    /// Under any other lock this method never completes.
+    ///
+    /// ```
+    /// # use tower_lock::HeldLock;
+    /// # async fn next_token() -> Option<String> { None }
+    /// async fn turn(lock: HeldLock) -> String {
+    ///     let mut text = String::new();
+    ///     loop {
+    ///         tokio::select! {
+    ///             () = lock.superseded() => return text, // .. and note where the turn was stopped
+    ///             token = next_token() => match token {
+    ///                 Some(token) => text.push_str(&token),
+    ///                 None => return text,
+    ///             },
+    ///         }
+    ///     }
+    /// }
+    /// ```
+    ///
+    /// # Cancel safety
+    ///
+    /// This method is cancel safe.
+    pub async fn superseded(&self) {
+        let mut notified = pin!(self.section.data.ended.notified());
+        while !self.is_superseded() {
+            if !notified.as_mut().enable() && !self.is_superseded() {
+                notified.as_mut().await;
+            }
+            notified.set(self.section.data.ended.notified());
+        }
+    }
+
+    pub(crate) fn is_superseded(&self) -> bool {
+        self.section.data.is_superseded.load(Ordering::Acquire)
     }
 
     /// Checks that the lock is held for at least this time, for example before a commit.

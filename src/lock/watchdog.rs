@@ -154,9 +154,12 @@ async fn renew(driver: &Arc<Driver>, turns: &RenewalTurns, grants: Vec<Arc<Grant
     // Without a reply the next sweep renews again, until the deadline.
     for ((grant, lease), reply) in grants.iter().zip(leases).zip(replies.unwrap_or_default()) {
         match reply {
-            RenewReply::Extended => {
+            RenewReply::Extended | RenewReply::Superseded => {
                 margins.push(grant.remaining(now));
                 grant.extend(lease, sent_at, now);
+                if reply == RenewReply::Superseded {
+                    driver.superseded(grant);
+                }
             }
             // The driver decides whether it was lost: a yield may have passed it on.
             RenewReply::NotHolder => driver.grant_lost(grant, LockLost::Revoked),

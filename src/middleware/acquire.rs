@@ -16,6 +16,7 @@ use crate::{
     body::budget::Reservation,
     error::LockError,
     key_source::KeyRejection,
+    limits::NEWEST_WAIT,
     lock::{
         AcquireFuture, LockGuard, LockGuards, LockParams, NotGranted, Ticket, TicketError, TicketTerms,
         acquire_several, redeem,
@@ -105,6 +106,12 @@ impl<'a> LockCall<'a> {
         if self.claim.is_some() { policy } else { handler_policy }
     }
 
+    /// How long the request waits. Under `newest_wins`, an older one needs some time for its end.
+    fn wait(&self) -> Duration {
+        let wait = self.context.wait(self.policy());
+        self.terms.grace.filter(|_| wait.is_zero()).map_or(wait, |grace| grace.saturating_add(NEWEST_WAIT))
+    }
+
     fn start_span(&self) -> LockSpan {
         let span = LockSpan::start(self.route, &self.keys, self.claim, self.policy().shows_key());
         if self.terms.sharing != Sharing::Alone {
@@ -121,7 +128,7 @@ impl<'a> LockCall<'a> {
             return Some(rejection);
         }
         // The key of a ticket is locked, also for this process.
-        if !context.wait(self.policy()).is_zero() || self.ticket().is_some() {
+        if !self.wait().is_zero() || self.ticket().is_some() {
             return None;
         }
         let owner = context.owner();
@@ -180,7 +187,13 @@ impl<'a> LockCall<'a> {
             if let (Some((terms, None)), Some(guard)) = (&self.tickets, guards.first()) {
                 guard.set_ticket_terms(*terms);
             }
-            let lock = RequestLock::new(guards, span, Arc::clone(&self.context.params().hold_estimate), self.policy());
+            let lock = RequestLock::new(
+                guards,
+                span,
+                Arc::clone(&self.context.params().hold_estimate),
+                self.policy(),
+                self.terms.grace,
+            );
             // The server may not have noticed the disconnect.
             if client.is_some_and(ClientConnection::is_closed) {
                 lock.cancel();
@@ -207,7 +220,7 @@ impl<'a> LockCall<'a> {
         let demand = Demand { unless_recorded: self.claim.is_some() };
         let request = LockRequest {
             waiter: (),
-            wait: self.context.wait(policy),
+            wait: self.wait(),
             owner: Some(self.context.owner()),
             parent: None,
             limits: policy.request_hold_limits(),

@@ -1,6 +1,6 @@
 //! With how many others the requests of a layer hold their keys.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use http::{Method, request::Parts};
 
@@ -17,6 +17,8 @@ pub(crate) enum HolderLimit {
     AtMostBy(Arc<LimitOf>),
     /// Requests with these methods are readers.
     SharedFor(Arc<[Method]>),
+    /// The newest request replaces the others, whose handlers have this time for their end.
+    Newest(Duration),
 }
 
 type LimitOf = dyn Fn(&Parts) -> u16 + Send + Sync;
@@ -30,6 +32,8 @@ pub(crate) struct Terms {
     /// Whether the handler gets a [`HeldPermit`](crate::HeldPermit), and a
     /// [`HeldLock`](crate::HeldLock).
     pub(crate) views: Views,
+    /// Under `newest_wins`: how long the handler has for its end.
+    pub(crate) grace: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,7 +59,11 @@ impl HolderLimit {
 
     /// How its requests hold their keys, those that share them.
     fn sharing(&self) -> Sharing {
-        if matches!(self, Self::SharedFor(_)) { Sharing::Reader } else { Sharing::permit(MAX_HOLDERS) }
+        match self {
+            Self::SharedFor(_) => Sharing::Reader,
+            Self::Newest(_) => Sharing::Newest,
+            _ => Sharing::permit(MAX_HOLDERS),
+        }
     }
 
     /// The terms of a request for these keys.
@@ -65,9 +73,14 @@ impl HolderLimit {
             return mistake("`at_most` and `shared_for` are for one key, and the request has several");
         }
         if keys.iter().any(LockKey::is_raw) && !matches!(self, Self::Alone | Self::AtMost(1)) {
-            return mistake("`at_most` and `shared_for` are not for raw keys, which have one holder");
+            return mistake("`at_most`, `shared_for` and `newest_wins` are not for raw keys, which have one holder");
         }
-        let of_permits = |limit| Terms { sharing: Sharing::permit(limit), permits: Some(limit), views: Views::Permit };
+        let of_permits = |limit| Terms {
+            sharing: Sharing::permit(limit),
+            permits: Some(limit),
+            views: Views::Permit,
+            ..Terms::default()
+        };
         Ok(match self {
             Self::Alone => Terms::default(),
             Self::AtMost(limit) => of_permits(*limit),
@@ -80,8 +93,9 @@ impl HolderLimit {
                 }
             },
             Self::SharedFor(methods) if methods.contains(&head.method) => {
-                Terms { sharing: Sharing::Reader, permits: None, views: Views::Permit }
+                Terms { sharing: Sharing::Reader, views: Views::Permit, ..Terms::default() }
             }
+            Self::Newest(grace) => Terms { sharing: Sharing::Newest, grace: Some(*grace), ..Terms::default() },
             Self::SharedFor(_) => Terms { views: Views::Both, ..Terms::default() },
         })
     }
@@ -94,6 +108,7 @@ impl fmt::Debug for HolderLimit {
             Self::AtMost(limit) => f.debug_tuple("AtMost").field(limit).finish(),
             Self::AtMostBy(_) => f.write_str("AtMostBy(..)"),
             Self::SharedFor(methods) => f.debug_tuple("SharedFor").field(methods).finish(),
+            Self::Newest(grace) => f.debug_tuple("Newest").field(grace).finish(),
         }
     }
 }

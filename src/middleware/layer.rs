@@ -13,8 +13,8 @@ use super::{
     service::LockService,
 };
 use crate::{
-    key_source::KeySource,
-    limits::check_max_holders,
+    key_source::{KeySource, OneKey},
+    limits::{MAX_GRACE, check_max_holders},
     lock::{LockManager, TicketTerms, check_gap},
     policy::{LockPolicy, request_setters, settings},
     rejection::{OnReject, Rejection},
@@ -232,10 +232,7 @@ impl<K: KeySource> LockLayer<K> {
     #[track_caller]
     pub fn at_most(self, limit: u16) -> Self {
         let limit = HolderLimit::AtMost(check_max_holders(limit)).checked(&self.config.route.locks, "at_most");
-        self.with(|config| {
-            config.limit = limit;
-            config.check_tickets();
-        })
+        self.with(|config| config.set_limit(limit))
     }
 
     /// The same as [`at_most`](Self::at_most), with a limit for each request, such as that of the
@@ -260,10 +257,7 @@ impl<K: KeySource> LockLayer<K> {
     #[track_caller]
     pub fn at_most_by(self, limit: impl Fn(&Parts) -> u16 + Send + Sync + 'static) -> Self {
         let limit = HolderLimit::AtMostBy(Arc::new(limit)).checked(&self.config.route.locks, "at_most_by");
-        self.with(|config| {
-            config.limit = limit;
-            config.check_tickets();
-        })
+        self.with(|config| config.set_limit(limit))
     }
 
     /// Lets requests with these methods share their key: they exclude requests with the other
@@ -296,10 +290,59 @@ impl<K: KeySource> LockLayer<K> {
     pub fn shared_for(self, methods: impl IntoIterator<Item = Method>) -> Self {
         let limit = HolderLimit::SharedFor(methods.into_iter().collect());
         let limit = limit.checked(&self.config.route.locks, "shared_for");
-        self.with(|config| {
-            config.limit = limit;
-            config.check_tickets();
-        })
+        self.with(|config| config.set_limit(limit))
+    }
+
+    /// Lets a newer request for a key replace the older ones, in all instances: agent servers,
+    /// search as you type, autosave.
+    ///
+    /// Default: off, and the newer request is rejected or waits. With this setting the handler that
+    /// runs is dropped where it is, at an await: its resources are dropped, then the key is
+    /// released, without a [lock-delay](Self::lock_delay), and then the newer handler starts. The
+    /// client of the older request gets 409 `superseded`, with the outcome `unknown`, or an error
+    /// in its stream. A request that still waits is replaced, too: it gets the same with the
+    /// outcome `not-started`. The newest request is the one that comes to the store last.
+    ///
+    /// A handler that awaits [`HeldLock::superseded`](crate::HeldLock::superseded) has `grace` to
+    /// end in order and send its response, before it is dropped: zero to 30 seconds. A statement
+    /// that was sent before the drop may still be executed: check its fencing token, or end in
+    /// order.
+    ///
+    /// A request waits for the older one for its [`wait`](Self::wait); without one, for the grace
+    /// and ten seconds. It never replaces a section of another kind, such as that of a layer
+    /// without this setting: it waits for it.
+    ///
+    /// **Each user can stop the requests for a key**: the key names the user, or what the user
+    /// alone may change. A [`ReplayLayer`](crate::ReplayLayer) goes outside of this layer, and
+    /// leaves no answer of a request that was replaced.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use axum::{Router, extract::Path, routing::post};
+    /// # use tower_lock::{HeldLock, LockLayer, LockManager, key};
+    /// # async fn turn(_: HeldLock) {}
+    /// # fn app(locks: &LockManager) -> Router {
+    /// let session = key::from_fn(|Path((user, id)): Path<(u64, u64)>| ("turn", user, id));
+    /// let layer = LockLayer::new(locks, session).newest_wins(Duration::ZERO);
+    /// Router::new().route("/users/{user}/sessions/{id}/turns", post(turn).route_layer(layer))
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Panics if the grace is longer than 30 seconds, if the store does not
+    /// [support](crate::store::StoreTraits::supersedes) it, and with [`at_most`](Self::at_most),
+    /// [`at_most_by`](Self::at_most_by), [`shared_for`](Self::shared_for) or
+    /// [`tickets`](Self::tickets). Several keys ([`key::all`](crate::key::all)) do not compile, and
+    /// raw keys are rejected with 500.
+    #[track_caller]
+    pub fn newest_wins(self, grace: Duration) -> Self
+    where
+        K::Keys: OneKey,
+    {
+        assert!(grace <= MAX_GRACE, "the grace of `newest_wins` is {grace:?}, and {MAX_GRACE:?} is the most");
+        let limit = HolderLimit::Newest(grace).checked(&self.config.route.locks, "newest_wins");
+        self.with(|config| config.set_limit(limit))
     }
 
     /// Lets a handler keep its key for a later request, which presents a ticket.
@@ -357,7 +400,8 @@ impl<K: KeySource> LockLayer<K> {
     ///
     /// Panics if a time is out of bounds, if the store has no
     /// [tickets](crate::store::StoreTraits::tickets), or with [`at_most`](Self::at_most),
-    /// [`at_most_by`](Self::at_most_by) or [`shared_for`](Self::shared_for).
+    /// [`at_most_by`](Self::at_most_by), [`shared_for`](Self::shared_for) or
+    /// [`newest_wins`](Self::newest_wins).
     #[track_caller]
     pub fn tickets(self, gap: Duration, total: Duration) -> Self {
         check_gap(gap);
@@ -367,7 +411,7 @@ impl<K: KeySource> LockLayer<K> {
         }
         self.with(|config| {
             config.tickets = Some(TicketTerms { gap, total });
-            config.check_tickets();
+            config.check_limit();
         })
     }
 

@@ -4,7 +4,7 @@ use std::{future::pending, sync::Arc, time::Duration};
 
 use http::HeaderName;
 use smallvec::SmallVec;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::{
     error::LockLost,
@@ -23,6 +23,8 @@ pub(crate) struct RequestLock {
     pub(crate) span: LockSpan,
     hold_estimate: Arc<HoldEstimate>,
     abort_at: AbortAt,
+    /// Under `newest_wins`: how long the work has for its end.
+    grace: Option<Duration>,
 }
 
 /// The header of a ticket, in requests and in responses.
@@ -47,13 +49,14 @@ impl RequestLock {
         span: LockSpan,
         hold_estimate: Arc<HoldEstimate>,
         policy: &LockPolicy,
+        grace: Option<Duration>,
     ) -> Self {
         let abort_at = if policy.continues_when_lost() {
             AbortAt::Deadline(Instant::now().checked_add(policy.request_max_hold()))
         } else {
             AbortAt::Loss
         };
-        Self { guards, span, hold_estimate, abort_at }
+        Self { guards, span, hold_estimate, abort_at, grace }
     }
 
     /// The ticket that the key is left to, if the lock is released in this way. Only a layer with
@@ -68,6 +71,13 @@ impl RequestLock {
 
     /// The reason to abort the work under this lock, if there is one now.
     pub(super) fn abort_reason(&self) -> Option<LockLost> {
+        let is_superseded = || self.grace?.is_zero().then(|| self.views().find(HeldLock::is_superseded))?;
+        let superseded = || is_superseded().map(|_| LockLost::Superseded);
+        self.loss().or_else(superseded)
+    }
+
+    /// The reason to abort it with a lock-delay.
+    fn loss(&self) -> Option<LockLost> {
         match self.abort_at {
             AbortAt::Loss => self.guards.iter().find_map(LockGuard::loss),
             AbortAt::Deadline(end) => {
@@ -78,6 +88,23 @@ impl RequestLock {
 
     /// Resolves when there is one.
     pub(super) fn abort_signal(&self) -> LossSignal {
+        let loss = self.loss_signal();
+        let (Some(grace), Some(guard)) = (self.grace, self.guards.first()) else { return loss };
+        let lock = guard.held_lock();
+        Box::pin(async move {
+            let superseded = async {
+                lock.superseded().await;
+                sleep(grace).await;
+            };
+            tokio::select! {
+                biased;
+                why = loss => why,
+                () = superseded => LockLost::Superseded,
+            }
+        })
+    }
+
+    fn loss_signal(&self) -> LossSignal {
         match self.abort_at {
             AbortAt::Loss => match &*self.guards {
                 [guard] => guard.held_lock().into_loss_signal(),

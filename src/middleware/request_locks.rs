@@ -181,12 +181,17 @@ impl RequestLocks {
     }
 
     /// A lock was lost while the handler ran or its response streamed. The drop releases all locks
-    /// after their lock-delay.
-    pub(super) fn lost(self, why: LockLost) {
+    /// after their lock-delay. Those of a request that was replaced are held, and their work has
+    /// ended: the newer one starts at once.
+    pub(super) fn lost(mut self, why: LockLost) {
         for lock in &self.locks {
             if lock.abort_reason().is_some() {
                 lock.span.lost(why);
             }
+        }
+        if why == LockLost::Superseded {
+            self.set_failed();
+            drop(self.start_releases());
         }
     }
 

@@ -76,8 +76,14 @@ impl AtomicDeadline {
 impl Deadline {
     /// The reasons in the order of their codes. The codes are instants in the first nanoseconds
     /// after boot, which no deadline is.
-    const REASONS: [LockLost; 5] =
-        [LockLost::Expired, LockLost::Revoked, LockLost::HoldLimitReached, LockLost::ShuttingDown, LockLost::Released];
+    const REASONS: [LockLost; 6] = [
+        LockLost::Expired,
+        LockLost::Revoked,
+        LockLost::HoldLimitReached,
+        LockLost::ShuttingDown,
+        LockLost::Superseded,
+        LockLost::Released,
+    ];
 
     fn from_raw(raw: u64) -> Self {
         let reason = usize::try_from(raw).ok().and_then(|code| Self::REASONS.get(code));

@@ -39,6 +39,7 @@
 //!   before.
 //! - [`Verify`](Action::Verify): call [`Grant::verify`], and track the grant anew if it returns
 //!   `true`.
+//! - [`Superseded`](Action::Superseded): have the work under the section end, and then its guards.
 //! - [`Untrack`](Action::Untrack): stop the checks.
 //! - [`Lost`](Action::Lost): report the loss of a section, for logs and metrics.
 //! - [`RecordLost`](Action::RecordLost): report the loss of a record, for logs and metrics.
@@ -143,6 +144,8 @@ pub enum Action<D: DriverTypes> {
     /// [Verifies](Grant::verify) the grant: its next renewal shows whether the store still keeps
     /// it.
     Verify(Arc<Grant<D>>),
+    /// A newer request waits for the end of the section, which is still held.
+    Superseded(Arc<Section<D>>),
     /// Ends the checks of the grant, which has ended.
     Untrack(Arc<Grant<D>>),
     /// The section was lost before its last guard ended.
@@ -197,6 +200,8 @@ pub enum Event<D: DriverTypes> {
     /// The grant of this acquisition is lost: the store has refused its renewal, or its deadline
     /// has passed.
     Lost(AcquisitionId, LockLost),
+    /// The store has renewed the grant of this acquisition, and a newer one waits for it.
+    Superseded(AcquisitionId),
     /// [`NextCheck::CheckSection`](grant::NextCheck::CheckSection) was returned for the grant of
     /// this acquisition.
     CheckSection(AcquisitionId),

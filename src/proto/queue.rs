@@ -152,6 +152,14 @@ impl<W> WaitQueue<W> {
         self.remove(at)
     }
 
+    /// Removes the first request that a newer one of this owner replaces.
+    pub(super) fn remove_replaced(&mut self, owner: Option<&Owner>) -> Option<LockRequest<W>> {
+        let is_other = |request: &LockRequest<W>| owner.is_none() || request.owner.as_ref() != owner;
+        let is_replaced = |request: &LockRequest<W>| request.sharing == Sharing::Newest && is_other(request);
+        let at = self.requests().position(is_replaced)?;
+        self.remove(at)
+    }
+
     /// Returns `true` if a request of this owner is queued.
     pub(super) fn has_owner(&self, owner: &Owner) -> bool {
         owner.is_waiting() && self.requests().any(|request| request.owner.as_ref() == Some(owner))

@@ -18,6 +18,7 @@ use crate::{
 };
 
 mod shares;
+mod newest;
 mod tickets;
 
 type Outcome = Result<Arc<Section<NoDriver>>, LockError>;
@@ -64,6 +65,8 @@ struct Harness {
     outcomes: Vec<Result<ReleaseOutcome, StoreError>>,
     tracked: usize,
     verifications: usize,
+    /// The sections for whose end a newer request waits.
+    superseded: Vec<FencingToken>,
     /// The store grants and frees keys without a call ..
     has_free_keys: bool,
     /// .. and grants the next request with this fence.
@@ -89,6 +92,7 @@ fn harness() -> Harness {
         outcomes: Vec::new(),
         tracked: 0,
         verifications: 0,
+        superseded: Vec::new(),
         has_free_keys: false,
         free_fence: None,
         freed: Vec::new(),
@@ -175,6 +179,7 @@ impl Harness {
                 Action::Lost(section, why) => self.lost.push((section.token, why)),
                 Action::RecordLost(section) => self.records_lost.push(section.token),
                 Action::ReleaseOutcome(_, outcome) => self.outcomes.push(outcome),
+                Action::Superseded(section) => self.superseded.push(section.token),
                 Action::Untrack(_) | Action::SectionEnded(_) => {}
             }
         }

@@ -25,10 +25,11 @@ use crate::{
 
 /// Reason why a request was rejected.
 ///
-/// The handler was not started, except for `Lost`, `HoldLimitReached` and `AnswerUnconfirmed`. For
-/// `AnswerNotKept` it ran for an earlier request. The built-in response is
-/// `application/problem+json` (RFC 9457). [`LockLayer::on_reject`](crate::LockLayer::on_reject)
-/// replaces it. In both cases the extensions of the response contain this value, for outer layers.
+/// The handler was not started, except for `Lost`, `HoldLimitReached` and `AnswerUnconfirmed`, and
+/// for a `Superseded` that says so. For `AnswerNotKept` it ran for an earlier request. The built-in
+/// response is `application/problem+json` (RFC 9457).
+/// [`LockLayer::on_reject`](crate::LockLayer::on_reject) replaces it. In both cases the extensions
+/// of the response contain this value, for outer layers.
 ///
 /// The page [`problem`](crate::problem) has the problem type of each reason, its status, and the
 /// advice for clients.
@@ -122,6 +123,13 @@ pub enum Rejection {
     /// The client begins again without a ticket, unless a request of its own uses it, such as a
     /// renewal or a save: then the client waits for its response.
     TicketNotHeld,
+    /// A newer request for the key has replaced this one. See
+    /// [`LockLayer::newest_wins`](crate::LockLayer::newest_wins).
+    Superseded {
+        /// Whether the handler was started, and was dropped: its work may be partially done.
+        /// Otherwise the request was waiting.
+        has_started: bool,
+    },
     /// The lock was lost while the handler ran, and the handler was dropped. Its work may be
     /// partially done.
     Lost,
@@ -208,6 +216,7 @@ impl Rejection {
                 let least = if bound == QueueBound::Key { Duration::ZERO } else { RETRY_AFTER_MIN };
                 Self::QueueFull { bound, retry_after: retry_after.max(least) }
             }
+            LockError::Superseded => Self::Superseded { has_started: false },
             LockError::ShuttingDown => Self::ShuttingDown { retry_after: retry_after(Duration::MAX, 1) },
             // A raw name that the store does not accept: a retry would fail, too.
             LockError::Store(source) if source.kind() == StoreErrorKind::InvalidKey => {
@@ -273,6 +282,7 @@ impl Rejection {
             Self::Busy { .. }
             | Self::WouldDeadlock { .. }
             | Self::TicketNotHeld
+            | Self::Superseded { .. }
             | Self::InFlight { .. }
             | Self::AnswerNotKept { .. } => StatusCode::CONFLICT,
             Self::IdempotencyKeyMissing { .. } | Self::IdempotencyKeyInvalid { .. } => StatusCode::BAD_REQUEST,
@@ -308,6 +318,7 @@ impl Rejection {
             Self::BodyBufferFull { .. } => "body-buffer-full",
             Self::InvalidKey { .. } => "invalid-key",
             Self::TicketNotHeld => "ticket-not-held",
+            Self::Superseded { .. } => "superseded",
             Self::Lost => "lost",
             Self::HoldLimitReached => "hold-limit-reached",
             Self::IdempotencyKeyMissing { .. } => "idempotency-key-missing",
@@ -329,7 +340,10 @@ impl Rejection {
     #[must_use]
     pub fn outcome(&self) -> &'static str {
         match self {
-            Self::Lost | Self::HoldLimitReached | Self::AnswerUnconfirmed { .. } => "unknown",
+            Self::Lost
+            | Self::HoldLimitReached
+            | Self::Superseded { has_started: true }
+            | Self::AnswerUnconfirmed { .. } => "unknown",
             Self::AnswerNotKept { .. } => "done",
             _ => "not-started",
         }
@@ -404,6 +418,7 @@ impl Rejection {
             Self::BodyBufferFull { .. } => "Too many request bodies are buffered",
             Self::InvalidKey { .. } => "Invalid lock key",
             Self::TicketNotHeld => "Ticket does not hold the lock",
+            Self::Superseded { .. } => "Replaced by a newer request",
             Self::Lost => "Lock was lost",
             Self::HoldLimitReached => "Hold limit reached",
             Self::IdempotencyKeyMissing { .. } => "Idempotency key is missing",
@@ -450,6 +465,7 @@ impl Rejection {
                 "Invalid lock key: the request body could not be read to its end, the client of the request is not known, or the store does not accept the key."
             }
             Self::TicketNotHeld => "The ticket has expired, was given up, or is in use by another request.",
+            Self::Superseded { .. } => "A newer request for this resource has replaced this one.",
             Self::Lost => "The lock was lost while the request was being processed.",
             Self::HoldLimitReached => "The request was processed for longer than its lock may be held.",
             Self::IdempotencyKeyMissing { field } => {
@@ -489,12 +505,14 @@ impl Rejection {
             Self::TicketNotHeld => {
                 "The request was not processed; repeat it after a request of your own with the ticket, or begin again without the ticket."
             }
+            Self::Superseded { has_started: true } => "It may have been partially processed.",
             Self::IdempotencyKeyReused => "The request was not processed; a new request needs a new key.",
             Self::InFlight { .. } => "This one was not processed and can be retried with the same key.",
             Self::AnswerNotKept { .. } => "This one was not processed; do not repeat it.",
             Self::AnswerUnconfirmed { .. } => "Retry it with the same key.",
             Self::TooManyAnswers => "The request was not processed; repeat it when they have expired.",
             Self::Disconnected
+            | Self::Superseded { has_started: false }
             | Self::WouldDeadlock { .. }
             | Self::BodyTooLarge
             | Self::InvalidKey { .. }
@@ -609,6 +627,7 @@ mod tests {
             Rejection::BodyBufferFull { retry_after },
             Rejection::InvalidKey { status: StatusCode::BAD_REQUEST, field: None, extractor: None },
             Rejection::TicketNotHeld,
+            Rejection::Superseded { has_started: true },
             Rejection::Lost,
             Rejection::HoldLimitReached,
             Rejection::IdempotencyKeyMissing { field },

@@ -43,6 +43,14 @@ pub struct StoreTraits {
     ///
     /// Without it, they are ignored.
     pub traces: bool,
+    /// The store tells a [replaceable](crate::AcquisitionId::is_replaceable) acquisition that a
+    /// newer one waits, with [`AcquireReply::Superseded`] and
+    /// [`RenewReply::Superseded`](super::RenewReply::Superseded). Where it sends
+    /// [events](Self::events), each acquire of the newer one sends [`StoreEvent::Revoked`] to the
+    /// older ones, which ask.
+    ///
+    /// Without it, no such acquisition is made.
+    pub supersedes: bool,
 }
 
 // === impl StoreTraits ===
@@ -59,6 +67,7 @@ impl StoreTraits {
             shares: false,
             tickets: false,
             traces: false,
+            supersedes: false,
         }
     }
 
@@ -108,6 +117,13 @@ impl StoreTraits {
     #[must_use]
     pub const fn traces(mut self, traces: bool) -> Self {
         self.traces = traces;
+        self
+    }
+
+    /// Sets [`supersedes`](Self::supersedes).
+    #[must_use]
+    pub const fn supersedes(mut self, supersedes: bool) -> Self {
+        self.supersedes = supersedes;
         self
     }
 }

@@ -125,6 +125,10 @@ pub enum AcquireReply {
         /// The number of waiters in the store, without the holder.
         waiting: usize,
     },
+    /// A newer acquisition waits for the key, both are
+    /// [replaceable](AcquisitionId::is_replaceable), and this one was in the queue, or holds the
+    /// key. Nothing has changed: the caller releases it.
+    Superseded,
     /// The key has this record, and the request is made
     /// [`unless_recorded`](Demand::unless_recorded). The acquisition holds nothing, and is not in
     /// the queue.
@@ -171,6 +175,9 @@ pub struct RenewRequest {
 pub enum RenewReply {
     /// The acquisition holds the key for at least the requested lease.
     Extended,
+    /// The same, and a newer acquisition waits for the key: both are
+    /// [replaceable](AcquisitionId::is_replaceable).
+    Superseded,
     /// The acquisition does not hold the key: its lease has expired, or the key was revoked.
     NotHolder,
     /// This renewal could not be executed; others of the batch could.

@@ -170,8 +170,16 @@ impl LockSpan {
     }
 
     pub(crate) fn lost(&self, why: LockLost) {
-        self.result(if why == LockLost::HoldLimitReached { "hold_limit_reached" } else { "lost" });
-        tracing::warn!(target: "tower_lock", parent: &self.span, "request aborted: {why}");
+        self.result(match why {
+            LockLost::HoldLimitReached => "hold_limit_reached",
+            LockLost::Superseded => "superseded",
+            _ => "lost",
+        });
+        if why == LockLost::Superseded {
+            tracing::debug!(target: "tower_lock", parent: &self.span, "request replaced: {why}");
+        } else {
+            tracing::warn!(target: "tower_lock", parent: &self.span, "request aborted: {why}");
+        }
     }
 
     /// The lock was lost before it was released, and the work under it was completed.

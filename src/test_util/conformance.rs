@@ -133,6 +133,13 @@ const CLAUSES: &[(ForTraits, &[(&str, Clause)])] = &[
         ],
     ),
     (|traits| !traits.tickets, clauses![request_for_a_ticket_is_refused]),
+    (
+        |traits| traits.supersedes,
+        clauses![
+            newer_acquisition_waits_for_the_older_ones_and_tells_them,
+            offer_to_an_older_acquisition_is_superseded
+        ],
+    ),
 ];
 
 /// The clauses that run after the others, one by one. Requests that share a call may expire with
@@ -188,12 +195,16 @@ impl World {
 
     /// The same, of acquisitions that hold a key together: so many at most.
     fn sharers<const N: usize>(&self, max_holders: u16) -> [AcquisitionId; N] {
+        self.process_of(|ids| ids.next_share(max_holders))
+    }
+
+    fn process_of<const N: usize>(&self, next: impl Fn(&AcquisitionIds) -> AcquisitionId) -> [AcquisitionId; N] {
         let ids = AcquisitionIds::new("conformance", RandomState::new().hash_one(1));
         let events = Arc::<Events>::default();
         self.store
             .subscribe(EventSink::new(Arc::clone(ids.manager()), &events, |events, event| events.lock().push(event)));
         self.processes.lock().insert(ids.manager().to_string(), events);
-        std::array::from_fn(|_| ids.next_share(max_holders))
+        std::array::from_fn(|_| next(&ids))
     }
 
     /// Closes the sink of the process of this acquisition.
@@ -1084,6 +1095,38 @@ async fn one_acquisition_takes_the_place_of_a_ticket(w: World) {
     assert_eq!(w.release(&c).await, handed_off, "to the waiter");
     assert_eq!(w.redeem(&b, &ticket).await, None, "the work is over");
     w.granted(&d).await;
+}
+
+async fn newer_acquisition_waits_for_the_older_ones_and_tells_them(w: World) {
+    let ([a, b, c], [other]) = (w.process_of(AcquisitionIds::next_replaceable), w.process());
+    w.contended(&a, &[&other]).await;
+    assert_eq!(w.renew(&[&a]).await, [RenewReply::Extended], "a waiter of another kind replaces nothing");
+    assert_eq!(w.queued(&b).await, w.waiting(1));
+    w.revoked(&a).await;
+    assert_eq!(w.renew(&[&a, &b]).await, [RenewReply::Superseded, RenewReply::NotHolder]);
+    assert_eq!(w.acquire(&a, IfBusy::Enqueue).await, AcquireReply::Superseded, "a repeated call");
+    assert_eq!(w.renew(&[&a]).await, [RenewReply::Superseded], "it holds the key until its release");
+    assert_eq!(w.queued(&c).await, w.waiting(2));
+    w.revoked(&b).await;
+    assert_eq!(w.acquire(&b, IfBusy::Enqueue).await, AcquireReply::Superseded);
+    assert_eq!(w.release(&b).await, ReleaseReply::NotHolder, "it leaves the queue");
+    assert_eq!(w.release(&a).await, ReleaseReply::HandedOff);
+    w.granted(&other).await;
+    w.release(&other).await;
+    w.granted(&c).await;
+    assert_eq!(w.renew(&[&c]).await, [RenewReply::Extended], "nothing newer waits");
+}
+
+async fn offer_to_an_older_acquisition_is_superseded(w: World) {
+    let [a, b, c] = w.process_of(AcquisitionIds::next_replaceable);
+    w.contended(&a, &[&b]).await;
+    w.release(&a).await;
+    w.offered(&b).await;
+    w.queued(&c).await;
+    w.revoked(&b).await;
+    assert_eq!(w.acquire(&b, IfBusy::Enqueue).await, AcquireReply::Superseded);
+    assert_eq!(w.release(&b).await, ReleaseReply::HandedOff, "it passes the offer on");
+    w.granted(&c).await;
 }
 
 async fn ticket_that_expires_or_is_revoked_holds_nothing(w: World) {

@@ -125,7 +125,11 @@ where
 
 /// The response to a request whose lock was lost before anything was sent.
 pub(crate) fn aborted<B>(locks: RequestLocks, why: LockLost) -> Response<ResponseBody<B>> {
-    let rejection = if why == LockLost::HoldLimitReached { Rejection::HoldLimitReached } else { Rejection::Lost };
+    let rejection = match why {
+        LockLost::HoldLimitReached => Rejection::HoldLimitReached,
+        LockLost::Superseded => Rejection::Superseded { has_started: true },
+        _ => Rejection::Lost,
+    };
     let response = rejected(&locks, rejection);
     locks.lost(why);
     response

@@ -33,7 +33,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
                 .with_source(PendingReleases { last_error: env.usage.release_error() });
             return self.reject_all(env, |_| error.clone().into());
         }
-        *self.attempt = Some(Attempt::new(env.cx.ids.next_share(first.sharing.max_holders())));
+        *self.attempt = Some(Attempt::new(first.sharing.next_id(env.cx.ids)));
         *self.asking = Asking::default();
         self.send_acquire(env);
     }
@@ -138,6 +138,11 @@ impl<D: DriverTypes> LockEntry<'_, D> {
                 } else if was_freed {
                     self.on_freed(env);
                 }
+            }
+            // The release ends its queue entry, or the offer that it has got meanwhile.
+            Ok(AcquireReply::Superseded) => {
+                self.reject_replaced(None, env);
+                self.begin_release(Duration::ZERO, None, env);
             }
             // The attempt holds nothing, and is not in the queue.
             Ok(AcquireReply::Recorded(record)) if attempt.demand.takes_record() => {

@@ -41,7 +41,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             // The reply took too long: too little of the lease is left for a section.
             return self.begin_release(Duration::ZERO, None, env);
         }
-        if attempt.id.max_holders() > 1 {
+        if attempt.id.max_holders() > 1 || attempt.id.is_replaceable() {
             return self.start_share(grant, token, sent_at, env);
         }
         self.asking.retry_at = None;
@@ -394,7 +394,13 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         let is_awaited = attempt.in_flight.number().is_some();
         match &mut attempt.state {
             State::Yielding { next_id, is_next_revoked, .. } if **next_id == *id => *is_next_revoked = true,
-            _ if attempt.id == *id => attempt.revoked_meanwhile = is_awaited,
+            _ if attempt.id == *id => {
+                attempt.revoked_meanwhile = is_awaited;
+                if id.is_replaceable() {
+                    // The next acquire shows whether a newer one has come.
+                    self.on_freed(env);
+                }
+            }
             _ => return env.usage.revoked_unknown(id),
         }
         self.verify(env);

@@ -64,6 +64,11 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             };
             return env.reject(request, error);
         }
+        if request.sharing == Sharing::Newest {
+            self.reject_replaced(request.owner.as_ref(), env);
+            // Another id is behind those that have come to other processes meanwhile.
+            self.abandon_if_unwanted(env);
+        }
         let deadline = if request.waits() { env.now().saturating_add(request.wait) } else { BootInstant::FAR_FUTURE };
         self.queue.push(number, deadline, request);
         self.start_attempt(env);
@@ -178,11 +183,10 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         QueuePosition { lease_left, ahead: at + 1, store_error, is_contended, held_by }
     }
 
-    /// Whether the first waiter needs no attempt, or one with another number of holders. The number
-    /// is a part of the id.
+    /// Whether the first waiter needs no attempt, or one of another kind.
     pub(super) fn is_unwanted(&self) -> bool {
         let Some(attempt) = &self.attempt else { return false };
-        self.queue.first().is_none_or(|first| first.sharing.max_holders() != attempt.id.max_holders())
+        self.queue.first().is_none_or(|first| !first.sharing.is_of(&attempt.id))
     }
 
     /// Releases an attempt that the first waiter does not need any more.
@@ -201,6 +205,13 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         {
             let error = self.position_at_timeout(0, env).timeout_error();
             env.reject(request, error);
+        }
+    }
+
+    /// Rejects the waiters that a newer request of another owner replaces.
+    pub(super) fn reject_replaced(&mut self, owner: Option<&Owner>, env: &mut Env<'_, D>) {
+        while let Some(request) = self.queue.remove_replaced(owner) {
+            env.reject(request, LockError::Superseded);
         }
     }
 

@@ -71,7 +71,8 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             Arc::make_mut(new).record.body = None;
         }
         self.pending_releases.unblock();
-        release.is_blocking = true;
+        // A newer request asks at once: the store decides which one is newer by their order.
+        release.is_blocking = !release.id.is_replaceable();
         // I8: the acquire in doubt may be executed after the work of the ticket has ended. A
         // release that is sent after that would leave the key to the ticket again. So the only one
         // is sent after the doubt.

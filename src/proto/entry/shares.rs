@@ -1,14 +1,16 @@
 //! Grants beside which others hold the key: permits and readers.
 //!
 //! The attempt of an entry asks for its first waiter. A grant of the whole key stays in the
-//! attempt. A share leaves it, so that the next waiter asks for its own at once. Readers of one
-//! process run beside each other under one share: a grant for each would cost two calls of the
-//! store, and exclusive sections, which are handed off locally, cost none.
+//! attempt. A share leaves it, so that the next waiter asks for its own at once. So does the grant
+//! of a request that a newer one replaces: the queue of the store knows which one is newer. Readers
+//! of one process run beside each other under one share: a grant for each would cost two calls of
+//! the store, and exclusive sections, which are handed off locally, cost none.
 
 use std::{sync::Arc, time::Duration};
 
 use super::LockEntry;
 use crate::{
+    acquisition::AcquisitionId,
     clock::BootInstant,
     error::{LockError, LockLost},
     fencing::FencingToken,
@@ -199,6 +201,13 @@ impl<D: DriverTypes> LockEntry<'_, D> {
     /// I7: the next renewal shows whether the store keeps the share.
     pub(super) fn verify_share(&self, at: usize, env: &mut Env<'_, D>) {
         env.actions.push(Action::Verify(Arc::clone(&self.shares[at].grant)));
+    }
+
+    /// A newer request waits for the end of the sections under a share.
+    pub(super) fn on_superseded(&self, id: &AcquisitionId, env: &mut Env<'_, D>) {
+        let Some(at) = self.share_with(|grant| grant.id == *id) else { return };
+        let sections = self.shares[at].sections().map(|active| Arc::clone(&active.section));
+        env.actions.list.extend(sections.map(Action::Superseded));
     }
 
     /// Ends the sections whose limit has passed, and recalls those that are not received.

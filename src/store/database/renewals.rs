@@ -3,7 +3,7 @@
 use futures_util::future::join_all;
 
 use super::{
-    driver::{Argument, Batch, Database},
+    driver::{Argument, Batch, Database, Row},
     error::CallError,
     replies::position,
     shared::Shared,
@@ -32,7 +32,10 @@ impl<D: Database> Shared<D> {
             return Ok(replies);
         }
         for row in self.server.call_retry(&self.server.main_conn, "renew", &[Argument::Requests(batch)]).await? {
-            replies[position(batch, &row).ok_or(CallError::UnexpectedReply)?] = RenewReply::Extended;
+            // Of a negative position, a newer acquisition waits.
+            let is_superseded = row.number(0).is_some_and(|n| n < 0);
+            let reply = if is_superseded { RenewReply::Superseded } else { RenewReply::Extended };
+            replies[position(batch, &row).ok_or(CallError::UnexpectedReply)?] = reply;
         }
         Ok(replies)
     }

@@ -31,7 +31,7 @@ pub(super) fn in_order<R: Row, T>(
 
 /// The position of the request that a row replies to. Rows count from one.
 pub(super) fn position(batch: &Batch<'_>, row: &impl Row) -> Option<usize> {
-    batch.positions.get(count(row.number(0)?.checked_sub(1)?)?).copied()
+    batch.positions.get(count(row.number(0)?.checked_abs()?.checked_sub(1)?)?).copied()
 }
 
 /// `waits`: the request waits if the key is busy. `has_messages`: it need not poll for its offer.
@@ -56,6 +56,7 @@ pub(super) fn acquired<D: Database>(
         "pinned" if waits => queued(Some(PINNED_POLL)),
         "busy" | "pinned" if !waits => AcquireReply::Busy { lease_left, held_by: held_by() },
         "queued" | "busy" => queued(Some(least + (most - least).mul_f64(fastrand::f64()))),
+        "superseded" => AcquireReply::Superseded,
         "full" => AcquireReply::QueueFull { lease_left, waiting },
         "recorded" => AcquireReply::Recorded(Record::new(row.bytes(6)?, row.bytes(7).map(Into::into))),
         // While it waited for the row.

@@ -148,7 +148,7 @@ impl<D: Database> LockStore for DatabaseStore<D> {
     fn traits(&self) -> StoreTraits {
         let are_sent = self.shared.messages.are_sent();
         let traits = StoreTraits::new().events(are_sent).records(true).ordered(D::HAS_QUEUE);
-        traits.shares(true).tickets(true).traces(D::HAS_QUEUE)
+        traits.shares(true).tickets(true).traces(D::HAS_QUEUE).supersedes(D::HAS_QUEUE)
     }
 
     fn call_timeout(&self) -> Duration {

@@ -117,6 +117,9 @@ impl Keys {
             let fence = self.insert(cx, request.key, request.id, request.lease, request.trace);
             return AcquireReply::granted(fence);
         };
+        if state.is_superseded(&request.id, cx.now) {
+            return AcquireReply::Superseded;
+        }
         // A grant, or an offer that is accepted: the same fence, and a full lease. A delayed copy
         // must not shorten it.
         if let Some(place) = state.held_by(&request.id, cx.now) {
@@ -135,7 +138,12 @@ impl Keys {
         let lease_left = state.time_left_for(&request.id, cx.now);
         match request.if_busy {
             IfBusy::Fail => AcquireReply::Busy { lease_left, held_by: state.trace() },
-            IfBusy::Enqueue => state.enqueue(cx, &request.id, request.queue, lease_left),
+            IfBusy::Enqueue => {
+                let reply = state.enqueue(cx, &request.id, request.queue, lease_left);
+                let older = state.older_than(&request.id, cx.now);
+                cx.events.extend(older.map(|id| StoreEvent::Revoked { key: request.key.clone(), id: id.clone() }));
+                reply
+            }
         }
     }
 
@@ -184,11 +192,11 @@ impl Keys {
     }
 
     pub(super) fn renew(&mut self, now: BootInstant, request: &RenewRequest) -> RenewReply {
-        let place = self.by_key.get_mut(&request.key).and_then(|state| state.held_by(&request.id, now));
-        let Some(place) = place else { return RenewReply::NotHolder };
+        let Some(state) = self.by_key.get_mut(&request.key) else { return RenewReply::NotHolder };
+        let Some(place) = state.held_by(&request.id, now) else { return RenewReply::NotHolder };
         // A delayed renewal must not shorten the lease that a later call has set.
         place.until = place.until.max(now.saturating_add(request.lease));
-        RenewReply::Extended
+        if state.is_superseded(&request.id, now) { RenewReply::Superseded } else { RenewReply::Extended }
     }
 
     /// Changes only what this acquisition owns (I1).
@@ -461,6 +469,23 @@ impl KeyState {
         if let Some(queue) = &mut self.queue {
             queue.ids.retain(|waiting| waiting != id);
         }
+    }
+
+    /// Whether a newer acquisition replaces this one, which waits for the key or holds it.
+    fn is_superseded(&self, id: &AcquisitionId, now: BootInstant) -> bool {
+        let Some(queue) = self.queue.as_ref().filter(|queue| id.is_replaceable() && queue.expires_at > now) else {
+            return false;
+        };
+        let at = queue.ids.iter().position(|waiting| waiting == id);
+        let is_known = at.is_some() || self.places.iter().any(|place| place.id == *id && place.is_held(now));
+        is_known && queue.ids.iter().skip(at.map_or(0, |at| at + 1)).any(AcquisitionId::is_replaceable)
+    }
+
+    /// The acquisitions that this one replaces, which is in the queue.
+    fn older_than(&self, id: &AcquisitionId, now: BootInstant) -> impl Iterator<Item = &AcquisitionId> {
+        let holders = self.places.iter().filter(move |place| place.is_held(now)).map(|place| &place.id);
+        let waiting = self.queue.iter().flat_map(|queue| &queue.ids).take_while(move |waiting| *waiting != id);
+        holders.chain(waiting).filter(|older| id.is_replaceable() && older.is_replaceable())
     }
 
     /// The trace of the first holder.

@@ -216,7 +216,7 @@ impl LockStore for MemoryStore {
 
     fn traits(&self) -> StoreTraits {
         let traits = StoreTraits::new().events(true).receivers_counted(true).records(true).ordered(true);
-        traits.shares(true).tickets(true).traces(true)
+        traits.shares(true).tickets(true).traces(true).supersedes(true)
     }
 
     fn call_timeout(&self) -> Duration {

@@ -222,7 +222,7 @@ impl Call for Renewals {
         let mut renewed = wire::parse_renew(reply, sent)?.into_iter();
         let renewal = |request| match is_sent(&request).then(|| renewed.next()).flatten() {
             // The deadline stays: a server that is promoted now may not know the new lease.
-            Some(RenewReply::Extended) if replicated.is_err() => RenewReply::Unknown,
+            Some(RenewReply::Extended | RenewReply::Superseded) if replicated.is_err() => RenewReply::Unknown,
             renewed => renewed.unwrap_or(RenewReply::NotHolder),
         };
         Ok(Some(self.0.iter().map(renewal).collect()))

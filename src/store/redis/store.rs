@@ -126,7 +126,7 @@ impl LockStore for RedisStore {
 
     fn traits(&self) -> StoreTraits {
         let traits = StoreTraits::new().events(true).receivers_counted(true).records(true).ordered(true);
-        traits.shares(true).tickets(true).traces(true)
+        traits.shares(true).tickets(true).traces(true).supersedes(true)
     }
 
     fn call_timeout(&self) -> Duration {

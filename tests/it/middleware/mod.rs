@@ -4,6 +4,7 @@ mod layers;
 mod configuration;
 mod several_keys;
 mod permits;
+mod newest;
 mod tickets;
 mod edit_locks;
 mod rejections;

@@ -9,7 +9,7 @@ use tower_lock::{
 use tower_lock_testkit::{
     caller::{LONG, request, terms},
     locks::key,
-    permits::{self, one_of_several_holders_is_revoked},
+    permits::{self, newest_wins_is_refused, one_of_several_holders_is_revoked},
     store::StoreExt,
     wait::{ms, until},
 };
@@ -63,7 +63,7 @@ async fn permit_in_mysql_is_revoked_again() {
 
 /// A stream of readers would keep a writer waiting for ever.
 ///
-/// Guarantee: G23.
+/// Guarantee: G23, G25.
 #[tokio::test]
 async fn mysql_refuses_readers_by_name() {
     let Some(environment) = environment().await else { return };
@@ -72,4 +72,5 @@ async fn mysql_refuses_readers_by_name() {
     assert_eq!(error.kind(), StoreErrorKind::Unsupported);
     let text = format!("{error:?}");
     assert!(text.contains("has no queue") && text.contains("`RedisStore`"), "{text}");
+    newest_wins_is_refused(&locks);
 }

@@ -2,12 +2,15 @@
 
 use std::{sync::Arc, time::Duration};
 
+use axum::{Router, extract::Path, http::StatusCode, routing::get};
 use futures_util::future::join_all;
+use tokio::{sync::mpsc, time::sleep};
 use tower_lock::{
-    LockKey, LockManager,
+    LockKey, LockLayer, LockManager, key as lock_key,
     store::{AcquireReply, ForceReleaseReply, IfBusy, LockStore, ReleaseRequest},
 };
 use tower_lock_testkit::{
+    app::fetch,
     limits,
     locks::key,
     skipped,
@@ -58,6 +61,31 @@ async fn keys_are_passed_on_behind_pgbouncer_alone() {
     let tasks = sections.run(&["a", "b"].map(instance));
     sections.go_on("sections without messages").await;
     sections.end(tasks).await;
+}
+
+/// The reply to a renewal says so: no message arrives.
+///
+/// Guarantee: G25.
+#[tokio::test]
+async fn newest_request_behind_pgbouncer_waits_for_a_renewal() {
+    let Some((environment, pooler)) = pooled().await else { return };
+    let store = environment.connect(environment.builder(), &pooler.url()).await;
+    let (started, mut starts) = mpsc::unbounded_channel();
+    let app = |name| {
+        let locks = LockManager::builder(Arc::clone(&store)).instance(name).lease(Duration::from_secs(2)).build();
+        let started = started.clone();
+        let handler = |Path(seconds): Path<u64>| async move {
+            let _ = started.send(());
+            sleep(Duration::from_secs(seconds)).await;
+        };
+        let layer = LockLayer::new(&locks, lock_key::fixed(("newest",))).newest_wins(Duration::ZERO);
+        Router::new().route("/{seconds}", get(handler).route_layer(layer))
+    };
+    let (older, newer) = (app("a"), app("b"));
+    let older = tokio::spawn(async move { fetch(&older, "/600").await.status() });
+    soon("the older one", starts.recv()).await;
+    assert_eq!(fetch(&newer, "/0").await.status(), StatusCode::OK);
+    assert_eq!(older.await.expect("no panic"), StatusCode::CONFLICT);
 }
 
 /// The keys of a call are locked in one order, in any order of its requests.

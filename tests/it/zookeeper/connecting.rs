@@ -88,7 +88,7 @@ async fn nodes_of_a_user_are_private() {
     again.health().await.expect("ready");
 }
 
-/// Guarantee: G18, G22.
+/// Guarantee: G18, G22, G25.
 #[tokio::test]
 async fn zookeeper_has_neither_records_nor_permits() {
     let Some(environment) = environment().await else { return };

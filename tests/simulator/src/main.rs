@@ -24,7 +24,7 @@ fn main() -> ExitCode {
     let Some(wanted) = parse_args() else {
         let names: Vec<_> = MUTANTS.iter().map(|mutant| mutant.name).collect();
         eprintln!(
-            "simulator FROM [TO] [--mutant NAME] [--option force|flush|ctr|back|step|java|copies|one-rate|records|batches|free|several|shares|tickets].. [--trace] [--stop]\n\
+            "simulator FROM [TO] [--mutant NAME] [--option force|flush|ctr|back|step|java|copies|one-rate|records|batches|free|several|shares|tickets|supersede].. [--trace] [--stop]\n\
              mutants: {}",
             names.join(" ")
         );

@@ -394,8 +394,8 @@ impl ManualScheduler {
                 Effect::Recorded(client, record) => self.recorded.push((client, record)),
                 Effect::BusyLoop => self.violations.push("the watchdog wakes itself again and again".to_owned()),
                 Effect::Forgotten(..) | Effect::Replace(_) => {}
-                // No step presents a ticket.
-                Effect::TicketRefused(_) => {}
+                // No step presents a ticket, or replaces another client.
+                Effect::TicketRefused(_) | Effect::Superseded(_) => {}
             }
         }
         // Sections that have lost their lock are aborted.

@@ -107,6 +107,8 @@ pub enum Mutation {
     NoHeirOnRetry,
     /// After a call in place of a ticket that had no reply, the key does not go back.
     NoReturnToTicket,
+    /// The orderly end of a section that was replaced has a lock-delay.
+    DelayAfterReplaced,
 }
 
 const fn patch(script: &'static str, old: &'static str, new: &'static str) -> Patch {
@@ -614,4 +616,34 @@ pub const MUTANTS: &[Mutant] = &[
         Mutation::NoReturnToTicket,
     )
     .with("tickets"),
+    script(
+        "newer_before_the_end",
+        "a newer acquisition takes the key before its holder has ended",
+        &[everywhere(
+            "local left = redis.call('PTTL', lock)\n  if left == -2",
+            "local left = is_replaceable(id) and -2 or redis.call('PTTL', lock)\n  if left == -2 then redis.call('DEL', lock) end\n  if left == -2",
+        )],
+    )
+    .with("supersede"),
+    script(
+        "replaced_waiter_is_granted",
+        "a waiter that was replaced is granted",
+        &[everywhere("if is_superseded(queue, id, fence) then", "if false then")],
+    )
+    .with("supersede"),
+    script(
+        "fresh_id_is_superseded",
+        "an acquisition that has just come is replaced by an older one",
+        &[everywhere(
+            "return fence or redis.call('LPOS', queue, id, 'MAXLEN', max_queue)",
+            "return true",
+        )],
+    )
+    .with("supersede"),
+    driver(
+        "delay_after_replaced",
+        "the orderly end of a section that was replaced has a lock-delay",
+        Mutation::DelayAfterReplaced,
+    )
+    .with("supersede"),
 ];

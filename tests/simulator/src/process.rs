@@ -97,6 +97,8 @@ pub enum Effect {
     Wake(BootInstant, Timer),
     /// A call was granted.
     Granted(ClientId, Arc<Section>),
+    /// A newer client waits for the end of a section.
+    Superseded(Arc<Section>),
     /// A call was rejected.
     Rejected(ClientId, LockError),
     /// A call was answered with the record of its key.
@@ -406,6 +408,10 @@ impl SimProcess {
         if let Some(ticket) = ticket.filter(|_| ending == GuardEnd::Dropped && self.is(Mutation::DroppedIsKept)) {
             ending = GuardEnd::Kept(Arc::clone(ticket));
         }
+        let is_delayed = section.grant.id.is_replaceable() && self.is(Mutation::DelayAfterReplaced);
+        if is_delayed && ending == GuardEnd::ReleasedAfterFailure {
+            ending = GuardEnd::Dropped;
+        }
         let outcome = self.drive(now, |table, mut cx, actions| {
             cx.frees_keys = free_keys.is_some();
             let outcome = table.end_guard(cx, section, ending, actions);
@@ -595,6 +601,7 @@ impl SimProcess {
                 }
                 Action::Untrack(grant) => self.forget(&grant),
                 // Grants are taken at once.
+                Action::Superseded(section) => self.effects.push_back(Effect::Superseded(section)),
                 Action::Lost(..)
                 | Action::RecordLost(_)
                 | Action::SectionEnded(_)
@@ -881,6 +888,10 @@ impl SimProcess {
                 for ((grant, lease), reply) in grants.iter().zip(replies) {
                     match reply {
                         RenewReply::Extended => grant.extend(*lease, sent_at, now),
+                        RenewReply::Superseded => {
+                            grant.extend(*lease, sent_at, now);
+                            self.on(now, &grant.key, Event::Superseded(grant.id.clone()));
+                        }
                         RenewReply::NotHolder => {
                             self.on(now, &grant.key, Event::Lost(grant.id.clone(), LockLost::Revoked));
                         }

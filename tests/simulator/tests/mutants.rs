@@ -105,6 +105,10 @@ const CHECKED: &[(&str, u64, &str)] = &[
     ("dropped_is_kept", 1, "whose work has ended"),
     ("no_heir_on_retry", 7, "leaves its key to no ticket"),
     ("no_return_to_ticket", 2, "forgotten"),
+    ("newer_before_the_end", 2, "two are in"),
+    ("replaced_waiter_is_granted", 1, "gets Ok(Granted"),
+    ("fresh_id_is_superseded", 1, "gets Ok(Superseded"),
+    ("delay_after_replaced", 21, "was replaced, and blocks its key"),
 ];
 
 /// Why random simulations do not detect them.

@@ -1,7 +1,7 @@
 //! Hundreds of simulations, half of them with a rare fault: a force release, a foreign client, a
 //! clock that is set, or lost data. A third of them have records, a fifth shared calls, a sixth
-//! permits and readers, a seventh callers of several keys, and an eighth tickets. In a fourth of
-//! them the server is memory of the processes for some calls.
+//! permits and readers, a seventh callers of several keys, an eighth tickets, and a ninth clients
+//! that replace others. In a fourth of them the server is memory of the processes for some calls.
 
 use std::{
     sync::{
@@ -18,10 +18,11 @@ const SEEDS: u64 = 700;
 fn options(seed: u64) -> impl Iterator<Item = &'static str> {
     let faults = ["force", "java", "ctr", "back", "flush", "step", "copies"];
     let fault = faults.get(usize::try_from(seed % 14).expect("small")).copied();
-    let more = [(3, "records"), (5, "batches"), (4, "free"), (7, "several"), (6, "shares"), (8, "tickets")]
-        .into_iter()
-        // Foreign clients, with raw keys, have odd seeds: such a key has one holder.
-        .filter(move |(nth, _)| seed.is_multiple_of(*nth));
+    let more =
+        [(3, "records"), (5, "batches"), (4, "free"), (7, "several"), (6, "shares"), (8, "tickets"), (9, "supersede")]
+            .into_iter()
+            // Foreign clients, with raw keys, have odd seeds: such a key has one holder.
+            .filter(move |(nth, _)| seed.is_multiple_of(*nth));
     fault.into_iter().chain(more.map(|(_, name)| name))
 }
 
@@ -29,7 +30,7 @@ fn options(seed: u64) -> impl Iterator<Item = &'static str> {
 #[test]
 fn simulations_keep_exclusion_and_clean_up() {
     let (next, sections, shared) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
-    let redeemed = AtomicU64::new(0);
+    let (redeemed, replaced) = (AtomicU64::new(0), AtomicU64::new(0));
     let failed = Mutex::new(Vec::new());
     let run = || {
         loop {
@@ -43,6 +44,7 @@ fn simulations_keep_exclusion_and_clean_up() {
             sections.fetch_add(report.sections, Relaxed);
             shared.fetch_add(report.shared, Relaxed);
             redeemed.fetch_add(report.redeemed, Relaxed);
+            replaced.fetch_add(report.replaced, Relaxed);
             if let Some(violation) = report.violation {
                 let options: String = options(seed).map(|name| format!(" --option {name}")).collect();
                 let again = format!("cargo run -p tower-lock-simulator -- {seed}{options} --trace");
@@ -60,6 +62,7 @@ fn simulations_keep_exclusion_and_clean_up() {
     assert!(sections.load(Relaxed) > 20 * SEEDS, "too few sections: {sections:?}");
     assert!(shared.load(Relaxed) > 10 * SEEDS, "too few shared calls: {shared:?}");
     assert!(redeemed.load(Relaxed) > SEEDS, "too few tickets: {redeemed:?}");
+    assert!(replaced.load(Relaxed) > SEEDS / 4, "too few are replaced: {replaced:?}");
 }
 
 #[test]

@@ -16,6 +16,7 @@
 //! [`ReplayStorm`] has other services and a check of its own: duplicates of requests with an
 //! idempotency key, and processes that kill themselves. So have [`Bank`], for transfers under
 //! several locks, [`Visits`], for permits, readers and writers, and [`Seats`], for tickets.
+//! [`Environment::end_bursts_with_the_newest`] sends requests that replace each other.
 
 mod report;
 mod checker;
@@ -30,6 +31,7 @@ mod kills;
 mod permits;
 mod replay;
 mod storm;
+mod bursts;
 mod tickets;
 mod transfers;
 

@@ -38,11 +38,11 @@ pub struct Environment {
     pub seed: u64,
     /// The requests with a response of 200 so far.
     served: AtomicU64,
-    cluster: Cluster,
+    pub(crate) cluster: Cluster,
 }
 
 /// What the clients observed, and the duration of the longest request.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Storm {
     observed: Vec<(Workload, Observed)>,
     longest: Duration,
@@ -121,8 +121,8 @@ pub fn seed() -> u64 {
 // === impl Environment ===
 
 impl Environment {
-    /// Starts processes with these flags: on a Redis behind a proxy, or one process with a store in
-    /// memory.
+    /// Starts processes with these flags: on a Redis behind a proxy, or one process with so many
+    /// instances, which share a store in memory.
     ///
     /// # Panics
     ///
@@ -138,7 +138,6 @@ impl Environment {
             Some(redis) => Some(Proxy::start(redis.address()).await),
             None => None,
         };
-        assert!(proxy.is_some() || processes == 1, "processes do not share memory");
         let cluster = Cluster::start(checker, service, &[]).await;
         let url = proxy.as_ref().map(Proxy::url);
         let services = start(&cluster, url.as_deref(), processes, flags).await;
@@ -351,9 +350,11 @@ impl Environment {
 }
 
 async fn start(cluster: &Cluster, url: Option<&str>, processes: usize, flags: &[&str]) -> Vec<Service> {
-    let names = ["a", "b", "c", "d"][..processes].iter();
+    // Processes do not share memory.
+    let (processes, instances) = if url.is_some() { (processes, 1) } else { (1, processes) };
+    let (names, instances) = (["a", "b", "c", "d"][..processes].iter(), instances.to_string());
     join_all(names.map(async |name| {
-        let arguments: Vec<_> = [name, "1", LOCK_DELAY].into_iter().chain(flags.iter().copied()).collect();
+        let arguments: Vec<_> = [name, &*instances, LOCK_DELAY].into_iter().chain(flags.iter().copied()).collect();
         cluster.service(&arguments, url).await
     }))
     .await

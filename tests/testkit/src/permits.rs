@@ -134,12 +134,24 @@ pub async fn permits_are_refused(locks: &LockManager) {
     let make: [&dyn Fn(); 3] = [&|| drop(layer().at_most(2)), &|| drop(layer().at_most_by(|_| 2)), &|| {
         drop(layer().shared_for([axum::http::Method::GET]));
     }];
-    for make in make {
-        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(make)).expect_err("a panic");
-        let text = panic.downcast_ref::<String>().expect("a text");
-        assert!(text.contains("needs another store"), "{text}");
-    }
+    make.into_iter().for_each(needs_another_store);
+    newest_wins_is_refused(locks);
     locks.permit(("k", 1), 1).await.expect("the whole key").release().await.expect("released");
+}
+
+/// No request replaces another one.
+///
+/// # Panics
+///
+/// Panics if the setting is ignored.
+pub fn newest_wins_is_refused(locks: &LockManager) {
+    needs_another_store(&|| drop(LockLayer::new(locks, key::fixed(("k", 1))).newest_wins(Duration::ZERO)));
+}
+
+fn needs_another_store(make: &dyn Fn()) {
+    let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(make)).expect_err("a panic");
+    let text = panic.downcast_ref::<String>().expect("a text");
+    assert!(text.contains("needs another store"), "{text}");
 }
 
 /// What a storm has done.

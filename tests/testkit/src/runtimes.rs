@@ -27,8 +27,8 @@ pub async fn ends_of_runtimes_are_survived(test: &str, url: &str) {
     assert!(output.status.success(), "{}: {}", output.status, String::from_utf8_lossy(&output.stderr));
 }
 
-/// The child process of such a test does not return from this call. Its store has the time limits of
-/// tests: a call that fails beside other load would end the process, too.
+/// The child process of such a test does not return from this call. Its store has the time limits
+/// of tests: a call that fails beside other load would end the process, too.
 pub fn end_runtimes_in_child_process<S: LockStore>(connect: impl AsyncFnOnce(&str) -> S + Send + 'static) {
     let Ok(url) = env::var(URL) else { return };
     panic::set_hook(Box::new(|panic| {

@@ -255,7 +255,7 @@ impl Unordered {
 
 impl Intercept for Unordered {
     fn traits(&self, store: &Arc<dyn LockStore>) -> StoreTraits {
-        store.traits().ordered(false)
+        store.traits().ordered(false).supersedes(false)
     }
 
     fn acquire(&self, store: &Arc<dyn LockStore>, mut request: AcquireRequest) -> StoreFuture<AcquireReply> {
@@ -307,7 +307,7 @@ impl Intercept for DeniesItsRecords {
 
 impl Intercept for DeniesItsQueue {
     fn traits(&self, store: &Arc<dyn LockStore>) -> StoreTraits {
-        store.traits().ordered(false)
+        store.traits().ordered(false).supersedes(false)
     }
 }
 

@@ -89,6 +89,18 @@ LANGUAGE sql IMMUTABLE AS $$
   SELECT CASE WHEN strpos(id, '/') = 0 THEN 1 ELSE coalesce(substring(id FROM '/([0-9]+)$')::bigint, 1) END
 $$;
 
+-- is_superseded: whether a newer acquisition replaces this one, which waits for the key or holds
+-- it.
+CREATE OR REPLACE FUNCTION {schema}.is_superseded(of_key text, me text, t timestamptz, is_holder boolean)
+RETURNS boolean
+LANGUAGE sql STABLE AS $$
+  SELECT right(me, 2) = '/1' AND EXISTS (
+    SELECT FROM {schema}.waiters w
+      WHERE w.key = of_key AND w.since IS NULL AND w.until > t AND right(w.id, 2) = '/1' AND w.id <> me
+        AND (is_holder OR w.position > (SELECT position FROM {schema}.waiters WHERE key = of_key AND id = me))
+  )
+$$;
+
 -- shares: the places of a key, without those that have ended, which are deleted; the time until
 -- the first one ends, and the end of the last one.
 CREATE OR REPLACE FUNCTION {schema}.shares(
@@ -304,7 +316,8 @@ $$;
 
 -- acquire_one: grants a key, or enqueues. Not under the lock of the row: it takes it.
 --
--- what: granted, with `fence`; queued or pinned (it waits, and polls soon), with `left_us` and
+-- what: superseded: a newer acquisition replaces this one, and nothing has changed; granted, with
+-- `fence`; queued or pinned (it waits, and polls soon), with `left_us` and
 -- `waiting` ahead; busy, with `left_us`; full, with `left_us` and `waiting`; recorded, with `head`
 -- and `body`; expired: it has waited for too long, and does nothing. `trace` is that of the row
 -- before the call.
@@ -364,6 +377,10 @@ BEGIN
       RETURN;
     END IF;
   END IF;
+  IF {schema}.is_superseded(of_key, me, t, lock.holder = me AND lock.until > t) THEN
+    what := 'superseded';
+    RETURN;
+  END IF;
   -- A repeated call, or an accepted offer. A delayed copy never shortens the lease. An update in
   -- any case: its commit waits for the disk, and with it for the offer, which did not.
   IF lock.holder = me AND lock.until > t THEN
@@ -412,6 +429,16 @@ BEGIN
     END IF;
     INSERT INTO {schema}.waiters (key, position, id, until)
       VALUES (of_key, my_position, me, {schema}.after(t, entry_ms));
+  END IF;
+  IF right(me, 2) = '/1' THEN
+    -- Those before it ask whether they are replaced.
+    PERFORM {schema}.send('revoked', older.id, of_key)
+      FROM (
+        SELECT lock.holder AS id WHERE lock.until > t
+        UNION ALL
+        SELECT w.id FROM {schema}.waiters w WHERE w.key = of_key AND w.since IS NULL AND w.position < my_position
+      ) older
+      WHERE right(older.id, 2) = '/1';
   END IF;
   what := CASE WHEN pinned THEN 'pinned' ELSE 'queued' END;
 END

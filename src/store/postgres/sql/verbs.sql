@@ -113,7 +113,7 @@ BEGIN
             SELECT FROM {schema}.records r WHERE r.key = keys[1] AND r.until > t
           ))
         RETURNING 1, 'granted', l.fence INTO n, what, fence;
-    ELSIF NOT unless_recorded AND may_wait[1] THEN
+    ELSIF NOT unless_recorded AND may_wait[1] AND right(ids[1], 2) <> '/1' THEN
       -- An accepted offer, as of acquire_one.
       SELECT l.trace INTO trace FROM {schema}.locks l
         WHERE l.key = keys[1] AND l.holder = ids[1] FOR NO KEY UPDATE;
@@ -330,7 +330,8 @@ $$;
 -- renew: extends each lease to at least a full one, if the acquisition holds its key. A delayed
 -- renewal never shortens the lease that a later call has set.
 --
--- reply  the positions, from 1, of those that are extended; the others are not the holder
+-- reply  the positions, from 1, of those that are extended, negative if a newer acquisition waits;
+--        the others are not the holder
 CREATE OR REPLACE FUNCTION {schema}.renew(keys text[], ids text[], leases_ms bigint[]) RETURNS SETOF bigint
 LANGUAGE plpgsql {settings} AS $$
 DECLARE
@@ -348,8 +349,9 @@ BEGIN
         WHERE l.key = r.key AND l.holder = r.id AND l.until > t
         RETURNING l.key, l.holder
     )
-    SELECT r.at FROM requests r JOIN extended e ON e.key = r.key AND e.holder = r.id;
-  IF EXISTS (SELECT FROM unnest(ids) AS r (id) WHERE strpos(r.id, '/') > 0) THEN
+    SELECT CASE WHEN {schema}.is_superseded(r.key, r.id, t, true) THEN -r.at ELSE r.at END
+      FROM requests r JOIN extended e ON e.key = r.key AND e.holder = r.id;
+  IF EXISTS (SELECT FROM unnest(ids) AS r (id) WHERE {schema}.limit_of(r.id) > 1) THEN
     RETURN QUERY
       WITH requests AS (
         SELECT * FROM unnest(keys, ids, leases_ms) WITH ORDINALITY AS r (key, id, lease_ms, at)

@@ -77,6 +77,7 @@ pub fn parse_yield(reply: &Value) -> Result<(i64, Timed<YieldReply>), Unexpected
 pub fn parse_renew(reply: &Value, count: usize) -> Result<Vec<RenewReply>, UnexpectedReply> {
     let replies = elements(reply)?.iter().map(|reply| match reply {
         Value::Int(1) => Ok(RenewReply::Extended),
+        Value::Int(2) => Ok(RenewReply::Superseded),
         Value::Int(0) => Ok(RenewReply::NotHolder),
         Value::Int(-1) => Ok(RenewReply::Unknown),
         _ => Err(UnexpectedReply),
@@ -261,6 +262,7 @@ fn parse_acquire_reply(elements: &[Value]) -> Result<AcquireReply, UnexpectedRep
             lease_left: lease_left(left)?,
             waiting: usize::try_from(parse_u64(waiting)?).map_err(|_| UnexpectedReply)?,
         }),
+        [superseded] if is(superseded, "superseded") => Ok(AcquireReply::Superseded),
         [recorded, head, body] if is(recorded, "recorded") => {
             let body = if *body == Value::Nil { None } else { Some(Bytes::copy_from_slice(bytes(body)?)) };
             Ok(AcquireReply::Recorded(Record::new(Bytes::copy_from_slice(bytes(head)?), body)))

@@ -55,6 +55,8 @@ impl Keyspace {
         let mut call = ScriptCall::new(RENEW.of(false));
         call.reserve(3 * requests.len());
         valid().for_each(|(lock, _)| call.key(lock));
+        let replaceable = valid().filter(|(_, request)| request.id.is_replaceable());
+        replaceable.for_each(|(lock, _)| call.key(self.queue(lock)));
         for (_, request) in valid() {
             call.arg(&request.id);
             call.arg(Ms(request.lease));

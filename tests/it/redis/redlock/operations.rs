@@ -38,7 +38,7 @@ async fn revoked_lock_is_lost_at_the_next_renewal() {
 
 /// A majority of the servers does not count holders.
 ///
-/// Guarantee: G22.
+/// Guarantee: G22, G25.
 #[tokio::test]
 async fn redlock_has_no_permits() {
     let Some(servers) = servers(3).await else { return };

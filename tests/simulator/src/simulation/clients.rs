@@ -68,6 +68,9 @@ impl Simulation {
             Some(shares) if keep_for.is_none() => shares.next(),
             _ => Sharing::Alone,
         };
+        let may_replace = waits && keep_for.is_none() && sharing == Sharing::Alone;
+        let replaces = may_replace && self.newest.as_mut().is_some_and(Newest::next);
+        let sharing = if replaces { Sharing::Newest } else { sharing };
         let has_steps = keep_for.is_none() && sharing == Sharing::Alone;
         let plan = self.tickets.as_mut().filter(|_| has_steps).and_then(Tickets::next);
         let client = Client {
@@ -189,7 +192,9 @@ impl Simulation {
         client.state = State::Granted(section);
         client.granted_at = self.now;
         // A section that was granted before the message may begin: the grant is verified meanwhile.
-        if self.notified.contains(&notified) {
+        // Messages of newer clients may have used up the confirmation before it.
+        let is_confirmed = !grant.id.is_replaceable();
+        if is_confirmed && self.notified.contains(&notified) {
             return self.report_violation(format!("{} is granted though it was notified of its revocation", grant.id));
         }
         if let Some(caller) = self.clients[index].caller {
@@ -314,6 +319,9 @@ impl Simulation {
         let index = index as usize;
         self.log(|w| format!("{} refuses {index}: {error}", w.processes[w.clients[index].process].label));
         self.check_only_result(index);
+        if matches!(error, LockError::Superseded) {
+            self.check_replaced_waiter(index);
+        }
         self.clients[index].state = State::Done;
         if let Some(caller) = self.clients[index].caller {
             self.caller_goes_on(caller);

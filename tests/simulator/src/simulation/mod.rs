@@ -23,6 +23,7 @@ use tower_lock::{
 
 use self::{
     batches::Batches,
+    newest::Newest,
     records::Duplicates,
     several::Callers,
     shares::{Shares, is_block},
@@ -71,6 +72,8 @@ pub struct Options {
     pub shares: bool,
     /// Some clients do the steps of longer work, whose key is left to a ticket in between.
     pub tickets: bool,
+    /// Some clients replace older ones of their kind.
+    pub supersede: bool,
 }
 
 impl Options {
@@ -91,6 +94,7 @@ impl Options {
             "several" => &mut self.several,
             "shares" => &mut self.shares,
             "tickets" => &mut self.tickets,
+            "supersede" => &mut self.supersede,
             _ => return None,
         };
         *option = true;
@@ -111,6 +115,8 @@ pub struct Report {
     pub shared: u64,
     /// The number of acquisitions that took the place of a ticket.
     pub redeemed: u64,
+    /// The number of clients that a newer one has replaced.
+    pub replaced: u64,
     /// The longest idle time of a key with waiters, as a part of the guaranteed maximum.
     pub idle: f64,
     /// All events, if requested.
@@ -136,6 +142,7 @@ pub fn run(seed: u64, mutant: Option<&Mutant>, options: Options, trace: bool) ->
         scripts: simulation.scripts,
         shared: simulation.shared,
         redeemed: simulation.tickets.map_or(0, |tickets| tickets.redeemed),
+        replaced: simulation.newest.map_or(0, |newest| newest.replaced),
         idle: simulation.idle,
         trace: simulation.trace.unwrap_or_default(),
     }
@@ -149,6 +156,7 @@ mod batches;
 mod free_keys;
 mod shares;
 mod tickets;
+mod newest;
 pub(crate) mod records;
 mod server;
 mod faults;
@@ -280,6 +288,7 @@ struct Simulation {
     callers: Option<Callers>,
     shares: Option<Shares>,
     tickets: Option<Tickets>,
+    newest: Option<Newest>,
     /// Decides which events find the server in their process. Random numbers of its own.
     free_keys: Option<fastrand::Rng>,
     /// The record that stood when the store sent the reply that is handled now.
@@ -395,6 +404,7 @@ impl Simulation {
             callers,
             shares: options.shares.then(|| Shares::new(seed)),
             tickets: options.tickets.then(|| Tickets::new(seed)),
+            newest: options.supersede.then(|| Newest::new(seed)),
             free_keys: options.free.then(|| fastrand::Rng::with_seed(seed ^ 0x6672_6565)),
             replied_record: None,
             keys,
@@ -596,6 +606,7 @@ impl Simulation {
                     self.at(at, move |w| w.deliver_to(process, number, source, move |w| w.wake(process, &timer)));
                 }
                 Effect::Granted(index, section) => self.on_granted(index, section),
+                Effect::Superseded(section) => self.on_superseded(process, &section),
                 Effect::Rejected(index, error) => self.on_rejected(index, &error),
                 Effect::Recorded(index, record) => self.on_recorded(index, &record),
                 Effect::TicketRefused(index) => self.on_ticket_refused(index),

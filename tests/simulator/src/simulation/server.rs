@@ -5,7 +5,7 @@ use tower_lock::{
     store::{AcquireReply, ReleaseReply, YieldReply},
 };
 
-use super::{batches::ScriptRequest, shares::limit_of, *};
+use super::{batches::ScriptRequest, newest::has_newer, shares::limit_of, *};
 
 impl Simulation {
     pub(super) fn server_us(&self) -> i64 {
@@ -44,6 +44,7 @@ impl Simulation {
                 _ => requests.iter().find(|request| request.key == key).map(|request| request.id.clone()),
             };
             self.check_key_data(key, before, script.name(), caller.as_ref());
+            self.check_replaced(key, script.name(), caller.as_ref());
         }
         if self.options.records {
             self.check_records(script, &before);
@@ -70,19 +71,20 @@ impl Simulation {
             ("renew", Value::Array(replies)) => {
                 for (id, reply) in super::args(script).chunks(2).map(|pair| &pair[0]).zip(replies) {
                     let of_crashed = self.crashed.iter().any(|crashed| id.starts_with(&format!("{crashed}:")));
-                    if *reply == Value::Int(1) && of_crashed {
+                    let is_renewed = matches!(reply, Value::Int(1 | 2));
+                    if is_renewed && of_crashed {
                         // It was in flight, and the lease counts from now. Accepted: no section can
                         // overlap.
                         let now = self.now;
                         self.idle_since.iter_mut().flatten().for_each(|since| *since = now);
                     }
                     let has = |data: &KeyData| data.holders.iter().any(|(holder, _)| holder == id);
-                    if *reply == Value::Int(1) && !before.iter().any(has) {
+                    if is_renewed && !before.iter().any(has) {
                         return self.report_violation(format!("{id} is renewed and has nothing"));
                     }
                     // An acquire that has expired is executed once more if the clock is set back.
                     let may_return = self.checker.lenient || self.options.back || self.options.copies;
-                    if *reply == Value::Int(1) && self.released.contains(id) && !may_return {
+                    if is_renewed && self.released.contains(id) && !may_return {
                         return self.report_violation(format!("{id} is renewed after its release"));
                     }
                 }
@@ -101,6 +103,10 @@ impl Simulation {
                 let is_so = match &reply {
                     Ok(AcquireReply::Granted { fence, .. }) => {
                         holder.is_some_and(|(id, stored)| limit_of(id) > 1 || *stored == fence.to_string())
+                            && !has_newer(&data, id)
+                    }
+                    Ok(AcquireReply::Superseded) => {
+                        (holder.is_some() || data.queue.contains(id)) && has_newer(&data, id)
                     }
                     Ok(AcquireReply::Queued { .. }) => data.queue.contains(id),
                     Ok(_) => true,

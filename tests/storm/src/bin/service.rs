@@ -82,6 +82,8 @@ struct SectionGuard {
     section: String,
     key: String,
     token: u64,
+    /// After an abort.
+    lock_delay: Duration,
     ended: bool,
 }
 
@@ -201,7 +203,9 @@ fn app(locks: &LockManager, wrong: Wrong, cluster: &Arc<App>, memory: &Arc<Memor
             Json(Residue { inside, held: locks.held_count(), known, waiting, kept: memory.size() })
         }
     };
-    let mut app = Router::new().route("/left", get(left));
+    let newest = LockLayer::new(locks, key::from_fn(|Path(id): Path<u64>| ("newest", id)));
+    let newest = post(visit_newest).route_layer(newest.newest_wins(Duration::ZERO).wait(Duration::from_secs(60)));
+    let mut app = Router::new().route("/left", get(left)).route("/newest/{id}", newest);
     for mode in LockPath::all() {
         let mut subjects = subjects(locks, wrong, mode);
         if mode.is_caught {
@@ -254,7 +258,29 @@ async fn visit_extracted(
     visit(Some(lock), cluster, Path(id), work, headers).await
 }
 
+/// A section that is replaced has no lock-delay.
+async fn visit_newest(
+    lock: HeldLock,
+    cluster: State<Arc<App>>,
+    subject: Path<u64>,
+    work: Query<Work>,
+    headers: HeaderMap,
+) -> Response {
+    visit_with(Duration::ZERO, Some(lock), cluster, subject, work, headers).await
+}
+
 async fn visit(
+    lock: Option<HeldLock>,
+    cluster: State<Arc<App>>,
+    subject: Path<u64>,
+    work: Query<Work>,
+    headers: HeaderMap,
+) -> Response {
+    visit_with(cluster.lock_delay, lock, cluster, subject, work, headers).await
+}
+
+async fn visit_with(
+    lock_delay: Duration,
     lock: Option<HeldLock>,
     State(cluster): State<Arc<App>>,
     Path(subject): Path<u64>,
@@ -264,7 +290,7 @@ async fn visit(
     let Some(request) = headers.get("x-request").and_then(|name| name.to_str().ok()) else {
         return StatusCode::BAD_REQUEST.into_response();
     };
-    let inside = SectionGuard::enter(&cluster, lock, subject, request).await;
+    let inside = SectionGuard::enter(&cluster, lock, subject, request, lock_delay).await;
     if work.frames > 0 {
         return Body::from_stream(frames(inside, work)).into_response();
     }
@@ -310,7 +336,13 @@ impl HasLockKey for Subject {
 // === impl Inside ===
 
 impl SectionGuard {
-    async fn enter(cluster: &Arc<App>, lock: Option<HeldLock>, subject: u64, request: &str) -> Self {
+    async fn enter(
+        cluster: &Arc<App>,
+        lock: Option<HeldLock>,
+        subject: u64,
+        request: &str,
+        lock_delay: Duration,
+    ) -> Self {
         let section = format!("{}-{}", cluster.process, cluster.sections.fetch_add(1, Ordering::Relaxed));
         // In this order: a pause in between shortens the reported section. Without a lock the
         // section has no deadline.
@@ -320,7 +352,7 @@ impl SectionGuard {
         let key = format!("subject:{subject}");
         let token = lock.map_or(0, |lock| lock.fencing_token().as_u64());
         cluster.inside.fetch_add(1, Ordering::SeqCst);
-        let inside = Self { app: Arc::clone(cluster), section, key, token, ended: false };
+        let inside = Self { app: Arc::clone(cluster), section, key, token, lock_delay, ended: false };
         let entered = cluster.reporter.report(Report::Enter {
             section: inside.section.clone(),
             key: inside.key.clone(),
@@ -355,7 +387,7 @@ impl Drop for SectionGuard {
     fn drop(&mut self) {
         if !self.ended {
             let (section, at) = (self.section.clone(), now());
-            let until = at.saturating_add(nanos(self.app.lock_delay));
+            let until = at.saturating_add(nanos(self.lock_delay));
             drop(self.app.reporter.report(Report::Abort { section, at, until }));
         }
         self.app.inside.fetch_sub(1, Ordering::SeqCst);

@@ -16,6 +16,7 @@
 --        {now, 'queued', ms left, ahead}, and the trace of the holder to a request with one
 --        {now, 'busy', ms left}, as well
 --        {now, 'full', ms left, waiting}
+--        {now, 'superseded'}: a newer acquisition replaces this one. Nothing has changed
 --        {now, 'recorded', head, body or nil}
 --        {now, 'each', reply ..} of several requests: as above without the time, or {'error', text}
 --        -1 ms: the lock has no TTL. Each may end in a mark of the fence: see fence.lua

@@ -2,11 +2,13 @@
 -- is checked, not only the key). A delayed renewal never shortens the lease that a later call has
 -- set: GT. For GT, a key without a TTL has an infinite one: it gets one here.
 --
--- KEYS   locks
--- ARGV   for each: acquisition id; lease, ms
--- reply  for each: 1 extended, 0 not the holder, -1 unknown (others of the batch may be known)
+-- KEYS   locks; the queues of those whose acquisition a newer one may replace
+-- ARGV   for each lock: acquisition id; lease, ms
+-- reply  for each: 1 extended, 2 the same, and a newer one waits, 0 not the holder, -1 unknown
+--        (others of the batch may be known)
 
-local out = {}
+local out, n = {}, #ARGV / 2
+local queues = n
 
 -- A share has its own end, and the lock that of the latest one.
 local function renew_share(lock, id, lease_ms)
@@ -20,9 +22,19 @@ local function renew_share(lock, id, lease_ms)
   return type(set) == 'table' and set or 1
 end
 
-for i = 1, #KEYS do
-  local is_share = string.find(ARGV[2 * i - 1], '/', 1, true)
+-- Of the last 64 waiters: see queue.lua.
+local function is_superseded(queue)
+  local ids = redis.pcall('LRANGE', queue, -64, -1)
+  for _, id in ipairs(ids) do
+    if string.find(id, '/1', -2, true) then return true end
+  end
+end
+
+for i = 1, n do
+  local is_replaceable = string.find(ARGV[2 * i - 1], '/1', -2, true)
+  local is_share = not is_replaceable and string.find(ARGV[2 * i - 1], '/', 1, true)
   local has
+  if is_replaceable then queues = queues + 1 end
   if is_share then
     has = renew_share(KEYS[i], ARGV[2 * i - 1], ARGV[2 * i])
   else
@@ -32,6 +44,7 @@ for i = 1, #KEYS do
     local set = redis.pcall('PEXPIRE', KEYS[i], ARGV[2 * i], 'GT')
     if set == 0 and redis.pcall('PTTL', KEYS[i]) == -1 then set = redis.pcall('PEXPIRE', KEYS[i], ARGV[2 * i]) end
     if type(set) == 'table' then has = set end
+    if has == 1 and is_replaceable and is_superseded(KEYS[queues]) then has = 2 end
   end
   if type(has) == 'table' then
     has = string.find(has.err, 'WRONGTYPE', 1, true) and 0 or -1
