@@ -346,7 +346,7 @@ programs() {
                     echo "waits $run --skip cluster:: --skip redlock:: --skip conformance::"
                     ;;
                 # Few processes, or long pauses.
-                storm-crash* | storm-failovers* | storm-kills*) echo "pauses $run" ;;
+                storm-bursts* | storm-crash* | storm-failovers* | storm-kills*) echo "pauses $run" ;;
                 storm-* | simulator-* | *-browser*) echo "computes $run" ;;
                 *) echo "waits $run" ;;
             esac

@@ -140,8 +140,10 @@ impl Keys {
             IfBusy::Fail => AcquireReply::Busy { lease_left, held_by: state.trace() },
             IfBusy::Enqueue => {
                 let reply = state.enqueue(cx, &request.id, request.queue, lease_left);
-                let older = state.older_than(&request.id, cx.now);
-                cx.events.extend(older.map(|id| StoreEvent::Revoked { key: request.key.clone(), id: id.clone() }));
+                if matches!(reply, AcquireReply::Queued { .. }) {
+                    let older = state.older_than(&request.id, cx.now);
+                    cx.events.extend(older.map(|id| StoreEvent::Revoked { key: request.key.clone(), id: id.clone() }));
+                }
                 reply
             }
         }

@@ -13,7 +13,7 @@ use tower_lock::{
     store::{
         AcquireReply, AcquireRequest, AcquisitionIds, Demand, EventSink, ForceReleaseReply, ForceReleaseRequest,
         Holder, IfBusy, KeyStatus, ListRequest, LockStore, QueueConfig, Record, ReleaseRequest, RenewRequest,
-        StoreEvent, YieldReply, YieldRequest,
+        StoreEvent, StoreTraits, YieldReply, YieldRequest,
     },
 };
 
@@ -40,10 +40,10 @@ pub async fn same_replies_as_memory(store: Arc<dyn LockStore>) {
     println!("SEED={} and the next ones, to {}", seeds.start, seeds.end - 1);
     let both = stream::iter(seeds).map(|seed| {
         let store = Arc::clone(&store);
-        let may_share = store.traits().shares;
+        let traits = store.traits();
         async move {
-            let memory = play(seed, Arc::new(MemoryStore::new()), may_share).await;
-            (seed, memory, play(seed, store, may_share).await)
+            let memory = play(seed, Arc::new(MemoryStore::new()), traits).await;
+            (seed, memory, play(seed, store, traits).await)
         }
     });
     // They sleep most of the time, and each has its own key.
@@ -58,10 +58,10 @@ pub async fn same_replies_as_memory(store: Arc<dyn LockStore>) {
 
 /// Runs a sequence and records the replies: fences by their order, ids by their number, times in
 /// steps that are longer than scheduling delays.
-async fn play(seed: u64, store: Arc<dyn LockStore>, may_share: bool) -> Vec<String> {
+async fn play(seed: u64, store: Arc<dyn LockStore>, traits: StoreTraits) -> Vec<String> {
     let mut rng = fastrand::Rng::with_seed(seed);
-    // In every other sequence.
-    let shares = may_share && seed.is_multiple_of(2);
+    // In every other sequence, and in each third one.
+    let (shares, replaces) = (traits.shares && seed.is_multiple_of(2), traits.supersedes && seed.is_multiple_of(3));
     let key = LockKey::from(("parity", seed));
     let events = Arc::new(Mutex::new(Vec::new()));
     let processes: Vec<_> = (0..PROCESSES)
@@ -88,7 +88,9 @@ async fn play(seed: u64, store: Arc<dyn LockStore>, may_share: bool) -> Vec<Stri
         // Mostly an earlier id.
         if owners.is_empty() || rng.u8(0..4) == 0 {
             let limit = if shares { [1, 2, 3, 1_024][rng.usize(0..4)] } else { 1 };
-            owners.push(processes[rng.usize(0..PROCESSES)].next_share(limit));
+            let ids = &processes[rng.usize(0..PROCESSES)];
+            let is_replaceable = replaces && limit == 1 && rng.u8(0..3) > 0;
+            owners.push(if is_replaceable { ids.next_replaceable() } else { ids.next_share(limit) });
         }
         let owner = owners[rng.usize(owners.len().saturating_sub(6)..owners.len())].clone();
         let (id, is_share) = (names.owner(&owner), owner.max_holders() > 1);
@@ -214,7 +216,7 @@ async fn play(seed: u64, store: Arc<dyn LockStore>, may_share: bool) -> Vec<Stri
             });
         }
         // Those of one call, and what it offers, have any order.
-        if shares {
+        if shares || replaces {
             outcomes[first..].sort();
         }
     }

@@ -347,7 +347,7 @@ BEGIN
   END IF;
   -- Most calls that find the key busy do not wait for it: they write nothing, and wait for no other
   -- call.
-  IF NOT may_wait THEN
+  IF NOT may_wait AND right(me, 2) <> '/1' THEN
     SELECT * INTO lock FROM {schema}.locks WHERE key = of_key;
     t := clock_timestamp();
     IF lock.until > t AND lock.holder IS DISTINCT FROM me AND my_limit = 1 THEN
@@ -434,7 +434,7 @@ BEGIN
     -- Those before it ask whether they are replaced.
     PERFORM {schema}.send('revoked', older.id, of_key)
       FROM (
-        SELECT lock.holder AS id WHERE lock.until > t
+        SELECT l.holder AS id FROM {schema}.locks l WHERE l.key = of_key AND l.until > t
         UNION ALL
         SELECT w.id FROM {schema}.waiters w WHERE w.key = of_key AND w.since IS NULL AND w.position < my_position
       ) older

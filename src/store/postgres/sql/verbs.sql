@@ -59,6 +59,7 @@ BEGIN
           FROM unnest(keys, ids, may_wait) WITH ORDINALITY AS r (key, id, waits, at)
           JOIN {schema}.locks l ON l.key = r.key
           WHERE NOT r.waits AND l.until > clock_timestamp() AND l.holder IS DISTINCT FROM r.id
+            AND right(r.id, 2) <> '/1'
       LOOP
         replied := replied || n;
         RETURN NEXT;
