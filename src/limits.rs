@@ -89,9 +89,13 @@ pub(crate) const REQUEST_WAIT_TIMEOUT: Duration = Duration::ZERO;
 /// The longest time that a handler has for its end when a newer request replaces it.
 pub(crate) const MAX_GRACE: Duration = Duration::from_secs(30);
 
-/// Default wait of such a newer request, beyond that time: until the holder has renewed its lease,
-/// if a message was lost.
-pub(crate) const NEWEST_WAIT: Duration = Duration::from_secs(10);
+/// The least wait of such a newer request, beyond that time and a renewal of the lease: a message
+/// may be lost.
+pub(crate) const NEWEST_WAIT: Duration = Duration::from_secs(2);
+
+/// The releases of requests that were replaced, of one key. Beyond them, the newest request waits
+/// for a reply, and is replaced without a call: a flood for one key must not load the store.
+pub(crate) const MAX_REPLACED_PER_KEY: usize = 4;
 
 /// Default lock-delay: how long a key stays blocked after an abnormal end, because writes may still
 /// be in flight. The store adds it to the lease, for holders that crash.

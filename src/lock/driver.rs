@@ -76,7 +76,7 @@ pub(crate) struct Driver {
     /// nothing to the store.
     pub(super) created_in: ProcessMark,
     /// The leases that are requested of the store.
-    pub(super) lease: LeaseBounds,
+    pub(crate) lease: LeaseBounds,
     pub(super) order: LockOrder,
     pub(crate) waits: Waits,
     /// A layer or a handle of this manager redacts its keys. Set once, and never cleared.
@@ -684,10 +684,7 @@ impl Driver {
                     self.track(grant);
                 }
             }
-            Action::Superseded(section) => {
-                section.data.is_superseded.store(true, Ordering::Release);
-                section.data.ended.notify_waiters();
-            }
+            Action::Superseded(section) => section.data.supersede(self.clock.now()),
             Action::Untrack(grant) => self.renewals.remove(&grant),
             Action::Lost(section, why) => {
                 self.report(Report::Lost { key: section.grant.key.clone(), token: section.token, why });

@@ -4,7 +4,7 @@ use std::{
     fmt,
     future::{Future, poll_fn},
     pin::{Pin, pin},
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -147,7 +147,9 @@ impl HeldLock {
     /// [`LockLayer::newest_wins`](crate::LockLayer::newest_wins): end the work, and return. The
     /// lock is still held. After the grace of the layer, the handler is dropped.
     ///
-    /// Under any other lock this method never completes.
+    /// Under any other lock this method never completes, nor after the end of the lock: in a task
+    /// of your own, wait for [`lost`](Self::lost), too. In a handler with several locks, only that
+    /// of the layer completes.
     ///
     /// ```
     /// # use tower_lock::HeldLock;
@@ -170,17 +172,23 @@ impl HeldLock {
     ///
     /// This method is cancel safe.
     pub async fn superseded(&self) {
-        let mut notified = pin!(self.section.data.ended.notified());
-        while !self.is_superseded() {
-            if !notified.as_mut().enable() && !self.is_superseded() {
-                notified.as_mut().await;
+        let ended = &self.section.data.ended;
+        let mut notified = pin!(ended.notified());
+        loop {
+            // Before the check, so that no notification is missed.
+            notified.as_mut().enable();
+            if self.superseded_for().is_some() {
+                return;
             }
-            notified.set(self.section.data.ended.notified());
+            notified.as_mut().await;
+            notified.set(ended.notified());
         }
     }
 
-    pub(crate) fn is_superseded(&self) -> bool {
-        self.section.data.is_superseded.load(Ordering::Acquire)
+    /// Since how long a newer request waits.
+    pub(crate) fn superseded_for(&self) -> Option<Duration> {
+        let since = self.section.data.superseded_at()?;
+        Some(self.driver.clock.now().saturating_duration_since(since))
     }
 
     /// Checks that the lock is held for at least this time, for example before a commit.
@@ -240,8 +248,9 @@ pub(crate) async fn while_held<F: Future>(
             return Poll::Ready(Err(why));
         }
         if let Poll::Ready(output) = work.as_mut().poll(cx) {
-            // The output of a poll that outlasted the lock is not that of work under it.
-            return Poll::Ready(loss().map_or(Ok(output), Err));
+            // The output of a poll that outlasted the lock is not that of work under it. Work that
+            // a newer request replaces has the lock to its end.
+            return Poll::Ready(loss().filter(|why| *why != LockLost::Superseded).map_or(Ok(output), Err));
         }
         // After the work, because work that completes at once needs no timer.
         poll_lost(cx).map(Err)

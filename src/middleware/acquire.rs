@@ -16,14 +16,14 @@ use crate::{
     body::budget::Reservation,
     error::LockError,
     key_source::KeyRejection,
-    limits::NEWEST_WAIT,
+    limits::{NEWEST_WAIT, RENEWALS_PER_LEASE},
     lock::{
         AcquireFuture, LockGuard, LockGuards, LockParams, NotGranted, Ticket, TicketError, TicketTerms,
         acquire_several, redeem,
     },
     lock_key::{AllKeys, KeyCountError, LockKey, SortedKeys},
     policy::LockPolicy,
-    proto::{LockRequest, sharing::Sharing},
+    proto::LockRequest,
     rejection::{
         Rejection,
         field_error::{FieldError, FieldLocation, FieldProblem},
@@ -106,15 +106,17 @@ impl<'a> LockCall<'a> {
         if self.claim.is_some() { policy } else { handler_policy }
     }
 
-    /// How long the request waits. Under `newest_wins`, an older one needs some time for its end.
+    /// How long the request waits. Under `newest_wins`, an older one has its time for its end.
     fn wait(&self) -> Duration {
         let wait = self.context.wait(self.policy());
-        self.terms.grace.filter(|_| wait.is_zero()).map_or(wait, |grace| grace.saturating_add(NEWEST_WAIT))
+        let renewal = self.context.driver().lease.longest / RENEWALS_PER_LEASE;
+        let least = |grace: Duration| grace.saturating_add(renewal).saturating_add(NEWEST_WAIT);
+        self.terms.grace.map_or(wait, |grace| wait.max(least(grace)))
     }
 
     fn start_span(&self) -> LockSpan {
         let span = LockSpan::start(self.route, &self.keys, self.claim, self.policy().shows_key());
-        if self.terms.sharing != Sharing::Alone {
+        if self.terms.sharing.max_holders() > 1 {
             span.limit(self.terms.sharing.max_holders());
         }
         span
@@ -280,7 +282,8 @@ impl<'a> LockCall<'a> {
 
     /// Ensures that the waiters of one key do not use the whole body budget.
     fn reserve_for_waiting(&self, body: Option<&mut Reservation>) -> Result<(), Rejection> {
-        let Some(body) = body else { return Ok(()) };
+        // Of those that newer ones replace, one waits.
+        let Some(body) = body.filter(|_| self.terms.grace.is_none()) else { return Ok(()) };
         let key = self.most_wanted();
         let Err(why) = body.wait_for(key) else { return Ok(()) };
         // The holder of the key re-enters: rejected, it would give way to its own waiters.

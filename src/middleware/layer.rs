@@ -308,13 +308,16 @@ impl<K: KeySource> LockLayer<K> {
     /// that was sent before the drop may still be executed: check its fencing token, or end in
     /// order.
     ///
-    /// A request waits for the older one for its [`wait`](Self::wait); without one, for the grace
-    /// and ten seconds. It never replaces a section of another kind, such as that of a layer
-    /// without this setting: it waits for it.
+    /// A request waits for the older one for its [`wait`](Self::wait), and at least for the grace,
+    /// a third of the lease and two seconds. It never replaces a section of another kind, such as
+    /// that of a layer without this setting: it waits for it.
+    ///
+    /// A layer further in with the same key, or a guard of it in the handler, ends with a
+    /// lock-delay. So does a lock of another key that the handler has acquired.
     ///
     /// **Each user can stop the requests for a key**: the key names the user, or what the user
     /// alone may change. A [`ReplayLayer`](crate::ReplayLayer) goes outside of this layer, and
-    /// leaves no answer of a request that was replaced.
+    /// leaves no answer of a handler that was dropped.
     ///
     /// ```
     /// # use std::time::Duration;

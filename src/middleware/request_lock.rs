@@ -71,9 +71,16 @@ impl RequestLock {
 
     /// The reason to abort the work under this lock, if there is one now.
     pub(super) fn abort_reason(&self) -> Option<LockLost> {
-        let is_superseded = || self.grace?.is_zero().then(|| self.views().find(HeldLock::is_superseded))?;
-        let superseded = || is_superseded().map(|_| LockLost::Superseded);
-        self.loss().or_else(superseded)
+        self.loss().or_else(|| {
+            let grace = self.grace?;
+            let waits_for = self.guards.first()?.held_lock().superseded_for()?;
+            (waits_for >= grace).then_some(LockLost::Superseded)
+        })
+    }
+
+    /// Whether a newer request replaces this one, and its work has no lock-delay.
+    pub(super) fn is_replaceable(&self) -> bool {
+        self.views().any(|lock| lock.acquisition_id().is_replaceable())
     }
 
     /// The reason to abort it with a lock-delay.
@@ -94,7 +101,11 @@ impl RequestLock {
         Box::pin(async move {
             let superseded = async {
                 lock.superseded().await;
-                sleep(grace).await;
+                while let Some(left) = grace.checked_sub(lock.superseded_for().unwrap_or_default())
+                    && !left.is_zero()
+                {
+                    sleep(left).await;
+                }
             };
             tokio::select! {
                 biased;

@@ -181,8 +181,8 @@ impl RequestLocks {
     }
 
     /// A lock was lost while the handler ran or its response streamed. The drop releases all locks
-    /// after their lock-delay. Those of a request that was replaced are held, and their work has
-    /// ended: the newer one starts at once.
+    /// after their lock-delay, except for that of a request that was replaced: it is held, and the
+    /// newer one starts at once.
     pub(super) fn lost(mut self, why: LockLost) {
         for lock in &self.locks {
             if lock.abort_reason().is_some() {
@@ -190,9 +190,17 @@ impl RequestLocks {
             }
         }
         if why == LockLost::Superseded {
-            self.set_failed();
-            drop(self.start_releases());
+            self.release_replaceable();
         }
+    }
+
+    /// Releases the locks that newer requests wait for, without a lock-delay. Others, as those of
+    /// extractors, may have a statement in flight.
+    fn release_replaceable(&mut self) {
+        self.close_all();
+        let (replaceable, others): (Vec<_>, Vec<_>) = self.locks.drain(..).partition(RequestLock::is_replaceable);
+        drop(others);
+        replaceable.into_iter().for_each(RequestLock::release_unused);
     }
 
     /// The reader of the response was too slow.
@@ -214,6 +222,9 @@ impl RequestLocks {
                 self.locks.pop();
             }
             drop(self.start_releases());
+        } else if self.locks.iter().any(RequestLock::is_replaceable) {
+            // The client that stops a stream sends its next request.
+            self.release_replaceable();
         }
     }
 

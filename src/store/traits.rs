@@ -47,7 +47,7 @@ pub struct StoreTraits {
     /// newer one waits, with [`AcquireReply::Superseded`] and
     /// [`RenewReply::Superseded`](super::RenewReply::Superseded). Where it sends
     /// [events](Self::events), each acquire of the newer one sends [`StoreEvent::Revoked`] to the
-    /// older ones, which ask.
+    /// nearest older one, which asks.
     ///
     /// Without it, no such acquisition is made.
     pub supersedes: bool,

@@ -103,8 +103,9 @@ where
     // Drops the resources of the body before the next section starts.
     drop(inner);
     match locks.abort_reason() {
+        // Work that a newer request replaces had the lock to its end.
+        None | Some(LockLost::Superseded) => Ok(ReadAhead::Complete { frames, error }),
         Some(why) => Err(why),
-        None => Ok(ReadAhead::Complete { frames, error }),
     }
 }
 

@@ -127,7 +127,7 @@ where
 pub(crate) fn aborted<B>(locks: RequestLocks, why: LockLost) -> Response<ResponseBody<B>> {
     let rejection = match why {
         LockLost::HoldLimitReached => Rejection::HoldLimitReached,
-        LockLost::Superseded => Rejection::Superseded { has_started: true },
+        LockLost::Superseded => Rejection::Superseded { has_started: locks.context().handler_started() },
         _ => Rejection::Lost,
     };
     let response = rejected(&locks, rejection);

@@ -140,7 +140,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
                 }
             }
             // The release ends its queue entry, or the offer that it has got meanwhile.
-            Ok(AcquireReply::Superseded) => {
+            Ok(AcquireReply::Superseded) if attempt.id.is_replaceable() => {
                 self.reject_replaced(None, env);
                 self.begin_release(Duration::ZERO, None, env);
             }
@@ -151,7 +151,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             }
             // The store must enqueue this acquire, and must not reply with a record that was not
             // asked for. A retry would get the same reply again and again.
-            Ok(AcquireReply::Recorded(_)) => {
+            Ok(AcquireReply::Recorded(_) | AcquireReply::Superseded) => {
                 self.fail_attempt(&StoreError::new("lock", "acquire", StoreErrorKind::Protocol), sent_at, env);
             }
             Ok(AcquireReply::Busy { .. }) if attempt.wants_queue => {

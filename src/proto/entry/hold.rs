@@ -389,7 +389,13 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         if let Some(at) = self.share_with(|grant| grant.id == *id) {
             return self.verify_share(at, env);
         }
-        let Some(attempt) = &mut self.attempt else { return env.usage.revoked_unknown(id) };
+        // Of a request that was replaced: the message of a newer one.
+        let unknown = |env: &Env<'_, D>| {
+            if !id.is_replaceable() {
+                env.usage.revoked_unknown(id);
+            }
+        };
+        let Some(attempt) = &mut self.attempt else { return unknown(env) };
         // The grant in the reply that is awaited may be the revoked one.
         let is_awaited = attempt.in_flight.number().is_some();
         match &mut attempt.state {
@@ -401,7 +407,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
                     self.on_freed(env);
                 }
             }
-            _ => return env.usage.revoked_unknown(id),
+            _ => return unknown(env),
         }
         self.verify(env);
     }

@@ -192,7 +192,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             }
             Event::NotFreed(section) => self.release_section(section, env),
             Event::Lost(id, reason) => self.on_lost(&id, reason, env),
-            Event::Superseded(id) => self.on_superseded(&id, env),
+            Event::Superseded(id) => self.supersede(|of| *of == id, env),
             Event::CheckSection(id) => self.on_check_section(&id, env),
             Event::Timer(at) => self.on_timer(at, env),
             Event::Shutdown => self.on_shutdown(env),

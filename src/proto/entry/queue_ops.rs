@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::LockEntry;
 use crate::{
+    acquisition::AcquisitionId,
     clock::BootInstant,
     error::{LockError, QueueBound},
     limits::{DUPLICATE_SHARE_DIVISOR, MAX_DUPLICATES_PER_KEY, MAX_WAITERS_PER_KEY, WAITER_SHARE_DIVISOR},
@@ -51,7 +52,9 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         };
         let capacity = env.max_waiters_of_key((share, max_per_key)) + requested;
         let is_first = self.attempt.is_none() && self.queue.is_empty();
-        if self.queue.len() >= capacity || !(env.queue_has_capacity() || is_first) {
+        // The place of an older one that it replaces.
+        let has_place = request.sharing == Sharing::Newest && self.reject_replaced(request.owner.as_ref(), env);
+        if !has_place && (self.queue.len() >= capacity || !(env.queue_has_capacity() || is_first)) {
             let position = self.position(self.queue.len(), env.now());
             // A request without a wait gets `Busy` if the queue of its key is full: one of the
             // waiters gets the key before it.
@@ -64,12 +67,15 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             };
             return env.reject(request, error);
         }
-        if request.sharing == Sharing::Newest {
-            self.reject_replaced(request.owner.as_ref(), env);
+        if has_place {
             // Another id is behind those that have come to other processes meanwhile.
             self.abandon_if_unwanted(env);
         }
         let deadline = if request.waits() { env.now().saturating_add(request.wait) } else { BootInstant::FAR_FUTURE };
+        if request.sharing == Sharing::Newest && !self.queue.is_empty() {
+            // It asks the store after these waiters, and what it replaces ends now.
+            self.supersede(AcquisitionId::is_replaceable, env);
+        }
         self.queue.push(number, deadline, request);
         self.start_attempt(env);
         // The store may have become silent since its last reply. An acquire before the next poll
@@ -91,8 +97,9 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         if self.active_section().is_some_and(is_own) {
             return None;
         }
-        if self.active_sections().any(is_own) {
-            return sharing.is_alone().then_some(LockError::WouldDeadlock);
+        if let Some(own) = self.active_sections().find(|active| is_own(active)) {
+            let waits_for_itself = sharing.is_alone() && own.section.grant.id.max_holders() > 1;
+            return waits_for_itself.then_some(LockError::WouldDeadlock);
         }
         if !self.is_contended(sharing) {
             return None;
@@ -208,11 +215,14 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         }
     }
 
-    /// Rejects the waiters that a newer request of another owner replaces.
-    pub(super) fn reject_replaced(&mut self, owner: Option<&Owner>, env: &mut Env<'_, D>) {
+    /// Rejects the waiters that a newer request of another owner replaces. Returns whether there
+    /// were any.
+    pub(super) fn reject_replaced(&mut self, owner: Option<&Owner>, env: &mut Env<'_, D>) -> bool {
+        let waiting = self.queue.len();
         while let Some(request) = self.queue.remove_replaced(owner) {
             env.reject(request, LockError::Superseded);
         }
+        self.queue.len() < waiting
     }
 
     pub(super) fn reject_all(&mut self, env: &mut Env<'_, D>, error: impl Fn(usize) -> LockError) {

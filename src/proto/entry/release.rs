@@ -6,7 +6,7 @@ use super::LockEntry;
 use crate::{
     clock::BootInstant,
     error::LockLost,
-    limits::{MAX_HOLD, RECORD_WAIT},
+    limits::{MAX_HOLD, MAX_REPLACED_PER_KEY, RECORD_WAIT},
     proto::{
         Action, DriverTypes, Env, QUEUE,
         attempt::{Attempt, State},
@@ -72,7 +72,7 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         }
         self.pending_releases.unblock();
         // A newer request asks at once: the store decides which one is newer by their order.
-        release.is_blocking = !release.id.is_replaceable();
+        release.is_blocking = !release.id.is_replaceable() || self.pending_releases.len() >= MAX_REPLACED_PER_KEY;
         // I8: the acquire in doubt may be executed after the work of the ticket has ended. A
         // release that is sent after that would leave the key to the ticket again. So the only one
         // is sent after the doubt.

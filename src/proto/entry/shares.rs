@@ -106,8 +106,10 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         let owner = request.owner.clone().filter(|owner| !owner.is_closed());
         let mut shared = SharedSection::new(section, owner.clone());
         shared.join(request, env);
+        let is_whole = share.grant.id.max_holders() == 1;
         while let Some(owner) = &owner
-            && let Some(again) = self.queue.remove_owned_by(owner, env.now(), |again| !again.sharing.is_alone())
+            && let Some(again) =
+                self.queue.remove_owned_by(owner, env.now(), |again| is_whole || !again.sharing.is_alone())
         {
             shared.join(again, env);
         }
@@ -203,10 +205,10 @@ impl<D: DriverTypes> LockEntry<'_, D> {
         env.actions.push(Action::Verify(Arc::clone(&self.shares[at].grant)));
     }
 
-    /// A newer request waits for the end of the sections under a share.
-    pub(super) fn on_superseded(&self, id: &AcquisitionId, env: &mut Env<'_, D>) {
-        let Some(at) = self.share_with(|grant| grant.id == *id) else { return };
-        let sections = self.shares[at].sections().map(|active| Arc::clone(&active.section));
+    /// A newer request waits for the end of the sections under these shares.
+    pub(super) fn supersede(&self, is_meant: impl Fn(&AcquisitionId) -> bool, env: &mut Env<'_, D>) {
+        let shares = self.shares.iter().filter(|share| is_meant(&share.grant.id));
+        let sections = shares.flat_map(Share::sections).map(|active| Arc::clone(&active.section));
         env.actions.list.extend(sections.map(Action::Superseded));
     }
 

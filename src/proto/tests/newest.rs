@@ -1,6 +1,7 @@
 //! Requests that a newer one replaces.
 
 use super::*;
+use crate::limits::MAX_REPLACED_PER_KEY;
 
 impl Harness {
     /// A request that waits, and that replaces older ones.
@@ -113,6 +114,39 @@ fn other_requests_for_the_key_are_not_replaced() {
     h.request(4, true);
     h.handle(Event::Superseded(second.grant.id.clone()));
     assert_eq!((h.superseded.len(), third.end_reason()), (0, None));
+}
+
+/// Its id asks the store after that of the waiter before it.
+#[test]
+fn older_request_ends_although_another_waiter_is_first() {
+    let mut h = harness();
+    let held = h.hold_newest(1);
+    h.request(2, true);
+    h.reply(QUEUED);
+    h.newest(3);
+    assert_eq!((&h.superseded[..], h.calls.len()), (&[held.token][..], 0));
+}
+
+/// A flood for one key makes few calls, whether the store replies or not.
+///
+/// Guarantee: G15.
+#[test]
+fn flood_of_replaced_requests_makes_few_calls() {
+    let mut h = harness();
+    for waiter in 0..1_000 {
+        h.newest(waiter);
+    }
+    assert_eq!((h.results.len(), h.calls.len()), (999, MAX_REPLACED_PER_KEY + 1));
+    // A release for each acquire, and then an acquire for the newest request alone.
+    while h.results.len() == 999 {
+        let call = h.calls.remove(0);
+        match call.op {
+            StoreOp::Acquire(_) => h.handle(Event::Acquired(call.number, Ok(GRANTED))),
+            StoreOp::Release(_) => h.handle(Event::Released(call.number, Ok(ReleaseReply::Freed))),
+            StoreOp::Yield(_) => unreachable!("nothing is handed off"),
+        }
+    }
+    assert!(matches!(h.results.last(), Some((999, Ok(_)))), "{:?}", h.results.last());
 }
 
 /// Guarantee: G25.

@@ -141,7 +141,7 @@ impl Keys {
             IfBusy::Enqueue => {
                 let reply = state.enqueue(cx, &request.id, request.queue, lease_left);
                 if matches!(reply, AcquireReply::Queued { .. }) {
-                    let older = state.older_than(&request.id, cx.now);
+                    let older = state.replaced_by(&request.id, cx.now);
                     cx.events.extend(older.map(|id| StoreEvent::Revoked { key: request.key.clone(), id: id.clone() }));
                 }
                 reply
@@ -480,14 +480,16 @@ impl KeyState {
         };
         let at = queue.ids.iter().position(|waiting| waiting == id);
         let is_known = at.is_some() || self.places.iter().any(|place| place.id == *id && place.is_held(now));
-        is_known && queue.ids.iter().skip(at.map_or(0, |at| at + 1)).any(AcquisitionId::is_replaceable)
+        is_known && queue.ids.iter().skip(at.map_or(0, |at| at + 1)).any(|later| later.replaces(id))
     }
 
-    /// The acquisitions that this one replaces, which is in the queue.
-    fn older_than(&self, id: &AcquisitionId, now: BootInstant) -> impl Iterator<Item = &AcquisitionId> {
-        let holders = self.places.iter().filter(move |place| place.is_held(now)).map(|place| &place.id);
-        let waiting = self.queue.iter().flat_map(|queue| &queue.ids).take_while(move |waiting| *waiting != id);
-        holders.chain(waiting).filter(|older| id.is_replaceable() && older.is_replaceable())
+    /// The acquisition that this one replaces, which is in the queue: the nearest waiter before it,
+    /// or else the holder. Those before that waiter were notified when it came, and ask once a
+    /// second.
+    fn replaced_by(&self, id: &AcquisitionId, now: BootInstant) -> Option<&AcquisitionId> {
+        let holders = self.places.iter().filter(|place| place.is_held(now)).map(|place| &place.id);
+        let waiting = self.queue.iter().flat_map(|queue| &queue.ids).take_while(|waiting| *waiting != id);
+        holders.chain(waiting).filter(|older| id.is_replaceable() && older.is_replaceable()).last()
     }
 
     /// The trace of the first holder.

@@ -28,8 +28,8 @@ pub(super) struct Together<R> {
     pub(super) called: BootInstant,
 }
 
-/// The renewals of one script.
-pub(super) struct Renewals(pub(super) Arc<[RenewRequest]>);
+/// The renewals of one script, and whether their replies say which acquisitions newer ones replace.
+pub(super) struct Renewals(pub(super) Arc<[RenewRequest]>, pub(super) bool);
 
 /// A yield, and the instant of its call.
 pub(super) struct Yield(pub(super) YieldRequest, pub(super) BootInstant);
@@ -181,12 +181,13 @@ pub(super) async fn renew(
     };
     let renewed = groups.into_iter().map(|(shared, requests): (Arc<Shared>, Vec<_>)| async move {
         let (indexes, requests): (Vec<usize>, Vec<RenewRequest>) = requests.into_iter().unzip();
-        let calls: Vec<_> = requests.chunks(keys_per_script).map(|requests| Renewals(requests.into())).collect();
+        let renewals = |requests: &[RenewRequest]| Renewals(requests.into(), true);
+        let calls: Vec<_> = requests.chunks(keys_per_script).map(renewals).collect();
         let outcomes = if keys_per_script == 1 && !shared.server.renew_conn.link.is_connected() {
             // Not waited for: the renewals at the other masters are in the same call.
             calls.iter().map(|_| (Arc::clone(&shared), Err(CallError::ConnectTimeout))).collect()
         } else {
-            send(&shared, &calls).await
+            send_renewals(&shared, &calls).await
         };
         let indexes: Vec<_> = indexes.chunks(keys_per_script).map(<[usize]>::to_vec).collect();
         indexes.into_iter().zip(outcomes)
@@ -204,6 +205,24 @@ pub(super) async fn renew(
     failure.filter(|_| !any_replied).map_or(Ok(replies), Err)
 }
 
+/// While a slot moves, a script with a lock and its queue is refused, and one with the lock is not.
+async fn send_renewals(
+    shared: &Arc<Shared>,
+    calls: &[Renewals],
+) -> Vec<(Arc<Shared>, Result<Vec<RenewReply>, CallError>)> {
+    let mut outcomes = send(shared, calls).await;
+    let of_replaceable = |call: &Renewals| call.0.iter().any(|request| request.id.is_replaceable());
+    for (call, outcome) in calls.iter().zip(&mut outcomes) {
+        if of_replaceable(call) && matches!(outcome.1, Err(CallError::ClusterChanges(_))) {
+            let alone = Renewals(Arc::clone(&call.0), false);
+            if let Some(again) = send(shared, &[alone]).await.pop() {
+                *outcome = again;
+            }
+        }
+    }
+    outcomes
+}
+
 impl Call for Renewals {
     const PURPOSE: Purpose = Purpose::Renew;
     type Reply = Vec<RenewReply>;
@@ -213,7 +232,7 @@ impl Call for Renewals {
     }
 
     fn script(&self, at: &Shared) -> Result<ScriptCall, InvalidName> {
-        Ok(at.server.keyspace.renew(&self.0))
+        Ok(at.server.keyspace.renew(&self.0, self.1))
     }
 
     fn reply(&self, at: &Shared, reply: &Value, replicated: Replicated) -> Result<Option<Self::Reply>, CallError> {

@@ -1,9 +1,10 @@
 //! A layer whose newest request replaces the older ones.
 
 use std::{
+    convert::Infallible,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
     },
     time::Duration,
 };
@@ -11,23 +12,27 @@ use std::{
 use axum::{
     Router,
     body::Body,
-    extract::Path,
+    extract::{DefaultBodyLimit, Path},
     http::{Method, Request, Response, StatusCode},
     routing::{any, get, post},
 };
+use futures_util::{FutureExt, stream};
 use http_body_util::BodyExt;
 use tokio::{
+    sync::Notify,
     task::JoinHandle,
     time::{Instant, sleep},
 };
 use tower_lock::{
-    HeldLock, LockLayer, LockLost, LockManager, MemoryStore, Rejection, ReplayLayer,
+    HasLockKey, HeldLock, LockError, LockKey, LockLayer, LockLost, LockManager, Locked, MemoryStore, Rejection,
+    ReplayLayer,
     key::{self, KeySource},
 };
 use tower_lock_testkit::{
     app::{fetch, problem_type, send, text},
     body::{ScriptedBody, Step},
     locks::{key, store_and_locks},
+    log::Log,
     store::{InterceptedStore, WithoutTraits},
     wait::{ms, settle},
 };
@@ -36,6 +41,16 @@ const GRACE: Duration = Duration::from_secs(5);
 
 fn layer(locks: &LockManager, grace: Duration) -> LockLayer<impl KeySource> {
     LockLayer::new(locks, key::fixed(key())).newest_wins(grace)
+}
+
+/// The key of an extractor.
+#[derive(serde::Deserialize)]
+struct Account(u64);
+
+impl HasLockKey for Account {
+    fn lock_key(&self) -> impl Into<LockKey> {
+        ("account", self.0)
+    }
 }
 
 /// The handlers that run at a time, and the most of them.
@@ -191,7 +206,7 @@ async fn section_of_another_kind_is_not_replaced() {
     let refused = fetch(&app, "/1").await;
     assert_eq!(refused.status(), StatusCode::CONFLICT);
     assert!(matches!(refused.extensions().get(), Some(Rejection::TimedOut { .. })), "{refused:?}");
-    assert_eq!(started.elapsed().as_secs(), (GRACE + ms(10_000)).as_secs(), "the wait, without a setting");
+    assert_eq!(started.elapsed().as_secs(), (GRACE + ms(12_000)).as_secs(), "the wait, without a setting");
     let waits = request(&app, 1);
     settle().await;
     assert!(!held.held_lock().remaining().is_zero());
@@ -203,9 +218,130 @@ async fn section_of_another_kind_is_not_replaced() {
 #[tokio::test(start_paused = true)]
 async fn request_does_not_replace_itself() {
     let (_store, locks) = store_and_locks();
-    let inner = get(|_: HeldLock| async { "inner" }).route_layer(layer(&locks, Duration::ZERO));
-    let app = Router::new().route("/", inner.route_layer(layer(&locks, Duration::ZERO)));
-    assert_eq!(text(fetch(&app, "/").await).await, "inner");
+    let inner = || get(|_: HeldLock| async { "inner" });
+    let (newest, plain) = (layer(&locks, Duration::ZERO), LockLayer::new(&locks, key::fixed(key())));
+    for inner in [inner().route_layer(newest.clone()), inner().route_layer(plain)] {
+        let app = Router::new().route("/", inner.route_layer(newest.clone()));
+        assert_eq!(text(fetch(&app, "/").await).await, "inner");
+    }
+}
+
+/// The key of an extractor has not been given up: a statement under it may be in flight.
+///
+/// Guarantee: G25.
+#[tokio::test(start_paused = true)]
+async fn other_locks_of_a_replaced_handler_keep_their_lock_delay() {
+    let (_store, locks) = store_and_locks();
+    let handler = |Locked(Path(Account(ms)), _): Locked<Path<Account>>| async move {
+        sleep(Duration::from_millis(ms)).await;
+    };
+    let app = Router::new().route("/{ms}", any(handler).layer(layer(&locks, Duration::ZERO)));
+    let older = request(&app, 60_000);
+    settle().await;
+    let started = Instant::now();
+    ended(request(&app, 1)).await;
+    superseded(older, "unknown").await;
+    assert!(started.elapsed() < ms(10));
+    assert!(matches!(locks.try_lock(("account", 60_000)).await, Err(LockError::Busy { .. })));
+    sleep(ms(1_000)).await;
+    assert!(locks.try_lock(("account", 60_000)).await.is_ok());
+}
+
+/// Guarantee: G25.
+#[tokio::test(start_paused = true)]
+async fn grace_is_that_of_the_handler_and_of_its_stream() {
+    let (_store, locks) = store_and_locks();
+    let log = Log::default();
+    let _listening = log.listen();
+    let handler = |Path(ms): Path<u64>| async move {
+        sleep(Duration::from_millis(ms)).await;
+        // Always ready, and without an end.
+        let words = stream::repeat_with(|| Ok::<_, Infallible>("word"));
+        if ms == 0 { Body::empty() } else { Body::from_stream(words) }
+    };
+    let app = Router::new().route("/{ms}", any(handler).layer(layer(&locks, GRACE)));
+    let older = request(&app, 4_000);
+    settle().await;
+    let started = Instant::now();
+    let newer = request(&app, 0);
+    let stream = older.await.expect("no panic").into_body();
+    let error = tokio::spawn(async move {
+        let mut stream = stream;
+        while let Some(frame) = stream.frame().await {
+            sleep(ms(1)).await;
+            if frame.is_err() {
+                return true;
+            }
+        }
+        false
+    });
+    ended(newer).await;
+    let after = started.elapsed();
+    assert!(after >= GRACE && after < GRACE + ms(50), "{after:?}");
+    assert!(error.await.expect("no panic") && log.text().contains("request replaced"), "{}", log.text());
+}
+
+/// As a client does that stops a stream for its next request.
+///
+/// Guarantee: G25.
+#[tokio::test(start_paused = true)]
+async fn stream_that_its_client_stops_has_no_lock_delay() {
+    let (store, locks) = store_and_locks();
+    let (_say, body) = ScriptedBody::fed();
+    let body = Arc::new(std::sync::Mutex::new(Some(Body::new(body))));
+    let handler = any(move || async move { Response::new(body.lock().expect("whole").take().unwrap_or_default()) });
+    let app = Router::new().route("/", handler.layer(layer(&locks, Duration::ZERO)));
+    drop(fetch(&app, "/").await);
+    settle().await;
+    assert_eq!(store.held_count(), 0);
+    let started = Instant::now();
+    assert_eq!(fetch(&app, "/").await.status(), StatusCode::OK);
+    assert!(started.elapsed() < ms(10), "{:?}", started.elapsed());
+}
+
+/// It had its lock to the end.
+///
+/// Guarantee: G25.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn handler_that_has_completed_is_not_replaced() {
+    let (_store, locks) = store_and_locks();
+    let (started, is_first) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(true)));
+    let starts = Arc::clone(&started);
+    let handler = |lock: HeldLock| async move {
+        starts.notify_one();
+        // In the poll in which it completes.
+        while is_first.load(SeqCst) && lock.superseded().now_or_never().is_none() {
+            std::thread::yield_now();
+        }
+        is_first.store(false, SeqCst);
+        "committed"
+    };
+    let app = Router::new().route("/", get(handler).layer(layer(&locks, Duration::ZERO)));
+    let older = app.clone();
+    let older = tokio::spawn(async move { text(fetch(&older, "/").await).await });
+    started.notified().await;
+    assert_eq!(text(fetch(&app, "/").await).await, "committed");
+    assert_eq!(older.await.expect("no panic"), "committed");
+}
+
+/// Guarantee: G25.
+#[tokio::test(start_paused = true)]
+async fn newest_request_takes_the_place_of_a_large_one() {
+    let (_store, locks) = store_and_locks();
+    let running = Running::default();
+    let app = app(layer(&locks, GRACE), &running).layer(DefaultBodyLimit::max(16 << 20));
+    let first = request(&app, 60_900);
+    settle().await;
+    let large = || {
+        let request = Request::post("/1").body(Body::from(vec![0; 8 << 20])).expect("a request");
+        let app = app.clone();
+        tokio::spawn(async move { send(&app, request).await })
+    };
+    let second = large();
+    settle().await;
+    let third = large();
+    superseded(second, "not-started").await;
+    assert_eq!((ended(first).await.as_str(), ended(third).await.as_str()), ("stopped", "done"));
 }
 
 /// Guarantee: G25.

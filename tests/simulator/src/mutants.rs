@@ -628,15 +628,15 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "replaced_waiter_is_granted",
         "a waiter that was replaced is granted",
-        &[everywhere("if is_superseded(queue, id, fence) then", "if false then")],
+        &[everywhere("if has_newer(queue, id) and (fence", "if false and (fence")],
     )
     .with("supersede"),
     script(
         "fresh_id_is_superseded",
         "an acquisition that has just come is replaced by an older one",
         &[everywhere(
-            "return fence or redis.call('LPOS', queue, id, 'MAXLEN', max_queue)",
-            "return true",
+            "(fence or redis.call('LPOS', queue, id, 'MAXLEN', max_queue)) then",
+            "true then",
         )],
     )
     .with("supersede"),

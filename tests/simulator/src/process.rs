@@ -767,7 +767,7 @@ impl SimProcess {
                     let id = if same_id { without_sequence(&grant.id) } else { grant.id.clone() };
                     RenewRequest::new(grant.key.clone(), id, lease)
                 });
-                self.names.renew(&requests.collect::<Vec<_>>())
+                self.names.renew(&requests.collect::<Vec<_>>(), true)
             }
         };
         let kind = call.connection_kind();

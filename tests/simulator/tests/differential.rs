@@ -70,13 +70,15 @@ impl Both {
 
     fn id(&mut self) -> AcquisitionId {
         let process = PROCESSES[self.rng.usize(0..PROCESSES.len())];
-        AcquisitionId::from_text(&format!("{process}:{}", self.rng.u8(0..3)))
+        // One in four may be replaced.
+        let kind = if self.rng.u8(0..4) == 0 { "/1" } else { "" };
+        AcquisitionId::from_text(&format!("{process}:{}{kind}", self.rng.u8(0..3)))
     }
 
     /// An acquisition that may hold a key with others.
     fn share(&mut self) -> AcquisitionId {
         let (alone, limit) = (self.id(), [2, 3, 1_024][self.rng.usize(0..3)]);
-        AcquisitionId::from_text(&format!("{alone}/{limit}"))
+        AcquisitionId::from_text(&format!("{}:{}/{limit}", alone.manager(), alone.sequence()))
     }
 
     fn demand(&mut self) -> Demand {
@@ -120,7 +122,7 @@ impl Both {
             }
             11 => {
                 let other = RenewRequest::new(self.keys[1].clone(), self.id(), self.seconds());
-                return self.names.renew(&[RenewRequest::new(key, id, lease), other]);
+                return self.names.renew(&[RenewRequest::new(key, id, lease), other], true);
             }
             12..15 => {
                 let keys = self.some_keys();
@@ -157,7 +159,7 @@ impl Both {
             }
             29 => {
                 let share = self.share();
-                return self.names.renew(&[RenewRequest::new(self.keys[0].clone(), share, lease)]);
+                return self.names.renew(&[RenewRequest::new(self.keys[0].clone(), share, lease)], true);
             }
             30..36 => self.call_of_a_ticket(queue, until),
             20..23 => self.call_of_one_of_several(now_us, until),

@@ -182,6 +182,7 @@ fn each_patch_of_a_script_changes_it() {
         "renew",
         "force",
         "queue",
+        "newest",
         "record",
         "fence",
         "each",

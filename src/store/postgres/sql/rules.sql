@@ -89,15 +89,19 @@ LANGUAGE sql IMMUTABLE AS $$
   SELECT CASE WHEN strpos(id, '/') = 0 THEN 1 ELSE coalesce(substring(id FROM '/([0-9]+)$')::bigint, 1) END
 $$;
 
--- is_superseded: whether a newer acquisition replaces this one, which waits for the key or holds
--- it.
+-- is_superseded: whether a newer acquisition replaces this one, which is replaceable, and waits for
+-- the key or holds it. The calls of one process may come in another order than its requests.
 CREATE OR REPLACE FUNCTION {schema}.is_superseded(of_key text, me text, t timestamptz, is_holder boolean)
 RETURNS boolean
 LANGUAGE sql STABLE AS $$
-  SELECT right(me, 2) = '/1' AND EXISTS (
+  SELECT EXISTS (
     SELECT FROM {schema}.waiters w
-      WHERE w.key = of_key AND w.since IS NULL AND w.until > t AND right(w.id, 2) = '/1' AND w.id <> me
+      WHERE w.key = of_key AND w.since IS NULL AND w.until > t AND right(w.id, 2) = '/1'
         AND (is_holder OR w.position > (SELECT position FROM {schema}.waiters WHERE key = of_key AND id = me))
+        AND (
+          regexp_replace(w.id, ':[0-9]+/1$', '') <> regexp_replace(me, ':[0-9]+/1$', '')
+          OR substring(w.id FROM ':([0-9]+)/1$')::numeric > substring(me FROM ':([0-9]+)/1$')::numeric
+        )
   )
 $$;
 
@@ -377,7 +381,7 @@ BEGIN
       RETURN;
     END IF;
   END IF;
-  IF {schema}.is_superseded(of_key, me, t, lock.holder = me AND lock.until > t) THEN
+  IF right(me, 2) = '/1' AND {schema}.is_superseded(of_key, me, t, lock.holder = me AND lock.until > t) THEN
     what := 'superseded';
     RETURN;
   END IF;
@@ -431,14 +435,16 @@ BEGIN
       VALUES (of_key, my_position, me, {schema}.after(t, entry_ms));
   END IF;
   IF right(me, 2) = '/1' THEN
-    -- Those before it ask whether they are replaced.
+    -- The one that this one replaces asks: the nearest waiter before it, or else the holder. Those
+    -- before that waiter were notified when it came, and ask once a second.
     PERFORM {schema}.send('revoked', older.id, of_key)
       FROM (
-        SELECT l.holder AS id FROM {schema}.locks l WHERE l.key = of_key AND l.until > t
+        SELECT l.holder AS id, 0 AS position FROM {schema}.locks l WHERE l.key = of_key AND l.until > t
         UNION ALL
-        SELECT w.id FROM {schema}.waiters w WHERE w.key = of_key AND w.since IS NULL AND w.position < my_position
+        SELECT w.id, w.position FROM {schema}.waiters w
+          WHERE w.key = of_key AND w.since IS NULL AND w.until > t AND w.position < my_position
       ) older
-      WHERE right(older.id, 2) = '/1';
+      WHERE right(older.id, 2) = '/1' ORDER BY older.position DESC LIMIT 1;
   END IF;
   what := CASE WHEN pinned THEN 'pinned' ELSE 'queued' END;
 END

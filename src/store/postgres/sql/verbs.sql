@@ -350,7 +350,7 @@ BEGIN
         WHERE l.key = r.key AND l.holder = r.id AND l.until > t
         RETURNING l.key, l.holder
     )
-    SELECT CASE WHEN {schema}.is_superseded(r.key, r.id, t, true) THEN -r.at ELSE r.at END
+    SELECT CASE WHEN right(r.id, 2) = '/1' AND {schema}.is_superseded(r.key, r.id, t, true) THEN -r.at ELSE r.at END
       FROM requests r JOIN extended e ON e.key = r.key AND e.holder = r.id;
   IF EXISTS (SELECT FROM unnest(ids) AS r (id) WHERE {schema}.limit_of(r.id) > 1) THEN
     RETURN QUERY

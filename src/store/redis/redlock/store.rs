@@ -177,7 +177,7 @@ impl Group {
         let renew = |node: Arc<Node>| {
             let requests = Arc::clone(&requests);
             async move {
-                let renewed = node.call(Renewals(requests)).await?;
+                let renewed = node.call(Renewals(requests, false)).await?;
                 Ok(renewed.into_iter().map(Ok).collect())
             }
         };

@@ -49,13 +49,13 @@ impl Keyspace {
     }
 
     /// One call for these renewals, on a Cluster of one slot. An invalid name is omitted: nobody
-    /// holds it.
-    pub fn renew(&self, requests: &[RenewRequest]) -> ScriptCall {
+    /// holds it. `with_queues`: the replies say which acquisitions newer ones replace.
+    pub fn renew(&self, requests: &[RenewRequest], with_queues: bool) -> ScriptCall {
         let valid = || requests.iter().filter_map(|request| Some((self.lock(&request.key).ok()?, request)));
         let mut call = ScriptCall::new(RENEW.of(false));
         call.reserve(3 * requests.len());
         valid().for_each(|(lock, _)| call.key(lock));
-        let replaceable = valid().filter(|(_, request)| request.id.is_replaceable());
+        let replaceable = valid().filter(|(_, request)| with_queues && request.id.is_replaceable());
         replaceable.for_each(|(lock, _)| call.key(self.queue(lock)));
         for (_, request) in valid() {
             call.arg(&request.id);

@@ -87,6 +87,7 @@ impl Script {
             ("raw.lua", include_str!("lua/raw.lua")),
             ("fence.lua", include_str!("lua/fence.lua")),
             ("queue.lua", include_str!("lua/queue.lua")),
+            ("newest.lua", include_str!("lua/newest.lua")),
             ("record.lua", include_str!("lua/record.lua")),
             ("each.lua", include_str!("lua/each.lua")),
         ]

@@ -1,7 +1,7 @@
 //! Slots that move from one master to another, or stop half-way.
 //!
 //! A script declares its keys, so that a master refuses it whole while one of them is elsewhere.
-//! Only a renewal, which has one key, is executed where that key is.
+//! Only a renewal of one key is executed where that key is.
 
 use std::{sync::Arc, time::Duration};
 
@@ -132,6 +132,27 @@ fn record() -> Record {
 fn waits<T: std::fmt::Debug>(reply: Result<T, StoreError>) {
     let error = reply.expect_err("the slot moves");
     assert_eq!(error.kind(), StoreErrorKind::Failover, "{error:?}");
+}
+
+/// The queue, which its renewal also reads, is not there.
+///
+/// Guarantee: G25.
+#[tokio::test]
+async fn lock_that_newer_ones_replace_is_renewed_while_it_moves() {
+    let Some(m) = Move::new().await else { return };
+    let (held, newer) = (m.ids.next_replaceable(), m.ids.next_replaceable());
+    let fence = m.granted(&held).await;
+    m.begin().await;
+    assert_eq!(m.renewed(&held).await, RenewReply::Extended, "where it is");
+    m.migrate(&[NAME]).await;
+    assert_eq!(m.renewed(&held).await, RenewReply::Extended, "at the next master");
+    m.finish().await;
+    m.enqueued(&newer).await;
+    assert_eq!(m.renewed(&held).await, RenewReply::Superseded);
+    assert_eq!(m.acquire(&held).await.expect("a reply"), AcquireReply::Superseded, "under {fence}");
+    for id in [&held, &newer] {
+        m.release(id).await.expect("a reply");
+    }
 }
 
 /// Guarantee: G1, G3, G8, G11, G18.

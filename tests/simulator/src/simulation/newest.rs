@@ -10,10 +10,6 @@ pub(super) struct Newest {
     pub(super) replaced: u64,
 }
 
-fn is_replaceable(id: &str) -> bool {
-    AcquisitionId::from_text(id).is_replaceable()
-}
-
 impl Newest {
     pub(super) fn new(seed: u64) -> Self {
         Self { rng: fastrand::Rng::with_seed(seed ^ 0x006e_6577), ended: HashSet::new(), replaced: 0 }
@@ -79,5 +75,10 @@ impl Simulation {
 /// Whether an acquisition that replaces this one waits.
 pub(super) fn has_newer(data: &KeyData, id: &str) -> bool {
     let behind = data.queue.iter().position(|waiting| waiting == id).map_or(0, |at| at + 1);
-    is_replaceable(id) && data.queue.iter().skip(behind).any(|newer| is_replaceable(newer))
+    let older = AcquisitionId::from_text(id);
+    let replaces = |newer: &AcquisitionId| {
+        newer.is_replaceable() && (newer.manager() != older.manager() || newer.sequence() > older.sequence())
+    };
+    let mut later = data.queue.iter().skip(behind).map(|id| AcquisitionId::from_text(id));
+    older.is_replaceable() && later.any(|newer| replaces(&newer))
 }

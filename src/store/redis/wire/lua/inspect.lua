@@ -34,7 +34,7 @@ if page.err then
 end
 local fields = page[2]
 for i = 1, #fields, 2 do
-  if string.find(fields[i], ':%d+$') then reply[4] = subscribers(fields[i]) end
+  if string.find(fields[i], ':[%d/]+$') then reply[4] = subscribers(fields[i]) end
 end
 for i = 1, math.min(#fields, 32) do reply[i + 4] = fields[i] end
 return reply

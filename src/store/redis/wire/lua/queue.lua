@@ -22,11 +22,7 @@ local function limit_of(id)
   return tonumber(string.match(id, '/(%d+)$') or 1)
 end
 
--- Whether a newer acquisition of this kind replaces this one, which holds a key alone.
-local function is_replaceable(id)
-  return string.find(id, '/1', -2, true)
-end
-
+--@include newest.lua
 -- The longest queue that is searched. A longer one was written by another program: this crate never
 -- makes one.
 local max_queue = 65536
@@ -171,25 +167,17 @@ local function held_by(lock, trace)
   return value and #value <= max_trace and string.match(value, '^%S+ (.*)$')
 end
 
--- Whether a newer acquisition replaces this one, which waits for the key or holds it (`fence`). Of
--- the queue, the last 64 entries are read.
-local function is_superseded(queue, id, fence)
-  local ids = is_replaceable(id) and redis.call('LRANGE', queue, -64, -1) or {}
-  for i = #ids, 1, -1 do
-    if ids[i] == id then return false end
-    if is_replaceable(ids[i]) then return fence or redis.call('LPOS', queue, id, 'MAXLEN', max_queue) end
-  end
-  return false
-end
-
--- Has the holder and the waiters before this one ask whether they are replaced: of the waiters, the
--- last 64.
-local function notify_older(lock, queue, id, ahead)
-  local older = ahead > 0 and redis.call('LRANGE', queue, math.max(0, ahead - 64), ahead - 1) or {}
+-- Has the one that this one replaces ask: the nearest waiter before it, or else the holder. Those
+-- before that waiter were notified when it came, and ask once a second.
+local function notify_older(lock, queue, ahead)
+  local before = ahead > 0 and redis.call('LRANGE', queue, 0, ahead - 1) or {}
   local held = redis.pcall('HSCAN', lock, 0, 'COUNT', 1)[2]
-  older[#older + 1] = held and held[1]
-  for _, one in ipairs(older) do
-    if is_replaceable(one) then redis.call('PUBLISH', inbox(one), '1 revoked 0 ' .. one .. ' ' .. lock) end
+  table.insert(before, 1, held and held[1] or '')
+  for i = #before, 1, -1 do
+    if is_replaceable(before[i]) then
+      redis.call('PUBLISH', inbox(before[i]), '1 revoked 0 ' .. before[i] .. ' ' .. lock)
+      return
+    end
   end
 end
 
@@ -198,7 +186,9 @@ end
 -- lease: GT. For GT, a key without a TTL has an infinite one: it gets one here.
 local function acquire(lock, queue, id, lease_ms, if_busy, offer_ms, entry_ms, capacity, trace)
   local fence, before = fence_of(lock, id)
-  if is_superseded(queue, id, fence) then return {'superseded'} end
+  if has_newer(queue, id) and (fence or redis.call('LPOS', queue, id, 'MAXLEN', max_queue)) then
+    return {'superseded'}
+  end
   if fence then
     local is_longer = redis.call('PEXPIRE', lock, lease_ms, 'GT') == 1
     if not is_longer and redis.call('PTTL', lock) == -1 then redis.call('PEXPIRE', lock, lease_ms) end
@@ -225,7 +215,7 @@ local function acquire(lock, queue, id, lease_ms, if_busy, offer_ms, entry_ms, c
   local reply = enqueue(queue, id, left, entry_ms, tonumber(capacity))
   if reply[1] == 'queued' then
     reply[4] = held_by(lock, trace)
-    if is_replaceable(id) then notify_older(lock, queue, id, reply[3]) end
+    if is_replaceable(id) then notify_older(lock, queue, reply[3]) end
   end
   return reply
 end

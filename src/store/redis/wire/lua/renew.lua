@@ -2,11 +2,12 @@
 -- is checked, not only the key). A delayed renewal never shortens the lease that a later call has
 -- set: GT. For GT, a key without a TTL has an infinite one: it gets one here.
 --
--- KEYS   locks; the queues of those whose acquisition a newer one may replace
+-- KEYS   locks; the queue of each whose acquisition a newer one may replace, or none
 -- ARGV   for each lock: acquisition id; lease, ms
 -- reply  for each: 1 extended, 2 the same, and a newer one waits, 0 not the holder, -1 unknown
 --        (others of the batch may be known)
 
+--@include newest.lua
 local out, n = {}, #ARGV / 2
 local queues = n
 
@@ -22,19 +23,14 @@ local function renew_share(lock, id, lease_ms)
   return type(set) == 'table' and set or 1
 end
 
--- Of the last 64 waiters: see queue.lua.
-local function is_superseded(queue)
-  local ids = redis.pcall('LRANGE', queue, -64, -1)
-  for _, id in ipairs(ids) do
-    if string.find(id, '/1', -2, true) then return true end
-  end
-end
-
 for i = 1, n do
-  local is_replaceable = string.find(ARGV[2 * i - 1], '/1', -2, true)
-  local is_share = not is_replaceable and string.find(ARGV[2 * i - 1], '/', 1, true)
+  local queue
+  if is_replaceable(ARGV[2 * i - 1]) then
+    queues = queues + 1
+    queue = KEYS[queues]
+  end
+  local is_share = not is_replaceable(ARGV[2 * i - 1]) and string.find(ARGV[2 * i - 1], '/', 1, true)
   local has
-  if is_replaceable then queues = queues + 1 end
   if is_share then
     has = renew_share(KEYS[i], ARGV[2 * i - 1], ARGV[2 * i])
   else
@@ -44,7 +40,7 @@ for i = 1, n do
     local set = redis.pcall('PEXPIRE', KEYS[i], ARGV[2 * i], 'GT')
     if set == 0 and redis.pcall('PTTL', KEYS[i]) == -1 then set = redis.pcall('PEXPIRE', KEYS[i], ARGV[2 * i]) end
     if type(set) == 'table' then has = set end
-    if has == 1 and is_replaceable and is_superseded(KEYS[queues]) then has = 2 end
+    if has == 1 and queue and has_newer(queue, ARGV[2 * i - 1]) then has = 2 end
   end
   if type(has) == 'table' then
     has = string.find(has.err, 'WRONGTYPE', 1, true) and 0 or -1
