@@ -436,6 +436,7 @@ storms() {
     SCALE=8 cargo test --quiet -p tower-lock-storm --test postgres
     SCALE=8 cargo test --quiet -p tower-lock-storm --test mysql
     SCALE=33 cargo test --quiet -p tower-lock-storm --test replay
+    SCALE=34 cargo test --quiet -p tower-lock-storm --test bursts
     SCALE=10 cargo test --quiet -p tower-lock-storm --test kills
 }
 simulations() {

@@ -129,15 +129,6 @@ impl AcquisitionId {
     }
 }
 
-impl AcquisitionId {
-    /// Whether this acquisition, which has come later, replaces the other one. The calls of one
-    /// process may come in another order than its requests.
-    pub(crate) fn replaces(&self, older: &Self) -> bool {
-        let is_newer = self.manager != older.manager || self.sequence() > older.sequence();
-        self.is_replaceable() && older.is_replaceable() && is_newer
-    }
-}
-
 impl fmt::Display for AcquisitionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.manager, self.sequence())?;

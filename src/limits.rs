@@ -93,10 +93,6 @@ pub(crate) const MAX_GRACE: Duration = Duration::from_secs(30);
 /// may be lost.
 pub(crate) const NEWEST_WAIT: Duration = Duration::from_secs(2);
 
-/// The releases of requests that were replaced, of one key. Beyond them, the newest request waits
-/// for a reply, and is replaced without a call: a flood for one key must not load the store.
-pub(crate) const MAX_REPLACED_PER_KEY: usize = 4;
-
 /// Default lock-delay: how long a key stays blocked after an abnormal end, because writes may still
 /// be in flight. The store adds it to the lease, for holders that crash.
 pub(crate) const LOCK_DELAY: Duration = Duration::from_secs(1);

@@ -44,7 +44,7 @@ pub trait IntoLockKey {
 /// One key, for a layer that keeps answers.
 #[doc(hidden)]
 #[diagnostic::on_unimplemented(
-    message = "take one key: a `ReplayLayer`, and a layer with `newest_wins`, is for one key, and `{Self}` has several",
+    message = "take one key: a `ReplayLayer` keeps one answer for each of its keys, `newest_wins` is for one key, and `{Self}` has several",
     label = "several keys have neither one answer nor one newest request",
     note = "for a handler that also needs several locks, put a `LockLayer` with `key::all([..])` inside of the `ReplayLayer`"
 )]

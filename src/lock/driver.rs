@@ -684,7 +684,6 @@ impl Driver {
                     self.track(grant);
                 }
             }
-            Action::Superseded(section) => section.data.supersede(self.clock.now()),
             Action::Untrack(grant) => self.renewals.remove(&grant),
             Action::Lost(section, why) => {
                 self.report(Report::Lost { key: section.grant.key.clone(), token: section.token, why });
@@ -692,7 +691,7 @@ impl Driver {
             Action::RecordLost(section) => {
                 self.report(Report::RecordLost { key: section.grant.key.clone(), token: section.token });
             }
-            Action::SectionEnded(section) => section.data.ended.notify_waiters(),
+            Action::SectionEnded(section) | Action::Superseded(section) => section.data.ended.notify_waiters(),
             Action::ReleaseOutcome(section, outcome) => drop(section.data.release_outcome.send(outcome)),
             Action::WakeAt(key, at) => self.schedule_wakeup(key, at),
         }

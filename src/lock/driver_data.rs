@@ -1,15 +1,11 @@
 //! The data that the driver keeps with each grant and each section of the state machine.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, AtomicUsize, Ordering},
-};
+use std::sync::{Arc, atomic::AtomicUsize};
 
 use tokio::sync::Notify;
 
 use super::ticket::Keeping;
 use crate::{
-    clock::BootInstant,
     error::LockError,
     lock_key::LockKey,
     owner::OwnedLock,
@@ -58,8 +54,6 @@ pub(crate) struct GrantData {
 pub(crate) struct SectionData {
     /// Notified when the section has ended, or a newer request waits for its end.
     pub(super) ended: Notify,
-    /// Since when a newer request waits, in nanoseconds. Zero: none does. Set once.
-    superseded_at: AtomicU64,
     /// The result of the release, for the guard that waits for it.
     pub(super) release_outcome: Oneshot<Result<ReleaseOutcome, StoreError>>,
     pub(crate) metrics: SectionMetrics,
@@ -68,16 +62,6 @@ pub(crate) struct SectionData {
 }
 
 impl SectionData {
-    /// A newer request waits from now on.
-    pub(super) fn supersede(&self, now: BootInstant) {
-        let _ = self.superseded_at.compare_exchange(0, now.as_nanos(), Ordering::AcqRel, Ordering::Relaxed);
-        self.ended.notify_waiters();
-    }
-
-    pub(super) fn superseded_at(&self) -> Option<BootInstant> {
-        Some(self.superseded_at.load(Ordering::Acquire)).filter(|at| *at != 0).map(BootInstant::from_nanos)
-    }
-
     /// The end of a guard, with the ticket that the key is left to.
     pub(super) fn end(&self, end: GuardEnd) -> GuardEnd {
         match &*self.keeping.lock() {

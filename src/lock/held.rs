@@ -187,8 +187,7 @@ impl HeldLock {
 
     /// Since how long a newer request waits.
     pub(crate) fn superseded_for(&self) -> Option<Duration> {
-        let since = self.section.data.superseded_at()?;
-        Some(self.driver.clock.now().saturating_duration_since(since))
+        self.section.superseded_for(self.driver.clock.now())
     }
 
     /// Checks that the lock is held for at least this time, for example before a commit.

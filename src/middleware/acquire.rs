@@ -9,7 +9,7 @@ use super::{
     client::ClientConnection,
     config::LayerParams,
     context::RequestContext,
-    holder_limit::{HolderLimit, Terms},
+    holder_limit::{Grace, HolderLimit, Terms},
     request_lock::{LOCK_TICKET, RequestLock},
 };
 use crate::{
@@ -110,7 +110,7 @@ impl<'a> LockCall<'a> {
     fn wait(&self) -> Duration {
         let wait = self.context.wait(self.policy());
         let renewal = self.context.driver().lease.longest / RENEWALS_PER_LEASE;
-        let least = |grace: Duration| grace.saturating_add(renewal).saturating_add(NEWEST_WAIT);
+        let least = |grace: Grace| Duration::from(grace).saturating_add(renewal).saturating_add(NEWEST_WAIT);
         self.terms.grace.map_or(wait, |grace| wait.max(least(grace)))
     }
 

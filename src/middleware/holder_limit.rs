@@ -5,7 +5,11 @@ use std::{fmt, sync::Arc, time::Duration};
 use http::{Method, request::Parts};
 
 use crate::{
-    key_source::KeyRejection, limits::MAX_HOLDERS, lock::LockManager, lock_key::LockKey, proto::sharing::Sharing,
+    key_source::KeyRejection,
+    limits::{MAX_GRACE, MAX_HOLDERS},
+    lock::LockManager,
+    lock_key::LockKey,
+    proto::sharing::Sharing,
 };
 
 /// The setting of a layer.
@@ -18,10 +22,28 @@ pub(crate) enum HolderLimit {
     /// Requests with these methods are readers.
     SharedFor(Arc<[Method]>),
     /// The newest request replaces the others, whose handlers have this time for their end.
-    Newest(Duration),
+    Newest(Grace),
 }
 
 type LimitOf = dyn Fn(&Parts) -> u16 + Send + Sync;
+
+/// How long a handler has for its end, in milliseconds: each request has it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grace(u16);
+
+impl Grace {
+    #[track_caller]
+    pub(super) fn new(grace: Duration) -> Self {
+        assert!(grace <= MAX_GRACE, "the grace of `newest_wins` is {grace:?}, and {MAX_GRACE:?} is the most");
+        Self(u16::try_from(grace.as_millis()).unwrap_or(u16::MAX))
+    }
+}
+
+impl From<Grace> for Duration {
+    fn from(Grace(ms): Grace) -> Self {
+        Self::from_millis(ms.into())
+    }
+}
 
 /// How one request holds its key.
 #[derive(Clone, Copy, Debug, Default)]
@@ -33,7 +55,7 @@ pub(crate) struct Terms {
     /// [`HeldLock`](crate::HeldLock).
     pub(crate) views: Views,
     /// Under `newest_wins`: how long the handler has for its end.
-    pub(crate) grace: Option<Duration>,
+    pub(crate) grace: Option<Grace>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

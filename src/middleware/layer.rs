@@ -9,12 +9,12 @@ use tower::{BoxError, Layer};
 
 use super::{
     config::{LayerConfig, RouteConfig},
-    holder_limit::HolderLimit,
+    holder_limit::{Grace, HolderLimit},
     service::LockService,
 };
 use crate::{
     key_source::{KeySource, OneKey},
-    limits::{MAX_GRACE, check_max_holders},
+    limits::check_max_holders,
     lock::{LockManager, TicketTerms, check_gap},
     policy::{LockPolicy, request_setters, settings},
     rejection::{OnReject, Rejection},
@@ -343,8 +343,7 @@ impl<K: KeySource> LockLayer<K> {
     where
         K::Keys: OneKey,
     {
-        assert!(grace <= MAX_GRACE, "the grace of `newest_wins` is {grace:?}, and {MAX_GRACE:?} is the most");
-        let limit = HolderLimit::Newest(grace).checked(&self.config.route.locks, "newest_wins");
+        let limit = HolderLimit::Newest(Grace::new(grace)).checked(&self.config.route.locks, "newest_wins");
         self.with(|config| config.set_limit(limit))
     }
 

@@ -6,6 +6,7 @@ use http::HeaderName;
 use smallvec::SmallVec;
 use tokio::time::{Instant, sleep, sleep_until};
 
+use super::holder_limit::Grace;
 use crate::{
     error::LockLost,
     lock::{HeldLock, HeldLocks, LockGuard, LossSignal, ReleaseFuture, Ticket},
@@ -24,7 +25,7 @@ pub(crate) struct RequestLock {
     hold_estimate: Arc<HoldEstimate>,
     abort_at: AbortAt,
     /// Under `newest_wins`: how long the work has for its end.
-    grace: Option<Duration>,
+    grace: Option<Grace>,
 }
 
 /// The header of a ticket, in requests and in responses.
@@ -49,7 +50,7 @@ impl RequestLock {
         span: LockSpan,
         hold_estimate: Arc<HoldEstimate>,
         policy: &LockPolicy,
-        grace: Option<Duration>,
+        grace: Option<Grace>,
     ) -> Self {
         let abort_at = if policy.continues_when_lost() {
             AbortAt::Deadline(Instant::now().checked_add(policy.request_max_hold()))
@@ -74,7 +75,7 @@ impl RequestLock {
         self.loss().or_else(|| {
             let grace = self.grace?;
             let waits_for = self.guards.first()?.held_lock().superseded_for()?;
-            (waits_for >= grace).then_some(LockLost::Superseded)
+            (waits_for >= grace.into()).then_some(LockLost::Superseded)
         })
     }
 
@@ -97,7 +98,7 @@ impl RequestLock {
     pub(super) fn abort_signal(&self) -> LossSignal {
         let loss = self.loss_signal();
         let (Some(grace), Some(guard)) = (self.grace, self.guards.first()) else { return loss };
-        let lock = guard.held_lock();
+        let (lock, grace) = (guard.held_lock(), Duration::from(grace));
         Box::pin(async move {
             let superseded = async {
                 lock.superseded().await;

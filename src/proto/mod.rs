@@ -39,7 +39,8 @@
 //!   before.
 //! - [`Verify`](Action::Verify): call [`Grant::verify`], and track the grant anew if it returns
 //!   `true`.
-//! - [`Superseded`](Action::Superseded): have the work under the section end, and then its guards.
+//! - [`Superseded`](Action::Superseded): notify the tasks that observe the section. Its work ends,
+//!   and then its guards.
 //! - [`Untrack`](Action::Untrack): stop the checks.
 //! - [`Lost`](Action::Lost): report the loss of a section, for logs and metrics.
 //! - [`RecordLost`](Action::RecordLost): report the loss of a record, for logs and metrics.

@@ -49,6 +49,9 @@ pub struct Section<D: DriverTypes> {
     deadline: AtomicDeadline,
     /// The number of waiters that the section was sent to and that have not received it.
     undelivered: AtomicU32,
+    /// How long after the start a newer request waited for the end, in milliseconds. Zero: none
+    /// does. Set once.
+    superseded_after: AtomicU32,
     /// That of its request.
     pub(super) trace: Option<SectionTrace>,
     /// That of the section before, which has handed the key off.
@@ -86,6 +89,7 @@ impl<D: DriverTypes> Section<D> {
             started_at: now,
             deadline: AtomicDeadline::new(limit),
             undelivered: AtomicU32::new(0),
+            superseded_after: AtomicU32::new(0),
             trace: None,
             after: None,
             data: D::SectionData::default(),
@@ -163,6 +167,20 @@ impl<D: DriverTypes> Section<D> {
 
     pub(super) fn is_delivered(&self) -> bool {
         self.undelivered.load(Ordering::Relaxed) == 0
+    }
+
+    /// A newer request waits for the end from now on.
+    pub(super) fn supersede(&self, now: BootInstant) {
+        let after = now.saturating_duration_since(self.started_at).as_millis();
+        let after = u32::try_from(after).unwrap_or(u32::MAX).max(1);
+        let _ = self.superseded_after.compare_exchange(0, after, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// Since how long a newer request waits for the end.
+    pub(crate) fn superseded_for(&self, now: BootInstant) -> Option<Duration> {
+        let after = Some(self.superseded_after.load(Ordering::Acquire)).filter(|after| *after != 0)?;
+        let since = self.started_at.saturating_add(Duration::from_millis(after.into()));
+        Some(now.saturating_duration_since(since))
     }
 
     /// The reason of the end, or `None` while the section runs.

@@ -137,7 +137,6 @@ const CLAUSES: &[(ForTraits, &[(&str, Clause)])] = &[
         |traits| traits.supersedes,
         clauses![
             newer_acquisition_waits_for_the_older_ones_and_tells_them,
-            later_call_of_an_earlier_acquisition_supersedes_nothing,
             offer_to_an_older_acquisition_is_superseded
         ],
     ),
@@ -1118,18 +1117,6 @@ async fn newer_acquisition_waits_for_the_older_ones_and_tells_them(w: World) {
     w.release(&other).await;
     w.granted(&c).await;
     assert_eq!(w.renew(&[&c]).await, [RenewReply::Extended], "nothing newer waits");
-}
-
-/// The calls of one process may come in another order than its requests.
-async fn later_call_of_an_earlier_acquisition_supersedes_nothing(w: World) {
-    let [a, b] = w.process_of(AcquisitionIds::next_replaceable);
-    w.contended(&b, &[&a]).await;
-    assert_eq!(w.renew(&[&b]).await, [RenewReply::Extended]);
-    let [first] = w.process_of(AcquisitionIds::next_replaceable);
-    let w = w.at(1);
-    w.contended(&first, &[&b, &a]).await;
-    assert_eq!(w.queued(&b).await, 0);
-    assert_eq!(w.renew(&[&first]).await, [RenewReply::Superseded]);
 }
 
 async fn offer_to_an_older_acquisition_is_superseded(w: World) {

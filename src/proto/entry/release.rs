@@ -6,7 +6,7 @@ use super::LockEntry;
 use crate::{
     clock::BootInstant,
     error::LockLost,
-    limits::{MAX_HOLD, MAX_REPLACED_PER_KEY, RECORD_WAIT},
+    limits::{MAX_HOLD, RECORD_WAIT},
     proto::{
         Action, DriverTypes, Env, QUEUE,
         attempt::{Attempt, State},
@@ -71,8 +71,9 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             Arc::make_mut(new).record.body = None;
         }
         self.pending_releases.unblock();
-        // A newer request asks at once: the store decides which one is newer by their order.
-        release.is_blocking = !release.id.is_replaceable() || self.pending_releases.len() >= MAX_REPLACED_PER_KEY;
+        // A newer request asks as soon as the store has seen this one: their order says which one
+        // is newer.
+        release.is_blocking = !release.id.is_replaceable() || release.awaited_acquire.is_some();
         // I8: the acquire in doubt may be executed after the work of the ticket has ended. A
         // release that is sent after that would leave the key to the ticket again. So the only one
         // is sent after the doubt.
@@ -114,10 +115,12 @@ impl<D: DriverTypes> LockEntry<'_, D> {
             return;
         };
         release.awaited_acquire = None;
+        release.is_blocking &= reply.is_err() || !release.id.is_replaceable();
         if reply.as_ref().is_err_and(|error| !error.is_unsent()) {
             release.extend_doubt(env.now().saturating_add(env.lease.call_timeout));
         }
         send_release(release, env);
+        self.start_attempt(env);
     }
 
     pub(super) fn on_release_reply(

@@ -208,8 +208,10 @@ impl<D: DriverTypes> LockEntry<'_, D> {
     /// A newer request waits for the end of the sections under these shares.
     pub(super) fn supersede(&self, is_meant: impl Fn(&AcquisitionId) -> bool, env: &mut Env<'_, D>) {
         let shares = self.shares.iter().filter(|share| is_meant(&share.grant.id));
-        let sections = shares.flat_map(Share::sections).map(|active| Arc::clone(&active.section));
-        env.actions.list.extend(sections.map(Action::Superseded));
+        for active in shares.flat_map(Share::sections) {
+            active.section.supersede(env.now());
+            env.actions.push(Action::Superseded(Arc::clone(&active.section)));
+        }
     }
 
     /// Ends the sections whose limit has passed, and recalls those that are not received.

@@ -480,7 +480,7 @@ impl KeyState {
         };
         let at = queue.ids.iter().position(|waiting| waiting == id);
         let is_known = at.is_some() || self.places.iter().any(|place| place.id == *id && place.is_held(now));
-        is_known && queue.ids.iter().skip(at.map_or(0, |at| at + 1)).any(|later| later.replaces(id))
+        is_known && queue.ids.iter().skip(at.map_or(0, |at| at + 1)).any(AcquisitionId::is_replaceable)
     }
 
     /// The acquisition that this one replaces, which is in the queue: the nearest waiter before it,

@@ -58,6 +58,8 @@ pub struct Summary {
     pub accepted: u64,
     /// Refused stale writes.
     pub refused: u64,
+    /// How long sections of a key overlapped, in microseconds.
+    pub overlaps_us: Vec<u64>,
     /// Violations, by name, and their number.
     pub violations: BTreeMap<String, u64>,
     /// The first violations.
@@ -255,6 +257,10 @@ impl Checker {
         let others = key.sections.iter().enumerate().filter(|(other, _)| *other != index);
         let too_close = others.filter_map(|(_, other)| Some((section.too_close(other)?, other.clone())));
         for (what, other) in too_close.collect::<Vec<_>>() {
+            if what == "overlap" {
+                let until = other.end.map_or(end, |other_end| end.min(other_end));
+                self.summary.overlaps_us.push((until - section.at.max(other.at)) / 1_000);
+            }
             self.violation_if(what, true, || {
                 let (first, second) = if other.at < section.at { (&other, &section) } else { (&section, &other) };
                 let (Section { name, token, .. }, inside) = (second, (second.at - first.at) / 1_000);
@@ -385,6 +391,7 @@ mod tests {
             let summary = summary_of(&[&asks[..], &reports].concat());
             assert_eq!(summary.violations, BTreeMap::from([("overlap".to_owned(), 1)]), "{reports:?}");
             assert!(summary.first[0].contains("b-1 (11) 0 µs after a-1 (10)"), "{:?}", summary.first);
+            assert_eq!(summary.overlaps_us, [0], "it is shorter");
         }
         // A killed process holds the lock until its deadline.
         let killed = summary_of(&[&asks[..], &[first, second, "EXIT b-1 300"]].concat());

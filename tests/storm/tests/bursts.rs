@@ -16,7 +16,7 @@ const BURSTS: u64 = 30;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bursts_in_memory_end_with_the_newest() {
     let _turn = turn().await;
-    let environment = Environment::new(PROGRAMS, None, 4, &["--correct"], seed()).await;
+    let environment = Environment::new(PROGRAMS, None, 4, &["--correct", "--newest"], seed()).await;
     environment.end_bursts_with_the_newest(BURSTS).await;
 }
 
@@ -28,7 +28,7 @@ async fn bursts_on_redis_end_with_the_newest() {
     }
     let _turn = turn().await;
     let redis = RedisServer::start().await;
-    let environment = Environment::new(PROGRAMS, Some(redis), 4, &["--correct", "--patient"], seed()).await;
+    let environment = Environment::new(PROGRAMS, Some(redis), 4, &["--correct", "--newest", "--patient"], seed()).await;
     environment.end_bursts_with_the_newest(BURSTS).await;
 }
 
@@ -37,6 +37,6 @@ async fn bursts_on_redis_end_with_the_newest() {
 async fn bursts_on_postgres_end_with_the_newest() {
     let _turn = turn().await;
     let Some(database) = Database::start("the bursts on PostgreSQL", Route::Direct).await else { return };
-    let environment = Environment::on(database, PROGRAMS, 4, &["--correct", "--patient"], seed()).await;
+    let environment = Environment::on(database, PROGRAMS, 4, &["--correct", "--newest", "--patient"], seed()).await;
     environment.end_bursts_with_the_newest(BURSTS).await;
 }

@@ -191,3 +191,38 @@ async fn meanwhile<T>(for_ever: impl Future<Output = ()>, storm: impl Future<Out
         () = for_ever => unreachable!("it has no end"),
     }
 }
+
+/// With `--long`.
+mod long {
+    use super::*;
+
+    /// Nine times `FLUSHALL` and four restarts without data, in a minute and a half. The lease of
+    /// 30 seconds bounds no overlap: the locks of the lost data end at once.
+    ///
+    /// Guarantee: G1.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn overlaps_end_at_once_when_redis_loses_its_data() {
+        let _turn = turn().await;
+        let Some(mut environment) = on_redis("the schedule of losses", 4, &[]).await else { return };
+        let mut redis = environment.redis.take().expect("it has one");
+        let losses = async {
+            for loss in 1..=13 {
+                sleep(ms(6_500)).await;
+                if loss % 3 == 0 {
+                    redis.restart_empty().await;
+                } else {
+                    redis.command(&["FLUSHALL"]).await;
+                }
+            }
+        };
+        let storm = environment.storm_until(Workload::with_slow_handlers, losses).await;
+        environment.redis = Some(redis);
+        let outcome = environment.end(storm).await;
+        outcome.check(&["overlap", "too-soon", "fence-not-increasing"]);
+        let mut overlaps = outcome.summary.overlaps_us.clone();
+        overlaps.sort_unstable();
+        let p99 = overlaps.get(overlaps.len() * 99 / 100).copied().unwrap_or_default();
+        println!("{} overlaps, {p99} µs (p99), {:?} µs (the longest)", overlaps.len(), overlaps.last());
+        assert!(p99 < 3_000_000 && outcome.summary.accepted > 0, "{overlaps:?}");
+    }
+}

@@ -90,7 +90,7 @@ LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- is_superseded: whether a newer acquisition replaces this one, which is replaceable, and waits for
--- the key or holds it. The calls of one process may come in another order than its requests.
+-- the key or holds it.
 CREATE OR REPLACE FUNCTION {schema}.is_superseded(of_key text, me text, t timestamptz, is_holder boolean)
 RETURNS boolean
 LANGUAGE sql STABLE AS $$
@@ -98,10 +98,6 @@ LANGUAGE sql STABLE AS $$
     SELECT FROM {schema}.waiters w
       WHERE w.key = of_key AND w.since IS NULL AND w.until > t AND right(w.id, 2) = '/1'
         AND (is_holder OR w.position > (SELECT position FROM {schema}.waiters WHERE key = of_key AND id = me))
-        AND (
-          regexp_replace(w.id, ':[0-9]+/1$', '') <> regexp_replace(me, ':[0-9]+/1$', '')
-          OR substring(w.id FROM ':([0-9]+)/1$')::numeric > substring(me FROM ':([0-9]+)/1$')::numeric
-        )
   )
 $$;
 

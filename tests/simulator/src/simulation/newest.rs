@@ -75,10 +75,6 @@ impl Simulation {
 /// Whether an acquisition that replaces this one waits.
 pub(super) fn has_newer(data: &KeyData, id: &str) -> bool {
     let behind = data.queue.iter().position(|waiting| waiting == id).map_or(0, |at| at + 1);
-    let older = AcquisitionId::from_text(id);
-    let replaces = |newer: &AcquisitionId| {
-        newer.is_replaceable() && (newer.manager() != older.manager() || newer.sequence() > older.sequence())
-    };
-    let mut later = data.queue.iter().skip(behind).map(|id| AcquisitionId::from_text(id));
-    older.is_replaceable() && later.any(|newer| replaces(&newer))
+    let is_replaceable = |id: &String| AcquisitionId::from_text(id).is_replaceable();
+    AcquisitionId::from_text(id).is_replaceable() && data.queue.iter().skip(behind).any(is_replaceable)
 }

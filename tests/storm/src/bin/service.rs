@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! CHECKER=address [LOCK_URL=url] service NAME [INSTANCES] [--lock-delay-ms=NUMBER]
-//!     [--lease-ms=NUMBER] [--patient]
+//!     [--lease-ms=NUMBER] [--patient] [--newest]
 //!     [--correct | --releases-any-holder | --shortens-leases | --skips-some
 //!     | --releases-at-head | --skips-lock-delay]
 //! ```
@@ -102,12 +102,13 @@ const LOCK_DELAY: Duration = Duration::from_secs(1);
 #[tokio::main(worker_threads = 2)]
 async fn main() -> Result<(), Failure> {
     let (mut words, mut wrong) = (Vec::new(), Wrong::Nothing);
-    let (mut lock_delay, mut lease, mut is_patient) = (LOCK_DELAY, LEASE, false);
+    let (mut lock_delay, mut lease, mut is_patient, mut replaces) = (LOCK_DELAY, LEASE, false, false);
     for argument in std::env::args().skip(1) {
         match argument.strip_prefix("--").map(|flag| flag.split_once('=').unwrap_or((flag, ""))) {
             None => words.push(argument),
             Some(("lock-delay-ms", ms)) => lock_delay = Duration::from_millis(ms.parse()?),
             Some(("patient", _)) => is_patient = true,
+            Some(("newest", _)) => replaces = true,
             Some(("lease-ms", ms)) => lease = Duration::from_millis(ms.parse()?),
             Some((flag, _)) => wrong = Wrong::named(flag)?,
         }
@@ -143,7 +144,7 @@ async fn main() -> Result<(), Failure> {
         let cluster = Arc::new(App { process, reporter: reporter.clone(), lock_delay, sections, inside });
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         println!("listening on {}", listener.local_addr()?);
-        let app = app(&locks, wrong, &cluster, &memory);
+        let app = app(&locks, wrong, replaces, &cluster, &memory);
         running.push(serve(listener, app, locks, stopped.clone()));
     }
     let end_of_term = async {
@@ -194,7 +195,7 @@ async fn serve(
     Ok(locks.shutdown(limits::BROKEN).await)
 }
 
-fn app(locks: &LockManager, wrong: Wrong, cluster: &Arc<App>, memory: &Arc<MemoryStore>) -> Router {
+fn app(locks: &LockManager, wrong: Wrong, replaces: bool, cluster: &Arc<App>, memory: &Arc<MemoryStore>) -> Router {
     let left = {
         let (locks, cluster, memory) = (locks.clone(), Arc::clone(cluster), Arc::clone(memory));
         move || async move {
@@ -203,9 +204,13 @@ fn app(locks: &LockManager, wrong: Wrong, cluster: &Arc<App>, memory: &Arc<Memor
             Json(Residue { inside, held: locks.held_count(), known, waiting, kept: memory.size() })
         }
     };
-    let newest = LockLayer::new(locks, key::from_fn(|Path(id): Path<u64>| ("newest", id)));
-    let newest = post(visit_newest).route_layer(newest.newest_wins(Duration::ZERO).wait(Duration::from_secs(60)));
-    let mut app = Router::new().route("/left", get(left)).route("/newest/{id}", newest);
+    let mut app = Router::new().route("/left", get(left));
+    // Some stores refuse it.
+    if replaces {
+        let newest = LockLayer::new(locks, key::from_fn(|Path(id): Path<u64>| ("newest", id)));
+        let newest = newest.newest_wins(Duration::ZERO).wait(Duration::from_secs(60));
+        app = app.route("/newest/{id}", post(visit_newest).route_layer(newest));
+    }
     for mode in LockPath::all() {
         let mut subjects = subjects(locks, wrong, mode);
         if mode.is_caught {

@@ -5,21 +5,13 @@ local function is_replaceable(id)
   return string.find(id, '/1', -2, true)
 end
 
--- Whether an acquisition that has come later replaces the other one. The calls of one process may
--- come in another order than its requests.
-local function is_newer(id, older)
-  local process, n = string.match(id, '^(.*):(%d+)/1$')
-  local other, before = string.match(older, '^(.*):(%d+)/1$')
-  return process and (process ~= other or tonumber(n) > tonumber(before))
-end
-
 -- Whether a newer one waits behind this one, or for its end. Of the queue, as many entries are read
 -- as this crate makes.
 local function has_newer(queue, id)
   local ids = is_replaceable(id) and redis.pcall('LRANGE', queue, -1024, -1) or {}
   for i = #ids, 1, -1 do
     if ids[i] == id then return false end
-    if is_newer(ids[i], id) then return true end
+    if is_replaceable(ids[i]) then return true end
   end
   return false
 end
