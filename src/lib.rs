@@ -2,8 +2,9 @@
 //! fleet.
 //!
 //! A [`LockLayer`] on a route acquires the lock of a key before the handler runs, and releases it
-//! at the end of the response. Another request for the same key is rejected with `409 Conflict`, or
-//! waits. Requests for other keys are not affected.
+//! at the end of the response. Another request for the same key is rejected with `409 Conflict`,
+//! waits, or [replaces](LockLayer::newest_wins) the older one. Requests for other keys are not
+//! affected.
 //!
 //! # High-level features
 //!

@@ -71,22 +71,16 @@ pub(crate) struct LayerParams {
 }
 
 impl<K> LayerConfig<K> {
-    #[track_caller]
-    pub(super) fn set_limit(&mut self, limit: HolderLimit) {
-        let is_newest = |limit: &HolderLimit| matches!(limit, HolderLimit::Newest(_));
-        assert!(
-            matches!(self.limit, HolderLimit::Alone) || is_newest(&self.limit) == is_newest(&limit),
-            "`newest_wins` is for keys with one holder, and not for `at_most`, `at_most_by` and `shared_for`"
-        );
-        self.limit = limit;
-        self.check_limit();
-    }
-
     /// A ticket has its key alone, and no newer request ends its work.
     #[track_caller]
-    pub(super) fn check_limit(&self) {
+    pub(super) fn check_limit(&self, limit: &HolderLimit, has_tickets: bool) {
+        let is_newest = |limit: &HolderLimit| matches!(limit, HolderLimit::Newest(_));
         assert!(
-            self.tickets.is_none() || matches!(self.limit, HolderLimit::Alone),
+            matches!(self.limit, HolderLimit::Alone) || is_newest(&self.limit) == is_newest(limit),
+            "`newest_wins` is for keys with one holder, and not for `at_most`, `at_most_by` and `shared_for`"
+        );
+        assert!(
+            !has_tickets || matches!(limit, HolderLimit::Alone),
             "`tickets` is for keys with one holder, and not for `at_most`, `at_most_by`, `shared_for` and `newest_wins`"
         );
     }

@@ -227,12 +227,13 @@ impl<K: KeySource> LockLayer<K> {
     ///
     /// # Panics
     ///
-    /// Panics if the limit is 0 or above 1,024, or if it is above 1 and the store has no
-    /// [shares](crate::store::StoreTraits::shares).
+    /// Panics if the limit is 0 or above 1,024, if it is above 1 and the store has no
+    /// [shares](crate::store::StoreTraits::shares), or with [`tickets`](Self::tickets) or
+    /// [`newest_wins`](Self::newest_wins).
     #[track_caller]
     pub fn at_most(self, limit: u16) -> Self {
         let limit = HolderLimit::AtMost(check_max_holders(limit)).checked(&self.config.route.locks, "at_most");
-        self.with(|config| config.set_limit(limit))
+        self.limited(limit)
     }
 
     /// The same as [`at_most`](Self::at_most), with a limit for each request, such as that of the
@@ -253,11 +254,12 @@ impl<K: KeySource> LockLayer<K> {
     ///
     /// # Panics
     ///
-    /// Panics if the store has no [shares](crate::store::StoreTraits::shares).
+    /// Panics if the store has no [shares](crate::store::StoreTraits::shares), or with
+    /// [`tickets`](Self::tickets) or [`newest_wins`](Self::newest_wins).
     #[track_caller]
     pub fn at_most_by(self, limit: impl Fn(&Parts) -> u16 + Send + Sync + 'static) -> Self {
         let limit = HolderLimit::AtMostBy(Arc::new(limit)).checked(&self.config.route.locks, "at_most_by");
-        self.with(|config| config.set_limit(limit))
+        self.limited(limit)
     }
 
     /// Lets requests with these methods share their key: they exclude requests with the other
@@ -290,7 +292,7 @@ impl<K: KeySource> LockLayer<K> {
     pub fn shared_for(self, methods: impl IntoIterator<Item = Method>) -> Self {
         let limit = HolderLimit::SharedFor(methods.into_iter().collect());
         let limit = limit.checked(&self.config.route.locks, "shared_for");
-        self.with(|config| config.set_limit(limit))
+        self.limited(limit)
     }
 
     /// Lets a newer request for a key replace the older ones, in all instances: agent servers,
@@ -301,7 +303,8 @@ impl<K: KeySource> LockLayer<K> {
     /// released, without a [lock-delay](Self::lock_delay), and then the newer handler starts. The
     /// client of the older request gets 409 `superseded`, with the outcome `unknown`, or an error
     /// in its stream. A request that still waits is replaced, too: it gets the same with the
-    /// outcome `not-started`. The newest request is the one that comes to the store last.
+    /// outcome `not-started`. The newest request is the one that comes to the store last, after its
+    /// body: a slow upload may replace a newer one.
     ///
     /// A handler that awaits [`HeldLock::superseded`](crate::HeldLock::superseded) has `grace` to
     /// end in order and send its response, before it is dropped: zero to 30 seconds. A statement
@@ -344,7 +347,7 @@ impl<K: KeySource> LockLayer<K> {
         K::Keys: OneKey,
     {
         let limit = HolderLimit::Newest(Grace::new(grace)).checked(&self.config.route.locks, "newest_wins");
-        self.with(|config| config.set_limit(limit))
+        self.limited(limit)
     }
 
     /// Lets a handler keep its key for a later request, which presents a ticket.
@@ -411,10 +414,8 @@ impl<K: KeySource> LockLayer<K> {
         if let Some(why) = self.config.route.locks.driver().tickets_refused(false) {
             panic!("`tickets` needs another store: {why}");
         }
-        self.with(|config| {
-            config.tickets = Some(TicketTerms { gap, total });
-            config.check_limit();
-        })
+        self.config.check_limit(&self.config.limit, true);
+        self.with(|config| config.tickets = Some(TicketTerms { gap, total }))
     }
 
     /// Sets the function that creates the responses to rejected requests. Default:
@@ -457,6 +458,12 @@ impl<K: KeySource> LockLayer<K> {
     /// The matched path of an Axum router has precedence.
     pub fn route_name(self, name: &'static str) -> Self {
         self.with(|config| config.route.name = Some(name))
+    }
+
+    #[track_caller]
+    fn limited(self, limit: HolderLimit) -> Self {
+        self.config.check_limit(&limit, self.config.tickets.is_some());
+        self.with(|config| config.limit = limit)
     }
 
     fn with(self, change: impl FnOnce(&mut LayerConfig<K>)) -> Self {
