@@ -167,6 +167,8 @@ async fn former_master_is_left_after_a_failover() {
         let locks = instance(&group, "a").await;
         locks.lock(key()).await.expect("free").release().await.expect("it is up");
         let old = &group.servers()[0];
+        // The replica knows of the release: the promoted server would keep the key for a lease.
+        assert_eq!(old.command(&["WAIT", "1", "60000"]).await.integer(), Some(1));
         if resumed {
             old.freeze();
         } else {
